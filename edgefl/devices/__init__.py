@@ -1,30 +1,34 @@
 """Models of devices and networks: profiles, step times, transfers, energy, heat and availability.
 
-schema          types of device, network and fleet profiles; random delays
+schema          defines device, network and fleet profiles, and random delays
 profiles        loads and validates profiles
 time_model      computes the duration of a training or inference step from its operations and bytes
 fit             fits a time model to measured steps; fitted adds the result to a profile
 measurements    reads measured steps from CSV files (csv_lines) and from measurement kit results (kit_result)
 prediction      predicts the duration of a network's step on a real device
-scaling         derives the time model of an unmeasured device from that of a similar, measured one
-code            speed of code other than torch, by core type; code_fit fits it to sbc-bench results, which
-                boards reads
-phones          inference times of phones: measured, or estimated from the core and one measured network
+scaling         derives the time model of an unmeasured device from that of a similar, measured device
+code            predicts the speed of code other than torch from the core type; code_fit fits the rates to
+                results of sbc-bench, which boards reads
+phones          computes inference times of phones: from measurements, or from the core and one measured
+                network
 phone_fit       fits the table of phones to measured times (phone_rows) of known networks (phone_networks);
                 phone_file writes the table
 phone_profiles  makes the profiles of the phones in the table; phone_estimate makes those of other phones
 phone_layers    lists the layers of a torch module as TFLite executes them
 fleet           computes each client's device, link, presence and trips
-individuals     differences between phones of one model: speed, variation between trips, phase
-link            a client's network link, with the profile's rates or a recorded trace
-plan            plans a client's whole trip before it starts
-thermal         heating and throttling of a device during training
-energy          energy of computing and transfers, J, from the profile's currents or a metered radio's power
+individuals     draws the differences between phones of one model: speed, variation between trips, and phase
+link            emulates a client's network link with the profile's rates or a recorded trace
+plan            plans a client's whole trip (download, training and upload) before it starts
+thermal         models the heating and throttling of a device during training
+energy          computes the energy of computing and transfers, in joules, from the currents in the profile or
+                from the power of a metered radio
 condition       computes a client's temperature and battery charge over time
-presence        when a client is online: availability windows (of a profile or a file) and churn
-dynamics        changes of clients that no task causes, such as going offline; computed from the journal
-formats         reads and writes files of other projects: network_formats, device_formats and fedscale, which
-                share the functions in imports
+presence        determines when a client is online, from availability windows (of a profile or a file) and
+                from churn
+dynamics        tracks changes of clients that no task causes, such as going offline; a resumed run restores
+                them from its journal
+formats         reads and writes files of other projects with network_formats, device_formats and fedscale,
+                which share the functions in imports
 """
 
 from __future__ import annotations

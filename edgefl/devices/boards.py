@@ -1,10 +1,10 @@
-"""Reads sbc-bench results of single-board computers: a CSV with a line per CPU cluster.
+"""Reads sbc-bench results of single-board computers from a CSV file with one line per CPU cluster.
 
-Columns: ``result`` and ``board`` (equal in all lines of a board), ``system``, ``cpu`` (number of the
-cluster's first CPU), ``core`` (may be empty in old results), ``mhz``, 7-zip's ``zip_compress_mips`` and
-``zip_decompress_mips`` of one thread, ``aes256cbc_kb_s``, ``memcpy_mb_s``, and in a board's first line
-7-zip's rates on all cores, ``all_cores_compress_mips`` and ``all_cores_decompress_mips``. Values may be
-empty.
+The columns are ``result`` and ``board`` (equal in all lines of a board), ``system``, ``cpu`` (the number of
+the first CPU of the cluster), ``core`` (may be empty in old results), ``mhz``, the rates of 7-zip with one
+thread (``zip_compress_mips`` and ``zip_decompress_mips``), ``aes256cbc_kb_s`` and ``memcpy_mb_s``. The first
+line of a board also contains the rates of 7-zip on all cores, ``all_cores_compress_mips`` and
+``all_cores_decompress_mips``. Values may be empty.
 
 sbc-bench measures AES in each cluster, but its results contain only every second value. The CSV has these
 values in the first lines of a board. If the board has more than one cluster, the k-th value (from 0) was
@@ -31,10 +31,11 @@ class BoardRow(NamedTuple):
     """One cluster of a board; rates that were not measured are None."""
 
     fields: dict[str, str]
-    """All fields of the line, by column."""
+    """All fields of the line, keyed by column name."""
     cpu: int
     core: str | None
-    """Core type as in the file, else that of the SoC if all its cores are of one type; None if unknown."""
+    """Core type stated in the file, or else the core type of the SoC if all its cores are of one type; None
+    if the core type is unknown."""
     mhz: float
     compress: float | None
     decompress: float | None
@@ -57,17 +58,20 @@ class Board(NamedTuple):
     all_decompress: float | None
 
     def aes_row(self, number: int) -> BoardRow:
-        """Return the row of the cluster in which the AES value of row ``number`` was measured."""
+        """Return the row of the cluster in which the AES value of another row was measured.
+
+        ``number`` is the index of the row that contains the value.
+        """
         listed = [at for at, row in enumerate(self.rows) if row.aes_mb_s is not None]
         if len(self.rows) == 1 or len(listed) > len(self.rows) // 2 + len(self.rows) % 2:
             return max(self.rows, key=lambda row: row.mhz) if len(self.rows) > 1 else self.rows[0]
         return self.rows[min(2 * listed.index(number) + 1, len(self.rows) - 1)]
 
     def clusters(self) -> tuple[tuple[CodeCluster, ...], bool]:
-        """Return the board's clusters, and True if their numbers of cores are known, False if assumed.
+        """Return the board's clusters, and True if the number of cores in each is known, False if assumed.
 
-        They are known for an SoC in ``socs.toml``. For others it is assumed that a cluster ends before the
-        first CPU of the next cluster, and that the last cluster has 4 cores.
+        The numbers are known for an SoC in ``socs.toml``. For other boards it is assumed that a cluster ends
+        before the first CPU of the next cluster, and that the last cluster has 4 cores.
         """
         if self.soc is not None and any(row.core for row in self.rows):
             return tuple(self._of_soc(self.soc)), True
@@ -84,7 +88,7 @@ class Board(NamedTuple):
         return found
 
     def cluster(self, row: BoardRow, cores: int = 1) -> CodeCluster:
-        """Return one row's cluster."""
+        """Return the cluster that a row describes, with the given number of cores."""
         return CodeCluster(row.core or "", row.mhz, cores, self.aes, system_bits=self.system_bits)
 
 
@@ -94,7 +98,7 @@ def bundled_boards() -> Path:
 
 
 def read_boards(path: Path) -> tuple[Board, ...]:
-    """Read all boards of a file. Raises `ConfigError`, with the line's number, if a line is invalid."""
+    """Read all boards of a file. Raises `ConfigError` with the line number if a line is invalid."""
     alike: dict[tuple[str, str], list[BoardRow]] = {}
     for place, line in csv_lines(path, REQUIRED):
         alike.setdefault((line["result"], line["board"]), []).append(_row(line, place))
@@ -143,7 +147,9 @@ def _board(rows: Sequence[BoardRow]) -> Board:
 
 
 def system_bits(system: str, board: str) -> int:
-    """Return the word size of a system, 32 or 64. Raspberry Pi OS without ``arm64`` in its name has 32 bits.
+    """Return the word size of a system, 32 or 64 bits.
+
+    A Raspberry Pi OS whose name does not contain ``arm64`` counts as a 32-bit system.
 
     >>> system_bits("Jammy arm64", "X"), system_bits("Raspbian Buster", "Raspberry Pi 4")
     (64, 32)

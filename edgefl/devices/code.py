@@ -1,6 +1,6 @@
-"""Speed of code other than torch: rates by core type and class of code, from ``profiles/cores.toml``.
+"""Speed of code other than torch: rates for each core type and class of code, from ``profiles/cores.toml``.
 
-A rate is a constant of the core type times the clock frequency, with a 90% interval::
+A rate is the product of a constant of the core type and the clock frequency, and it has a 90% interval::
 
     rate(cluster, class) = per_mhz(core, class) · MHz
 
@@ -53,23 +53,23 @@ _CLUSTER = re.compile(r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×](
 
 
 class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rate per MHz of a core type; 90% of such cores are within a factor ``spread`` of ``per_mhz``."""
+    """Rate per MHz of a core type; the rates of 90% of such cores are within a factor ``spread`` of it."""
 
     per_mhz: float
     spread: float
     boards: int
-    """Number of measured boards with this core type (for division, float, simd and interpreter: number of
-    published figures); 0 if the rate was derived from similar core types."""
+    """Number of measured boards with this core type. For division, float, simd and interpreter, it is the
+    number of published figures. It is 0 if the rate was derived from similar core types."""
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rates of a core type by class of code."""
+    """Rates of a core type for each class of code."""
 
     integer: CodeRate
     memory: CodeRate
     copy: CodeRate
     crypto: CodeRate
-    """Rate with AES instructions if the core type can have them, else without."""
+    """Rate with AES instructions if the core type can have them, otherwise without them."""
     crypto_without_aes: CodeRate
     division: CodeRate
     float: CodeRate
@@ -78,9 +78,9 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Slowdown of n busy threads, compared with the sum of their cores' single-thread rates.
+    """Slowdown of n busy threads, compared with the sum of the single-thread rates of their cores.
 
-    That sum is multiplied by exp(min(0, ``alone + mixed · unevenness + doubling · log2(n)``)), where
+    The sum is multiplied by exp(min(0, ``alone + mixed · unevenness + doubling · log2(n)``)), where
     `unevenness` measures how much the cores differ in speed.
     """
 
@@ -108,7 +108,8 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     names: tuple[str, ...] = ()
     like: tuple[str, ...] = ()
-    """Similar core types (relatives). This type's expected rate is ``factor`` times the mean of theirs."""
+    """Similar core types, called relatives. The expected rate of this core type is ``factor`` times the mean
+    rate of its relatives."""
     factor: float = 1.0
     spread: float = 1.3
     bits: int = 64
@@ -128,7 +129,7 @@ def lineages() -> dict[str, Lineage]:
 def find_core(name: str) -> str:
     """Return the core type with this name, ignoring case, spaces, dashes and the maker's name.
 
-    Raises `ConfigError`, which suggests a similar name, if there is none.
+    Raises `ConfigError` with a similar name as a suggestion if no core type has this name.
 
     >>> find_core("cortex a76"), find_core("Kryo 485 Gold (Cortex-A76)")
     ('Cortex-A76', 'Qualcomm Kryo 4XX Gold')
@@ -148,14 +149,14 @@ def find_core(name: str) -> str:
 
 
 def known_core(name: str) -> str | None:
-    """Return the core type with this name, matched as in `find_core`; None if there is none."""
+    """Return the core type with this name, matched as in `find_core`; None if no core type matches."""
     inner = re.search(r"\((.+)\)", name)
     tried = [name.partition("(")[0], *([inner[1]] if inner else [])]
     return next((_index()[reduced(one)] for one in tried if reduced(one) in _index()), None)
 
 
 def reduced(name: str) -> str:
-    """Return the letters and digits of a core's name, in lower case, without the maker.
+    """Return the letters and digits of a core's name, in lower case, without the maker's name.
 
     >>> reduced("ARM Cortex A76"), reduced("Qualcomm Kryo 4XX Gold")
     ('cortexa76', 'kryo4xxgold')
@@ -193,7 +194,7 @@ class CodeCluster(NamedTuple):
     copy_mb_s: float | None = None
     """Measured memcpy bandwidth of one thread, if known."""
     system_bits: int = 64
-    """32 for a 32-bit system."""
+    """Word size of the system: 32 or 64 bits."""
 
 
 class Rate(NamedTuple):
@@ -210,25 +211,28 @@ class Rate(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Factor from the rate to the ends of its interval."""
+        """Ratio of the upper end of the interval to the rate, and of the rate to the lower end."""
         return math.sqrt(self.high / self.low)
 
     def times(self, other: Rate) -> Rate:
-        """Return self · other; the two errors are assumed to be independent."""
+        """Return the product of this rate and another; their errors are assumed to be independent."""
         logs = math.hypot(math.log(self.spread), math.log(other.spread))
         return Rate.within(self.value * other.value, math.exp(logs))
 
     def over(self, other: Rate) -> Rate:
-        """Return self ÷ other; the two errors are assumed to be independent."""
+        """Return the ratio of this rate to another; their errors are assumed to be independent."""
         return self.times(Rate.within(1 / other.value, other.spread))
 
 
 MEASURED_COPY_SPREAD = 1.25
-"""``spread`` of a measured memcpy bandwidth: boards with the same SoC differ in their memory chips."""
+"""Error factor of a measured memcpy bandwidth. Boards with the same SoC differ in their memory chips."""
 
 
 def core_rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable) -> CodeRate:
-    """Return the rate per MHz of a cluster's cores; for ``crypto`` it depends on their AES instructions."""
+    """Return the rate per MHz of a cluster's cores.
+
+    The rate of ``crypto`` depends on whether the cores have AES instructions.
+    """
     key = find_core(cluster.core)
     without = code_class == "crypto" and not (cluster.aes and lineages()[key].aes)
     found: CodeRate = getattr(table.cores[key], "crypto_without_aes" if without else code_class)
@@ -236,7 +240,7 @@ def core_rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable) -> 
 
 
 def rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable | None = None) -> Rate:
-    """Return the rate of one thread on one core of the cluster, in the unit of `UNITS`.
+    """Return the rate of one thread on one core of the cluster, in the unit that `UNITS` lists for the class.
 
     Raises `ConfigError` for an unknown core.
 
@@ -253,7 +257,10 @@ def rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable | None = 
 
 
 def _narrow(cluster: CodeCluster, known: CodeRate, code_class: CodeClass, table: CoreTable) -> Rate:
-    """Return the relative rate of 32-bit code if the cluster runs it on a 64-bit core, else 1."""
+    """Return the rate of 32-bit code relative to that of 64-bit code.
+
+    It is 1 unless the cluster runs 32-bit code on 64-bit cores.
+    """
     key = find_core(cluster.core)
     without = known is table.cores[key].crypto_without_aes
     law = table.arm32.get("crypto_without_aes" if without else code_class)
@@ -289,9 +296,9 @@ def throughput(
 
 
 def unevenness(rates: Sequence[tuple[float, int]]) -> float:
-    """Return ln(arithmetic mean ÷ harmonic mean) of the cores' rates; 0 for equal cores.
+    """Return the logarithm of the ratio of the arithmetic to the harmonic mean of the cores' rates.
 
-    ``rates`` has a pair (rate of a core, number of such cores) for each cluster.
+    It is 0 for equal cores. ``rates`` contains a pair (rate of a core, number of cores) for each cluster.
 
     >>> unevenness([(2.0, 4)]), round(unevenness([(2.0, 4), (1.0, 4)]), 3)
     (0.0, 0.118)
@@ -305,7 +312,7 @@ _Placed = tuple[Rate, CodeCluster, int]
 
 
 def _placed(rated: Sequence[tuple[Rate, CodeCluster]], threads: int) -> list[_Placed]:
-    """Return the clusters in use, fastest first, each with its rate and its number of busy cores."""
+    """Return the clusters in use, the fastest first, each with its rate and its number of busy cores."""
     placed, left = [], max(1, threads)
     for one, cluster in sorted(rated, key=lambda pair: -pair[0].value):
         used = min(cluster.cores, left)
@@ -315,7 +322,10 @@ def _placed(rated: Sequence[tuple[Rate, CodeCluster]], threads: int) -> list[_Pl
 
 
 def _joint_spread(placed: Sequence[_Placed], total: float, table: CoreTable) -> float:
-    """Return the spread of a sum of rates: errors are equal within a core type, independent between types."""
+    """Return the error factor of a sum of rates.
+
+    Errors are assumed to be equal within a core type, and independent between core types.
+    """
     by_core = sorted(placed, key=lambda item: find_core(item[1].core))
     logs = [
         sum(one.value * count / total * math.log(one.spread) for one, _, count in group)
@@ -349,7 +359,7 @@ def read_clusters(text: str, aes: bool = True) -> tuple[CodeCluster, ...]:
 
 
 def clusters_of(device: Device) -> tuple[CodeCluster, ...]:
-    """Return a device profile's clusters. Raises `ConfigError` if there are none or a core is unknown."""
+    """Return a device profile's clusters. Raises `ConfigError` if it lists none or if a core is unknown."""
     if device.cpu is None or not device.cpu.clusters:
         raise ConfigError(
             f"device {device.id!r}: its profile lists no cpu.clusters, so its cores are unknown"
@@ -390,8 +400,8 @@ def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
 def relative(clusters: Sequence[CodeCluster], code_class: CodeClass, threads: int, host: Calibration) -> Rate:
     """Return the speed of ``threads`` threads on a device, relative to one thread of this host.
 
-    This is the host's time for code of that class ÷ the device's time for the same code. Raises `ConfigError`
-    like `throughput` and `host_rate`.
+    This is the ratio of the host's time to the device's time for the same code of that class. Raises
+    `ConfigError` in the same cases as `throughput` and `host_rate`.
     """
     return throughput(clusters, code_class, threads).over(host_rate(host, code_class))
 
@@ -411,7 +421,7 @@ def _socs() -> _Socs:
 
 
 def soc_in(text: str) -> str | None:
-    """Return the known SoC that is named in ``text``, the name of a board or SoC; None if there is none.
+    """Return the known SoC that is named in ``text``, the name of a board or SoC; None if it names none.
 
     >>> soc_in("Radxa ROCK 5C (RK3588S2)"), soc_in("my board")
     ('RK3588', None)
@@ -427,7 +437,7 @@ def has_aes(text: str) -> bool:
 
 
 def soc_cores(soc: str) -> tuple[tuple[str, int], ...]:
-    """Return the names and numbers of an SoC's cores, in the order of their CPU numbers.
+    """Return the core types of an SoC, each with its number of cores, in the order of the CPU numbers.
 
     >>> soc_cores("RK3399")
     (('Cortex-A53', 4), ('Cortex-A72', 2))
@@ -441,7 +451,10 @@ def _words(text: str) -> list[str]:
 
 
 def _contains(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return True if ``wanted`` occurs in ``words``, where its last word may have a suffix of letters."""
+    """Return True if the words ``wanted`` occur in ``words`` one after another.
+
+    The last one may be followed by a suffix that does not start with a digit.
+    """
     return any(
         list(words[at : at + len(wanted) - 1]) == list(wanted[:-1])
         and _begins(words[at + len(wanted) - 1], wanted[-1])

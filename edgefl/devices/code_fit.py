@@ -1,9 +1,10 @@
 """Fits the rates of ``cores.toml`` to measured boards, published figures and similarities of core types.
 
 The logarithm of a rate per MHz is a constant of the core type plus an error of the board. A core's constant
-is the median over its boards, shrunk towards the mean of its relatives (the similar cores in lineage.toml);
-fewer boards mean more shrinkage. For ``division``, ``float``, ``simd`` and ``interpreter`` the constant is
-fitted to published figures instead, shrunk towards a power law of the integer rate.
+is the median over its boards, shrunk towards the mean of its relatives (the similar cores in lineage.toml).
+The fewer boards there are, the stronger is the shrinkage. For ``division``, ``float``, ``simd`` and
+``interpreter`` the constant is fitted to published figures instead, and is shrunk towards a power law of the
+integer rate.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ SOURCE = (
     "fitted: edgefl profiles cores, to ThomasKaiser/sbc-bench results (profiles/code/boards.csv), "
     "published.csv and lineage.toml; boards = 0: by relatives; spread: 90% within that factor"
 )
-Z = 1.645  # quantile of the normal distribution for a 90% interval
+Z = 1.645  # half the width of a normal distribution's 90% interval, in standard deviations
 PLAUSIBLE = math.log(1.25)
 """Largest plausible deviation of ln(integer rate per MHz) from the median of the core type. Rows that deviate
-more are dropped, since their MHz must be wrong."""
+more are left out, because their clock frequency must be wrong."""
 
 
 class Prior(NamedTuple):
@@ -49,7 +50,7 @@ class Prior(NamedTuple):
     board: float
     """Standard deviation between the boards of one core type."""
     core: float
-    """Standard deviation of a core type from the mean of its relatives."""
+    """Standard deviation of the difference between a core type and the mean of its relatives."""
 
 
 PRIORS: dict[str, Prior] = {
@@ -68,17 +69,21 @@ BY_INTEGER: dict[CodeClass, float] = {"division": 1.5, "float": 1.5, "simd": 2.3
 ``simd`` is derived from published.csv. The others are assumed, since published.csv has figures of these
 classes for only one to three 64-bit cores."""
 BY_DIVIDER = {"division"}
-"""Classes whose rate depends on a core's division unit. Similar cores are expected to have the same rate.
-32-bit cores divide 64-bit numbers in software, so 32-bit and 64-bit cores are fitted separately."""
+"""Classes of code whose rate depends on a core's division unit. Similar cores are expected to have the same
+rate. 32-bit cores divide 64-bit numbers in software, so 32-bit and 64-bit cores are fitted separately."""
 WITH_AES_PER_MHZ = 0.1
-"""AES-256-CBC MB/s per MHz that no core reaches without AES instructions."""
+"""Rate of AES-256-CBC, in MB/s per MHz, that no core reaches without AES instructions."""
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
-"""Logarithms of rates per MHz, by core type and board."""
+"""Logarithms of rates per MHz, keyed by core type and then by board."""
 
 
 def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
-    """Fit all rates to boards and to ``published`` figures by class and core (default: bundled figures)."""
+    """Fit all rates to measured boards and to published figures.
+
+    ``published`` contains the published figures of each class of code and core type; by default, the bundled
+    figures are used.
+    """
     published = published_figures() if published is None else published
     narrow = arm32(boards)
     good = [_plausible(board, usual) for usual in [_usual(boards, narrow)] for board in boards]
@@ -128,7 +133,7 @@ def _measured(name: str, board: Board, number: int, row: BoardRow) -> tuple[floa
 
 
 def arm32(boards: Sequence[Board]) -> dict[str, CodeRate]:
-    """Return, by class, the ratio of the rates of one core type on 32-bit and on 64-bit systems."""
+    """Return, for each class, the ratio of a core type's rates on 32-bit and on 64-bit systems."""
     found: dict[str, CodeRate] = {}
     for name in ("integer", "memory", "crypto_without_aes"):
         by: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -154,7 +159,10 @@ def _usual(boards: Sequence[Board], narrow: Mapping[str, CodeRate]) -> dict[str,
 
 
 def _plausible(board: Board, usual: Mapping[str, float]) -> Board:
-    """Remove the core type from rows whose integer rate contradicts their MHz, so that no fit uses them."""
+    """Remove the core type from rows whose integer rate is implausible for their clock frequency.
+
+    No fit uses these rows.
+    """
 
     def good(row: BoardRow) -> bool:
         if row.core is None or row.decompress is None:
@@ -172,7 +180,7 @@ def _plausible(board: Board, usual: Mapping[str, float]) -> Board:
 def _relatives_mean(
     core: str, known: Mapping[str, float], above: frozenset[str] = frozenset()
 ) -> float | None:
-    """Predict a core's constant from the mean of its relatives in lineage.toml; None if none is measured.
+    """Predict a core's constant from the mean of its relatives in lineage.toml; None if none was measured.
 
     A relative without measurements is replaced by the mean of its own relatives.
     """
@@ -222,7 +230,7 @@ def _by_integer(
 
 
 def _posterior(own: Sequence[float], expected: float, sd_core: float, sd_board: float) -> CodeRate:
-    """Combine a core's measurements with its expected value; the interval is for boards not measured."""
+    """Combine a core's measurements with its expected value; the interval is that of unmeasured boards."""
     n = len(own)
     if n == 0:
         log, error = expected, sd_core
@@ -241,7 +249,7 @@ def _short(value: float) -> float:
 
 
 def published_figures(path: Path | None = None) -> dict[str, dict[str, list[float]]]:
-    """Read logarithms of published rates per MHz, by class and core type."""
+    """Read the logarithms of published rates per MHz, keyed by class of code and then by core type."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with (path or bundled_folder() / "code" / "published.csv").open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
@@ -254,7 +262,7 @@ def published_figures(path: Path | None = None) -> dict[str, dict[str, list[floa
 
 
 def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Parallel:
-    """Fit the slowdown of n threads by least squares on its logarithm, repeated without outliers."""
+    """Fit the slowdown of n threads by least squares on its logarithm; repeat the fit without outliers."""
     rows, logs = [], []
     for board in boards:
         found = parallel_sample(name, board, table)
@@ -275,9 +283,10 @@ def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Par
 def parallel_sample(
     name: CodeClass, board: Board, table: CoreTable
 ) -> tuple[tuple[float, float, float], float] | None:
-    """Return a board's regressors (1, unevenness, log2 n), and ln(all-core rate ÷ sum of single-core rates).
+    """Return a board's regressors (1, unevenness, log2 n) and the logarithm of its slowdown.
 
-    None if one of these rates or the number of cores is unknown, or if the board has one core.
+    The slowdown is the ratio of the rate on all n cores to the sum of the single-core rates. Return None if
+    one of these rates or the number of cores is unknown, or if the board has only one core.
     """
     total = board.all_decompress if name == "integer" else board.all_compress
     clusters, known = board.clusters()
@@ -303,7 +312,7 @@ def parallel_sample(
 
 
 def write(table: CoreTable) -> str:
-    """Return the text of ``cores.toml``: a table per core type with a line per class of code."""
+    """Return the text of ``cores.toml``: a table for each core type, with a line for each class of code."""
     plain = msgspec.to_builtins(table)
     parts = [toml.write({"source": plain["source"]})]
     named = [("parallel", plain["parallel"]), ("arm32", plain["arm32"])]

@@ -1,11 +1,12 @@
 """Temperature and battery charge of a client: pure functions that advance its condition in time.
 
-A condition depends only on an earlier condition and on the plan of the trip in between. The training
-client, the server (under either clock) and a resumed run therefore agree bit for bit.
+A condition depends only on an earlier condition and on the plan of the trip in between. The process of the
+client, the server (with the wall clock or the virtual clock) and a resumed run therefore compute exactly the
+same conditions.
 
     P = idle + busy (while computing) + radio (while transferring)         E = Σ P · seconds
 
-Currents are at the battery's nominal voltage: W = mA · V / 1000, J = mAh · V · 3.6.
+Currents are drawn at the nominal voltage of the battery: W = mA · V / 1000, J = mAh · V · 3.6.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ Cause = Literal["battery", "heat"]
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A client's temperature and battery charge at ``at_s``, emulated seconds since the start of the run."""
+    """A client's temperature and battery charge at the time ``at_s``.
+
+    The time is in emulated seconds since the start of the run.
+    """
 
     at_s: float
     temp_c: float = 0.0
     charge_j: float = 0.0
     low: bool = False
-    """The battery has fallen to its minimum; the client works again once the battery is full."""
+    """True if the battery has fallen to its minimum charge; the client works again once it is full."""
     off: bool = False
-    """The device switched itself off from heat; it works again below its first throttling temperature."""
+    """True if the device switched itself off because it was too hot; it works again once it has cooled to its
+    first throttling temperature."""
 
     @property
     def fit(self) -> bool:
@@ -42,7 +47,9 @@ class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class ConditionModel(NamedTuple):
-    """Models of a client's heat and power; None if its profile lacks the model or the experiment disables it.
+    """Models of a client's heat and power.
+
+    Each of them is None if the profile lacks its parameters or if the experiment disables it.
 
     >>> model = ConditionModel(None, Power(1.0, 4.0, 0.5, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
     >>> model.after_rest(model.initial(), 30.0)
@@ -55,7 +62,10 @@ class ConditionModel(NamedTuple):
     power: Power | None
 
     def initial(self, charge: float = 1.0) -> Condition:
-        """Return the condition at the start of a run: ambient temperature, and ``charge`` (1: full)."""
+        """Return the condition at the start of a run, at ambient temperature.
+
+        ``charge`` is the charge of the battery as a fraction of its capacity.
+        """
         temp_c = 0.0 if self.thermal is None else self.thermal.ambient_c
         if self.power is None:
             return Condition(0.0, temp_c)
@@ -63,7 +73,10 @@ class ConditionModel(NamedTuple):
         return Condition(0.0, temp_c, charge_j, low=charge_j <= self.power.least_j)
 
     def after_rest(self, before: Condition, at_s: float) -> Condition:
-        """Return the condition at ``at_s`` of a client that idles, charging whenever its battery is low."""
+        """Return the condition at ``at_s`` of a client that idles.
+
+        Its battery is charged whenever it is low.
+        """
         while (turn_s := self._turn_s(before)) <= at_s:
             assert self.power is not None
             charge_j = self.power.capacity_j if before.low else self.power.least_j
@@ -76,7 +89,7 @@ class ConditionModel(NamedTuple):
         return self._turn_s(now) if now.fit else now.at_s
 
     def fit_at_s(self, now: Condition) -> float:
-        """Return the first time from now on at which the client can work; infinite if it never can."""
+        """Return the first time, starting now, at which the client can work; infinite if it never can."""
         while not now.fit:
             at_s = max(self._turn_s(now) if now.low else now.at_s, self._cool_s(now))
             if at_s == math.inf:
@@ -94,13 +107,16 @@ class ConditionModel(NamedTuple):
         return now.at_s + max(0.0, joules) / watts if watts > 0 else math.inf
 
     def _cool_s(self, now: Condition) -> float:
-        """Return the time at which a device that switched off from heat is cool enough again."""
+        """Return the time at which a device that switched off because of heat is cool enough again."""
         if not now.off or self.thermal is None:
             return now.at_s
         return now.at_s + self.thermal.cools_in_s(now.temp_c, self.thermal.step_c[0])
 
     def _drifted(self, before: Condition, at_s: float) -> Condition:
-        """Return the condition after idling to ``at_s``; the battery must not become low or full before."""
+        """Return the condition after idling until ``at_s``.
+
+        The battery must not become low or full before this time.
+        """
         seconds = at_s - before.at_s
         temp_c, charge_j = before.temp_c, before.charge_j
         if self.thermal is not None:
@@ -115,7 +131,7 @@ class ConditionModel(NamedTuple):
     ) -> Condition:
         """Return the condition ``elapsed_s`` into a trip, or at its end if that is earlier.
 
-        ``before`` is the condition at the start of the trip, ``because`` the cause of an interruption.
+        ``before`` is the condition at the start of the trip, and ``because`` is the cause of an interruption.
         """
         elapsed_s = min(elapsed_s, plan.total_s)
         temp_c, charge_j = before.temp_c, before.charge_j
@@ -154,7 +170,7 @@ class ConditionModel(NamedTuple):
         return thermal.after(plan.heat.temp_c(busy_s), 0.0, computing_s - busy_s)
 
     def _draws(self, power: Power, plan: TripPlan) -> Iterator[tuple[float, float]]:
-        """Yield seconds and watts of each part of a trip, in order."""
+        """Yield the seconds and the watts of each part of a trip, in chronological order."""
         rest_s = plan.tail_s if plan.rests else 0.0
         yield plan.down_s, power.idle_w + power.down_w
         if plan.heat is None:
@@ -169,7 +185,10 @@ class ConditionModel(NamedTuple):
 
 
 class Power(NamedTuple):
-    """Power of a device in each state, watts (in addition to ``idle_w``), and its battery, joules."""
+    """Power of a device in each state, in watts, and the charge of its battery, in joules.
+
+    The powers of computing and transferring are in addition to ``idle_w``.
+    """
 
     idle_w: float
     busy_w: float
@@ -183,9 +202,10 @@ class Power(NamedTuple):
 
 
 def power_of(device: Device, network: Network | None = None) -> Power | None:
-    """Return the power model of a device on ``network`` (None: mobile radio); None without a battery.
+    """Return the power model of a device on ``network``; None if the device has no battery.
 
-    Raises `ProfileError` if the profile does not state the power of computing.
+    If ``network`` is None, the device uses its mobile radio. Raises `ProfileError` if the profile does not
+    state the power of computing.
     """
     battery, draw = device.battery, draw_of(device, network)
     if battery is None or draw is None:

@@ -1,4 +1,4 @@
-"""Reads files of measurements: CSV in UTF-8 with the columns' names in the first line."""
+"""Reads files of measurements: CSV files in UTF-8 with the names of the columns in the first line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[
             for name in columns:
                 if name not in (reader.fieldnames or ()):
                     wanted = f"must be a CSV with the columns {', '.join(columns)}"
-                    raise ConfigError(f"{path}: {wanted}; has no {name}")
+                    raise ConfigError(f"{path}: {wanted}; the column {name} is missing")
             for number, line in enumerate(reader, 2):
                 place = f"{path}, line {number}"
                 check_whole(line, place)
@@ -48,7 +48,10 @@ def check_whole(line: Mapping[str | None, Any], place: str) -> None:
 
 
 def positive(line: Mapping[str, str], name: str, place: str) -> float | None:
-    """Return field ``name`` as a number above 0, or None if it is empty; else raise `ConfigError`."""
+    """Return the field ``name`` as a number, or None if it is empty.
+
+    Raises `ConfigError` unless the number is above 0.
+    """
     text = line.get(name) or ""
     if not text:
         return None

@@ -76,7 +76,7 @@ def read_bouquetfl(path: Path, options: ImportOptions) -> ImportResult:
     kinds = [(Processor, file.cpus), (GraphicsCard, file.gpus), (Location, file.locations)]
     entries = [(str(one.get("name") or "?"), (of, one)) for of, ones in kinds for one in ones]
     if not entries:
-        raise ProfileError(f"{path}: no entries; allowed: cpus, gpus or locations")
+        raise ProfileError(f"{path}: has no entries; allowed: cpus, gpus or locations")
     files: dict[str, str] = {}
     for name, title, (of, one) in pick(path, options.only, entries):
         kind, tables = _bouquetfl_profile(path.name, checked(f"{path}: {title}", one, of))
@@ -125,13 +125,14 @@ _BATTERY = {
     "wifi_ma": ("wifi.active", "wifi.controller"),
     "radio_ma": ("radio.active", "modem.controller"),
 }
-"""Maps a profile field to the file's item, and to the controller whose mean rx and tx current replaces a
-missing item."""
+"""Maps a field of the profile to the name of an item in the file, and to the name of a controller. The mean
+of the controller's currents of receiving (rx) and transmitting (tx) replaces a missing item."""
 Items = dict[str, list[float]]
 
 
 PowerCluster = tuple[int | None, list[float], list[float]]
-"""Number of cores of one kind (None if not given), their frequencies, MHz, and currents, mA."""
+"""Number of cores of one kind (None if the file does not state it), their frequencies in MHz, and their
+currents in mA."""
 
 
 def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
@@ -141,7 +142,7 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
     clusters, notes = _clusters(path, items), []
     seen = [ma for _, _, power_ma in clusters for ma in power_ma]
     if len(seen) > len(clusters) and len(set(seen)) == 1:
-        notes.append(f"left out: the cores' currents, equal at every frequency ({seen[0]:g} mA)")
+        notes.append(f"left out: the cores' currents, which are equal at every frequency ({seen[0]:g} mA)")
         clusters = []
     if options.base is None:
         needed = "name the device profile to complete: --base"
@@ -183,7 +184,10 @@ def _battery(items: Items) -> dict[str, tuple[float, str]]:
 
 
 def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:
-    """Copy frequencies and currents to matching clusters of the profile; return notes on those unmatched."""
+    """Copy frequencies and currents to the matching clusters of the profile.
+
+    Return a note on each cluster for which the profile has no match.
+    """
     known, notes = tables.get("cpu", {}).get("clusters", []), []
     have = " + ".join(f"{one['cores']} cores of {one['max_mhz']:g} MHz" for one in known)
     for cores, freq_mhz, power_ma in clusters:
@@ -194,7 +198,7 @@ def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:
                 break
         else:
             got = f"{cores or 'all'} cores of {freq_mhz[-1]:g} MHz"
-            notes.append(f"left out: {got}, not in the profile ({have or 'it has no clusters'})")
+            notes.append(f"left out: {got}, which are not in the profile ({have or 'it has no clusters'})")
     return notes
 
 
@@ -218,7 +222,10 @@ def _clusters(path: Path, items: Items) -> list[PowerCluster]:
 
 
 def _refuse_placeholders(path: Path, items: Items) -> None:
-    """Raise `ProfileError` if all cores, or radios and screen, have the current of Android's sample file."""
+    """Raise `ProfileError` if the file contains the placeholder currents of Android's sample file.
+
+    This is the case if all cores, or the radios and the screen, have the placeholder as their current.
+    """
     cores = [
         ma for key, mas in items.items() if key.startswith(("cpu.core_power", "cpu.active")) for ma in mas
     ]
@@ -230,7 +237,10 @@ def _refuse_placeholders(path: Path, items: Items) -> None:
 
 
 def _items(path: Path) -> Items:
-    """Parse every item and array of the file as numbers. Reject a DOCTYPE declaration, and so entities."""
+    """Parse every item and array of the file as numbers.
+
+    A file with a DOCTYPE declaration is rejected, because the declaration could define XML entities.
+    """
     text = read_text(path)
     if "<!DOCTYPE" in text:
         raise ProfileError(f"{path}: has a document type; power profiles have none")
@@ -245,7 +255,7 @@ def _items(path: Path) -> Items:
         found[name] = [_figure(path, name, value.text or "") for value in values]
     if not found:
         allowed = "<device> with items and arrays"
-        raise ProfileError(f"{path}: <{root.tag[:40]}> without items; allowed: {allowed}")
+        raise ProfileError(f"{path}: <{root.tag[:40]}> has no items; allowed: {allowed}")
     return found
 
 

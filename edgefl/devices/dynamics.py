@@ -1,8 +1,8 @@
-"""Tracks how clients change during a run: temperature, battery charge, going offline and returning.
+"""Tracks how clients change during a run: how they heat up, discharge, go offline and return.
 
-`Dynamics` observes every event and the core's actions. It tracks each client's condition, the plan of its
-trip, and the time of its next change, which the wall clock and the virtual clock query. A resumed run
-restores this state by replaying the journal.
+`Dynamics` observes every event and the core's actions. It tracks each client's condition (temperature and
+battery charge), the plan of its trip (download, training and upload), and the time of its next change, which
+the wall clock and the virtual clock query. A resumed run restores this state by replaying the journal.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MOST_TRIES = 10_000  # attempts to find a time at which a client is both online 
 
 
 class Transition(NamedTuple):
-    """The next change that a client undergoes by itself, if it does not receive or finish a task first."""
+    """The next change of a client, unless the client receives or finishes a task first."""
 
     at_s: float
-    """Emulated seconds since the start of the run; infinite: no change."""
+    """Time of the change in emulated seconds since the start of the run; infinite if there is no change."""
     why: Literal["back", "offline", "battery", "heat", "died"]
 
     @property
@@ -39,7 +39,7 @@ NEVER = Transition(math.inf, "back")
 
 
 class _ClientState:
-    """Condition, presence and present trip of one client."""
+    """Condition, online presence and current trip of one client."""
 
     __slots__ = ("forced", "here", "model", "move", "not_before_s", "now", "plan", "presence")
 
@@ -52,12 +52,12 @@ class _ClientState:
         self.rest(0.0)
 
     def begin(self, at_s: float) -> Condition:
-        """Start a task's trip at ``at_s``; return the client's condition then."""
+        """Start a task's trip at ``at_s``; return the client's condition at that time."""
         self.now = self.model.after_rest(self.now, max(at_s, self.now.at_s))
         return self.now
 
     def travel(self, plan: TripPlan, given_s: float) -> None:
-        """Set the plan of the present trip, whose task was assigned at ``given_s``."""
+        """Set the plan of the current trip, whose task was assigned at ``given_s``."""
         self.plan, start_s = plan, self.now.at_s
         self.move, self.forced = self._departure(given_s), Transition(start_s + plan.dies_s, "died")
         if (stop := self.model.interruption(self.now, plan)) is not None:
@@ -69,7 +69,7 @@ class _ClientState:
         self.move = min(self.move, self.forced)
 
     def end(self, at_s: float) -> None:
-        """End the present trip, complete or not."""
+        """End the current trip, whether or not it is complete."""
         if self.plan is None:
             return
         why, elapsed_s = self.move.why, min(at_s, self.move.at_s) - self.now.at_s
@@ -126,20 +126,20 @@ class Dynamics:
         return None if state is None else state.now
 
     def plan(self, client: int) -> TripPlan | None:
-        """Return the plan of the client's present trip; None for a client that never changes."""
+        """Return the plan of the client's current trip; None for a client that never changes."""
         state = self._states.get(client)
         return None if state is None else state.plan
 
     def move(self, client: int) -> Transition:
-        """Return the next change that the client undergoes by itself."""
+        """Return the client's next change, unless the client receives or finishes a task first."""
         return self._states[client].move
 
     def declares_death(self, client: int, now_s: float) -> bool:
-        """Return True if the client's present trip has a simulated death (``die_per_trip``) by ``now_s``."""
+        """Return True if a simulated death (``die_per_trip``) has ended the client's trip by ``now_s``."""
         return client in self and self.move(client).why == "died" and self.move(client).at_s <= now_s
 
     def finishes(self, client: int) -> bool:
-        """Return True if the client, when it leaves (`move`), still finishes its present task."""
+        """Return True if the client still finishes its current task when it goes offline (see `move`)."""
         state = self._states[client]
         return self._experiment.fleet.on_leave == "finish" and state.move is not state.forced
 
@@ -156,7 +156,10 @@ class Dynamics:
         return moved
 
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
-        """Update the state for ``event`` and the core's ``actions``; ``now_s`` is the core's time."""
+        """Update the clients' state after an event and the core's actions.
+
+        ``now_s`` is the time of the core after the event.
+        """
         change = event
         if isinstance(event, Died) and (state := self._states.get(event.client)) is not None:
             if event.declared:

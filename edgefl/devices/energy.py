@@ -2,10 +2,10 @@
 
     E = idle_w · (all seconds) + compute_w · computing + download_w · download + upload_w · upload
 
-Power is the battery's voltage times the profile's currents of cores, Wi-Fi and modem, which are taken from
-Android's power_profile.xml. A network profile with ``radio`` uses metered power instead (`METERED`). It is
-assumed that a radio draws power only while it transfers (not in the seconds for which it stays awake
-afterwards), that all cores compute and that the screen is off.
+Power is the voltage of the battery times the currents of the cores, the Wi-Fi and the modem in the profile,
+which are taken from Android's power_profile.xml. If the network profile has the field ``radio``, metered
+power is used instead (`METERED`). It is assumed that a radio draws power only while it transfers (not in the
+seconds for which it stays awake afterwards), that all cores compute and that the screen is off.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from edgefl.devices.time_model import joined
 from edgefl.errors import ProfileError
 
 UNSTATED_FACTOR: Final = 2.0
-"""Error factor (90%) of a current for which the profile states no uncertainty."""
+"""Error factor of a current for which the profile states no uncertainty. With probability 90%, the true value
+is within this factor of the stated one."""
 
 
 class RadioPower(NamedTuple):
-    """Power of a radio during transfers, in addition to the idle phone's, fitted to a power meter's readings.
+    """Power of a radio during transfers, in addition to the power of the idle phone.
 
-    P = ``down_w`` · exp(``down_growth`` · √Mbps) for downloads, and ``up_w`` for uploads at any rate: their
-    readings show no trend.
+    It is fitted to the readings of a power meter: P = ``down_w`` · exp(``down_growth`` · √Mbps) for
+    downloads, and ``up_w`` for uploads at any rate, because the readings for uploads show no trend.
     """
 
     down_w: float
     down_growth: float
     up_w: float
     factor: float
-    """90% of the readings at a location that was not used in the fit are within this factor."""
+    """90% of the readings at a location that was not used in the fit are within this factor of the fit."""
 
     def download_w(self, mbps: float) -> float:
-        """Return the watts of a download at this rate.
+        """Return the power of a download at this rate, in watts.
 
         >>> round(METERED["5g-low-band"].download_w(100.0), 2)
         2.59
@@ -53,12 +54,12 @@ METERED: Final[dict[Radio, RadioPower]] = {
 """Fits to the power of a Galaxy S20 Ultra, measured by a Monsoon meter, minus the power of the screen and of
 idling (SIGCOMM21-5G/artifact at 35aaf28): least squares on the logarithms of the medians in bins of
 throughput, with equal weights. The median residual is 3% (low band) and 8% (mmWave). A fit to one of the two
-mmWave locations predicts the other with a median error of 12%, and 25% at the 90th percentile. The low band
-was measured at only one location, so the factor of mmWave is used for it."""
+mmWave locations predicts the power at the other with a median error of 12%, and with an error of 25% at the
+90th percentile. The low band was measured at only one location, so the factor of mmWave is used for it."""
 
 
 class Energy(NamedTuple):
-    """Joules by use, and the 90% interval of their sum."""
+    """Energy in joules for each use, and the 90% interval of the total energy."""
 
     idle_j: float
     compute_j: float
@@ -74,14 +75,18 @@ class Energy(NamedTuple):
 
 
 class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
-    """Power of a device on a network, watts: ``idle_w`` of the idle device, the others in addition to it."""
+    """Power of a device on a network, in watts.
+
+    The idle device draws ``idle_w``; the other powers are in addition to it.
+    """
 
     idle_w: float
     compute_w: float
     download_w: float
     upload_w: float
     idle_factor: float = UNSTATED_FACTOR
-    """Error factor (90%) of ``idle_w``; the two fields below are those of ``compute_w`` and of the radio."""
+    """Error factor of ``idle_w``, within which the true value is with probability 90%. The next two
+    fields are the error factors of ``compute_w`` and of the power of the radio."""
     compute_factor: float = UNSTATED_FACTOR
     radio_factor: float = UNSTATED_FACTOR
 
@@ -96,8 +101,9 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Energy:
         """Return the energy of phases with these durations, which do not overlap.
 
-        ``time_factor`` is the error factor (90%) of ``compute_s``. The errors of the idle power, the
-        computing power, the computing time and the radio power are assumed to be independent.
+        ``time_factor`` is the error factor of ``compute_s``, within which the true time is with probability
+        90%. The errors of the idle power, the computing power, the computing time and the radio power are
+        assumed to be independent.
 
         >>> draw = PowerDraw(idle_w=0.5, compute_w=4.0, download_w=1.0, upload_w=2.0)
         >>> found = draw.energy(compute_s=10.0, download_s=2.0, upload_s=1.0)
@@ -119,9 +125,10 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
-    """Return the device's power on ``network`` (None: on its mobile radio); None without a battery.
+    """Return the power of the device on ``network``; None if the device has no battery.
 
-    Currents missing from the profile count as 0. Raises `ProfileError` if the power of computing is missing.
+    If ``network`` is None, the device uses its mobile radio. Currents that are missing from the profile count
+    as 0. Raises `ProfileError` if the power of computing is missing.
 
     >>> from edgefl.devices import load_device
     >>> draw = draw_of(load_device("pixel-4"))

@@ -1,12 +1,14 @@
-"""Reads and writes FedScale's two device dictionaries as JSON; FedScale ships pickles (docs/profiles.md).
+"""Reads and writes the two device dictionaries of FedScale as JSON.
 
-``client_device_capacity``: client → ``{"computation": ms, "communication": kbit/s}``. A training step takes
-3 · batch size · ``computation``; the transfers of a trip take (upload + download size) / ``communication``.
-FedScale does not state the network whose inference takes ``computation``: MobileNet-V2 at 224 × 224 is
-assumed.
+FedScale itself distributes them as pickles (docs/profiles.md).
 
-``client_behave_trace``: client → ``{"inactive": […], "finish_time", "active": […], …}``, seconds. The client
-is online from active[i] to inactive[i], repeated with period finish_time.
+``client_device_capacity`` maps a client to ``{"computation": ms, "communication": kbit/s}``. A training step
+takes 3 · batch size · ``computation``; the transfers of a trip take (upload + download size) /
+``communication``. FedScale does not state the network whose inference takes ``computation``, so MobileNet-V2
+with images of 224 × 224 pixels is assumed.
+
+``client_behave_trace`` maps a client to ``{"inactive": […], "finish_time", "active": […], …}``, in seconds.
+The client is online from active[i] to inactive[i], and these intervals repeat with the period finish_time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ LIMIT_MIB = 256
 CLIENTS = 100  # default maximum number of imported clients
 MOST_CLIENTS = 5000  # a larger fleet would not fit in a profile file
 FORWARD_GFLOP = 0.6
-"""GFLOP of MobileNet-V2's inference on one 224 × 224 image: 300 M multiply-adds (Sandler et al. 2018)."""
+"""Operations of an inference of MobileNet-V2 on one image of 224 × 224 pixels, in GFLOP: 300 million
+multiply-adds (Sandler et al. 2018)."""
 UNCERTAIN = 6.0
 Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e12)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
@@ -49,9 +52,10 @@ class Behavior(msgspec.Struct):
 
 
 def read(path: Path, options: ImportOptions) -> ImportResult:
-    """Import capacities as a fleet with a device and network per client, or behavior as an availability file.
+    """Import capacities as a fleet, or behaviors as an availability file.
 
-    At most ``options.clients`` are imported, evenly spaced in order of speed (capacities) or id (behavior).
+    The fleet has one device and one network per client. At most ``options.clients`` clients are imported.
+    They are evenly spaced in a list ordered by speed (for capacities) or by client id (for behaviors).
     """
     try:
         clients = msgspec.json.decode(read_bytes(path, LIMIT_MIB))
@@ -153,7 +157,7 @@ def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> Impo
 
 
 def _merged(one: Behavior) -> list[list[float]]:
-    """Merge the client's intervals within the period into sorted, disjoint ones."""
+    """Merge the client's intervals within the period into sorted, disjoint intervals."""
     merged: list[list[float]] = []
     for start, end in sorted(zip(one.active, one.inactive, strict=True)):
         end = min(end, one.finish_time)
@@ -167,6 +171,6 @@ def _merged(one: Behavior) -> list[list[float]]:
 
 
 def _spread(ordered: Sequence[Client], count: int) -> list[Client]:
-    """Choose ``count`` entries at evenly spaced ranks, (i + ½) / count; all if there are fewer."""
+    """Choose ``count`` entries at evenly spaced ranks, (i + ½) / count; choose all if there are fewer."""
     count = min(count, len(ordered))
     return [ordered[int((at + 0.5) * len(ordered) / count)] for at in range(count)]

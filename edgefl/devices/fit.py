@@ -28,7 +28,7 @@ from edgefl.learning.operations import StepWork
 Array = NDArray[np.float64]
 
 FAMILIES: Final = ("_flop", "_bytes")
-"""Suffixes of the fields whose costs vary together between devices."""
+"""Suffixes of the fields of `StepWork` whose costs vary together between devices."""
 
 TYPICAL: Final = TimeModel(
     conv_gflops=25.0,
@@ -56,15 +56,15 @@ SPREAD: Final = MOST_UNSURE
 FAMILY: Final = 0.5
 """Strength of the regularisation of a family's factor, relative to that of a single cost."""
 ODD: Final = 0.1
-"""Absolute log error above which a row's loss grows linearly instead of quadratically."""
+"""Absolute error of a row's logarithm above which the loss grows linearly instead of quadratically."""
 FOLDS: Final = 50
 """Maximum number of fits that estimate the error on held-out networks."""
 FEW_NETWORKS: Final = 10
-"""With fewer networks ``error_factor`` is at least the prior's."""
+"""With fewer networks than this, the fitted ``error_factor`` is at least that of the prior."""
 COVERAGE: Final = 0.9
 NORMAL: Final = 1.645
-"""Half the width of a normal distribution's 90% interval, in standard deviations. Intervals are at least as
-wide if there are few networks."""
+"""Half the width of a normal distribution's 90% interval, in standard deviations. Intervals are at least this
+wide if only a few networks were measured."""
 WHOLE: Final = 5.0
 """Prior standard deviation of the logarithm of the whole device's factor: so large that only the rows
 determine this factor."""
@@ -79,7 +79,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """A row and its prediction by a fit without the rows of its network."""
+    """A measured step (row) and its prediction by a fit without the rows of the same network."""
 
     row: Row
     predicted_s: float
@@ -88,12 +88,12 @@ class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> float:
-        """Predicted ÷ measured seconds."""
+        """Ratio of the predicted to the measured seconds."""
         return self.predicted_s / self.row.seconds
 
     @property
     def off(self) -> float:
-        """Ratio of the larger to the smaller of predicted and measured seconds."""
+        """Ratio of the larger to the smaller of the predicted and the measured seconds."""
         return max(self.factor, 1 / self.factor)
 
     @property
@@ -112,7 +112,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of predictions: |predicted ÷ measured − 1|, and the largest ratio between the two."""
+    """Summary of prediction errors. ``median`` and ``p90`` are quantiles of |predicted / measured − 1|.
+
+    ``worst_factor`` is the largest ratio between predicted and measured seconds, in either direction.
+    """
 
     rows: int
     median: float
@@ -132,11 +135,12 @@ def fit(
 ) -> Fit:
     """Fit the time model of the device on which the rows were measured, and estimate its errors.
 
-    ``prior`` should be the model of a similar device in the same runtime, whose costs differ from this
-    device's by a common factor and, beyond it, by a factor of about ``spread``. Intervals contain 90% of the
-    rows of networks that are left out of a fit. Without ``hold_out``, or with few networks, ``error_factor``
-    is at least the prior's. ``apart`` is the error factor between the measured device and the modelled one.
-    Raises `ConfigError` if there are no rows or if a row's seconds are not positive and finite.
+    ``prior`` should be the model of a similar device in the same runtime. The costs of the two devices may
+    differ by a common factor, and each cost by another factor of about ``spread``. Intervals contain 90% of
+    the rows of networks that are left out of a fit. Without ``hold_out``, or with only a few networks,
+    ``error_factor`` is at least that of the prior. ``apart`` is the factor by which the modelled device may
+    differ from the measured one. Raises `ConfigError` if there are no rows or if a row's seconds are not
+    positive and finite.
 
     >>> rows = [Row(network=str(n), work=StepWork(conv_flop=n * 1e9), seconds=n / 10) for n in range(1, 30)]
     >>> round(fit(rows).model.seconds(StepWork(conv_flop=7e9)), 2)
@@ -218,7 +222,7 @@ class _Problem:
         """Covariance of the costs' logarithms before any row is used."""
 
     def solve(self, amounts: Array, seconds: Array) -> Array:
-        """Return the fitted costs, seconds per unit, of each of `TERMS` and of the fixed part."""
+        """Return the fitted cost of each of `TERMS` and of the fixed part, in seconds per unit of work."""
         from scipy.optimize import least_squares
 
         start = np.zeros(1 + len(FAMILIES) + len(self._prior))
@@ -227,10 +231,10 @@ class _Problem:
         return self._costs(found.x)
 
     def errors(self, costs: Array, amounts: Array, seconds: Array) -> Array:
-        """Return the lower triangle L whose L·Lᵀ is the covariance of the logarithms of ``costs``.
+        """Return a lower triangular matrix L such that L·Lᵀ is the covariance of the logarithms of ``costs``.
 
-        Each row observes, with standard deviation ``ODD``, the sum of these logarithms, weighted by the
-        costs' shares of the row's time. Outliers count less.
+        Each row is regarded as an observation, with the standard deviation ``ODD``, of a weighted sum of
+        these logarithms. The weights are the shares of the costs in the row's time. Outliers count less.
         """
         parts = amounts * costs
         shares = parts / parts.sum(1, keepdims=True)
@@ -260,7 +264,7 @@ def _amounts(rows: Sequence[Row]) -> Array:
 
 
 def _groups(rows: Sequence[Row]) -> NDArray[np.int64]:
-    """Return the fold of each row: rows with the same number are held out together."""
+    """Return the index of each row's fold; rows with the same index are held out together."""
     place = {network: at % FOLDS for at, network in enumerate(sorted({row.network for row in rows}))}
     return np.array([place[row.network] for row in rows])
 
@@ -274,7 +278,10 @@ class _Fold(NamedTuple):
     errors: Array
 
     def scores(self, amounts: Array, seconds: Array) -> list[float]:
-        """Return the left-out rows' errors ÷ the standard deviation expected from noise and costs."""
+        """Return the error of each left-out row, divided by its expected standard deviation.
+
+        This standard deviation includes the noise of a row and the uncertainty of the costs.
+        """
         parts = amounts[self.out] * self.costs
         took = parts.sum(1)
         unsure = np.linalg.norm(parts @ self.errors, axis=1) / took

@@ -73,7 +73,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return {key for file in self.files for key in measurements.keys(folder / file)}
 
     def prior_model(self, runtime: str) -> TimeModel:
-        """Return the similar device's time model, in ``runtime`` if possible; `TYPICAL` if there is none."""
+        """Return the time model of the similar device, or `TYPICAL` if there is none.
+
+        It is the model of ``runtime`` if the device has this runtime.
+        """
         if self.prior is None:
             return TYPICAL
         like = load_device(self.prior)
@@ -84,9 +87,9 @@ _USUAL = {f"--{name}": value for name, value in msgspec.to_builtins(Recipe()).it
 
 
 def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tuple[MeasuredStep, ...]:
-    """Return the files' steps of that profile and runtime (None: any).
+    """Return the steps in the files that were measured with this profile and runtime; None matches any.
 
-    Raises `ConfigError` unless the files have steps of exactly one such pair of profile and runtime.
+    Raises `ConfigError` unless the files contain steps of exactly one such pair of profile and runtime.
     """
     have = sorted({kind for file in files for kind in measurements.kinds(file)})
     chosen = [kind for kind in have if profile in (None, kind[0]) and runtime in (None, kind[1])]
@@ -118,7 +121,7 @@ def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe
 
 
 def _several(names: set[str]) -> str:
-    """List up to three names; for more, the first and the number of others."""
+    """List up to three names; if there are more, give the first one and the number of the others."""
     first, *others = sorted(names)
     return ", ".join([first, *others]) if len(others) < 3 else f"{first} and {len(others)} more"
 

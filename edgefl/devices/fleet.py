@@ -1,4 +1,7 @@
-"""Computes each client's device, link, presence and trips, with identical results in every process."""
+"""Computes each client's device, link, trips and the times at which it is online.
+
+The results are identical in every process.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ V = TypeVar("V")
 
 
 class ClientInfo(msgspec.Struct, frozen=True):
-    """Number, device profile and network of one emulated client."""
+    """Index, device profile and network of one emulated client."""
 
     client: int
     profile: str
@@ -45,7 +48,7 @@ class ClientInfo(msgspec.Struct, frozen=True):
 
 
 class ClientInfos(LazySequence[ClientInfo]):
-    """The clients of a fleet, numbered in the order of its ``kinds``: profile, network and count.
+    """The clients of a fleet, numbered in the order of ``kinds``, a list of (profile, network, count).
 
     >>> infos = ClientInfos([("pi-4", "wifi", 2), ("pixel-4", "lte", 10**6)])
     >>> len(infos), infos[1].profile, infos[2].profile, infos[-1].client
@@ -138,14 +141,17 @@ def thermal_of(profile: str) -> ThermalModel | None:
 
 
 def joins_at_s(experiment: Experiment, client: int) -> float:
-    """Return the time at which this client first comes online; independent of other clients."""
+    """Return the time at which this client first comes online. It does not depend on other clients."""
     if not experiment.fleet.join_spread_s:
         return 0.0
     return experiment.fleet.join_spread_s * float(stream(experiment.seed, "join", client).uniform(0.0, 1.0))
 
 
 def changes(experiment: Experiment, info: ClientInfo) -> bool:
-    """Return True if the client may die, or changes in availability, link rate, temperature or charge."""
+    """Return True if the client may die or may change during the run.
+
+    It may change in its availability, link rate, temperature or battery charge.
+    """
     fleet, device = experiment.fleet, _profile(info.profile)
     return bool(
         fleet.churn.mean_online_s
@@ -158,7 +164,10 @@ def changes(experiment: Experiment, info: ClientInfo) -> bool:
 
 
 def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
-    """Create the model of a client's condition, with heat and battery only if the experiment enables them."""
+    """Create the model of a client's condition.
+
+    It includes heat and the battery only if the experiment enables them.
+    """
     fleet = experiment.fleet
     return ConditionModel(
         thermal_of(info.profile) if fleet.thermal else None,
@@ -167,9 +176,9 @@ def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
 
 
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
-    """Create a client's presence.
+    """Create the presence of a client, which determines when the client is online.
 
-    Availability windows from a profile are shifted at random, those from an availability file are not.
+    Availability windows from a profile are shifted at random; windows from an availability file are not.
     """
     fleet, seed, client = experiment.fleet, experiment.seed, info.client
     sources: list[LateJoin | Windows | AlternatingRenewal] = []
@@ -209,13 +218,16 @@ def _keep(answers: dict[K, V], key: K, answer: V) -> None:
 
 
 def _varies(profile: str) -> bool:
-    """Return True if a profile's units differ in speed and their trips in duration."""
+    """Return True if the phones (units) of a profile differ in speed, and their trips in duration."""
     device = _profile(profile)
     return not (device.exact or device.timed_by_draw)
 
 
 def _speed_of(info: ClientInfo) -> int | str:
-    """Return a cache key for clients of equal speed: the profile, or the client if its device is drawn."""
+    """Return a cache key for clients of equal speed.
+
+    It is the profile, or the client's index if the profile has a ``slowdown``.
+    """
     return info.profile if _profile(info.profile).slowdown is None else info.client
 
 
@@ -233,7 +245,7 @@ def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int
 
 
 def in_phase(experiment: Experiment, strategy: Strategy) -> str:
-    """Return the reason why clients act in step by design; empty if they should act independently."""
+    """Return the reason why clients act in step by design; "" if they should act independently."""
     if strategy.lockstep:
         return "the strategy starts its clients together"
     if getattr(strategy, "max_staleness", None) is not None:
@@ -254,10 +266,11 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
 
 
 def masking_time_s(device: Device, rules: SecureRules) -> float:
-    """Return the seconds in which one core masks an update: the time to encrypt bytes and to copy bytes.
+    """Return the seconds that one core needs to mask an update.
 
-    The rates are those of AES-256-CBC and of memcpy on the device's fastest core. The time is 0 if the
-    profile does not list its cores, or if a delay model sets the trip's time.
+    This is the time to encrypt ``rules.cipher_bytes`` and to copy ``rules.moved_bytes``, at the rates of
+    AES-256-CBC and of memcpy on the device's fastest core. It is 0 if the profile does not list its cores, or
+    if a delay model sets the trip's time.
     """
     if device.timed_by_draw or device.cpu is None or not device.cpu.clusters:
         return 0.0
@@ -277,20 +290,24 @@ class _Facts(NamedTuple):
     held: int
     """Number of the client's examples."""
     work_s: float
-    """Emulated seconds of a whole trip's training at the device's full speed."""
+    """Emulated seconds of the training in a whole trip, at the full speed of the device."""
     steps: int
-    """Training steps of a whole trip."""
+    """Number of training steps in a whole trip."""
     scatter: TripScatter | None
-    """None for a client whose compute times have no scatter."""
+    """Random variation of the client's compute times; None if they do not vary."""
     masking_s: float = 0.0
-    """Emulated seconds of masking an update, before the training."""
+    """Emulated seconds that the client spends on masking an update, before the training."""
     steady: TripPlan | None = None
-    """Plan of a whole trip without scatter; None if transfers, delays or deaths are random."""
+    """Plan of a whole trip without random variation; None if transfers, delays or deaths are random."""
     messages: tuple[Message, Message] | None = None
-    """Download and upload, if only the transfers and the scatter of whole trips are random; else None."""
+    """Messages of the download and the upload, if only the transfers and the compute times of whole trips are
+    random; otherwise None."""
 
     def factor(self, trip: int, steps: int | None = None) -> float:
-        """Return a trip's compute time ÷ the unit's usual one; a shortened trip has ``steps`` steps."""
+        """Return the ratio of a trip's compute time to the usual compute time of this phone.
+
+        A shortened trip has ``steps`` steps.
+        """
         if self.scatter is None:
             return 1.0
         return self.scatter.factor(trip, self.steps if steps is None else steps)
@@ -300,7 +317,8 @@ class Trips:
     """Plans the trips of all clients.
 
     Each of the run's first ``first_tasks`` tasks starts after a random fraction of its client's trip time
-    (`wait_s`). With ``rules`` of secure aggregation the computing time of each trip includes the masking.
+    (`wait_s`). If ``rules`` of secure aggregation are given, the computing time of each trip includes the
+    masking of its update.
     """
 
     def __init__(
@@ -318,7 +336,7 @@ class Trips:
     ) -> None:
         self._experiment, self._clients = experiment, clients
         self.data = GrowingData(examples, experiment.data.growth, experiment.seed)
-        """Number of examples of each client, by trip."""
+        """Number of examples that each client holds in each trip."""
         self._apart, self._first_tasks = transfers_apart, first_tasks
         self._rule = LocalRule.of(experiment.training)
         self._work, self.rules = work, rules
@@ -333,7 +351,8 @@ class Trips:
     def step_s(self, client: int, examples: int) -> float:
         """Return the seconds of a step on a batch of ``examples``, at the full speed of the client's device.
 
-        If a delay model sets the trip's time, each example counts as one second: only proportions matter.
+        If a delay model sets the trip's time, each example counts as one second, because only the proportions
+        matter.
         """
         return self._step_s(self._clients[client], examples)
 
@@ -341,7 +360,7 @@ class Trips:
         return self._model_step_s(info, examples) * self._unit(info)
 
     def _model_step_s(self, info: ClientInfo, examples: int) -> float:
-        """Return the seconds of a step on the median unit of the client's device model."""
+        """Return the seconds of a step on the median phone of the client's device model."""
         key = _speed_of(info)
         if (line := self._lines.get(key)) is None:
             model = device_of(self._experiment, info.client, info.profile).time_model()
@@ -353,11 +372,11 @@ class Trips:
         return max(0.0, line[0] + line[1] * examples)
 
     def _error_factor(self, model: TimeModel) -> float:
-        """Return the factor of the 90% interval of a whole batch's step."""
+        """Return the factor of the 90% interval for the time of a step on a whole batch."""
         return model.error_factor_of(self._work.at(self._rule.batch_size))
 
     def _unit(self, info: ClientInfo) -> float:
-        """Return the compute time of the client's unit ÷ that of its model's median unit."""
+        """Return the compute time on the client's phone, relative to the median phone of its model."""
         if (factor := self._units.get(info.client)) is None:
             drawn = self._experiment.fleet.units == "individual" and _varies(info.profile)
             factor = unit_factor(self._experiment.seed, info.client) if drawn else 1.0
@@ -365,7 +384,7 @@ class Trips:
         return factor
 
     def full_step_s(self, client: int) -> float:
-        """Return the seconds of a step on a whole batch."""
+        """Return the seconds of a step on a whole batch, or on all examples if the client has fewer."""
         return self.step_s(client, min(self._rule.batch_size, self.data.final[client]))
 
     def _whole_s(self, info: ClientInfo, held: int, steps: int | None = None) -> float:
@@ -384,7 +403,7 @@ class Trips:
         return Client(client, profile, held, steps, trip.down_s, trip.compute_s, trip.up_s)
 
     def wait_s(self, client: int, task: int, trip: int) -> float:
-        """Return the client's wait before this task's trip, emulated seconds, which `plan` does not include.
+        """Return the emulated seconds that the client waits before this task's trip; `plan` excludes them.
 
         At the start of a run, phones are at random points of their trips: each of the first tasks waits for a
         random fraction of its client's trip time. Devices from papers start at once.
@@ -400,7 +419,7 @@ class Trips:
         return self._part_s(client, resumption) if self._first_tasks else 0.0
 
     def _part_s(self, client: int, *resumption: int) -> float:
-        """Return a random fraction of the client's trip time, emulated seconds."""
+        """Return a random fraction of the client's trip time, in emulated seconds."""
         if _profile(self._clients[client].profile).exact:
             return 0.0
         total_s = self.in_series(client).total_s
@@ -409,10 +428,11 @@ class Trips:
     def plan(
         self, client: int, trip: int, end: End | None = None, condition: Condition | None = None
     ) -> TripPlan:
-        """Plan one trip of a client, in emulated seconds, with the `End` of its task, if any.
+        """Plan one trip of a client, in emulated seconds.
 
-        ``condition`` is the client's condition at the start of the trip; None if it never changes. Transfers
-        take no time if the strategy schedules them separately (`Strategy.transfers_apart`).
+        ``end`` limits the training of the trip's task. ``condition`` is the client's condition at the start
+        of the trip; None if it never changes. Transfers take no time if the strategy schedules them
+        separately (`Strategy.transfers_apart`).
         """
         facts = self._of(client, trip)
         if end is None and condition is None:
@@ -426,7 +446,7 @@ class Trips:
         return self._plan(facts, trip, end or WHOLE, condition)
 
     def in_series(self, client: int) -> TripPlan:
-        """Return the plan of a client's first trip, with its transfers even if they are scheduled apart."""
+        """Return the plan of a client's first trip, including transfers that are scheduled separately."""
         facts = self._of(client, 0)
         if self._apart:
             facts = facts._replace(info=self._clients[client])

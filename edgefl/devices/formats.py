@@ -35,7 +35,7 @@ FORMATS: dict[str, Format] = {
     "webpagetest": Format(network_formats.read_webpagetest, ("only",)),
 }
 WRITTEN = ("devtools", "fedscale", "mahimahi", "webpagetest")
-"""Formats that can be written: from a network, except fedscale, which is written from a fleet."""
+"""Formats that can be written. A file is written from a network, or for fedscale from a fleet."""
 
 
 def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
@@ -73,7 +73,7 @@ def write(name: str, format_name: str, way: Literal["down", "up"] | None = None)
         content = network_formats.write_mahimahi(network, network.up if way == "up" else network.down)
         return Export(content.encode(), _inexpressible(network, rate_only=True))
     if network.replays:
-        raise ProfileError(f"network {name!r} replays a trace, which {format_name} lacks; use mahimahi")
+        raise ProfileError(f"network {name!r} replays a trace, which {format_name} cannot hold; use mahimahi")
     webpagetest, devtools = network_formats.write_webpagetest, network_formats.write_devtools
     text, left_out = (webpagetest if format_name == "webpagetest" else devtools)(network)
     return Export(text.encode(), (*left_out, *_inexpressible(network)))
@@ -86,7 +86,10 @@ def _format(name: str) -> Format:
 
 
 def _inexpressible(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:
-    """List the network's properties that no format can express; with ``rate_only``, all but its rates."""
+    """List the network's properties that no format can express.
+
+    With ``rate_only``, list all its properties except the rates.
+    """
     ways = (network.down, network.up)
     has = {
         "delay": rate_only and any(way.delay_ms for way in ways),

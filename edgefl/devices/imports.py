@@ -1,4 +1,4 @@
-"""Shared functions for importing other projects' files: reading with a size limit, validation, naming."""
+"""Shared functions for importing other projects' files: reading with a size limit, validation and naming."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class ImportOptions(NamedTuple):
     """The user's options of an import; each format accepts only the options that it uses."""
 
     name: str | None = None
-    """Id of the imported profile or fleet, for a format with one per file; default: the file's name."""
+    """Id of the imported profile or fleet, for a format with only one of them per file. The default is the
+    name of the file."""
     only: tuple[str, ...] = ()
-    """Names of the entries to import from a file with many; empty: all."""
+    """Names of the entries to import from a file with several entries; if it is empty, all are imported."""
     clients: int | None = None
     base: str | None = None
     """Device profile to complete, for a file without computing rates."""
@@ -37,7 +38,7 @@ class ImportOptions(NamedTuple):
 
 
 class ImportResult(NamedTuple):
-    """Files to write, by name, and notes for the user."""
+    """Contents of the files to write, keyed by file name, and notes for the user."""
 
     files: dict[str, str]
     notes: tuple[str, ...] = ()
@@ -64,7 +65,10 @@ def read_text(path: Path) -> str:
 
 
 def checked(where: str, value: Any, of: type[T]) -> T:
-    """Convert untrusted data to ``of``, a type with limits on numbers. Raises `ProfileError` if invalid."""
+    """Convert untrusted data to the type ``of``, which limits the range of each number.
+
+    Raises `ProfileError` if the data are invalid.
+    """
     try:
         return msgspec.convert(value, of)
     except msgspec.ValidationError as error:
@@ -74,7 +78,7 @@ def checked(where: str, value: Any, of: type[T]) -> T:
 
 
 def profile_names(texts: Iterable[str]) -> list[str]:
-    """Convert texts to valid and distinct profile names.
+    """Convert strings to valid and distinct profile names.
 
     >>> profile_names(["Slow 3G", "slow 3g", "Ryzen 5 3600", "__"])
     ['slow-3g', 'slow-3g-2', 'ryzen-5-3600', 'unnamed']
@@ -89,7 +93,10 @@ def profile_names(texts: Iterable[str]) -> list[str]:
 
 
 def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
-    """Yield the entries named in ``only`` (all if it is empty): profile name, name in the file, value."""
+    """Yield the profile name, the name in the file and the value of each entry that ``only`` names.
+
+    If ``only`` is empty, all entries are picked.
+    """
     have = [name for name, _ in entries]
     for name in only:
         if name not in have:
@@ -100,7 +107,10 @@ def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> I
 
 
 def profile_file(source: Path, kind: Kind, tables: dict[str, Any]) -> dict[str, str]:
-    """Return a profile's file name and content. Raises `ProfileError`, which names ``source``, if invalid."""
+    """Return a dictionary with the name and the content of a profile's file.
+
+    Raises `ProfileError`, whose message names the file ``source``, if the profile is invalid.
+    """
     tables = {"schema": SCHEMA, **tables}
     for last in ("sources", "uncertainty"):
         if last in tables:

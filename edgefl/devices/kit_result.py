@@ -21,12 +21,12 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """Median times of a step of one part of the kit, seconds."""
+    """Median wall time and median CPU time of a step of one part of the kit, in seconds."""
 
     wall_s: Seconds
     cpu_s: Seconds
     work: StepWork | None = None
-    """The step's work; without it, the part must be one of `kit.workloads`."""
+    """Work of the step. If it is None, the part must be one of `kit.workloads`."""
 
 
 class KitResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,11 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.runtime if self.threads >= self.cores else f"{self.runtime}-{self.threads}"
 
     def rows(self) -> tuple[Row, ...]:
-        """Return the parts as measured steps: CPU time (unaffected by load) of one thread, else wall time."""
+        """Return the parts as measured steps.
+
+        With one thread, the time is the CPU time, which other load does not affect; with more threads, it is
+        the wall time.
+        """
         works = _works(self)
         return tuple(
             Row(network=name, work=works[name], seconds=part.cpu_s if self.threads == 1 else part.wall_s)
@@ -67,7 +71,7 @@ def _works(result: KitResult) -> Mapping[str, StepWork]:
     given = {name: part.work for name, part in result.parts.items() if part.work is not None}
     unknown = result.parts.keys() - given.keys()
     if unknown and result.kit != kit.VERSION:
-        raise ConfigError(f"measured with kit {result.kit}, current is {kit.VERSION}; measure again")
+        raise ConfigError(f"measured with version {result.kit} of the kit, not {kit.VERSION}; measure again")
     known = _parts().keys()
     if not unknown <= known:
         raise ConfigError(f"the kit has no part {min(unknown - known)!r}; measure again")

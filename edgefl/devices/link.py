@@ -1,8 +1,8 @@
 """Emulates a client's link in user space: copies real bytes in chunks at the network profile's rate.
 
-A recorded link is replayed from a Mahimahi trace: a text file of ascending times in whole milliseconds, one
-per line, each an opportunity to deliver one packet. The trace repeats, and its last time is the period
-(Winstein et al., NSDI 2013; mm-link(1)).
+A recorded link is replayed from a Mahimahi trace. This is a text file of ascending times in whole
+milliseconds, one per line, at which one packet can be delivered. The trace repeats, and its last time is the
+period (Winstein et al., NSDI 2013; mm-link(1)).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgefl.errors import EdgeflError, ProfileError
 from edgefl.files import read as read_file
 from edgefl.host.pacing import Pacer, PhaseTime
 
-CHUNK_BYTES = 65536  # bytes between two waits: with 16 KiB a 400 Mbps link ran 3.7% slow, with 64 KiB 0.01%
+CHUNK_BYTES = 65536  # bytes between two waits; a 400 Mbps link was 3.7% too slow with 16 KiB, 0.01% with 64
 ALIGN_BYTES = 256  # chunks start at multiples of this
 OPPORTUNITY_BYTES = 1504
 """Bytes per opportunity: an Ethernet packet of 1500 bytes and Mahimahi's header of 4."""
@@ -44,14 +44,15 @@ class Transfer(NamedTuple):
     lead_s: float
     """Emulated seconds until the first byte arrives: delay, jitter and, after a loss, a round trip."""
     rate_bytes_per_s: float
-    """Payload bytes per emulated second after the lead (for a trace: mean); ``inf`` if unlimited."""
+    """Payload bytes per emulated second after ``lead_s`` (the mean if a trace sets the rate); ``inf`` if
+    unlimited."""
     chunk_bytes: int
     breaks_after: int | None = None
-    """Payload bytes after which the connection is lost; None: it is not lost."""
+    """Payload bytes after which the connection is lost; None if it is not lost."""
     trace: Trace | None = None
     """Trace that sets the rate instead of ``rate_bytes_per_s``."""
     flows_at_s: float = 0.0
-    """Time in the trace, seconds, at which bytes start to flow."""
+    """Time in the trace, in seconds, at which bytes start to flow."""
 
     @property
     def declared_s(self) -> float:
@@ -69,7 +70,7 @@ class Transfer(NamedTuple):
         return f"the link was lost after {self.breaks_after} of {self.nbytes} bytes"
 
     def takes_s(self, nbytes: float) -> float:
-        """Return the emulated seconds for the first ``nbytes`` of payload, after the lead."""
+        """Return the emulated seconds after ``lead_s`` until the first ``nbytes`` of payload are received."""
         if self.trace is None:
             return nbytes / self.rate_bytes_per_s
         return self.trace.delivers_s(self.flows_at_s, nbytes * self.wire_bytes / self.nbytes)
@@ -103,7 +104,7 @@ class Link:
         return Message(self.network, "up", nbytes).transfer(self._rng, self._at_s, self._shift)
 
     def delay_ms(self, way: Direction) -> float:
-        """Return the one-way delay with a drawn jitter, emulated milliseconds."""
+        """Return the one-way delay, including random jitter, in emulated milliseconds."""
         return _delay_ms(way, self._rng)
 
 
@@ -187,12 +188,12 @@ class Message:
 
 
 def mean_mbps(way: Direction) -> float | None:
-    """Return the direction's rate (for a trace: mean), 10⁶ bit/s; None if unlimited."""
+    """Return the rate of this direction in 10⁶ bit/s (the mean rate of a trace); None if it is unlimited."""
     return way.rate_mbps if way.trace is None else read_trace(way.trace).rate_mbps
 
 
 def move(pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None]) -> PhaseTime:
-    """Copy a message's real bytes at the link's pace: ``copy(start, stop)`` for each chunk, in order.
+    """Copy a message's real bytes at the link's pace: call ``copy(start, stop)`` for each chunk, in order.
 
     Raises `Disconnected` if the connection is lost; exceptions from ``copy`` or the pacer's wait propagate.
     """
@@ -225,11 +226,11 @@ class Trace(NamedTuple):
 
     @property
     def rate_mbps(self) -> float:
-        """The mean rate, 10⁶ bit/s."""
+        """The mean rate, in 10⁶ bit/s."""
         return len(self.at_ms) * OPPORTUNITY_BYTES * 8 / (self.period_ms * 1e3)
 
     def delivers_s(self, start_s: float, nbytes: float) -> float:
-        """Return the seconds from ``start_s`` until ``nbytes`` are delivered; 0 if that is at ``start_s``."""
+        """Return the seconds from ``start_s`` until ``nbytes`` are delivered; 0 if none have to wait."""
         packets = math.ceil(nbytes / OPPORTUNITY_BYTES * (1.0 - 1e-12))
         if packets <= 0:
             return 0.0

@@ -1,10 +1,10 @@
 """Reads measured steps from files and counts the work of each.
 
-A CSV has a line per step, with the columns ``device``, ``profile``, ``runtime``, ``batch``, ``measured_s``
-and ``source``. For steps of networks it also has ``network`` (timm's name), ``kind`` (train, finetune,
-inference) and ``workload`` (used if timm has no such network); for steps of single layers it has ``layer``
-(lstm, softmax output), ``inputs``, ``outputs`` and ``steps``. A JSON file is a result of the measurement kit
-(`edgefl.measure`).
+A CSV file has one line per step, with the columns ``device``, ``profile``, ``runtime``, ``batch``,
+``measured_s`` and ``source``. For steps of networks it also has the columns ``network`` (timm's name),
+``kind`` (train, finetune or inference) and ``workload`` (used if timm does not have the network); for steps
+of single layers it has ``layer`` (lstm or softmax output), ``inputs``, ``outputs`` and ``steps``. A JSON file
+is a result of the measurement kit (`edgefl.measure`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from edgefl.validation import convert
 IMAGE = (3, 224, 224)
 """Shape of the images on which timm's networks were measured."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
-"""Exceptions from a file that cannot be read or has another format."""
+"""Exceptions that are raised for a file that cannot be read or is in another format."""
 WRONG = (KeyError, ValueError, IndexError, ConfigError)
-"""Exceptions from an invalid line of a file."""
+"""Exceptions that are raised for an invalid line of a file."""
 LEAF_FEMNIST = "LEAF FEMNIST CNN"
 LEAF_SHAKESPEARE = "Shakespeare 2-layer LSTM-256"
 
@@ -56,9 +56,9 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path, only: Kind | None = None) -> tuple[MeasuredStep, ...]:
-    """Read the measured steps of a file; with ``only``, those of one profile and runtime.
+    """Read the measured steps of a file; if ``only`` is given, only those of this profile and runtime.
 
-    Raises `ConfigError` if the file is invalid or its network unknown.
+    Raises `ConfigError` if the file is invalid or if a network in it is unknown.
     """
     with _located(path, *UNREADABLE):
         return tuple(_kit(path, only) if path.suffix == ".json" else _table(path, only))
@@ -71,7 +71,7 @@ def keys(path: Path) -> set[tuple[str, ...]]:
 
 
 def kinds(path: Path) -> set[Kind]:
-    """Return the profiles and runtimes of the steps in a file. Raises `ConfigError` like `read`."""
+    """Return the profiles and runtimes of the steps in a file. Raises `ConfigError` if it is invalid."""
     with _located(path, *UNREADABLE):
         if path.suffix == ".json":
             return {("", _read_kit(path).runtime_name)}
@@ -100,8 +100,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
 
 
 _counted: dict[tuple[str | None, ...], StepWork] = {}
-"""Cache of counted work, by the fields that determine it. A count takes 0.1 s, and devices have networks in
-common."""
+"""Cache of counted work, keyed by the fields that determine it. A count takes 0.1 s, and the same networks
+were measured on several devices."""
 
 
 def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
@@ -130,7 +130,7 @@ def _located(place: object, *faults: type[Exception]) -> Iterator[None]:
 
 
 def _name(line: Mapping[str, str]) -> str:
-    """Return the name of the step's network, or of its layer with the layer's sizes."""
+    """Return the name of the step's network, or the name and the sizes of its layer."""
     if "layer" in line:
         return " ".join(line[name] for name in ("layer", "inputs", "outputs", "batch", "steps"))
     return line["network"] or line["workload"]

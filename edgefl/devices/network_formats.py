@@ -221,5 +221,5 @@ def write_mahimahi(network: Network, way: Direction) -> str:
     if way.trace is not None:
         return trace_text(read_trace(way.trace))
     if way.rate_mbps is None:
-        raise ProfileError(f"network {network.id!r} has no rate limit in this direction, so no trace")
+        raise ProfileError(f"network {network.id!r} has no rate limit in this direction, so it has no trace")
     return trace_text(constant_trace(way.rate_mbps))

@@ -51,7 +51,7 @@ def estimated_profile(
 
 
 def known_core(table: PhoneTable, name: str) -> str:
-    """Return a core's name as in the table of phones, or else as `find_core` returns it."""
+    """Return a core's name as it is written in the table of phones, or else as `find_core` returns it."""
     cores = {phone.core.lower().replace("-", " "): phone.core for phone in table.phones if phone.core}
     return cores.get(name.lower().replace("-", " ")) or find_core(name)
 
@@ -68,7 +68,7 @@ def _text(table: PhoneTable, phone: Phone, costs: Costs, model: TimeModel, sourc
 
 
 def measured_work(network: str, input_shape: tuple[int, ...] | None = None) -> StepWork:
-    """Count the work of an inference of a named network. Raises `ConfigError` if it is unknown."""
+    """Count the work of one inference of the named network. Raises `ConfigError` if it is unknown."""
     from edgefl.devices.prediction import traced
     from edgefl.learning.benchmark_networks import NAMED
     from edgefl.learning.models import model_to_trace

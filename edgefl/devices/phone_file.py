@@ -1,4 +1,4 @@
-"""Writes the table of measured phones as TOML: one line per unit."""
+"""Writes the table of measured phones as TOML, with one line per unit (one measured phone of a model)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 All phones are fitted together: each phone's costs are the most probable ones given its measured times, under
 a normal prior whose mean and covariance are those of all phones (expectation-maximisation, with the posterior
-means only; Dempster, Laird and Rubin 1977). Errors are ln(predicted ÷ measured time).
+means only; Dempster, Laird and Rubin 1977). Errors are logarithms of the ratio of predicted to measured time.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ REFERENCE: Final = "110"
 ROUNDS: Final = 8
 """Rounds of expectation-maximisation."""
 OWN: Final = 0.3
-"""Prior standard deviation of ln(a phone's cost ÷ the mean phone's cost)."""
+"""Prior standard deviation of the logarithm of a phone's cost, relative to the cost on the mean phone."""
 PHONES_OF_PRIOR: Final = 8
 """Weight of the prior `OWN`, as a number of phones."""
 RIDGE: Final = 0.03
 LENGTH: Final = 0.1
-"""Value of `Neighbours.length`."""
+"""Length scale of the errors that all phones have in common, stored as `Neighbours.length`."""
 COMMON: Final = 0.05
 """Standard deviation of the errors that all phones have in common on one network."""
 REST: Final = 0.02
-"""Standard deviation of the other part of the errors, which is regarded as noise."""
+"""Standard deviation of the rest of the errors, which is regarded as noise."""
 HELD: Final = 0.92
-"""Share of the left-out rows within the intervals. It is above 90%, since unmeasured phones differ more."""
+"""Share of the left-out rows that the intervals must contain. It is above 90%, because the errors are larger
+on phones that were not measured."""
 NETWORK_FOLDS: Final = 6
 PHONE_FOLDS: Final = 8
 LIKELY: Final = (0.02, 0.7, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -82,11 +83,12 @@ class Fitted(NamedTuple):
 
     typical: Array
     costs: Array
-    """Logarithms of the seconds of each class in the typical network; shape (units, classes)."""
+    """Logarithms of the seconds that each class of work takes in the typical network; the shape is (units,
+    classes)."""
     spread: Array
     noise: float
     errors: Array
-    """ln(predicted ÷ measured time); shape (units, networks)."""
+    """Logarithms of the ratio of predicted to measured time; shape (units, networks)."""
 
 
 def matrix(rows: Sequence[PhoneRow], networks: Networks) -> Matrix:
@@ -111,19 +113,22 @@ def fit(
     known: Sequence[Phone] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> PhoneTable:
-    """Fit all phones. Names, years and chips of ``known`` phones are kept; ``source`` describes the rows."""
+    """Fit the table of all phones; ``source`` describes where the rows are from.
+
+    The names, years and chips of ``known`` phones are kept.
+    """
     data = matrix(rows, networks)
     say("fitting all phones")
     table = _table(data, known, source)
-    say("fitting without some of the networks, for the phones' error factors")
+    say("fitting without some of the networks to estimate the error factors of the phones")
     factors = _error_factors(data)
     phones = tuple(_with_factors(phone, factors) for phone in table.phones)
-    say("fitting without some of the phones, for the widths of intervals")
+    say("fitting without some of the phones to estimate the widths of the intervals")
     return msgspec.structs.replace(table, phones=phones, widths=_widths(data))
 
 
 def _table(data: Matrix, known: Sequence[Phone] = (), source: str = "") -> PhoneTable:
-    """Fit the table, except error factors and widths of intervals."""
+    """Fit the table, except for the error factors and the widths of the intervals."""
     weights, mean = _weights(data)
     plain = _work_matrix(data, weights)
     first = _together(plain, data.log_s)
@@ -185,12 +190,12 @@ def _with_factors(phone: Phone, factors: dict[str, float]) -> Phone:
 
 
 def _work_matrix(data: Matrix, weights: Weights) -> Array:
-    """Return the work of each network by `CLASSES`; shape (networks, classes)."""
+    """Return the work of each network in each of `CLASSES`; shape (networks, classes)."""
     return np.array([amounts(weighted(found, weights)) for found in data.found])
 
 
 def _mean_phone(log_s: Array) -> Array:
-    """Return the logarithm of the typical phone's seconds, by network."""
+    """Return the logarithm of the seconds that each network takes on the typical phone."""
     own = log_s.mean(1, keepdims=True)
     middle: Array = np.median(log_s - own, axis=0) + own.mean()
     return middle
@@ -211,13 +216,16 @@ def _weights(data: Matrix) -> tuple[Weights, Array]:
 
 
 def _typical(work: Array) -> Array:
-    """Return the mean work of the networks in each class; 1 for a class that occurs in no network."""
+    """Return the amount of work in each class, averaged over all networks; 1 for a class without any work."""
     mean: Array = work.mean(0)
     return np.where(mean > 0, mean, 1.0)
 
 
 def _positive_costs(work: Array, log_s: Array) -> Array:
-    """Fit each column's cost per unit with soft-L1 loss, and a weak prior of equal shares of the time."""
+    """Fit the cost per unit of work for each column of ``work``, with a soft-L1 loss.
+
+    A weak prior assumes that all columns take equal shares of the time.
+    """
     from scipy.optimize import least_squares
 
     typical = _typical(work)
@@ -234,7 +242,7 @@ def _positive_costs(work: Array, log_s: Array) -> Array:
 
 
 def _together(work: Array, log_s: Array) -> Fitted:
-    """Fit every phone's costs under a common prior, whose mean and covariance are fitted too."""
+    """Fit the costs of every phone under a common prior, whose mean and covariance are fitted, too."""
     size, typical = work.shape[1], _typical(work)
     rows = work / typical
     mean = np.log(_positive_costs(work, _mean_phone(log_s)) * typical)
@@ -269,7 +277,10 @@ def _most_probable(
 
 
 def _parts(rows: Array, at: Array, log_s: Array) -> tuple[Array, Array]:
-    """Return each network's shares of predicted time by class, and ln(predicted ÷ measured time)."""
+    """Return two arrays: the share of each class in a network's predicted time, and the network's error.
+
+    The error is the logarithm of the ratio of the predicted to the measured time.
+    """
     part = rows * np.exp(at)
     return part / part.sum(1, keepdims=True), np.log(part.sum(1)) - log_s
 
@@ -288,7 +299,7 @@ def _alike(ones: Array, others: Array) -> Array:
 
 
 def _neighbours(data: Matrix, weights: Weights, mean: Array, errors: Array) -> Neighbours:
-    """Fit a Gaussian process to ``errors``: for each network, the error that all phones have in common."""
+    """Fit a Gaussian process to ``errors``, the error that all phones have in common on each network."""
     points = _points(data, weights, mean)
     among = COMMON**2 * _alike(points, points)
     solved = COMMON**2 * np.linalg.solve(among + REST**2 * np.eye(len(errors)), errors)
@@ -343,7 +354,10 @@ def _only(data: Matrix, units: Sequence[int], networks: Sequence[int]) -> Matrix
 
 
 def _error_factors(data: Matrix) -> dict[str, float]:
-    """Return each unit's error factor: the share `HELD` of the errors on left-out networks is within it."""
+    """Return the error factor of each unit.
+
+    The share `HELD` of the unit's errors on left-out networks is within this factor.
+    """
     errors: dict[str, list[float]] = {}
     all_units = range(len(data.units))
     for fold in range(NETWORK_FOLDS):
@@ -392,7 +406,10 @@ def _from_reference(table: PhoneTable, data: Matrix, unit: int) -> Costs:
 
 
 def _scores(table: PhoneTable, costs: Costs, data: Matrix, unit: int) -> list[float]:
-    """Return a unit's errors ÷ their expected standard deviation, on all networks except `REFERENCE`."""
+    """Return a unit's errors on all networks except `REFERENCE`.
+
+    Each error is divided by its expected standard deviation.
+    """
     scores = []
     for at, found in enumerate(data.found):
         if data.networks[at] != REFERENCE:

@@ -1,6 +1,6 @@
 """Lists the layers of a torch module as TFLite executes them, without computing anything.
 
-Matrix products count as 1 × 1 convolutions with a pixel per row. Normalisation and activations are part of
+Matrix products count as 1 × 1 convolutions with one pixel per row. Normalisation and activations are part of
 the layer before them. Other operations on two tensors count as additions.
 """
 
@@ -26,9 +26,9 @@ POOLS: Final = ("pool", "mean")
 
 
 def inference_layers(module: nn.Module, input_shape: Sequence[int], dtype: Any) -> tuple[Layer, ...]:
-    """List the layers of an inference on one example of numpy's ``dtype``; ``module`` is not changed.
+    """List the layers of an inference on one example with the numpy type ``dtype``.
 
-    Raises `ConfigError` if the module cannot run on torch's meta device.
+    The module is not changed. Raises `ConfigError` if the module cannot run on torch's meta device.
 
     >>> [layer.kind for layer in inference_layers(nn.Conv2d(3, 8, 3), (3, 9, 9), np.float32)]
     ['conv']

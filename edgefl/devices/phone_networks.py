@@ -1,11 +1,13 @@
 """Reads the layers of networks that were measured on phones, and counts the work of an inference in TFLite.
 
-A CSV has a line per layer with the columns ``network``, ``layer``, ``kind`` (conv, depthwise, relu, add,
-pool), ``in_side``, ``out_side``, ``in_channels``, ``out_channels``, ``kernel``, ``stride`` and ``padding``.
+A CSV file has one line per layer, with the columns ``network``, ``layer``, ``kind`` (conv, depthwise, relu,
+add or pool), ``in_side``, ``out_side``, ``in_channels``, ``out_channels``, ``kernel``, ``stride`` and
+``padding``.
 
 The classes of work are those of `StepWork`. Some layers take TFLite longer than their number of operations
 suggests; `Weights` adds operations for them. For 1 × 1 convolutions whose input channels do not fill vector
-registers, it adds operations of thin convolutions. Activations are part of the layer before them.
+registers, it adds operations of the class for thin convolutions (few input channels). Activations are part of
+the layer before them.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ THIN: Final = 4
 """Channels per vector register. A convolution with at most this many input channels is thin."""
 FEW: Final = 16
 SHALLOW: Final = 48
-"""A 1 × 1 convolution with at most `SHALLOW` input channels is slow, with at most `FEW` slower still."""
+"""A 1 × 1 convolution with at most this many input channels is slow, and one with at most `FEW` is slower."""
 NARROW: Final = 32
 """A 1 × 1 convolution with at most this many output channels is slow."""
 LARGE: Final = 56
-"""A 1 × 1 convolution is slow if the output's side is at least this many pixels."""
+"""A 1 × 1 convolution is slow if the side of its output is at least this many pixels long."""
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer; sides are in pixels."""
+    """One layer of a network; the sides of its input and output images are in pixels."""
 
     kind: Literal["conv", "depthwise", "relu", "add", "pool"]
     in_side: Size
@@ -60,24 +62,24 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 class Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Additional operations for layers that are slower than their operations suggest.
 
-    Each field is a number of additional operations, in the class `INTO`, per operation of the named layers
-    (``outputs``: per output value).
+    Each field is the number of additional operations per operation of the layers described below the field
+    (for ``outputs``: per output value). They are added to the class of work that `INTO` states.
     """
 
     odd: float = 0.0
-    """For 1 × 1 convolutions whose number of input channels is not a multiple of four."""
+    """Additional operations of 1 × 1 convolutions whose input channels are not a multiple of four."""
     outputs: float = 0.0
-    """For the output values of 1 × 1 convolutions."""
+    """Additional operations for each output value of 1 × 1 convolutions."""
     large: float = 0.0
-    """For 1 × 1 convolutions with an output side of at least `LARGE` pixels."""
+    """Additional operations of 1 × 1 convolutions with an output side of at least `LARGE` pixels."""
     few: float = 0.0
-    """For 1 × 1 convolutions with up to `FEW` input channels."""
+    """Additional operations of 1 × 1 convolutions with up to `FEW` input channels."""
     shallow: float = 0.0
-    """For 1 × 1 convolutions with up to `SHALLOW` input channels."""
+    """Additional operations of 1 × 1 convolutions with up to `SHALLOW` input channels."""
     narrow: float = 0.0
-    """For 1 × 1 convolutions with up to `NARROW` output channels."""
+    """Additional operations of 1 × 1 convolutions with up to `NARROW` output channels."""
     strided: float = 0.0
-    """For depthwise convolutions with a stride of two."""
+    """Additional operations of depthwise convolutions with a stride of two or more."""
 
 
 INTO: Final[Mapping[str, str]] = {
@@ -85,11 +87,11 @@ INTO: Final[Mapping[str, str]] = {
     **dict.fromkeys(("outputs", "large", "few", "shallow", "narrow"), "pointwise_flop"),
     "strided": "depthwise_flop",
 }
-"""Field of `StepWork` to which each of `Weights` adds operations."""
+"""Maps each field of `Weights` to the field of `StepWork` to which it adds operations."""
 
 
 def read_networks(path: Path) -> dict[str, tuple[Layer, ...]]:
-    """Read the layers of each network of a CSV. Raises `ConfigError` if it is invalid."""
+    """Read the layers of each network in a CSV file. Raises `ConfigError` if the file is invalid."""
     networks: dict[str, list[Layer]] = {}
     for place, line in csv_lines(path, ("network", *Layer.__struct_fields__)):
         networks.setdefault(line["network"], []).append(_layer(line, place))
@@ -105,7 +107,7 @@ def _layer(line: Mapping[str, str], place: str) -> Layer:
 
 
 def counts(layers: Iterable[Layer]) -> Counter[str]:
-    """Count work by fields of `StepWork`, and the operations to which each field of `Weights` applies."""
+    """Count the work in each field of `StepWork`, and the operations to which each of `Weights` applies."""
     found: Counter[str] = Counter()
     for layer in layers:
         if layer.kind in ("conv", "depthwise"):
@@ -176,4 +178,4 @@ def networks_named(networks: Mapping[str, object], wanted: Sequence[str], place:
     """Raise `ConfigError` for the first wanted network that the file does not describe."""
     for name in wanted:
         if name not in networks:
-            raise ConfigError(f"{place}: no layers of network {name!r}; have {len(networks)} networks")
+            raise ConfigError(f"{place}: no layers of network {name!r} among {len(networks)} networks")

@@ -1,9 +1,10 @@
 """Makes device profiles of the phones in the table of `edgefl.devices.phones`.
 
-Training was not measured on most of these phones. Their training times are those of the Pixel 4 in MNN, times
-the ratio of both phones' inference times. For phones whose ratio of training times is known too, the two
-ratios differ by a factor of up to `TRANSFER`: on the Nexus 6, Redmi Note 8 and Galaxy Note 10 FLASH's
-training times are in the ratio 1642 : 588 : 179, and inference times in the ratio 172 : 95 : 33.
+Training was not measured on most of these phones. Their training times are those of the Pixel 4 in MNN,
+multiplied by the ratio of the inference times of the two phones. For phones whose ratio of training times is
+known, too, the two ratios differ by a factor of up to `TRANSFER`: on the Nexus 6, Redmi Note 8 and Galaxy
+Note 10, the training times measured by FLASH are in the ratio 1642 : 588 : 179, and the inference times are
+in the ratio 172 : 95 : 33.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ BRIDGE: Final = "Pixel_4"
 BRIDGE_PROFILE: Final = "pixel-4"
 TRAINING: Final = "mnn"
 TRANSFER: Final = 1.75
-"""Error factor of using the ratio of two phones' inference times as the ratio of their training times; the
-largest of three known errors."""
+"""Error factor that results if the ratio of two phones' training times is assumed to equal the ratio of their
+inference times. It is the largest of three known errors."""
 RATE_FACTOR: Final = 6.0
-"""Uncertainty factor of a single rate for all operations, as in other profiles."""
+"""Uncertainty factor of a profile with a single rate for all operations, as in other profiles."""
 LARGE_HEAP_MIB: Final = 512.0
 SMALL_HEAP_MIB: Final = 256.0
 SMALL_RAM_GIB: Final = 1.5
@@ -57,7 +58,7 @@ def profile_tables(table: PhoneTable, phone: Phone, bridge: TimeModel) -> dict[s
 
 
 def facts(table: PhoneTable, phone: Phone, trains: TimeModel, source: str) -> dict[str, Any]:
-    """Return a profile's tables except the runtimes: the training rate and the known hardware."""
+    """Return all tables of a profile except the runtimes: the training rate and the known hardware."""
     train_gflops = FEMNIST_STEP.flop / trains.seconds(FEMNIST_STEP) / 1e9
     cpu: dict[str, Any] = {"rate_gflops": {"train": float(f"{train_gflops:.4g}")}}
     sources = {"cpu.rate_gflops.train": f"derived: LEAF's FEMNIST CNN in runtime.{TRAINING}"}
@@ -86,7 +87,7 @@ def facts(table: PhoneTable, phone: Phone, trains: TimeModel, source: str) -> di
 
 
 def training(table: PhoneTable, costs: Costs, bridge: TimeModel) -> tuple[TimeModel, float]:
-    """Return the time model of training, and the phone's inference time ÷ that of the `BRIDGE`."""
+    """Return the time model of training, and the ratio of the phone's inference time to that of `BRIDGE`."""
     reference = next(phone for phone in table.phones if phone.model == BRIDGE)
     own, its = (float(speeds(each.mean[None])[0]) for each in (costs, of_phone(reference)))
     slower = math.exp(own - its)
@@ -98,7 +99,7 @@ def training(table: PhoneTable, costs: Costs, bridge: TimeModel) -> tuple[TimeMo
 
 
 def _units(phone: Phone) -> dict[str, float]:
-    """Return the time of each measured unit ÷ the geometric mean of the units' times."""
+    """Return the time of each measured unit, divided by the geometric mean of the times of all units."""
     own = {name: float(speeds(np.log([unit.ms]))[0]) for name, unit in phone.units.items()}
     middle = float(speeds(of_phone(phone).mean[None])[0])
     return {name: round(math.exp(log - middle), 3) for name, log in own.items()}

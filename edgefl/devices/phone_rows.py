@@ -1,6 +1,6 @@
 """Reads inference times that were measured on phones.
 
-A CSV has a line per phone and network with the columns ``model``, ``unit``, ``core``, ``max_ghz``,
+A CSV file has one line per phone and network, with the columns ``model``, ``unit``, ``core``, ``max_ghz``,
 ``ram_gib``, ``network`` and ``median_ms`` (of the runs). Core, clock and RAM may be empty. Other columns,
 such as ``p90_ms``, are kept in `PhoneRow.keys`.
 """
@@ -20,14 +20,14 @@ COLUMNS = ("model", "unit", "core", "max_ghz", "ram_gib", "network", "median_ms"
 
 
 class PhoneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of one network on one phone."""
+    """The inference time of one network on one phone."""
 
     about: About
     network: str
     seconds: float
-    """Median of the runs."""
+    """Median time of the runs."""
     keys: dict[str, str]
-    """The line's text in each column of the file."""
+    """All fields of the line as strings, keyed by column name."""
 
 
 def read_rows(path: Path) -> list[PhoneRow]:

@@ -1,18 +1,19 @@
 """Inference times of phones in TFLite: measured, or estimated from a phone's core or one measured network.
 
 The costs of a phone are the milliseconds that each class of work takes in a typical network. Their logarithms
-have a joint normal distribution over phones: a variance of the whole phone's speed, explained in part by its
-core, clock and RAM, and a covariance `PhoneTable.spread` of the costs relative to this speed. So a phone's
-core, clock and RAM determine a prior of its costs. One measured network reduces the median error of
-predictions to about 4%.
+have a joint normal distribution over phones. It consists of a variance of the whole phone's speed, which is
+explained in part by its core, clock and RAM, and a covariance `PhoneTable.spread` of the costs relative to
+this speed. A phone's core, clock and RAM therefore determine a prior of its costs. One measured network
+reduces the median error of predictions to about 4%.
 
 The covariance of two phones' speeds (a Gaussian process; Rasmussen and Williams 2006, equation 2.25) is
 
     one + ghz · ln(c/2.2) · ln(c'/2.2) + ram · ln(r/4) · ln(r'/4)
-        + family, + core, + model and + unit, each if the two phones have the same
+        + family + core + model + unit
 
-with c in GHz and r in GiB; the coefficients are those of `Similarity`. `edgefl.devices.phone_fit` makes the
-table from measurements.
+with the clock c in GHz and the RAM r in GiB. Each of the last four terms is added only if the two phones have
+the same family, core, model or unit. The coefficients are those of `Similarity`. `edgefl.devices.phone_fit`
+fits the table to measurements.
 """
 
 from __future__ import annotations
@@ -68,13 +69,14 @@ USUAL_GHZ: Final = 2.2
 USUAL_RAM_GIB: Final = 4.0
 """Clock and RAM that are assumed if unknown."""
 READ_NOISE: Final = 0.06
-"""Standard deviation of ln(measured time of one network ÷ its time at the phone's usual speed): some phones
-were throttled during the measurement of a network."""
+"""Standard deviation of the logarithm of the measured time of one network, relative to its time at the
+phone's usual speed. Some phones were throttled during the measurement of a network."""
 SPREAD_SHARE: Final = 0.2
-"""Share of `PhoneTable.spread` that is a difference between phones; the rest is the uncertainty of the fits.
-Chosen by cross-validation over phone models, as is `READ_NOISE`."""
+"""Share of `PhoneTable.spread` that is due to differences between phones; the rest is due to the uncertainty
+of the fits. This value and `READ_NOISE` were chosen by cross-validation over phone models."""
 ROUNDS: Final = 40
-"""Number of half Newton steps that adapt costs to one measured network; full steps may oscillate."""
+"""Number of Newton steps, each of half length, that adapt the costs to one measured network. Full steps may
+oscillate."""
 
 
 class About(NamedTuple):
@@ -88,7 +90,7 @@ class About(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The core's design: Arm's name without Cortex-, or the first word of another maker's core."""
+        """Design of the core: Arm's name without Cortex-, or the first word of another maker's name."""
         known = FAMILIES.get(self.core)
         return known or self.core.removeprefix("Cortex-").split(" ")[0]
 
@@ -97,7 +99,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One measured phone."""
 
     ms: tuple[Positive, ...]
-    """Time of each of `CLASSES` in a typical network."""
+    """Time that each of `CLASSES` takes in a typical network, in milliseconds."""
     error_factor: Factor
     """The times of 90% of the networks outside the fit are within this factor of their predictions."""
 
@@ -116,7 +118,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     mhz: float | None = None
     ram_gib: float | None = None
     cores: int | None = None
-    """Number of cores of this kind and clock."""
+    """Number of cores of the type ``core`` with the clock ``mhz``."""
     units: dict[str, Unit]
 
     def about(self, unit: str = "") -> About:
@@ -144,13 +146,14 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     points: tuple[tuple[float, ...], ...]
     """For each network, the square roots of the shares of its time on a typical phone (see `shares`)."""
     errors: tuple[float, ...]
-    """Weight of each point in the sum that predicts ln(predicted ÷ measured time)."""
+    """Weight of each point in the sum that predicts the error ln(predicted time / measured time)."""
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Half-widths, in standard deviations, of intervals that contain 90% of the times of new phones.
 
-    ``core`` is for phones whose core is known, ``one_network`` if one network was measured on them, too.
+    ``core`` is for phones whose core is known, and ``one_network`` is for phones on which one network was
+    measured, too.
     """
 
     core: Positive
@@ -167,7 +170,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     spread: tuple[tuple[float, ...], ...]
     """Covariance of the logarithms of a phone's costs, relative to the phone's speed."""
     noise: Positive
-    """Standard deviation of ln(a network's time ÷ the time computed from its work)."""
+    """Standard deviation of ln(time of a network / time computed from its work)."""
     similarity: Similarity
     widths: Widths
     neighbours: Neighbours | None = None
@@ -193,7 +196,10 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return StepWork(**{fields[0]: amount for fields, amount in work if fields[0] != "fixed"})
 
     def shares(self, found: Mapping[str, float]) -> Array:
-        """Return the square roots of the shares of a network's time on the typical phone; see `shares`."""
+        """Return the square roots of the shares of a network's time on the typical phone.
+
+        See the function `shares`.
+        """
         mean = np.exp(np.mean([np.log(unit.ms) for _, unit in self.units], axis=0))
         return shares(found, self.weights, mean / np.array(self.amounts))
 
@@ -204,16 +210,17 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Costs(NamedTuple):
-    """A normal distribution of the logarithms of a phone's costs, ms in a typical network."""
+    """A normal distribution of the logarithms of a phone's costs, in milliseconds in a typical network."""
 
     mean: Array
     covariance: Array
 
 
 def shares(found: Mapping[str, float], weights: Weights, costs: Array) -> Array:
-    """Return the square roots of the shares of a network's time, by `CLASSES` and then by `Weights`.
+    """Return the square roots of the shares of a network's time.
 
-    ``found`` is the network's work as counted by `counts`.
+    There is a value for each of `CLASSES`, and then one for each field of `Weights`. ``found`` is the work of
+    the network as counted by `counts`.
     """
     by_field = {name: cost for fields, cost in zip(CLASSES, costs, strict=True) for name in fields}
     plain = [
@@ -232,7 +239,7 @@ def load(path: Path) -> PhoneTable:
 
 
 def amounts(work: StepWork) -> Array:
-    """Return the amount of each of `CLASSES`; the fixed part is 1."""
+    """Return the amount of work in each of `CLASSES`; the amount of the fixed part is 1."""
     fields = (sum(getattr(work, name, float(name == "fixed")) for name in names) for names in CLASSES)
     return np.array(list(fields), float)
 
@@ -265,14 +272,17 @@ def prior(table: PhoneTable, about: About) -> Costs:
 
 
 def speeds(costs: Array) -> Array:
-    """Return the log of each phone's time for the typical network; ``costs`` has shape (phones, classes)."""
+    """Return the logarithm of each phone's time for the typical network.
+
+    ``costs`` has the shape (phones, classes).
+    """
     total: Array = np.log(np.exp(costs).sum(1))
     return total
 
 
 SHAPE_PRIOR: Final = 1.0
-"""Weight of the mean of all phones in the estimate of a phone's proportions of costs, as a number of phones
-with the same core."""
+"""Weight of the mean of all phones in the estimate of the proportions of a phone's costs. It is expressed as
+a number of phones with the same core."""
 
 
 def shape_likeness(one: About, other: About) -> float:
@@ -282,7 +292,10 @@ def shape_likeness(one: About, other: About) -> float:
 
 
 def covariance(ones: Sequence[About], others: Sequence[About], similar: Similarity) -> Array:
-    """Return the covariances of the log speeds of two lists of phones; shape (len(ones), len(others))."""
+    """Return the covariances of the logarithmic speeds of two lists of phones.
+
+    The shape is (len(ones), len(others)).
+    """
     return np.array([[_likeness(one, other, similar) for other in others] for one in ones])
 
 
@@ -322,7 +335,10 @@ def _shares_error(row: Array, at: Array, seconds: float) -> tuple[Array, float]:
 def time_model(
     costs: Costs, typical: Sequence[float], error_factor: float, width: float | None = None
 ) -> TimeModel:
-    """Make a time model from costs; its intervals include ``width`` standard deviations of the costs."""
+    """Make a time model from costs.
+
+    If ``width`` is given, the intervals include that many standard deviations of the costs.
+    """
     by_field = {
         name: math.exp(log) / 1e3 / amount
         for fields, log, amount in zip(CLASSES, costs.mean, typical, strict=True)
@@ -363,7 +379,7 @@ def of_one_network(table: PhoneTable, about: About, work: StepWork, seconds: flo
 
 
 def of_measured(table: PhoneTable, phone: Phone, unit: str = "") -> TimeModel:
-    """Return the time model of a measured unit; of the mean unit (`of_phone`) if ``unit`` is unknown."""
+    """Return the time model of a measured unit, or that of the mean unit (`of_phone`) if it is unknown."""
     if unit in phone.units:
         return time_model(of_unit(phone.units[unit]), table.amounts, phone.units[unit].error_factor)
     own = float(np.median([each.error_factor for each in phone.units.values()]))
@@ -371,4 +387,5 @@ def of_measured(table: PhoneTable, phone: Phone, unit: str = "") -> TimeModel:
 
 
 UNITS_APART: Final = 1.28
-"""90% of pairs of units of one model differ by a smaller factor (`edgefl.devices.individuals`)."""
+"""Two units of one model differ by less than this factor with probability 90%
+(`edgefl.devices.individuals`)."""

@@ -1,4 +1,4 @@
-"""Plans a client's whole trip before it starts, so that wall and virtual clock use the same numbers."""
+"""Plans a client's whole trip before it starts, so that the wall and the virtual clock use the same times."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ class TripPlan(NamedTuple):
     compute_lead_s: float
     """Delay before the training: masking, or a drawn delay if there is no work over which to stretch it."""
     compute_rate_per_s: float
-    """Seconds of ``work_s`` done per emulated second: 1 without scatter and delay model; ``inf``: unpaced."""
+    """Seconds of ``work_s`` that are done per emulated second. It is 1 unless scatter or a delay model
+    changes the training time, and ``inf`` if the training takes no time."""
     up: Transfer
     steps: int | None = None
     """Number of training steps, if it differs from the experiment's."""
     tail_s: float = 0.0
-    """Time from the last of these steps until the trip's budget is used up; see ``rests``."""
+    """Time from the end of the last step until the time budget of the trip is used up; see ``rests``."""
     heat: Computation | None = None
     """Training of a device that heats up and throttles; ``compute_rate_per_s`` is then its full speed."""
     dies_s: float = math.inf
     """Seconds into the trip until the client's process is killed."""
     rests: bool = False
-    """True: the client idles during ``tail_s``, all steps done. False: it computes an unfinished step."""
+    """True if all steps are done and the client idles during ``tail_s``; False if it then computes a step
+    that it cannot finish."""
 
     @property
     def down_s(self) -> float:
@@ -70,7 +72,10 @@ class TripPlan(NamedTuple):
 
     @property
     def breaks_s(self) -> float:
-        """Seconds from the trip's start until the link, and so the task, is lost; infinite if it is not."""
+        """Seconds from the start of the trip until the link is lost, and with it the task.
+
+        They are infinite if the link is not lost.
+        """
         if self.down.breaks_after is not None:
             return self.down.breaks_s
         if self.up.breaks_after is None:
@@ -91,14 +96,17 @@ class TripPlan(NamedTuple):
         return (self.down if self.down.breaks_after is not None else self.up).broken
 
     def compute(self, pacer: Pacer) -> Phase:
-        """Return the pacer's phase for this trip's steps; `tail_s` is another phase, without work."""
+        """Return the phase of the pacer for the training steps of this trip.
+
+        `tail_s` is a separate phase without work.
+        """
         takes = None if self.heat is None else self._takes_s
         return pacer.phase(self.compute_rate_per_s, self.compute_lead_s, takes)
 
     def scattered(self, scatter: float) -> TripPlan:
         """Return this trip with its training time multiplied by ``scatter``.
 
-        The plan must have work, no heat, and no upload over a trace.
+        The plan must include training, and must have neither a heat model nor an upload over a trace.
         """
         return self._replace(compute_rate_per_s=self.compute_rate_per_s / scatter)
 
@@ -108,10 +116,10 @@ class TripPlan(NamedTuple):
         return self._replace(compute_lead_s=self.compute_lead_s + seconds, up=up)
 
     def within(self, budget_s: float, steps_s: Iterable[float]) -> TripPlan:
-        """Return this trip with shortened training: it uploads ``budget_s`` after receipt of the task.
+        """Return this trip with shortened training: its upload starts ``budget_s`` after the task's receipt.
 
-        The device makes only the steps that it can finish by then; ``steps_s`` are the durations of all
-        steps at full speed. The download is not cut short.
+        The device completes only the steps that it can finish by then; ``steps_s`` are the durations of all
+        steps at full speed. The download is not shortened.
 
         >>> from edgefl.devices import load_device, load_network
         >>> rng = np.random.default_rng(0)
@@ -156,13 +164,15 @@ def plan_trip(
 ) -> TripPlan:
     """Plan one trip: a download, training that takes ``work_s`` at the device's full speed, and an upload.
 
-    ``link`` and ``rng`` should draw from a stream named by the client *and* its trip, so that every process
-    makes the same plan. The order of draws is: download, upload, delay model. A delay model with ``mode =
-    "replace"`` sets the whole trip's time, for a client with this number of ``examples``: transfers take no
-    time, and the training is stretched to the drawn time; ``mode = "add"`` lengthens the training.
-    ``thermal`` is the device's thermal model and its temperature, °C, at the start: the device cools during
-    the download, and may throttle as it heats up during training. ``scatter`` multiplies the training time,
-    unless a delay model replaces it.
+    ``link`` and ``rng`` should draw from a stream that is named after the client *and* its trip, so that
+    every process makes the same plan. The order of draws is: download, upload, delay model. A delay model
+    with ``mode = "replace"`` sets the whole trip's time, for a client with this number of ``examples``: the
+    transfers take no time, and the training is stretched to the drawn time. With ``mode = "add"``, the delay
+    model lengthens the training.
+
+    ``thermal`` is the device's thermal model and its temperature in °C at the start of the trip. The device
+    cools during the download, and may throttle as it heats up during training. ``scatter`` multiplies the
+    training time, unless a delay model replaces it.
 
     >>> from edgefl.devices import load_device, load_network
     >>> rng = np.random.default_rng(0)

@@ -30,10 +30,10 @@ def predict(
     """Predict the emulated seconds of one step of ``module``, with a 90% interval and the parts of the time.
 
     A step is a forward pass, a backward pass and an update on ``batch`` examples, or with ``inference`` only
-    a forward pass. ``device`` is a profile or its name, ``runtime`` one of the profile's libraries (default:
-    the one that clients use), ``input_shape`` and ``dtype`` are those of one example (default dtype:
-    `example_dtype`). The module is traced without computing anything, and is not changed. Raises
-    `ConfigError` if the module cannot be traced, or the device or runtime is unknown.
+    a forward pass. ``device`` is a profile or its name. ``runtime`` is one of the profile's libraries (by
+    default, the library that clients use). ``input_shape`` and ``dtype`` are those of one example; the
+    default dtype is that of `example_dtype`. The module is traced without computing anything, and is not
+    changed. Raises `ConfigError` if the module cannot be traced, or if the device or the runtime is unknown.
 
     >>> from torch import nn
     >>> found = predict(nn.Linear(1000, 1000), 16, device="pi-4", input_shape=(1000,))
@@ -52,7 +52,7 @@ def time_model(device: Device, runtime: str | None = None) -> TimeModel:
     model = device.time_model(runtime)
     if model is None:
         raise ProfileError(
-            f"device {device.id!r}: no computing rates; its delay model sets the whole trip's time"
+            f"device {device.id!r} has no computing rates; its delay model sets the whole trip's time"
         )
     return model
 
@@ -88,7 +88,7 @@ def _tflite_work(module: nn.Module, input_shape: Sequence[int], inference: bool,
 
 
 def example_dtype(module: nn.Module, input_shape: Sequence[int]) -> Any:
-    """Return int64 for one-dimensional input to a module with an embedding (tokens); otherwise float32."""
+    """Return int64 for one-dimensional input (tokens) to a module with an embedding; otherwise float32."""
     import numpy as np
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""Presence: when a client is online, apart from effects of its own work such as an empty battery.
+"""Presence: when a client is online, apart from the effects of its own work, such as an empty battery.
 
 A presence combines sources (availability windows, churn, a late join), which depend only on the experiment's
 seed and the client. ``on(at_s)`` is a source's state at a time; at the time of a change it is the new state.
@@ -62,7 +62,10 @@ class Windows:
         return max(instant_s, math.nextafter(at_s, math.inf))
 
     def _phase(self, at_s: float) -> tuple[int, float]:
-        """Return the number of the period and the time in it; a time just before an edge is rounded to it."""
+        """Return the index of the period, and the time since its start.
+
+        A time just before the edge of an interval is rounded to this edge.
+        """
         turn, phase_s = divmod(at_s + self._shift_s, self._period_s)
         late_s = phase_s + 8.0 * math.ulp(abs(at_s) + self._shift_s + self._period_s)
         if late_s >= self._period_s:
@@ -141,7 +144,7 @@ class Presence:
         return all(source.on(at_s) for source in self._sources)
 
     def next_online_s(self, at_s: float) -> float:
-        """Return the first time from ``at_s`` on at which the client is online; infinite if none is found."""
+        """Return the first time at or after ``at_s`` at which the client is online; infinite if not found."""
         for _ in range(MOST_CHANGES):
             off = [source for source in self._sources if at_s < math.inf and not source.on(at_s)]
             if not off:

@@ -53,7 +53,7 @@ def load_device(name_or_path: str | Path) -> Device:
 
 
 def load_network(name_or_path: str | Path) -> Network:
-    """Load the network profile of that name or at that path; paths of traces become absolute.
+    """Load the network profile of that name or at that path, and make the paths of its traces absolute.
 
     >>> load_network("3g").down.rate_mbps
     1.6
@@ -70,8 +70,8 @@ def load_network(name_or_path: str | Path) -> Network:
 def load_fleet(name_or_path: str | Path) -> FleetFile:
     """Load the fleet file of that name or at that path.
 
-    The bundled profiles it names must exist. A relative path refers to the fleet file's folder, or to the
-    working directory if the folder has no such file.
+    The bundled profiles that it names must exist. A relative path refers to the folder of the fleet file, or
+    to the working directory if there is no such file in this folder.
 
     >>> load_fleet("paper-fedstaleweight").clients
     15
@@ -127,7 +127,7 @@ def _checked(of: type[P], kind: Kind, path: Path, table: dict[str, Any]) -> tupl
 
 
 def check_file(path: str | Path) -> list[str]:
-    """Return all faults of a profile file and the traces it names, one line each."""
+    """Return all faults of a profile file and of the traces that it names, one line for each fault."""
     path = Path(path)
     try:
         table = read_tables(path)
@@ -184,7 +184,10 @@ fleet_names = partial(bundled_names, "fleets")
 
 @cache
 def bundled_folder() -> Path:
-    """Return the folder of the bundled profiles: package data if installed, else beside the package."""
+    """Return the folder of the bundled profiles.
+
+    It is part of the installed package, or beside the package in a source checkout.
+    """
     package = Path(__file__).resolve().parent.parent
     for found in (package / "_profiles", package.parent / "profiles"):
         if (found / "devices").is_dir():
@@ -228,7 +231,7 @@ _NEEDS_NO_SOURCE = {
 
 
 def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fault]:
-    """Yield all faults of a profile's tables; ``stem`` is its file's name without suffix."""
+    """Yield all faults of a profile's tables; ``stem`` is the name of the profile's file without suffix."""
     schema = table.get("schema", SCHEMA)
     if isinstance(schema, int) and schema > SCHEMA:  # a newer schema cannot be validated further
         yield wrong("schema", f"at most {SCHEMA}, the newest that this edgefl reads (upgrade it)", schema)
@@ -247,7 +250,7 @@ def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fau
 
 
 def _figures(value: Any, key: str = "") -> Iterator[str]:
-    """Yield dotted keys of everything that needs a source: each number, and each word that states a fact."""
+    """Yield the dotted key of each value that needs a source: numbers, and words that state a fact."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if key or name not in _NEEDS_NO_SOURCE:
@@ -327,7 +330,7 @@ def _cpu_faults(device: Device) -> Iterator[Fault]:
         if steps and (list(steps) != sorted(set(steps)) or steps[-1] != cluster.max_mhz):
             yield wrong(f"{key}.freq_mhz", f"ascending and end with max_mhz = {cluster.max_mhz}", steps)
         if currents and len(currents) != len(steps):
-            yield wrong(f"{key}.power_ma", f"one value for each of freq_mhz, {len(steps)}", currents)
+            yield wrong(f"{key}.power_ma", f"one value for each of the {len(steps)} in freq_mhz", currents)
         elif currents and cluster.max_ma is not None and currents[-1] != cluster.max_ma:
             yield wrong(f"{key}.power_ma", f"values that end with max_ma = {cluster.max_ma}", currents)
 
@@ -356,9 +359,9 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
     elif scales != sorted(scales, reverse=True):
         yield wrong("thermal.trips", "steps whose freq_scale does not rise with temp_c", scales)
     elif thermal.off_c is not None and thermal.off_c < temps[-1]:
-        yield wrong("thermal.off_c", f"at least the last trip's temp_c = {temps[-1]}", thermal.off_c)
+        yield wrong("thermal.off_c", f"at least temp_c = {temps[-1]} of the last step", thermal.off_c)
     if thermal.ambient_c is not None and thermal.ambient_c >= temps[0]:
-        yield wrong("thermal.ambient_c", f"below the first trip's temp_c = {temps[0]}", thermal.ambient_c)
+        yield wrong("thermal.ambient_c", f"below temp_c = {temps[0]} of the first step", thermal.ambient_c)
     together = ("ambient_c", "r_c_per_w", "tau_s")
     missing = [f"thermal.{name}" for name in together if getattr(thermal, name) is None]
     if missing and len(missing) < len(together):

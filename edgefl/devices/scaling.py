@@ -1,8 +1,8 @@
 """Derives the time model of a device without training measurements by scaling that of a measured device.
 
 Two published figures of each device are used: the rate of MobileNet-v1 inference (``gemm``) scales operations
-and calls, and memcpy bandwidth scales bytes, if known for both devices. The interval combines the measured
-device's interval with the error of such scaling between measured devices (docs/profiles.md;
+and calls, and memcpy bandwidth scales bytes, if it is known for both devices. The interval combines the
+interval of the measured device with the error of such scaling between measured devices (docs/profiles.md;
 benchmarks/scaling.py measures this error).
 """
 
@@ -29,13 +29,14 @@ UNLIKE: Final = ("A7", "A53", "Vortex")
 """Cores unlike any measured one: A7 and A53 execute in order, Apple's Vortex is wider than all others."""
 
 WITH_BANDWIDTH: Final = 1.48
-"""Error factor (90% of steps) of scaling by GEMM rate and bandwidth, from Pi 4 to Pi 5 or from Pi 5 to Pi 4,
-whichever is larger."""
+"""Error factor of scaling by GEMM rate and bandwidth, within which the predictions of 90% of the steps are.
+It is the larger of two, from Pi 4 to Pi 5 and from Pi 5 to Pi 4."""
 BY_GEMM: Final = 1.9
-"""Error factor (90% of steps) of scaling by GEMM rates alone: the largest of four, between Pi 4 and Pi 5 and
-between Redmi Note 8 and Galaxy Note 10, each in both directions."""
+"""Error factor of scaling by GEMM rates alone, within which the predictions of 90% of the steps are. It is
+the largest of four, between Pi 4 and Pi 5 and between Redmi Note 8 and Galaxy Note 10, each in both
+directions."""
 OF_UNLIKE: Final = 1.5
-"""Additional factor assumed for cores unlike any measured one."""
+"""Additional error factor that is assumed for cores unlike any measured one."""
 
 
 class Scaled(NamedTuple):
@@ -48,8 +49,8 @@ class Scaled(NamedTuple):
 def scaled_file(name: str, like: str | None = None, runtime: str = "torch") -> str:
     """Return the text of a device's profile with a scaled runtime; everything else is unchanged.
 
-    ``name`` is a profile's name or a file's path, ``like`` the measured device, by default the one with the
-    most similar cores. Raises `ConfigError` if no such device is known.
+    ``name`` is the name of a profile or the path of a file. ``like`` is the measured device; by default, it
+    is the one with the most similar cores. Raises `ConfigError` if no such device is known.
     """
     path = Path(name) if is_path(name) else bundled_folder() / "devices" / f"{name}.toml"
     device = load_device(path if is_path(name) else name)
@@ -109,14 +110,17 @@ def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
 
 
 def _put(text: str, old: str, new: str, sources: str) -> str:
-    """Replace matches of ``old`` with ``new``; without any, replace the line [sources] with ``sources``."""
+    """Replace all matches of ``old`` with ``new``.
+
+    If there are none, replace the line [sources] with ``sources``.
+    """
     if re.search(old, text, re.MULTILINE):
         return re.sub(old, lambda _: new, text, flags=re.MULTILINE)
     return text.replace("\n[sources]\n", f"\n{sources}", 1)
 
 
 def _core(device: Device) -> str:
-    """Return the type of the fastest cores, with Arm's name if they have one."""
+    """Return the type of the device's fastest cores, by Arm's name if they have one."""
     clusters = device.cpu.clusters if device.cpu is not None else ()
     if not clusters:
         raise ConfigError(f"{device.id}: no cpu.clusters, so a similar measured device cannot be chosen")
@@ -125,7 +129,7 @@ def _core(device: Device) -> str:
 
 
 def _gemm(device: Device, base: Device) -> tuple[float, str]:
-    """Return the ratio of the devices' computing rates, and the figures it is computed from."""
+    """Return the ratio of the computing rates of two devices, and a note with the figures behind it."""
     figures = []
     for each in (device, base):
         rates = each.cpu.rate_gflops.gemm if each.cpu is not None else None
@@ -137,7 +141,8 @@ def _gemm(device: Device, base: Device) -> tuple[float, str]:
 
 
 def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:
-    """Return the ratio of bandwidths, the figures it is computed from, and its error factor."""
+    """Return the ratio of the bandwidths of two devices, a note with the figures behind it, and the error
+    factor of scaling with it; None if one of the bandwidths is unknown."""
     own, its = (each.memory and each.memory.bandwidth_gbytes_per_s for each in (device, base))
     if not own or not its:
         return None
@@ -145,7 +150,10 @@ def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:
 
 
 def _faster(model: TimeModel, flop: float, moved: float) -> TimeModel:
-    """Return the model with operations ``flop`` times and bytes ``moved`` times as fast, to four digits."""
+    """Return the model with operations ``flop`` times as fast and bytes ``moved`` times as fast.
+
+    Its values are rounded to four digits.
+    """
     changed = {}
     for name in model.__struct_fields__:
         value = getattr(model, name)

@@ -19,8 +19,8 @@ from edgefl.seeds import stream
 
 NOMINAL_V = 3.85  # voltage of a phone's lithium-ion cell, if the profile states no battery.voltage_v
 SCHEMA = 2
-"""Schema version of the profile files that edgefl writes, and of a file without ``schema``. Files of
-schema 1, which has no ``runtime``, can still be read."""
+"""Schema version of the profile files that edgefl writes. It is also assumed for a file without ``schema``.
+Files of schema 1, which has no ``runtime``, can still be read."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
@@ -35,7 +35,10 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cluster(_Table, frozen=True, kw_only=True):
-    """Cores of one kind. ``power_ma`` is a core's current at each ``freq_mhz``, and ends with ``max_ma``."""
+    """Cores of one kind.
+
+    ``power_ma`` lists the current of a core at each frequency in ``freq_mhz``; the last one is ``max_ma``.
+    """
 
     uarch: Text
     cores: Count
@@ -47,14 +50,14 @@ class Cluster(_Table, frozen=True, kw_only=True):
 
 
 class ThreadRates(_Table, frozen=True, kw_only=True):
-    """A rate with one thread (``1t``) and with the fastest number of threads (``nt``); either or both."""
+    """A rate with one thread (``1t``), with the fastest number of threads (``nt``), or both."""
 
     one: Positive | None = msgspec.field(default=None, name="1t")
     all: Positive | None = msgspec.field(default=None, name="nt")
 
 
 class RateGflops(_Table, frozen=True, kw_only=True):
-    """Sustained fp32 rates by class of operation, 10⁹ FLOP per second (a multiply-add is two)."""
+    """Sustained fp32 rates for each class of operation, in 10⁹ FLOP per second (a multiply-add is two)."""
 
     train: Positive
     """Rate of the forward and backward pass of a small CNN on all cores that training uses. The training time
@@ -69,7 +72,7 @@ class RateGflops(_Table, frozen=True, kw_only=True):
 
 
 class Cpu(_Table, frozen=True, kw_only=True):
-    """The processor."""
+    """The processor: its computing rates and its cores."""
 
     rate_gflops: RateGflops
     clusters: tuple[Cluster, ...] = ()
@@ -84,7 +87,7 @@ class Memory(_Table, frozen=True, kw_only=True):
 
 
 class Storage(_Table, frozen=True, kw_only=True):
-    """Flash memory, sequential access; 1 MB/s is 10⁶ bytes per second."""
+    """Rates of sequential access to the flash memory; 1 MB/s is 10⁶ bytes per second."""
 
     read_mbytes_per_s: Positive
     write_mbytes_per_s: Positive | None = None
@@ -102,7 +105,7 @@ class Battery(_Table, frozen=True, kw_only=True):
     min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
     """State of charge below which the device accepts no work. With 1 the device would never work."""
     charge_w: Positive | None = None
-    """Charging power from ``min_soc`` until the battery is full; None: never charged."""
+    """Power that charges the battery from ``min_soc`` until it is full; None if it is never charged."""
 
 
 class ThrottlingStep(_Table, frozen=True, kw_only=True):
@@ -135,12 +138,12 @@ class Availability(_Table, frozen=True, kw_only=True):
 
 
 class Slowdown(_Table, frozen=True, kw_only=True):
-    """Spread of the devices of one profile: each is ``low`` to ``high`` times slower than the profile."""
+    """Differences between the devices of one profile: each is slower by a factor from ``low`` to ``high``."""
 
     low: Annotated[float, msgspec.Meta(ge=1)]
     high: Annotated[float, msgspec.Meta(ge=1)]
     dist: Literal["uniform", "uniform-speed"] = "uniform"
-    """Distribution of the factor: U(low, high), or 1/U(1/high, 1/low), whose speed is uniform."""
+    """Distribution of the factor: U(low, high), or 1/U(1/high, 1/low), so that the speed is uniform."""
 
     def draw(self, rng: np.random.Generator) -> float:
         """Draw the factor by which one device is slower.
@@ -157,7 +160,8 @@ class Slowdown(_Table, frozen=True, kw_only=True):
 
 Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
 MOST_S = 1e9
-"""Maximum delay, about 30 years. This limit and those of ``sigma`` and ``alpha`` keep every draw finite."""
+"""Maximum delay in seconds, about 30 years. This limit and the limits of ``sigma`` and ``alpha`` keep every
+draw finite."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=MOST_S)]
 SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
 
@@ -176,9 +180,9 @@ class Delay(_Table, frozen=True, kw_only=True):
     ``list``               ``values_s``                   one of the values, each equally likely
     ====================== ============================== ==================================
 
-    ``mode``: the draw replaces the time of the whole trip (FedStaleWeight §6.2, FedBuff §5), or is added to
-    the compute time. ``per = "example"`` multiplies the draw by the client's number of examples (FedBuff,
-    C.2).
+    Depending on ``mode``, the draw replaces the time of the whole trip (FedStaleWeight §6.2, FedBuff §5), or
+    is added to the compute time. With ``per = "example"``, the draw is multiplied by the client's number of
+    examples (FedBuff, C.2).
 
     >>> delay = Delay(dist="uniform", low_s=1.0, high_s=2.0)
     >>> 1.0 <= delay.draw(np.random.default_rng(0)) < 2.0
@@ -208,7 +212,10 @@ class Delay(_Table, frozen=True, kw_only=True):
     }
 
     def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
-        """Draw the delay of a client with ``examples`` examples, emulated seconds, by one call of ``rng``."""
+        """Draw the delay of a client with this number of examples, in emulated seconds.
+
+        Only one value is drawn from ``rng``.
+        """
         drawn_s: Any = math.nan
         match self.dist, [getattr(self, name) for name in self.FIELDS[self.dist]]:
             case "uniform", [low_s, high_s]:
@@ -227,7 +234,8 @@ class Delay(_Table, frozen=True, kw_only=True):
 
 
 DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "desktop", "tier", "paper"]
-"""``tier`` represents a share of all devices, or a device known only by its speed."""
+"""The class ``tier`` is for a profile that represents a share of all devices, or a device of which only the
+speed is known."""
 
 
 class Device(_Table, frozen=True, kw_only=True):
@@ -238,10 +246,12 @@ class Device(_Table, frozen=True, kw_only=True):
     name: Text
     kind: DeviceClass = msgspec.field(name="class")
     sources: dict[str, Text]
-    """Source of each figure, by dotted field or the table above it. ``derived:`` marks a figure computed from
-    others, ``assumed:`` one without a published value."""
+    """Source of each figure, keyed by the dotted name of its field or of a table that contains it. A source
+    starts with ``derived:`` if the figure was computed from others, and with ``assumed:`` if there is no
+    published value."""
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
-    """Dotted field to a factor f: the true figure is assumed to be between figure/f and figure·f."""
+    """Maps the dotted name of a field to a factor f. The true figure is assumed to be between figure/f and
+    figure·f."""
     year: Annotated[int, msgspec.Meta(ge=1990)] | None = None
     soc: Text | None = None
     cpu: Cpu | None = None
@@ -250,13 +260,14 @@ class Device(_Table, frozen=True, kw_only=True):
     default_runtime: Name | None = None
     """The runtime that clients use; required if there are several."""
     units: dict[str, Positive] | None = None
-    """Compute time of each measured unit ÷ the geometric mean of all units; None: not measured."""
+    """Compute time of each measured phone (unit) of this model, divided by the geometric mean over all units;
+    None if units were not measured."""
     memory: Memory | None = None
     storage: Storage | None = None
     battery: Battery | None = None
     thermal: Thermal | None = None
     availability: Availability | None = None
-    """Times at which the device can work; None: always."""
+    """Times at which the device can work; None if it always can."""
     network: Name | None = None
     """Default network of `edgefl.programs` and of device tests; fleets do not use it."""
     delay_model: Delay | None = None
@@ -275,8 +286,9 @@ class Device(_Table, frozen=True, kw_only=True):
     def time_model(self, runtime: str | None = None) -> TimeModel | None:
         """Return the time model of that runtime, or of the default one.
 
-        For a profile without runtimes it is ``cpu.rate_gflops.train`` for every class of operation; None if
-        only a delay model sets the time. Raises `ProfileError` for a runtime that the profile does not have.
+        For a profile without runtimes, the rate of every class of operation is ``cpu.rate_gflops.train``.
+        Return None if only a delay model sets the time. Raises `ProfileError` if the profile does not have
+        the runtime.
         """
         if runtime is not None:
             if runtime not in self.runtime:
@@ -292,14 +304,15 @@ class Device(_Table, frozen=True, kw_only=True):
     def model_error_factor(self, work: StepWork) -> float | None:
         """Return the factor within which the profile predicts the step times of 90% of real devices.
 
-        None if the profile represents no real device: it is from a paper, or has times from a delay model.
+        Return None if the profile represents no real device, because it is from a paper or its times are
+        those of a delay model.
         """
         model = None if self.timed_by_draw or self.exact else self.time_model()
         return None if model is None else model.error_factor_of(work)
 
     @property
     def app_limit_mib(self) -> float | None:
-        """Memory limit of one client process, MiB; None if the profile states none."""
+        """Memory limit of one client process, in MiB; None if the profile does not state one."""
         return self.memory.app_limit_mib if self.memory is not None else None
 
     @property
@@ -310,9 +323,9 @@ class Device(_Table, frozen=True, kw_only=True):
 
     @property
     def busy_w(self) -> float | None:
-        """Power of computing at full speed, above idle, W; None if the profile does not state it.
+        """Power of computing at full speed, in watts above idle; None if the profile does not state it.
 
-        It is ``thermal.busy_w``, else computed from the currents of all cores at their highest frequency.
+        It is ``thermal.busy_w``, or is computed from the currents of all cores at their highest frequency.
 
         >>> from edgefl.devices import load_device
         >>> load_device("pixel-4").busy_w
@@ -327,7 +340,7 @@ class Device(_Table, frozen=True, kw_only=True):
 
     @property
     def exact(self) -> bool:
-        """True if the profile is a paper's, whose devices have exactly the stated properties."""
+        """True if the profile is from a paper, so that its devices have exactly the stated properties."""
         return self.kind == "paper"
 
     @property
@@ -350,7 +363,7 @@ class Direction(_Table, frozen=True, kw_only=True):
     """One direction of a network, without queueing."""
 
     rate_mbps: Positive | None = None
-    """10⁶ bit/s including packet headers; None is unlimited."""
+    """Rate in 10⁶ bit/s, including packet headers; None if it is unlimited."""
     rate_cv: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
     """Coefficient of variation of the rate over windows of one second. Each message's rate is log-normal with
     the coefficient ``rate_cv`` / √d, where d is the message's duration in seconds, but at least 1."""
@@ -366,7 +379,7 @@ class Direction(_Table, frozen=True, kw_only=True):
     ``disconnect``: the first lost packet ends the connection, and with it the trip."""
     trace: Text | None = None
     """Path, relative to the profile, of a trace in Mahimahi's format that sets the rate instead of
-    ``rate_mbps``. Absolute in a loaded profile."""
+    ``rate_mbps``. It is absolute in a loaded profile."""
 
 
 Bearer = Literal["mobile", "wifi", "wired"]
@@ -405,7 +418,7 @@ class Network(_Table, frozen=True, kw_only=True):
 
     @property
     def payload_bytes(self) -> int:
-        """Payload of a full packet, bytes."""
+        """Number of payload bytes in a full packet."""
         return self.mtu_bytes - self.header_bytes
 
 
@@ -419,8 +432,8 @@ class FleetFile(_Table, frozen=True, kw_only=True):
     source: Text
     network: str | Annotated[dict[str, str], msgspec.Meta(min_length=1)] = "wifi"
     draw: Count | None = None
-    """Number of devices that each experiment draws by its seed, with the counts of ``devices`` as weights;
-    None: exactly these counts."""
+    """Number of devices that each experiment draws with its seed, using the counts of ``devices`` as weights.
+    If it is None, the fleet has exactly these counts."""
 
     @property
     def clients(self) -> int:
@@ -428,7 +441,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         return self.draw or sum(self.devices.values())
 
     def drawn(self, seed: int) -> dict[str, int]:
-        """Return each profile's number of devices, drawn by ``seed``, without profiles that have none.
+        """Return the number of devices of each profile, drawn with ``seed``, without zeros.
 
         >>> fleet = FleetFile(id="x", name="x", source="x", devices={"pi-4": 3, "pi-5": 1}, draw=400)
         >>> fleet.drawn(1)["pi-4"] > 2 * fleet.drawn(1)["pi-5"], sum(fleet.drawn(2).values())

@@ -1,4 +1,6 @@
-"""Heating and throttling of a computing device: one thermal resistance, one time constant, throttling steps.
+"""Heating and throttling of a device that computes.
+
+The model has one thermal resistance, one time constant, and throttling steps.
 
 The temperature T follows a lumped model (one resistance R, one capacity τ/R)
 
@@ -19,9 +21,9 @@ from typing import NamedTuple
 from edgefl.devices.schema import Device
 
 POWER_EXPONENT = 2.0
-"""Exponent of the speed in the power of computing. A voltage proportional to the frequency would give 3. The
-currents in Android's power profiles of Snapdragon 835 and 855 phones give 1.4 to 2.1, from a third of the
-highest frequency up."""
+"""Exponent of the speed in the power of computing. If the voltage were proportional to the frequency, the
+exponent would be 3. For frequencies above a third of the highest frequency, the currents in Android's power
+profiles of Snapdragon 835 and 855 phones result in exponents of 1.4 to 2.1."""
 
 
 class Stretch(NamedTuple):
@@ -41,12 +43,15 @@ class Computation(NamedTuple):
     model: ThermalModel
     stretches: tuple[Stretch, ...]
     total_s: float
-    """Emulated seconds of the whole work; infinite if the device switches off before."""
+    """Emulated seconds that the whole work takes; infinite if the device switches off before its end."""
     off_s: float
     """Emulated seconds until the device switches off; infinite if it does not."""
 
     def seconds(self, work_s: float) -> float:
-        """Return emulated seconds until the first ``work_s`` of the work (seconds at full speed) is done."""
+        """Return the emulated seconds until the first ``work_s`` of the work are done.
+
+        Work is measured in seconds at full speed.
+        """
         stretch = self.stretches[bisect_right(self.stretches, work_s, lo=1, key=lambda one: one.work_s) - 1]
         seconds = stretch.at_s + (work_s - stretch.work_s) / stretch.speed
         return seconds if seconds <= self.off_s else math.inf
@@ -61,7 +66,7 @@ class Computation(NamedTuple):
         return self.model.after(stretch.temp_c, stretch.power_w, at_s - stretch.at_s)
 
     def powers(self) -> list[tuple[float, float]]:
-        """Return seconds and watts of each stretch until the work ends or the device switches off."""
+        """Return the seconds and the watts of each stretch until the work ends or the device switches off."""
         last_s = min(self.total_s, self.off_s)
         ends_s = [*(min(stretch.at_s, last_s) for stretch in self.stretches[1:]), last_s]
         pairs = zip(self.stretches, ends_s, strict=True)
@@ -90,11 +95,12 @@ class ThermalModel(NamedTuple):
     busy_w: float
     step_c: tuple[float, ...]
     speeds: tuple[float, ...]
-    """Fraction of full speed below the first step (1.0), then from each step on; never rising."""
+    """Fractions of full speed: 1.0 below the first throttling step, then the fraction from each step on. They
+    never rise."""
     off_c: float = math.inf
 
     def power_w(self, speed: float) -> float:
-        """Return the power of computing at that fraction of full speed, W."""
+        """Return the power of computing at that fraction of full speed, in watts."""
         return self.busy_w * float(speed**POWER_EXPONENT)
 
     def after(self, temp_c: float, power_w: float, seconds: float) -> float:
@@ -103,7 +109,10 @@ class ThermalModel(NamedTuple):
         return settles_c + (temp_c - settles_c) * math.exp(-seconds / self.tau_s)
 
     def cools_in_s(self, temp_c: float, to_c: float) -> float:
-        """Return the idle seconds to cool from ``temp_c`` to ``to_c``; infinite if that is not reached."""
+        """Return the seconds of idling until the device has cooled from ``temp_c`` to ``to_c``.
+
+        They are infinite if it never cools that far.
+        """
         return 0.0 if temp_c <= to_c else self._reaches_s(temp_c, 0.0, to_c)
 
     def compute(self, temp_c: float, work_s: float) -> Computation:
@@ -124,7 +133,7 @@ class ThermalModel(NamedTuple):
                 return Computation(self, tuple(stretches), math.inf, at_s)
 
     def _regime(self, temp_c: float) -> tuple[float, float, float]:
-        """Return speed and power at that temperature, and the temperature at which they change."""
+        """Return the speed and the power at that temperature, and the temperature at which they change."""
         step = bisect_right(self.step_c, temp_c)
         settles_c = self._settles_c(step)
         if settles_c >= temp_c:
@@ -145,7 +154,10 @@ class ThermalModel(NamedTuple):
         return self.ambient_c + self.power_w(self.speeds[step]) * self.r_c_per_w
 
     def _reaches_s(self, temp_c: float, power_w: float, edge_c: float) -> float:
-        """Return seconds at constant power from one temperature to another; infinite if not reached."""
+        """Return the seconds at constant power until the temperature changes from ``temp_c`` to ``edge_c``.
+
+        They are infinite if the temperature never reaches ``edge_c``.
+        """
         settles_c = self.ambient_c + power_w * self.r_c_per_w
         between = min(temp_c, settles_c) < edge_c < max(temp_c, settles_c)
         if not between:

@@ -30,7 +30,7 @@ FEMNIST_STEP: Final = StepWork(
     matmul_bytes=79_477_768.0, pool_bytes=5_268_480.0, elementwise_bytes=8_048_704.0, calls=28.0,
     parameters=6_603_710.0,
 )  # fmt: skip
-"""A training step of LEAF's FEMNIST CNN on 10 images, which FLASH measured: used to compare devices."""
+"""A training step of LEAF's FEMNIST CNN on 10 images, which FLASH measured. It is used to compare devices."""
 
 
 class Prediction(NamedTuple):
@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
     low_s: float
     high_s: float
     parts: Mapping[str, float]
-    """Seconds by part, the largest first; they sum to ``seconds``."""
+    """Seconds of each part of the step, the largest first; they sum to ``seconds``."""
     unsure: tuple[str, ...] = ()
     """Parts with uncertain costs that widen the interval by half or more, the worst first."""
 
@@ -72,9 +72,9 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     call_us: NotNegative = 0.0
     """Time per call of an operation such as a convolution, whatever its class."""
     parameter_ns: NotNegative = 0.0
-    """Optimizer time per parameter."""
+    """Time of the optimizer per parameter."""
     fixed_ms: NotNegative = 0.0
-    """Time per step."""
+    """Fixed time of each step, whatever its work."""
     error_factor: Factor
     """The times of 90% of steps with well-known costs are within this factor of their predictions."""
     cost_errors: tuple[tuple[float, ...], ...] = ()
@@ -82,7 +82,8 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     L·Lᵀ is the covariance of the costs' natural logarithms, scaled so that the interval factor of a step is
     exp √(ln² ``error_factor`` + ‖Lᵀs‖²), where s are the costs' shares of the step's time. Costs that were
-    only measured together are uncertain individually but certain in sum. Empty: only ``error_factor`` counts.
+    only measured together are uncertain individually but certain in sum. If the triangle is empty, only
+    ``error_factor`` counts.
     """
 
     @classmethod
@@ -104,7 +105,10 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return costs
 
     def parts(self, work: StepWork) -> dict[str, float]:
-        """Return a step's seconds by field of its work, and ``fixed``, the largest first, without zeros."""
+        """Return the seconds of each part of a step, the largest first and without zeros.
+
+        The parts are the fields of the step's work, and ``fixed``.
+        """
         parts = {name: cost * getattr(work, name) for name, cost in self.costs().items()}
         parts["fixed"] = self.fixed_ms / 1e3
         return {
@@ -125,7 +129,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.seconds(work.fixed), self.seconds(work.per_example) - fixed_s
 
     def predict(self, work: StepWork) -> Prediction:
-        """Predict the seconds of a step, with interval and parts."""
+        """Predict the seconds of a step, with a 90% interval and the parts of the time."""
         parts = self.parts(work)
         seconds = sum(parts.values())
         factor = self.error_factor_of(work)
@@ -135,8 +139,8 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def error_factor_of(self, work: StepWork) -> float:
         """Return the factor of a step's 90% interval, which is larger if the step's costs were not measured.
 
-        Its part from ``cost_errors`` is at most the mean of the costs' own factors (each at most 7), weighted
-        by their shares of the step's time.
+        The contribution of ``cost_errors`` to it is at most a weighted mean of the factors of the individual
+        costs, each of which is at most 7. The weights are the costs' shares of the step's time.
         """
         parts = self.parts(work)
         seconds = sum(parts.values())
@@ -159,7 +163,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return tuple(next(name for name in parts if name in (*TERMS, ("fixed",))[at]) for at in worst)
 
     def slowed(self, factor: float) -> TimeModel:
-        """Return the model of a device that is slower by ``factor`` in everything.
+        """Return the model of a device on which everything takes ``factor`` times as long.
 
         >>> TimeModel.of_rate(2.0).slowed(4.0).conv_gflops
         0.5
@@ -185,7 +189,8 @@ COSTS: Final[Mapping[str, tuple[str, float]]] = {
     "calls": ("call_us", 1e-6),
     "parameters": ("parameter_ns", 1e-9),
 }
-"""Field of `TimeModel` with the cost of each field of `StepWork`, and that field's unit in seconds."""
+"""Maps each field of `StepWork` to the field of `TimeModel` that states its cost. The number is the cost, in
+seconds, that a value of 1 in the latter field means."""
 TERMS: Final[tuple[tuple[str, ...], ...]] = (
     *((name,) for name in COSTS if name.endswith("_flop")),
     ("conv_bytes",),
@@ -201,13 +206,13 @@ ERRORS: Final = ("error_factor", "cost_errors")
 MOST_UNSURE: Final = 7.0
 """Maximum error factor of a cost without measurements, and of its effect on a step."""
 WIDER: Final = 1.5
-"""Ratio of a step's interval factor to ``error_factor`` above which `Prediction.unsure` lists parts."""
+"""Ratio of the interval factor of a step to ``error_factor`` above which `Prediction.unsure` lists parts."""
 _EACH = ("us", "ns", "ms")
 """Suffixes of fields that hold a time per unit; the others are rates."""
 
 
 def joined(*factors: float) -> float:
-    """Combine error factors of independent errors.
+    """Combine the error factors of independent errors into one factor.
 
     >>> round(joined(1.5, 1.0), 9), round(joined(1.2, 1.3), 3)
     (1.5, 1.376)
@@ -216,5 +221,5 @@ def joined(*factors: float) -> float:
 
 
 def _by_term(parts: Mapping[str, float]) -> list[float]:
-    """Return the seconds by `TERMS`, and of the fixed part."""
+    """Return the seconds of each of `TERMS`, and those of the fixed part."""
     return [sum(parts.get(name, 0.0) for name in term) for term in (*TERMS, ("fixed",))]

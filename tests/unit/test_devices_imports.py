@@ -105,7 +105,7 @@ def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
     text = text.replace('<item name="battery.capacity">2810</item>', "")
     (tmp_path / "p.xml").write_text(text.replace(">36<", ">166<").replace(">78<", ">166<"))
     made = FORMATS["power-profile"].read(tmp_path / "p.xml", ImportOptions(base="moto-g4", name="mine"))
-    assert made.notes == ("left out: the cores' currents, equal at every frequency (166 mA)",)
+    assert made.notes == ("left out: the cores' currents, which are equal at every frequency (166 mA)",)
     (found,) = devices(made, tmp_path).values()
     before = emulation.load_device("moto-g4")
     assert (found.battery.capacity_mah, found.battery.wifi_ma) == (before.battery.capacity_mah, 96)
@@ -196,7 +196,7 @@ def test_a_replayed_trace_is_written_as_it_is(tmp_path: Path) -> None:
     written(read("mahimahi", "down.trace", name="mine"), tmp_path)
     content = write(str(tmp_path / "mine.toml"), "mahimahi", "up").content
     assert content.decode() == (SAMPLES / "down.trace").read_text()
-    with pytest.raises(ProfileError, match="replays a trace, which webpagetest lacks"):
+    with pytest.raises(ProfileError, match="replays a trace, which webpagetest cannot hold"):
         write(str(tmp_path / "mine.toml"), "webpagetest")
 
 
@@ -335,11 +335,11 @@ PASSWORDS = """<!DOCTYPE device [<!ENTITY x SYSTEM "file:///etc/passwd">]>
         ("mahimahi", "", "must have at least one line"),
         ("mahimahi", b"\xff\xfe", "not text"),
         ("power-profile", "", "not XML"),
-        ("power-profile", "<html/>", "<html> without items; allowed: <device> with items and arrays"),
+        ("power-profile", "<html/>", "<html> has no items; allowed: <device> with items and arrays"),
         ("power-profile", "<device><item><b/></item></device>", ": got ''; allowed: a number of at least 0"),
-        ("power-profile", "<device></device>", "<device> without items; allowed: <device> with items and"),
+        ("power-profile", "<device></device>", "<device> has no items; allowed: <device> with items and"),
         ("power-profile", XML.format('<array name="battery.capacity"/>'), "battery.capacity: missing"),
-        ("power-profile", "<?xml version='1.0' encoding='rot13'?><html/>", "<html> without items; allowed:"),
+        ("power-profile", "<?xml version='1.0' encoding='rot13'?><html/>", "<html> has no items; allowed:"),
         ("power-profile", XML.format('<item name="x">fast</item>'), "x: got 'fast'; allowed: a number"),
         ("power-profile", XML.format('<item name="x">nan</item>'), "x: got 'nan'"),
         ("power-profile", XML.format('<item name="x">1</item>'), "battery.capacity: missing; allowed:"),

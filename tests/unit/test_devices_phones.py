@@ -306,8 +306,8 @@ def test_devices_are_found_by_words_year_and_memory(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "has no model"),
-        ("model,unit\na,b\n", "has no core"),
+        ("", "the column model is missing"),
+        ("model,unit\na,b\n", "the column core is missing"),
         ("{head}\n", "no lines of data"),
         ("{head}\nm,u,c,fast,2,0,1,1,1,1\n", "line 2: max_ghz must be a number above 0 or empty, got 'fast'"),
         ("{head}\nm,u,c,2,2,0,1,-1,1,1\n", "line 2: median_ms must be a number above 0 or empty, got '-1'"),

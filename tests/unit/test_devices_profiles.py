@@ -171,14 +171,14 @@ battery = { capacity_mah = 1, idle_ma = -1 } -> battery.idle_ma: must be a finit
 cpu.clusters = [{ CORE, cores = 1.5 }] -> cpu.clusters[0].cores: must be a whole number of at least 1, got 1.5
 cpu.clusters = [{ CORE, cores = 1, freq_mhz = [5, 8] }] -> cpu.clusters[0].freq_mhz: must be ascending and
 cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9, 9] }] -> freq_mhz: must be ascending and end with max_mhz =
-cpu.clusters = [{ CORE, cores = 1, power_ma = [9] }] -> power_ma: must be one value for each of freq_mhz, 0,
+cpu.clusters = [{ CORE, cores = 1, power_ma = [9] }] -> power_ma: must be one value for each of the 0 in
 cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9], max_ma = 5, power_ma = [4] }] -> must be values that end
 thermal = { trips = [] } -> thermal.trips: must be an array that is not empty, got []
 thermal = { trips = [STEP, { temp_c = 45, freq_scale = 0.6 }] } -> thermal.trips: must be steps whose
 thermal = { trips = [STEP, STEP] } -> thermal.trips: must be in ascending order of temp_c, got [40.0, 40.0]
-thermal = { trips = [STEP], off_c = 39 } -> thermal.off_c: must be at least the last trip's temp_c = 40.0
+thermal = { trips = [STEP], off_c = 39 } -> thermal.off_c: must be at least temp_c = 40.0 of the last step
 thermal = { trips = [STEP], tau_s = 9 } -> thermal.ambient_c: missing; ambient_c and r_c_per_w and tau_s only
-thermal = { trips = [STEP], ambient_c = 40, tau_s = 9, r_c_per_w = 5 } -> ambient_c: must be below the first
+thermal = { trips = [STEP], ambient_c = 40, tau_s = 9, r_c_per_w = 5 } -> ambient_c: must be below temp_c
 availability = { intervals_s = [], period_s = 9 } -> availability.intervals_s: must be an array that is not
 availability = { intervals_s = [[1, 2, 3]], period_s = 9 } -> intervals_s[0]: must be an array of 2, got [1,
 availability = { intervals_s = [[1, nan]], period_s = 9 } -> intervals_s[0][1]: must be a finite number

@@ -87,7 +87,7 @@ def test_a_result_becomes_a_profile(result: Path, tmp_path: Path) -> None:
 
 def test_parts_of_another_kit_are_refused(result: Path) -> None:
     said = json.loads(result.read_text())
-    with pytest.raises(ConfigError, match="measured with kit 99, current is 1; measure again"):
+    with pytest.raises(ConfigError, match="measured with version 99 of the kit, not 1; measure again"):
         msgspec.convert({**said, "kit": 99}, KitResult).rows()
     with pytest.raises(ConfigError, match="no part 'conv/new'"):
         msgspec.convert({**said, "parts": {"conv/new": said["parts"]["conv/7"]}}, KitResult).rows()
