@@ -5,14 +5,14 @@ A rate is the product of a constant of the core type and the clock frequency, an
     rate(cluster, class) = per_mhz(core, class) · MHz
 
 ===========  =============================================================================================
-integer      decompression by 7-zip, MIPS
-memory       compression by 7-zip, MIPS
-copy         memcpy, MB/s (10⁶ bytes)
-crypto       AES-256-CBC, MB/s
+integer      decompression by 7-zip, in MIPS
+memory       compression by 7-zip, in MIPS
+copy         memcpy, in MB/s (10⁶ bytes)
+crypto       AES-256-CBC, in MB/s
 division     searches per second for the primes up to 10,000 by 64-bit division (events of ``sysbench cpu``)
 float        steps per second of the five-body problem in C
 interpreter  steps per second of the five-body problem in CPython
-simd         inference of MobileNet-v1 in fp32, GFLOPS
+simd         inference of MobileNet-v1 in fp32, in GFLOPS
 ===========  =============================================================================================
 
 `edgefl.devices.code_fit` fits the rates.
@@ -113,7 +113,7 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     factor: float = 1.0
     spread: float = 1.3
     bits: int = 64
-    """32 if the core only runs 32-bit code."""
+    """32 if the core only runs 32-bit code, otherwise 64."""
     aes: bool = True
     """False if the core type never has AES instructions."""
 
@@ -277,7 +277,7 @@ def throughput(
 ) -> Rate:
     """Return the total rate of ``threads`` busy threads, placed on the fastest cores first.
 
-    Threads beyond one per core add nothing. Raises `ConfigError` if ``clusters`` is empty.
+    More threads than cores do not increase the rate. Raises `ConfigError` if ``clusters`` is empty.
     """
     if not clusters:
         raise ConfigError("no cores: the profile lists no cpu.clusters")

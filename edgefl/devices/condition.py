@@ -129,7 +129,7 @@ class ConditionModel(NamedTuple):
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
-        """Return the condition ``elapsed_s`` into a trip, or at its end if that is earlier.
+        """Return the condition ``elapsed_s`` after the start of a trip, or at its end if it ends earlier.
 
         ``before`` is the condition at the start of the trip, and ``because`` is the cause of an interruption.
         """
@@ -198,7 +198,7 @@ class Power(NamedTuple):
     least_j: float
     """Charge below which the device accepts no work."""
     charge_w: float
-    """Net charging power; 0 if the profile states none."""
+    """Net charging power in watts; 0 if the profile does not state it."""
 
 
 def power_of(device: Device, network: Network | None = None) -> Power | None:

@@ -12,7 +12,7 @@ from edgefl.errors import ConfigError
 
 
 def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each line's location (for error messages) and its fields by column.
+    """Yield the location of each line (for error messages) and its fields, keyed by column name.
 
     Raises `ConfigError` if the file cannot be read, has no data or lacks one of the ``columns``, or if a line
     has fewer or more fields than the first.

@@ -3,11 +3,11 @@
 BouquetFL's TOML lists processors, graphics cards and locations (imported as networks), without training
 rates. Processors and graphics cards are assumed to train at 0.07 of their peak rate, the fraction that phones
 measured by FLASH reached (docs/profiles.md). The peak rate is 32 FLOP per cycle and core for a processor (two
-256-bit fused multiply-adds), and 2 for a graphics card. The uncertainty is a factor of 10.
+256-bit fused multiply-adds), and 2 FLOP for a graphics card. The rates are uncertain by a factor of 10.
 
 Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` with currents in mA at the
 battery's nominal voltage and the cores' frequencies in kHz. Older files name the arrays ``cpu.speeds`` and
-``cpu.active``, and omit ``.cluster0`` if there is one cluster. Currents of cores that are equal at every
+``cpu.active``, and omit ``.cluster0`` if there is only one cluster. Currents of cores that are equal at every
 frequency were not measured, so they are not imported.
 """
 

@@ -24,7 +24,7 @@ MOST_TRIES = 10_000  # attempts to find a time at which a client is both online 
 
 
 class Transition(NamedTuple):
-    """The next change of a client, unless the client receives or finishes a task first."""
+    """The next change of a client if the client does not receive or finish a task first."""
 
     at_s: float
     """Time of the change in emulated seconds since the start of the run; infinite if there is no change."""
@@ -45,7 +45,7 @@ class _ClientState:
 
     def __init__(self, model: ConditionModel, presence: Presence, charge: float) -> None:
         self.model, self.presence = model, presence
-        self.now = model.initial(charge)  # during a trip: the condition at its start
+        self.now = model.initial(charge)  # during a trip, this is the condition at its start
         self.plan: TripPlan | None = None
         self.here, self.not_before_s = False, 0.0
         self.forced = NEVER  # the change that ends the trip even with on_leave = "finish"
@@ -131,7 +131,7 @@ class Dynamics:
         return None if state is None else state.plan
 
     def move(self, client: int) -> Transition:
-        """Return the client's next change, unless the client receives or finishes a task first."""
+        """Return the next change of the client if it does not receive or finish a task first."""
         return self._states[client].move
 
     def declares_death(self, client: int, now_s: float) -> bool:

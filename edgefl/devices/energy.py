@@ -36,7 +36,7 @@ class RadioPower(NamedTuple):
     down_growth: float
     up_w: float
     factor: float
-    """90% of the readings at a location that was not used in the fit are within this factor of the fit."""
+    """90% of the readings at a location that was not used in the fit are within this factor of it."""
 
     def download_w(self, mbps: float) -> float:
         """Return the power of a download at this rate, in watts.
@@ -70,7 +70,7 @@ class Energy(NamedTuple):
 
     @property
     def total_j(self) -> float:
-        """Sum of the four parts."""
+        """Total energy: the sum of the energies of the four uses."""
         return self.idle_j + self.compute_j + self.download_j + self.upload_j
 
 
@@ -85,7 +85,7 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
     download_w: float
     upload_w: float
     idle_factor: float = UNSTATED_FACTOR
-    """Error factor of ``idle_w``, within which the true value is with probability 90%. The next two
+    """Error factor of ``idle_w``: with probability 90%, the true value is within this factor. The next two
     fields are the error factors of ``compute_w`` and of the power of the radio."""
     compute_factor: float = UNSTATED_FACTOR
     radio_factor: float = UNSTATED_FACTOR
@@ -101,9 +101,9 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Energy:
         """Return the energy of phases with these durations, which do not overlap.
 
-        ``time_factor`` is the error factor of ``compute_s``, within which the true time is with probability
-        90%. The errors of the idle power, the computing power, the computing time and the radio power are
-        assumed to be independent.
+        ``time_factor`` is the error factor of ``compute_s``: with probability 90%, the true time is within
+        this factor. The errors of the idle power, the computing power, the computing time and the radio
+        power are assumed to be independent.
 
         >>> draw = PowerDraw(idle_w=0.5, compute_w=4.0, download_w=1.0, upload_w=2.0)
         >>> found = draw.energy(compute_s=10.0, download_s=2.0, upload_s=1.0)

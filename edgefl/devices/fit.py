@@ -1,10 +1,10 @@
 """Fits a runtime's time model to steps measured on a device.
 
-The fit minimises errors of log(predicted ÷ measured), so that a step of 10 ms weighs as much as one of 10 s,
-with a soft-L1 loss, so that outliers have little effect. A prior determines the costs that the measured steps
-(rows) do not: every cost is the prior's cost times three fitted factors, one for the whole device, one for
-the cost's family (operations or bytes) and one for this cost alone. The latter two are regularised towards 1
-by a normal prior on their logarithms.
+The fit minimises errors of log(predicted / measured time), so that a step of 10 ms has the same weight as one
+of 10 s. It uses a soft-L1 loss, so that outliers have little effect. A prior determines the costs that the
+measured steps (rows) do not determine: every cost is the cost of the prior times three fitted factors, one
+for the whole device, one for the cost's family (operations or bytes) and one for this cost alone. The latter
+two are regularised towards 1 by a normal prior on their logarithms.
 
 The uncertainty of the costs is the covariance of their logarithms given the rows, in linear approximation. A
 step's interval follows from the shares of uncertain costs in its time. Intervals are scaled so that they
@@ -122,7 +122,7 @@ class ErrorSummary(msgspec.Struct, frozen=True, kw_only=True):
     p90: float
     worst_factor: float
     held: float
-    """Share of rows within their intervals."""
+    """Share of the rows whose measured seconds are within the interval."""
 
 
 def fit(
@@ -258,7 +258,7 @@ class _Problem:
 
 
 def _amounts(rows: Sequence[Row]) -> Array:
-    """Return the amount of work in each of `TERMS`, and 1 for the fixed part, for each row."""
+    """Return, for each row, the amount of work in each of `TERMS`, and 1 for the fixed part."""
     terms = [[sum(getattr(row.work, name) for name in term) for term in TERMS] + [1.0] for row in rows]
     return np.array(terms, float)
 
@@ -273,7 +273,7 @@ class _Fold(NamedTuple):
     """A fit without some of the rows."""
 
     out: list[int]
-    """Indices of the rows left out."""
+    """Indices of the rows that were left out."""
     costs: Array
     errors: Array
 

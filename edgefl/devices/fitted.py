@@ -87,7 +87,7 @@ _USUAL = {f"--{name}": value for name, value in msgspec.to_builtins(Recipe()).it
 
 
 def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tuple[MeasuredStep, ...]:
-    """Return the steps in the files that were measured with this profile and runtime; None matches any.
+    """Return the steps in the files that were measured with this profile and runtime; None matches all.
 
     Raises `ConfigError` unless the files contain steps of exactly one such pair of profile and runtime.
     """
@@ -101,10 +101,11 @@ def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tup
 
 
 def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe: Recipe) -> str:
-    """Return the text of a profile with the fitted runtime, named after the file ``out``.
+    """Return the text of a profile with the fitted runtime.
 
-    Everything else is copied from the bundled profile named in the rows. If there is no such profile,
-    the rate ``train`` is the geometric mean of the rows' FLOP per second.
+    The profile is named after the file ``out``. Everything else is copied from the bundled profile named in
+    the rows. If there is no such profile, the rate ``train`` is the geometric mean of the rows' FLOP per
+    second.
     """
     first = measured[0]
     steps = f"{len(measured)} steps of {_several({m.device for m in measured})}"

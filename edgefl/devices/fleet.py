@@ -256,7 +256,7 @@ def in_phase(experiment: Experiment, strategy: Strategy) -> str:
     if all(_profile(profile).exact for profile in profiles):
         return "all devices are from papers, which state no differences between units"
     if fleet.units == "identical" and fleet.variation == 0.0:
-        return "fleet.units = 'identical' and fleet.variation = 0 make clones of one model"
+        return "fleet.units = 'identical' and fleet.variation = 0 make all phones of a model alike"
     return ""
 
 
@@ -288,7 +288,7 @@ class _Facts(NamedTuple):
     info: ClientInfo
     device: Device
     held: int
-    """Number of the client's examples."""
+    """Number of examples that the client holds."""
     work_s: float
     """Emulated seconds of the training in a whole trip, at the full speed of the device."""
     steps: int
@@ -477,9 +477,10 @@ class Trips:
         return facts
 
     def reply_s(self, client: int, version: int, at_s: float, down_bytes: int, up_bytes: int) -> float:
-        """Return the emulated seconds in which a client downloads a request about ``version`` and replies.
+        """Return the emulated seconds in which a client downloads a request and uploads its reply.
 
-        Computing the reply takes no time. If the connection is lost, the transfer resumes at the next byte.
+        The request is about the model ``version``. Computing the reply takes no time. If the connection is
+        lost, the transfer resumes at the next byte.
         """
         seed, info, total_s = self._experiment.seed, self._clients[client], 0.0
         if _profile(info.profile).timed_by_draw:

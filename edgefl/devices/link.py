@@ -21,10 +21,12 @@ from edgefl.errors import EdgeflError, ProfileError
 from edgefl.files import read as read_file
 from edgefl.host.pacing import Pacer, PhaseTime
 
-CHUNK_BYTES = 65536  # bytes between two waits; a 400 Mbps link was 3.7% too slow with 16 KiB, 0.01% with 64
+# Bytes between two waits. A link of 400 Mbps was 3.7% too slow with 16 KiB, and 0.01% with 64 KiB.
+CHUNK_BYTES = 65536
 ALIGN_BYTES = 256  # chunks start at multiples of this
 OPPORTUNITY_BYTES = 1504
-"""Bytes per opportunity: an Ethernet packet of 1500 bytes and Mahimahi's header of 4."""
+"""Bytes that are delivered at each time in a trace: an Ethernet packet of 1500 bytes and Mahimahi's header of
+4 bytes."""
 MOST_BYTES = 64 << 20
 LONGEST_MS = 60_000
 EXACT = 1e-4  # relative error allowed when a constant rate is written as a periodic trace
@@ -79,8 +81,8 @@ class Transfer(NamedTuple):
 class Link:
     """The link of one client: a network profile and the random stream of its jitter and losses.
 
-    A transfer takes ``delay + jitter + wire_bytes·8/rate`` (+ one round trip if a packet was lost); ``rate``
-    is drawn for each message if the profile has a ``rate_cv``. A lost packet is sent again or, with
+    A transfer takes ``delay + jitter + wire_bytes·8/rate`` (plus one round trip if a packet was lost). The
+    rate is drawn for each message if the profile has a ``rate_cv``. A lost packet is sent again or, with
     ``on_loss = "disconnect"``, ends the connection. A trace is replayed from ``at_s``, the emulated time at
     which the trip starts, plus the fraction ``shift`` of the trace's period.
 
@@ -230,7 +232,7 @@ class Trace(NamedTuple):
         return len(self.at_ms) * OPPORTUNITY_BYTES * 8 / (self.period_ms * 1e3)
 
     def delivers_s(self, start_s: float, nbytes: float) -> float:
-        """Return the seconds from ``start_s`` until ``nbytes`` are delivered; 0 if none have to wait."""
+        """Return the seconds from ``start_s`` until ``nbytes`` are delivered; 0 if this is at once."""
         packets = math.ceil(nbytes / OPPORTUNITY_BYTES * (1.0 - 1e-12))
         if packets <= 0:
             return 0.0
@@ -278,5 +280,5 @@ def constant_trace(rate_mbps: float) -> Trace:
 
 
 def trace_text(trace: Trace) -> str:
-    """Return the text of the trace's Mahimahi file."""
+    """Return the trace as the text of a Mahimahi file."""
     return "".join(f"{at_ms}\n" for at_ms in trace.at_ms)

@@ -1,4 +1,4 @@
-"""Reads measured steps from files and counts the work of each.
+"""Reads measured steps from files and counts the work of each step.
 
 A CSV file has one line per step, with the columns ``device``, ``profile``, ``runtime``, ``batch``,
 ``measured_s`` and ``source``. For steps of networks it also has the columns ``network`` (timm's name),
@@ -65,7 +65,7 @@ def read(path: Path, only: Kind | None = None) -> tuple[MeasuredStep, ...]:
 
 
 def keys(path: Path) -> set[tuple[str, ...]]:
-    """Return the keys of the steps in a CSV, without counting their work."""
+    """Return the keys of the steps in a CSV file, without counting their work."""
     with _located(path, *UNREADABLE):
         return {(*kind, _name(line), str(float(line["measured_s"]))) for _, line, kind in _lines(path)}
 

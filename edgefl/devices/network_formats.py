@@ -1,9 +1,9 @@
 """Reads and writes network files of WebPageTest, Chrome (throttling presets) and Mahimahi (traces).
 
 An imported network has half of the round-trip time and the full loss rate in each direction. WebPageTest's
-``connectivity.ini`` has one section per network: rates in bit/s (0 is unlimited), latency in ms, loss in
-percent. Chrome's presets are JSON: a single preset, a list, or an object keyed by name. Three kinds are read:
-custom profiles of the DevTools (bytes/s, −1 is unlimited), parameters of the DevTools protocol's
+``connectivity.ini`` has one section per network: rates in bit/s (0 means unlimited), latency in ms, and loss
+in percent. Chrome's presets are JSON: a single preset, a list, or an object keyed by name. Three kinds are
+read: custom profiles of the DevTools (bytes/s, −1 means unlimited), parameters of the DevTools protocol's
 ``Network.emulateNetworkConditions``, and Lighthouse's ``throttling``. Lighthouse multiplies the values that
 it passes to the DevTools by a factor (latency by 3.75, throughput by 0.9). The target values without this
 factor are imported; the upload has no target value, so it is divided by the download's factor. Lighthouse's

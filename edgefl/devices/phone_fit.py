@@ -44,11 +44,11 @@ Networks = dict[str, tuple[Layer, ...]]
 REFERENCE: Final = "110"
 """Name of the network whose measured times are used to estimate the intervals of `of_one_network`."""
 ROUNDS: Final = 8
-"""Rounds of expectation-maximisation."""
+"""Number of rounds of expectation-maximisation."""
 OWN: Final = 0.3
 """Prior standard deviation of the logarithm of a phone's cost, relative to the cost on the mean phone."""
 PHONES_OF_PRIOR: Final = 8
-"""Weight of the prior `OWN`, as a number of phones."""
+"""Weight of the prior `OWN`, expressed as a number of phones."""
 RIDGE: Final = 0.03
 LENGTH: Final = 0.1
 """Length scale of the errors that all phones have in common, stored as `Neighbours.length`."""

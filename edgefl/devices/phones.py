@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 TFLITE: Final = "tflite"
 """Name of the runtime: inference in TensorFlow Lite on the processor."""
 FILE: Final = "phones.toml"
-"""The table's file in the folder of profiles."""
+"""Name of the table's file in the folder of profiles."""
 CLASSES: Final[tuple[tuple[str, ...], ...]] = (
     ("thin_flop",),
     ("conv_flop",),
@@ -64,10 +64,10 @@ FAMILIES: Final[Mapping[str, str]] = {
     "Kryo 485": "A76",
     "Kryo 585": "A77",
 }
-"""The Arm core (Cortex-) that a Qualcomm core is based on, by Qualcomm's specifications."""
+"""Maps a Qualcomm core to the Arm Cortex core on which it is based, by Qualcomm's specifications."""
 USUAL_GHZ: Final = 2.2
 USUAL_RAM_GIB: Final = 4.0
-"""Clock and RAM that are assumed if unknown."""
+"""Clock and RAM that are assumed if they are unknown."""
 READ_NOISE: Final = 0.06
 """Standard deviation of the logarithm of the measured time of one network, relative to its time at the
 phone's usual speed. Some phones were throttled during the measurement of a network."""
@@ -80,7 +80,7 @@ oscillate."""
 
 
 class About(NamedTuple):
-    """Facts about a phone that need no measurement; empty or None if unknown."""
+    """Facts about a phone that need no measurement. A fact is empty or None if it is unknown."""
 
     core: str = ""
     ghz: float | None = None
@@ -127,7 +127,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Similarity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Coefficients of the covariance of two phones' speeds (the equation in this module's docstring)."""
+    """Coefficients of the covariance of two phones' speeds (see the equation in this module's docstring)."""
 
     one: float
     ghz: float
@@ -165,7 +165,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     source: str
     amounts: tuple[Positive, ...]
-    """Work of each of `CLASSES` in a typical network."""
+    """Amount of work in each of `CLASSES` in a typical network."""
     weights: Weights
     spread: tuple[tuple[float, ...], ...]
     """Covariance of the logarithms of a phone's costs, relative to the phone's speed."""
@@ -178,7 +178,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def units(self) -> list[tuple[About, Unit]]:
-        """All measured units."""
+        """All measured units, each with the facts about it."""
         return [(phone.about(name), unit) for phone in self.phones for name, unit in phone.units.items()]
 
     def work(self, layers: Sequence[Layer]) -> StepWork:
@@ -286,7 +286,7 @@ a number of phones with the same core."""
 
 
 def shape_likeness(one: About, other: About) -> float:
-    """Return the weight of another phone in the estimate of the proportions of this one's costs."""
+    """Return the weight of phone ``other`` in the estimate of the cost proportions of phone ``one``."""
     same_family = bool(one.core) and one.family == other.family
     return 0.5 * same_family + 0.5 * (bool(one.core) and one.core == other.core)
 

@@ -15,7 +15,7 @@ from edgefl.host.pacing import Pacer, Phase
 
 
 class End(NamedTuple):
-    """Limits of a trip's training that replace those of the experiment's ``[training]``."""
+    """Limits of the training in a trip, which replace the limits in the experiment's ``[training]``."""
 
     budget_s: float = math.inf
     """Emulated seconds from the receipt of the task until the client stops training and starts its upload."""
@@ -39,13 +39,14 @@ class TripPlan(NamedTuple):
     changes the training time, and ``inf`` if the training takes no time."""
     up: Transfer
     steps: int | None = None
-    """Number of training steps, if it differs from the experiment's."""
+    """Number of training steps if it differs from the experiment's number; otherwise None."""
     tail_s: float = 0.0
     """Time from the end of the last step until the time budget of the trip is used up; see ``rests``."""
     heat: Computation | None = None
-    """Training of a device that heats up and throttles; ``compute_rate_per_s`` is then its full speed."""
+    """Course of the training if the device heats up and throttles, otherwise None. In this case
+    ``compute_rate_per_s`` is the full speed."""
     dies_s: float = math.inf
-    """Seconds into the trip until the client's process is killed."""
+    """Seconds into the trip until the client's process is killed; infinite if it is not."""
     rests: bool = False
     """True if all steps are done and the client idles during ``tail_s``; False if it then computes a step
     that it cannot finish."""

@@ -29,9 +29,9 @@ def predict(
 ) -> Prediction:
     """Predict the emulated seconds of one step of ``module``, with a 90% interval and the parts of the time.
 
-    A step is a forward pass, a backward pass and an update on ``batch`` examples, or with ``inference`` only
-    a forward pass. ``device`` is a profile or its name. ``runtime`` is one of the profile's libraries (by
-    default, the library that clients use). ``input_shape`` and ``dtype`` are those of one example; the
+    A step is a forward pass, a backward pass and an update on ``batch`` examples; with ``inference``, it is
+    only a forward pass. ``device`` is a profile or its name. ``runtime`` is one of the profile's libraries
+    (by default, the library that clients use). ``input_shape`` and ``dtype`` are those of one example; the
     default dtype is that of `example_dtype`. The module is traced without computing anything, and is not
     changed. Raises `ConfigError` if the module cannot be traced, or if the device or the runtime is unknown.
 

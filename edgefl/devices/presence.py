@@ -28,7 +28,9 @@ MOST_BYTES = 64 << 20
 
 
 class Windows:
-    """Source that is on within intervals of each period; the run starts ``shift_s`` into a period.
+    """Source of presence that is on within intervals of each period.
+
+    The run starts ``shift_s`` after the start of a period.
 
     >>> night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0, shift_s=20.0)
     >>> night.on(0.0), night.changes_s(0.0), night.on(2.0), night.changes_s(2.0)
@@ -75,9 +77,10 @@ class Windows:
 
 
 class AlternatingRenewal:
-    """Source that is on and off in turns, for exponentially distributed times (alternating renewal process).
+    """Source of presence that is on and off in turns, for exponentially distributed times.
 
-    It is on for ``mean_on_s / (mean_on_s + mean_off_s)`` of the time. Times are drawn from ``rng`` on demand.
+    It is an alternating renewal process, which is on for ``mean_on_s / (mean_on_s + mean_off_s)`` of the
+    time. Times are drawn from ``rng`` on demand.
 
     >>> churn = AlternatingRenewal(60.0, 20.0, np.random.default_rng(0))
     >>> churn.on(0.0), round(churn.changes_s(0.0), 1), churn.on(churn.changes_s(0.0))
@@ -116,7 +119,7 @@ def churn(seed: int, client: int, mean_online_s: float, mean_offline_s: float) -
 
 
 class LateJoin:
-    """Source that is off before ``start_s``, and on from then on."""
+    """Source of presence that is off before ``start_s``, and on from then on."""
 
     def __init__(self, start_s: float) -> None:
         self._start_s = start_s

@@ -113,7 +113,7 @@ def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
 def _bundled(kind: Kind, name: str) -> tuple[Any, Path]:
     """Return the bundled profile of that name, which is read once, and its folder."""
     path = bundled_folder() / kind / f"{name}.toml"
-    if name in _file_names(kind):  # without reading the large table of phones
+    if name in _file_names(kind):  # this avoids reading the large table of phones
         return _checked(TYPES[kind], kind, path, read_tables(path))
     if name not in bundled_names(kind):
         raise ProfileError(_no_profile(kind, name))

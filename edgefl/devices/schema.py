@@ -1,4 +1,4 @@
-"""Profiles of devices, networks and fleets as plain frozen data, with units in the fields' names.
+"""Profiles of devices, networks and fleets as immutable data, with units in the names of the fields.
 
 Bounds of single values are declared here; `edgefl.devices.profiles` validates relations between them.
 """
@@ -50,7 +50,7 @@ class Cluster(_Table, frozen=True, kw_only=True):
 
 
 class ThreadRates(_Table, frozen=True, kw_only=True):
-    """A rate with one thread (``1t``), with the fastest number of threads (``nt``), or both."""
+    """Rates with one thread (``1t``) and with the fastest number of threads (``nt``); one may be missing."""
 
     one: Positive | None = msgspec.field(default=None, name="1t")
     all: Positive | None = msgspec.field(default=None, name="nt")
@@ -371,12 +371,12 @@ class Direction(_Table, frozen=True, kw_only=True):
     jitter_ms: NotNegative = 0.0
     """Spread of the delay: σ (normal), mean (exponential), or half the width (uniform)."""
     jitter_dist: Literal["none", "normal", "uniform", "exponential"] = "none"
-    """``normal``: delay + N(0, jitter²), at least 0. ``uniform``: delay + U(−jitter, jitter).
-    ``exponential``: delay + Exp(mean jitter)."""
+    """Distribution of the delay. ``normal``: delay + N(0, jitter²), at least 0. ``uniform``: delay +
+    U(−jitter, jitter). ``exponential``: delay + Exp(mean jitter)."""
     loss_pct: Annotated[float, msgspec.Meta(ge=0, lt=100)] = 0.0
     on_loss: Literal["retransmit", "disconnect"] = "retransmit"
-    """``retransmit``: each lost packet is sent again, and a message with losses takes one more round trip.
-    ``disconnect``: the first lost packet ends the connection, and with it the trip."""
+    """Effect of lost packets. ``retransmit``: each lost packet is sent again, and a message with losses takes
+    one more round trip. ``disconnect``: the first lost packet ends the connection, and with it the trip."""
     trace: Text | None = None
     """Path, relative to the profile, of a trace in Mahimahi's format that sets the rate instead of
     ``rate_mbps``. It is absolute in a loaded profile."""
@@ -403,7 +403,7 @@ class Network(_Table, frozen=True, kw_only=True):
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
     mtu_bytes: Annotated[int, msgspec.Meta(ge=68)] = 1500
     header_bytes: Annotated[int, msgspec.Meta(ge=0)] = 40
-    """Header of each packet: IPv4 and TCP without options take 20 bytes each (RFC 791, RFC 9293)."""
+    """Header bytes of each packet: IPv4 and TCP without options take 20 bytes each (RFC 791, RFC 9293)."""
 
     @property
     def replays(self) -> bool:

@@ -104,7 +104,7 @@ class ThermalModel(NamedTuple):
         return self.busy_w * float(speed**POWER_EXPONENT)
 
     def after(self, temp_c: float, power_w: float, seconds: float) -> float:
-        """Return the temperature after ``seconds`` at constant power."""
+        """Return the temperature after ``seconds`` at constant power, starting from ``temp_c``."""
         settles_c = self.ambient_c + power_w * self.r_c_per_w
         return settles_c + (temp_c - settles_c) * math.exp(-seconds / self.tau_s)
 
@@ -116,7 +116,7 @@ class ThermalModel(NamedTuple):
         return 0.0 if temp_c <= to_c else self._reaches_s(temp_c, 0.0, to_c)
 
     def compute(self, temp_c: float, work_s: float) -> Computation:
-        """Return the course of work that takes ``work_s`` at full speed and starts at ``temp_c``."""
+        """Return the course of a computation that takes ``work_s`` at full speed and starts at ``temp_c``."""
         stretches: list[Stretch] = []
         at_s = done_s = 0.0
         while True:

@@ -53,7 +53,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     conv_gflops: Positive
-    """10⁹ floating-point operations per second, as in the fields below."""
+    """Rate in 10⁹ floating-point operations per second, as in the fields below."""
     thin_gflops: Positive
     pointwise_gflops: Positive
     depthwise_gflops: Positive
@@ -61,7 +61,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     matmul_gflops: Positive
     recurrent_gflops: Positive
     conv_gbytes_per_s: Positive | None = None
-    """10⁹ bytes per second, as in the fields below."""
+    """Bandwidth in 10⁹ bytes per second, as in the fields below."""
     matmul_gbytes_per_s: Positive | None = None
     norm_gbytes_per_s: Positive | None = None
     pool_gbytes_per_s: Positive | None = None
@@ -88,7 +88,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def of_rate(cls, gflops: float, error_factor: float = ONE_RATE_FACTOR) -> TimeModel:
-        """Return the model of a device with one known rate; bytes take no time.
+        """Return the model of a device of which only one rate is known; moving bytes takes no time.
 
         >>> TimeModel.of_rate(2.0).conv_gflops
         2.0
@@ -116,7 +116,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         }
 
     def seconds(self, work: StepWork) -> float:
-        """Return the seconds of a step.
+        """Return the seconds that a step takes.
 
         >>> TimeModel.of_rate(2.0).seconds(StepWork(conv_flop=3e9, matmul_flop=1e9, copy_bytes=1e9))
         2.0

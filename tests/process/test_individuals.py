@@ -48,7 +48,7 @@ def test_so_is_one_under_the_wall_clock(tmp_path: Path) -> None:
 
 
 NO_WARNING_DUE = {
-    "clones": (CLONES, "fleet.units = 'identical' and fleet.variation = 0 make clones of one model"),
+    "clones": (CLONES, "fleet.units = 'identical' and fleet.variation = 0 make all phones of a model alike"),
     "a paper's devices": (
         {"devices": {"paper-half-normal": 12}, "network": "none"},
         "all devices are from papers, which state no differences between units",
