@@ -1,18 +1,18 @@
-"""This machine: start processes, limit them to a device's speed and memory, and measure them.
+"""Start processes on this machine, limit them to a device's speed and memory, and measure them.
 
 process          starts a process of edgefl and configures the current one; `child` is the entry point
 children         forks, reaps and kills children of this process, with their descendants
 fork_server      starts processes by forking one that has imported everything
-channel          messages between two processes of one machine, with descriptors
+channel          exchanges messages and file descriptors between two processes of one machine
 pacing           slows real work to a device's speed by waiting for absolute deadlines; needs no privileges
-held             a compute phase that a governor process slows down, and the governor itself
-memory           a client's memory limit, with and without privileges
+held             slows a compute phase by a throttle, which a separate process, the governor, runs
+memory           limits a client's memory, with or without privileges
 confinement      selects and applies the memory and CPU limits of a run's clients
-capacity         host capacity: time scale, CPU quotas, CPU usage of the host
-calibration      the host's compute and memory rates, measured by host_operations and code_operations
-fidelity         errors of a run's trips against their declared times
-verdict          VALID or INVALID: errors of limited processes and the host's load against their bounds
-throttle         CPU throttle for any process: SIGSTOP/SIGCONT or a control group's quota
+capacity         measures the host's capacity and CPU usage, and chooses the time scale
+calibration      measures the host's compute and memory rates with host_operations and code_operations
+fidelity         compares the times of a run's trips with their declared times
+verdict          decides between VALID and INVALID by the bounds for errors and the host's load
+throttle         throttles the CPU use of any process by SIGSTOP and SIGCONT or by a control group's quota
 groups           finds control groups; creates and removes edgefl's own
 probe            tests which of these mechanisms work on this host, and reports why others do not
 """

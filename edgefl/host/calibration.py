@@ -20,17 +20,18 @@ from edgefl.files import cache_folder, make_folder, replace
 from edgefl.host.capacity import host
 from edgefl.host.process import child_environment
 
-MAX_CV = 0.10  # coefficient of variation of a rate's repetitions above which a calibration is refused
+MAX_CV = 0.10
+"""A calibration is refused if the repetitions of a rate have a coefficient of variation above this."""
 EXPIRES_S = 7 * 24 * 3600.0
 RECENT_S = 3600.0
-"""Maximum age of a class's rate, seconds: a virtual machine's speed in Python code was seen to differ by a
-factor of 1.4 between two days, with other guests of its host."""
+"""Maximum age of the rate of a class of code, in seconds. It is short, because the speed of a virtual machine
+in Python code was seen to differ by a factor of 1.4 between two days, with other guests on its host."""
 PATIENCE_S = 300
 VERSION = 6  # version of the measuring method; calibrations of other versions are not used
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """Median of at least nine repetitions, and their coefficient of variation."""
+    """Work per CPU second: the median of at least nine repetitions, and their coefficient of variation."""
 
     median: float
     cv: float
@@ -38,24 +39,28 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of one thread, per second of CPU time. A multiply-add counts as two FLOP; a GB is 10⁹ bytes."""
+    """Rates of one thread, per second of CPU time.
+
+    A multiply-add counts as two floating-point operations, and a GB is 10⁹ bytes.
+    """
 
     gemm_gflops: dict[str, Rate]
-    """fp32 matrix product by size: ``64``, ``256``, ``1024``."""
+    """Rates of the float32 product of square matrices, keyed by their size: ``64``, ``256``, ``1024``."""
     conv_gflops: dict[str, Rate]
-    """fp32 convolution of one image, by kernel size: ``3x3``, 64 → 64 channels at 56 × 56 pixels; ``1x1``,
-    128 → 128 channels at 28 × 28."""
+    """Rates of the float32 convolution of one image, keyed by the size of the kernel: ``3x3`` with 64 → 64
+    channels at 56 × 56 pixels, and ``1x1`` with 128 → 128 channels at 28 × 28 pixels."""
     depthwise_gflops: Rate
     train_gflops: Rate
-    """One SGD step of FLASH's FEMNIST CNN on a batch of 10."""
+    """Rate of an SGD step of FLASH's FEMNIST CNN on a batch of 10 images."""
     triad_gbytes_per_s: Rate
-    """a = b + s·c on float32 arrays of ``triad_mib`` each; counts three passes over memory."""
+    """Memory rate of a = b + s·c on float32 arrays of ``triad_mib`` MiB each, counted as three passes."""
     triad_mib: float
     cache_mib: float
     blas: str
     code: dict[str, Rate] = {}
-    """Rates of code other than torch, by class, in the units of `edgefl.devices.code.UNITS`. The classes
-    ``integer``, ``memory``, ``crypto``, ``division`` and ``float`` are missing without the C extension."""
+    """Rates of code other than torch, keyed by class, in the units of `edgefl.devices.code.UNITS`. The
+    classes ``integer``, ``memory``, ``crypto``, ``division`` and ``float`` are missing without the C
+    extension."""
 
     def rates(self) -> Iterator[tuple[str, Rate, str]]:
         """Yield the name, rate and unit of each torch measurement."""
@@ -69,17 +74,18 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Calibration of one thread of this host."""
+    """The measured rates of one thread of this host, and how and when they were measured."""
 
     fingerprint: str
-    """Hash of CPU model, cores, library versions and threads; a calibration is used only if it matches."""
+    """Hash of the CPU model, the number of cores, the library versions and the number of threads. A
+    calibration is used only if this hash matches."""
     cpu: str
     cores: int
     library: str
     at_unix_s: float
     measured: Measured
     code_at_unix_s: dict[str, float] = {}
-    """When the rates of classes of code were measured, if later than ``at_unix_s``."""
+    """Unix times at which rates of ``code`` were measured again after ``at_unix_s``, keyed by class."""
 
     def expired(self, now_unix_s: float) -> bool:
         """Return True if the calibration is older than a week, or from the future."""
@@ -87,7 +93,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration:
-    """Return this host's calibration: the stored one if it is valid, else a new one, which takes seconds.
+    """Return this host's stored calibration if it is valid; otherwise measure a new one, which takes seconds.
 
     Calibrations are stored in ``folder``, by default ``~/.cache/edgefl``. Raises `RunError` if a rate's
     coefficient of variation is above 10%.
@@ -115,7 +121,7 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
 def calibrate_code(code_class: str, *, folder: Path | None = None) -> Calibration:
     """Return this host's calibration; first measure the class of code again if its rate is over an hour old.
 
-    The other rates may be up to a week old, as from `calibrate`.
+    The other rates may be up to a week old, like those that `calibrate` returns.
     """
     found, now_unix_s = calibrate(folder=folder), time.time()
     measured_unix_s = found.code_at_unix_s.get(code_class, found.at_unix_s)
@@ -165,24 +171,24 @@ def library() -> str:
 
 
 def measure_step(model: str, batch: int, dtype: str, input_shape: Sequence[int]) -> Rate:
-    """Measure how many training steps of a model one thread makes per CPU second, in a separate process.
+    """Measure how many training steps of a model one thread performs per CPU second, in a separate process.
 
-    ``model`` is named as in `edgefl.learning.models.make_model`; ``dtype`` and ``input_shape`` are those of
-    one example. Raises `RunError` if a step fails.
+    ``model`` is a name that `edgefl.learning.models.make_model` accepts; ``dtype`` and ``input_shape`` are
+    those of one example. Raises `RunError` if a step fails.
     """
     words = (model, str(batch), dtype, *map(str, input_shape))
     return msgspec.json.decode(_measure_apart(*words), type=Rate)
 
 
 def _measure_apart(*words: str) -> bytes:
-    """Run `edgefl.host.host_operations` with these arguments; return what it prints."""
+    """Run `edgefl.host.host_operations` as a program with these arguments; return what it prints."""
     env = child_environment(os.environ)
     command = [sys.executable, "-m", "edgefl.host.host_operations", *words]
     try:
         done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
-        again = "stop other work and run it again"
-        raise RunError(f"calibration failed: took more than {PATIENCE_S} s; {again}") from None
+        again = "stop other work and try again"
+        raise RunError(f"calibration failed: it took more than {PATIENCE_S} s; {again}") from None
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise RunError(f"calibration failed with exit code {done.returncode}: {why[-1]}")

@@ -1,4 +1,8 @@
-"""Host capacity: the host's cores, CPU quotas and CPU usage, and the time scale at which a fleet fits it."""
+"""Host capacity: the host's cores, CPU quotas and CPU usage, and the time scale at which a fleet fits it.
+
+The time scale is the number of wall seconds per emulated second. A trip is a client's work for one task:
+download, training and upload.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +23,35 @@ from edgefl.host.verdict import LOAD_MAX, MEAN_MAX
 from edgefl.processes import usable_cores
 
 TRIP_OVERHEAD_S = 0.002
-"""Host CPU seconds of a trip in addition to its training steps: messages, copies, the server's work."""
-SERVER_TRIP_S = 0.0003  # part of a trip's overhead spent by the server, which handles clients one by one
-TARGET_LOAD = 0.5  # share of the host's cores for a fleet; up to this load pacing was accurate to 0.2%
-LEAST_STRETCH = 1.15  # smallest time scale that is used to reach the target load; below it, 1 is kept
+"""Host CPU seconds that a trip needs in addition to its training steps, for messages, copies and the server's
+work."""
+SERVER_TRIP_S = 0.0003
+"""The part of `TRIP_OVERHEAD_S` that the server spends. The server handles clients one by one."""
+TARGET_LOAD = 0.5
+"""Share of the host's cores that a fleet should use at most. Up to this load, pacing was accurate to 0.2%."""
+LEAST_STRETCH = 1.15
+"""Smallest time scale that is used to reach the target load. If a smaller one were enough, the time scale
+stays at 1."""
 CLIENT_SHARE = 0.7  # share of one core that a client may use during its trip
 BURST_SHARE = 0.3
-"""Share of one core that a client may use until its training is due; the rest is the slack that keeps it on
-time when other clients train at the same moment."""
+"""Share of one core that a client may use until its training is due. The rest is the slack that keeps the
+client on time when other clients train at the same moment."""
 
 Verdict = Literal["fits", "tight", "overloaded"]
 VERDICT_TEXT: dict[Verdict, str] = {
     "fits": "",
-    "tight": "; that is above the load at which pacing is exact, times may be off",
-    "overloaded": "; the host is overloaded, the run will be INVALID",
+    "tight": "; this is above the load at which pacing is exact, so times may be wrong",
+    "overloaded": "; the host is overloaded, so the run will be INVALID",
 }
 Together = Literal["never", "at first", "always"]
-"""Simultaneous starts of all clients' trips: never, only at the start of the run, or in every round."""
+"""When the trips of all clients start together: never, only at the start of the run, or in every round."""
 
 
 class Burst(NamedTuple):
-    """Host CPU seconds that a client needs within a window of its trip; the window is in emulated seconds."""
+    """Host CPU seconds that a client needs within a window of its trip.
+
+    ``start_s`` and ``emulated_s`` are the start and the length of the window in emulated seconds.
+    """
 
     host_cpu_s: float
     start_s: float
@@ -47,7 +59,7 @@ class Burst(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """Host CPU seconds and emulated seconds of one client trip, and of its training (``compute``)."""
+    """Host CPU seconds and emulated seconds of one client's trip, and of the training in it (``compute``)."""
 
     host_cpu_s: float
     emulated_s: float
@@ -61,10 +73,11 @@ class Demand(NamedTuple):
         return self.host_cpu_s / self.emulated_s if self.emulated_s > 0 else math.inf
 
     def due(self) -> Burst | None:
-        """Return the training's CPU time and the window in which it must finish for the trip to be on time.
+        """Return the CPU time of the training, and the window that keeps the trip on time.
 
-        Training that is a minor part of its trip (`fidelity.MINOR_PART`) is due when the trip ends, because
-        the upload can absorb its delay; other training is due when the device would have finished it.
+        Training that is a minor part of its trip (`fidelity.MINOR_PART`) must finish when the trip ends,
+        because the upload can make up for its delay. Other training must finish when it would finish on the
+        device.
 
         >>> Demand(0.003, 1.0, Burst(0.001, 0.4, 0.002)).due()
         Burst(host_cpu_s=0.001, start_s=0.4, emulated_s=0.6)
@@ -95,8 +108,9 @@ def choose_time_scale(
 ) -> TimeScale:
     """Choose the time scale at which all clients' trips fit the host.
 
-    load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (default:
-    all, each on a trip all the time). ``cores`` defaults to the number allowed by affinity and CPU quotas.
+    The load is Σ (host CPU s / emulated s) / (cores · scale), summed over the ``active`` most demanding
+    clients. By default these are all clients, each of which is always on a trip. ``cores`` defaults to the
+    number of cores that the CPU affinity and the CPU quotas allow.
     ``auto`` chooses the smallest scale of at least 1 that satisfies the rules of docs/fidelity.md, rounded up
     to two digits; an explicit scale is not changed, only judged. Raises ConfigError if a demand or scale is
     not finite.
@@ -148,7 +162,9 @@ def _smallest(
     half = f"at most {TARGET_LOAD:.0%} of {cores:g} is allowed"
     whole = f"a load of at most {TARGET_LOAD:.0%}: the fleet needs {asked:.2f} cores at scale 1"
     moment = f"clients that train at the same moment and then need {coincident:.2f} cores at scale 1, {half}"
-    alone = f"one client, which needs {largest:.0%} of a core at scale 1, at most {CLIENT_SHARE:.0%} allowed"
+    alone = (
+        f"one client, which needs {largest:.0%} of a core at scale 1, at most {CLIENT_SHARE:.0%} is allowed"
+    )
     training = f"one client's training, which needs {densest:.0%} of a core at scale 1"
     answered = f"which the server takes {queue_s * 1e3:.1f} ms to answer"
     late = f"that is {queue_s / shortest_s:.1%} of a trip, at most {MEAN_MAX:.0%} is allowed"
@@ -159,7 +175,7 @@ def _smallest(
     ]
     others = [
         (largest / (CLIENT_SHARE * one), alone),
-        (densest / (BURST_SHARE * one), f"{training}, at most {BURST_SHARE:.0%} allowed"),
+        (densest / (BURST_SHARE * one), f"{training}, at most {BURST_SHARE:.0%} is allowed"),
         (queue_s / (MEAN_MAX * shortest_s), rounds),
     ]
     stretch, why = max(*others, *(rule for rule in of_all if rule[0] >= LEAST_STRETCH), (1.0, ""))
@@ -173,7 +189,10 @@ def _smallest(
 
 
 def _coincident(bursts: Sequence[Burst]) -> float:
-    """Cores needed in the densest interval if all trips start at once (real-time demand bound)."""
+    """Return the number of cores needed in the most demanding interval if all trips start at once.
+
+    This is the demand bound of real-time scheduling.
+    """
     merged: dict[tuple[float, float], float] = {}
     for one in bursts:
         window = (one.start_s, one.start_s + one.emulated_s)
@@ -190,7 +209,7 @@ def _coincident(bursts: Sequence[Burst]) -> float:
 
 
 def capacity_cores() -> float:
-    """Number of cores that this process and its descendants may use, by CPU affinity and CPU quotas."""
+    """Return how many cores the CPU affinity and the CPU quotas allow this process and its descendants."""
     quota = cpu_quota()
     return float(usable_cores()) if quota is None else min(quota, float(usable_cores()))
 
@@ -204,7 +223,7 @@ class Host(NamedTuple):
 
 
 def host() -> Host:
-    """Return CPU model, usable cores and operating system of this machine."""
+    """Return the CPU model, the number of usable cores and the operating system of this machine."""
     lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
     models = [value.strip() for key, _, value in lines if key.strip() in ("model name", "Model", "Hardware")]
     cpu = next(filter(None, models), "") or platform.processor() or platform.machine() or "unknown"
@@ -212,7 +231,10 @@ def host() -> Host:
 
 
 def machine() -> str:
-    """Return the boot id, which a machine's containers share and a reboot changes, else the host name."""
+    """Return the boot id of this machine, or the host name if the boot id cannot be read.
+
+    All containers of a machine have the same boot id. It changes at each reboot.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -220,7 +242,7 @@ def machine() -> str:
 
 
 def cpu_quota() -> float | None:
-    """Number of cores that the control groups of this process allow; None without a quota."""
+    """Return the number of cores that this process's control groups allow; None if there is no quota."""
     quotas = []
     for folder, version in _around("cpu"):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
@@ -231,18 +253,21 @@ def cpu_quota() -> float | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """Memory limit of the control groups of this process, bytes; None without a limit."""
+    """Return the memory limit of this process's control groups, in bytes; None if there is no limit."""
     found = [
         read_words(folder / ("memory.limit_in_bytes" if version == 1 else "memory.max"))
         for folder, version in _around("memory")
     ]
     limits = [int(text[0]) for text in found if text and text[0].isdecimal()]
-    # Version 1 represents "no limit" by the largest multiple of a page.
+    # Control groups of version 1 represent "no limit" by the largest multiple of the page size.
     return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
 def thread_limit() -> int | None:
-    """Maximum number of processes and threads in the control groups of this process; None without a limit."""
+    """Return the maximum number of processes and threads in this process's control groups.
+
+    Return None if there is no limit.
+    """
     found = [read_words(folder / "pids.max") for folder, _ in _around("pids")]
     return min((int(text[0]) for text in found if text and text[0].isdecimal()), default=None)
 
@@ -265,7 +290,7 @@ class StealMeter:
         self._start = psutil.cpu_times()
 
     def share(self) -> float | None:
-        """Return the stolen share of CPU time; 0 if no time has passed, None if it is not reported."""
+        """Return the stolen share of CPU time: 0 if no time has passed, None if it is not reported."""
         now, start = psutil.cpu_times(), self._start
         if not hasattr(now, "steal"):
             return None
@@ -278,13 +303,16 @@ class ThrottleMeter:
     """Measures how long CPU quotas keep this process's control group, or one around it, from running."""
 
     def __init__(self) -> None:
-        # Read the groups here, once: if the process is moved later, the time was still spent in these groups.
+        # Find the groups only once: even if the process is moved later, it spent the time in these groups.
         self._places = list(_around("cpu"))
         self._start_s = time.monotonic()
         self._before = self._throttled_s()
 
     def share(self) -> float | None:
-        """Share of wall time in which an exhausted quota kept a core idle; None if it is not reported."""
+        """Return the share of wall time in which a quota was used up and kept a core idle.
+
+        Return None if the system does not report it.
+        """
         now, wall_s = self._throttled_s(), time.monotonic() - self._start_s
         if not now or wall_s <= 0:
             return None
@@ -292,12 +320,12 @@ class ThrottleMeter:
         return min(1.0, max(0.0, worst / wall_s))
 
     def _throttled_s(self) -> list[float]:
-        """Throttled seconds so far, by group."""
+        """Return for how many seconds each group has been throttled so far."""
         return [throttled_ns(place) / 1e9 for place in self._places]
 
 
 class UsageMeter:
-    """Measures CPU usage since its creation, but steal and throttling only from `begin` to `end`.
+    """Measures CPU usage since its creation; stolen and throttled time only from `begin` to `end`.
 
     ``elsewhere_s`` returns the CPU seconds of the run's ended processes that are not children of this
     process.
@@ -311,11 +339,11 @@ class UsageMeter:
         self._taken: dict[str, float | None] = {"steal": None, "throttled": None}
 
     def begin(self) -> None:
-        """Record that the clients start: measure steal and throttling from now on."""
+        """Record that the clients start, and measure stolen and throttled time from now on."""
         self._meters = StealMeter(), ThrottleMeter()
 
     def end(self) -> None:
-        """Record that the clients have ended: measure steal and throttling up to now."""
+        """Record that the clients have ended, and stop measuring stolen and throttled time."""
         if self._meters is not None:
             self._taken = {"steal": self._meters[0].share(), "throttled": self._meters[1].share()}
 
@@ -333,10 +361,13 @@ class UsageMeter:
 
 
 def _own_cpu_s() -> float:
-    """CPU seconds of this process and its reaped descendants."""
+    """Return the CPU seconds of this process and its reaped descendants."""
     return sum(os.times()[:4])
 
 
 def _busy_s(times: Any) -> float:
-    """CPU seconds used on the host's cores: neither idle nor stolen; guest time is part of user time."""
+    """Return the CPU seconds in which the host's cores were neither idle nor stolen.
+
+    Guest time is not added, because it is already part of user time.
+    """
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))

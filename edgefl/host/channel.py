@@ -1,7 +1,7 @@
 """A channel: a pipe for typed messages between two processes that trust each other.
 
-Each message is a 4-byte length and its msgpack bytes on a stream socket pair. The stream ends when the other
-process does. Every process of a run holds a channel, so none waits for a process that has ended.
+A message is sent over a pair of stream sockets as a 4-byte length and its msgpack bytes. The stream ends when
+the other process ends. Every process of a run holds a channel, so none waits for a process that has ended.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Closed(Exception):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Report of a process that it cannot start or continue. The message is one line, shown to the user."""
+    """Report from a process that it cannot start or continue. The message is one line for the user."""
 
     message: str
     config: bool
-    """True if the user's experiment or arguments are at fault (exit code 2), else false (exit code 1)."""
+    """True if the user's experiment or arguments are at fault (exit code 2), else False (exit code 1)."""
 
 
 class Channel(Generic[R]):
@@ -68,8 +68,8 @@ class Channel(Generic[R]):
     def send(self, message: Any, *fds: int) -> None:
         """Send a message, with file descriptors if given. Raises `Closed` if the other end is closed.
 
-        While the socket is full, this waits and reads incoming messages. Otherwise two ends that both send
-        more than a socket holds (about 280 small messages) would wait for each other forever.
+        While the socket is full, this waits and reads incoming messages. If it did not read, two ends that
+        both send more than a socket holds (about 280 small messages) would wait for each other forever.
         """
         body = _encoder.encode(message)
         data = memoryview(_LENGTH.pack(len(body)) + body)
@@ -121,7 +121,7 @@ class Channel(Generic[R]):
 
     @property
     def waiting(self) -> bool:
-        """True if a complete message has been read from the socket and not received yet."""
+        """True if a complete message has been read from the socket, but not returned by `receive` yet."""
         head = self._pending[: _LENGTH.size]
         return len(head) == _LENGTH.size and len(self._pending) >= _LENGTH.size + _LENGTH.unpack(head)[0]
 
@@ -140,7 +140,7 @@ class Channel(Generic[R]):
             self._socket.close()
 
     def _read(self, flags: int) -> None:
-        # Not socket.recv_fds, which ignores its flags.
+        # socket.recv_fds is not used here, because it ignores its flags.
         room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
         try:
             data, rights, _, _ = self._socket.recvmsg(_READ_BYTES, room, flags)
@@ -157,5 +157,5 @@ class Channel(Generic[R]):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Create two connected sockets, which are closed on exec unless passed on."""
+    """Create two connected sockets, which are closed on exec unless they are passed on."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -18,7 +18,7 @@ INTERNAL = (ArithmeticError, AssertionError, AttributeError, LookupError, NameEr
 
 
 def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
-    """Run ``module``; return its exit code, or 1 after reporting to the supervisor why it failed."""
+    """Run ``main`` of ``module`` and return its exit code; if it fails, report why and return 1."""
     try:
         code: int | None = import_module(module).main(channel_fd, parent_pid, *arguments)
         return code or 0
@@ -30,7 +30,7 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
             reason = f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split()).removesuffix(":")
         line = f"{module}: {reason[:300]} (EDGEFL_TRACEBACK=1 shows where)"
-        # Report inside this block: ``error`` refers to the frames that keep the channel open.
+        # Report inside this block, because ``error`` refers to the frames that keep the channel open.
         _report(channel_fd, str(error) if isinstance(error, EdgeflError) else line)
         return 1
 

@@ -1,4 +1,4 @@
-"""Children of this process: fork and reap them, report how they ended, kill them and their descendants."""
+"""Fork and reap children of this process, report how they ended, and kill them and their descendants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUT_OF_MEMORY_EXIT = 77
 
 
 class Exit(NamedTuple):
-    """The end of a process.
+    """How a process ended.
 
     >>> str(Exit(3)), str(Exit(-9)), Exit(-9).signal
     ('exit code 3', 'signal 9', 9)
@@ -76,7 +76,8 @@ def fork(name: str, main: Callable[[], int | None]) -> int:
 def exit_with(main: Callable[[], int | None]) -> NoReturn:
     """Run ``main`` in this forked process and exit with its result; never return into the parent's code.
 
-    An exception gives a traceback and exit code 1; a MemoryError gives `OUT_OF_MEMORY_EXIT`.
+    After an exception, the process prints a traceback and exits with code 1; after a MemoryError, it exits
+    with `OUT_OF_MEMORY_EXIT`.
     """
     code = 1
     try:
@@ -96,7 +97,7 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
 class ChildWatch:
     """A descriptor that is readable when a child may have ended. A process may create only one.
 
-    It uses SIGCHLD, which does not report children that a throttle stops.
+    It uses SIGCHLD, which is configured not to report children that a throttle only stops.
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,10 @@ class ChildWatch:
         return self._read
 
     def ended(self) -> Iterator[int]:
-        """Yield the pid of each ended child, without blocking. Call `collect` for each before the next."""
+        """Yield the pid of each ended child, without blocking.
+
+        Call `collect` for each child before asking for the next one.
+        """
         with suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 pass
@@ -126,21 +130,20 @@ class ChildWatch:
 
 
 def collect(pid: int) -> Exit:
-    """Wait for the end of a child and reap it. Raises ChildProcessError if it is no child of this process."""
+    """Wait for the end of a child and reap it. Raises ChildProcessError if ``pid`` is not a child."""
     _, status, used = os.wait4(pid, 0)
     return Exit(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime)
 
 
 def exit_of(child: Child, timeout_s: float) -> Exit | None:
-    """Return how a child ended; None if it is still running after ``timeout_s``."""
+    """Return how a child ended; None if it is still running after ``timeout_s`` seconds."""
     with suppress(subprocess.TimeoutExpired):
         return Exit(child.wait(timeout_s))
     return None
 
 
 def end_child(child: Child, grace_s: float) -> Exit:
-    """Wait for a child to exit after its channel was closed; kill it and its descendants after ``grace_s``.
-
+    """Wait for a child whose channel was closed; after ``grace_s`` seconds, kill it and its descendants.
     An exception, such as Ctrl-C during the wait, leaves the child running, so that it can clean up.
     """
     try:

@@ -17,12 +17,13 @@ import numpy as np
 from edgefl.host.calibration import Rate
 
 Timer = Callable[[Callable[[], Any], float], Rate]
-"""`host_operations.rate`: measures the work per CPU second of a function."""
+"""Function that measures how much work another function does per CPU second, like `host_operations.rate`."""
 AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "division": 20, "floats": 100_000}
-"""Work in one call of each program: bytes, positions, bytes, searches, steps. `SCALES` holds only for these
-amounts, because the decoder of ``integer`` speeds up while its probabilities adapt."""
+"""Work in one call of each program: the number of bytes for ``integer`` and ``crypto``, of positions for
+``memory``, of searches for ``division``, and of steps for ``floats``. `SCALES` holds only for these amounts,
+because the decoder of ``integer`` speeds up while its probabilities adapt."""
 SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "division": 0.93, "floats": 1.0}
-"""Published units per unit of work: per byte, position, byte, search and step."""
+"""Factors that convert the units of work in `AMOUNTS` to the published units of `edgefl.devices.code`."""
 SCALE_SPREADS = {
     "integer": 1.15,
     "memory": 1.4,
@@ -33,9 +34,9 @@ SCALE_SPREADS = {
     "simd": 1.3,
     "interpreter": 1.3,
 }
-"""Factor within which the scale is assumed to be right on 90% of hosts; the scale was measured on only one
-host, a busy one. The factor includes differences of compilers (``float``), libraries (``simd``) and Python
-versions (``interpreter``)."""
+"""For each class of code, the factor within which its scale is assumed to be right on 90% of hosts. The scale
+was measured on only one host, which was busy. The factor includes differences between compilers (``float``),
+libraries (``simd``) and Python versions (``interpreter``)."""
 CLASSES = {
     "integer": "integer",
     "memory": "memory",
@@ -58,9 +59,10 @@ def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
 
 
 def program(code_class: str) -> tuple[Callable[[], Any], float]:
-    """Return a program of a class other than ``copy`` and ``simd``, and its work in published units.
+    """Return a program that measures a class of code, and its work in published units.
 
-    Raises ImportError if the class needs the C extension, which was not built.
+    The classes ``copy`` and ``simd`` have functions of their own. Raises ImportError if the class needs the C
+    extension and this was not built.
     """
     if code_class == "interpreter":
         return lambda: python_bodies(PYTHON_STEPS), PYTHON_STEPS
@@ -81,13 +83,13 @@ def simd(pointwise: Rate, depthwise: Rate) -> Rate:
 
 
 def copy_program(mib: float) -> tuple[Callable[[], Any], float]:
-    """Return a function that copies ``mib`` from one block to another, and the same amount in MB."""
+    """Return a function that copies ``mib`` MiB from one array to another, and this amount in MB."""
     source, target = np.ones(int(mib * _MIB), dtype=np.uint8), np.zeros(int(mib * _MIB), dtype=np.uint8)
     return lambda: np.copyto(target, source), mib * _MIB / 1e6
 
 
 def python_bodies(steps: int) -> float:
-    """Advance the five-body problem by ``steps`` in plain Python; return the first body's x coordinate.
+    """Advance the five-body problem by ``steps`` steps in plain Python; return x of the first body.
 
     >>> python_bodies(2) == python_bodies(2) != python_bodies(3)
     True

@@ -1,7 +1,8 @@
 """Memory limits and CPU throttles of a run's clients, in addition to their own pacing.
 
-The supervisor checks which mechanisms work here (`enforced`) and creates the control groups. Before it forks
-a client, the zygote creates the client's `ClientLimits`, which the client then applies to itself.
+The supervisor checks which mechanisms work here (`enforced`) and creates the control groups. The zygote is
+the process that forks the clients. Before it forks a client, it creates the client's `ClientLimits`, which
+the client then applies to itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Enforcement(msgspec.Struct, frozen=True):
     memory: MemoryBy = "off"
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
     groups: dict[str, tuple[str, int]] = {}
-    """Path prefix and version of the control groups, by controller (`Groups.folders`)."""
+    """Path prefix and version of the control groups, keyed by controller (see `Groups.folders`)."""
 
 
 @contextlib.contextmanager
@@ -66,7 +67,7 @@ class ClientLimits:
         self, enforcement: Enforcement, name: str, limit_mib: float | None, governor: int | None = None
     ) -> None:
         self.throttle = enforcement.throttle
-        self.governor = governor  # pipe for requests to the governor; None without a throttle
+        self.governor = governor  # pipe for requests to the governor; None if there is no throttle
         self._limit_mib = limit_mib if enforcement.memory != "off" else None
         self._group = ControlGroup(enforcement.groups, name) if enforcement.groups else None
         self._memory: MemoryLimit | GroupMemory | None = None
@@ -75,7 +76,7 @@ class ClientLimits:
             self._memory = GroupMemory(self._group.place("memory"), self._limit_mib)
 
     def enter(self) -> None:
-        """Move this process into its control group; the process calls this first of all."""
+        """Move this process into its control group; the process calls this before anything else."""
         if self._group is not None:
             self._group.enter()
 
@@ -86,7 +87,10 @@ class ClientLimits:
         return self._memory
 
     def out_of_memory(self, gave_up: bool) -> str:
-        """Return how the process died from lack of memory, else "". ``gave_up``: an allocation failed."""
+        """Return a text about how the process ran out of memory, or "" if it did not.
+
+        ``gave_up`` is True if the process ended because an allocation failed.
+        """
         killed = isinstance(self._memory, GroupMemory) and self._memory.kills > 0
         if not (gave_up or killed):
             return ""

@@ -1,7 +1,8 @@
-"""Errors of the emulation against its declared times, and the verdict on a run: docs/fidelity.md.
+"""Errors of the emulation relative to its declared times, and the verdict on a run (docs/fidelity.md).
 
-The error of a quantity on one trip is ``achieved/declared - 1``: seconds measured by the client's clock
-(``round``: by the server's) over the planned seconds for the same work.
+A trip is a client's work for one task: download, training and upload. The error of a quantity on one trip is
+``achieved/declared - 1``. The achieved seconds are measured by the client's clock, or by the server's for
+``round``; the declared seconds are those planned for the same work.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
 """Quantities whose sums are judged, for the fleet and for each device."""
 RESOLUTION_WALL_S = 0.005
 MINOR_PART = 0.05
-"""Training that is a smaller part of its trip than this is judged only together with the trip: doubling the
-training changes the trip by less than `MEDIAN_MAX`."""
+"""Training that takes a smaller fraction of its trip than this is judged only as a part of the trip, because
+even twice the training time changes the time of the trip by less than `MEDIAN_MAX`."""
 PHASE_WALL_S = 0.002
-"""Delay with which a busy host may wake a process, wall seconds. Smaller phase errors give no warning."""
+"""Wall seconds by which a busy host may be late in waking a process. Smaller phase errors give no warning."""
 Seconds = npt.NDArray[np.float64]
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
-    """Error of one quantity over the trips that have it, in emulated seconds; None if no trip has it."""
+    """Errors of one quantity over the trips in which it was measured.
+
+    Times are in emulated seconds. If the quantity was not measured in any trip, the errors are None.
+    """
 
     measured: int = 0
     declared_s: float = 0.0
@@ -39,28 +43,30 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     mean_error: float | None = None
     """Error of the sums: ``achieved_s / declared_s - 1``."""
     median_error: float | None = None
-    """Signed: above 0 means slower than declared."""
+    """Median of the signed errors; a value above 0 means slower than declared."""
     median_abs_error: float | None = None
     p95_abs_error: float | None = None
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of one phase (`PHASES`) of one device profile's trips."""
+    """Errors of one phase (see `PHASES`) in the trips of one device profile."""
 
     device: str
     phase: str
     median_error: float
-    """Signed: above 0 means slower than declared."""
+    """Median of the signed errors; a value above 0 means slower than declared."""
     median_abs_error: float
     p95_abs_error: float
     median_wall_s: float
     p95_wall_s: float
-    """Absolute error, wall seconds."""
+    """95th percentile of the absolute error, in wall seconds."""
 
     @property
     def excess(self) -> float:
-        """The larger of median and p95 error, each divided by its bound (errors within `PHASE_WALL_S`: 0).
-        A value above 1 gives a warning."""
+        """The larger one of the median error and the 95th percentile, each divided by its bound.
+
+        An error of up to `PHASE_WALL_S` counts as 0. A value above 1 gives a warning.
+        """
         return max(
             self.median_abs_error / MEDIAN_MAX * (self.median_wall_s > PHASE_WALL_S),
             self.p95_abs_error / P95_MAX * (self.p95_wall_s > PHASE_WALL_S),
@@ -72,7 +78,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdict on a run. If ``valid`` is false, the run is INVALID for the listed ``reasons``."""
+    """Verdict on a run. If ``valid`` is False, the run is INVALID for the listed ``reasons``."""
 
     valid: bool
     median_abs_error: float | None
@@ -82,11 +88,11 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     by_quantity: dict[str, Quantity]
     by_device: dict[str, dict[str, Quantity]]
     worst: Phase | None
-    """The phase and device with the largest errors beyond timer resolution."""
+    """The phase and device with the largest errors above the resolution of timers."""
     warnings: tuple[str, ...]
     """Phases with errors above the bounds. A warning alone does not make a run INVALID."""
     p95_lateness_s: float | None
-    """Emulated seconds by which trips ended after their scheduled time."""
+    """95th percentile of the emulated seconds by which trips ended later than scheduled."""
     max_lateness_s: float | None
     conditions: Conditions
 
@@ -103,7 +109,7 @@ def assess(
     """Judge a run from its finished trips.
 
     ``profiles`` holds each trip's device profile; ``declared_s`` and ``achieved_s`` map each of `QUANTITIES`
-    to a float64 array of the same length, emulated seconds (NaN where a trip lacks one of `MAY_LACK`).
+    to a float64 array of the same length, in emulated seconds (NaN where a trip lacks one of `MAY_LACK`).
     ``lateness_s`` may have any length. Raises ValueError if a quantity is missing or lengths differ.
 
     >>> one = dict.fromkeys(QUANTITIES, [1.0])
@@ -176,7 +182,10 @@ def assess(
 
 
 def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
-    """Return a line about the device whose total times have the largest error, if it is above the bound."""
+    """Return a line about the device whose total times have the largest error.
+
+    Return [] if this error is within its bound.
+    """
     off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
     bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
     more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
@@ -205,9 +214,9 @@ def _phase(
     of_device: npt.NDArray[np.bool_],
     time_scale: float,
 ) -> Phase | None:
-    """Return the errors of a device's measured trips (not NaN), or None if there are none.
+    """Return the errors of one phase in a device's trips, or None if it was measured in none of them.
 
-    ``times`` are declared and achieved seconds of all trips.
+    ``times`` holds the declared and the achieved seconds of all trips, with NaN where nothing was measured.
     """
     declared, achieved = times
     known = of_device & ~np.isnan(declared)
@@ -227,7 +236,7 @@ def _phase(
 
 
 def _summary(declared: Seconds, achieved: Seconds) -> Quantity:
-    """Summarise the measured trips (not NaN)."""
+    """Summarise the trips in which the quantity was measured (in the others it is NaN)."""
     known = ~np.isnan(declared)
     if not known.any():
         return Quantity()

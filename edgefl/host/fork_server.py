@@ -30,12 +30,14 @@ from edgefl.host.process import become_child, child_environment, start_process
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload", "numpy.ma")
 """Modules that a run's processes need; numpy imports the last one when it first needs it."""
 GRACE_S = 1.0
-"""Time within which the fork server must exit before it is killed, seconds."""
+"""Seconds that the fork server has to exit before it is killed."""
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Request to run the ``main`` of a module in a forked process. The message carries a descriptor: the
-    process's end of its channel."""
+    """Request to run the ``main`` of a module in a forked process.
+
+    A file descriptor is sent with the message: the new process's end of its channel.
+    """
 
     module: str
     arguments: tuple[str, ...]
@@ -64,7 +66,7 @@ FromForkServer = Warm | Forked | Reaped
 
 
 class ForkServer:
-    """Starts processes that have all modules imported. As a context manager, it ends its processes on exit.
+    """Starts processes in which all modules are imported. As a context manager, it ends them on exit.
 
     With ``channel`` it uses a fork server that another process has started (`another`). Raises `RunError` if
     the fork server's process is gone.
@@ -86,8 +88,8 @@ class ForkServer:
     def start(
         self, module: str, incoming: Any, environment: dict[str, str], *arguments: str
     ) -> tuple[ForkedChild, Channel[Any]]:
-        """Start a process like `start_process`. Its modules were imported when the fork server started, so
-        files and environment variables that they use at import were read at that time."""
+        """Start a process, as `start_process` does. Its modules were imported when the fork server started,
+        so files and environment variables that they use at import were read at that time."""
         ours, theirs = pair()
         with theirs:
             request = Fork(module, arguments, child_environment(environment), os.getcwd())
@@ -101,11 +103,14 @@ class ForkServer:
             raise
 
     def another(self) -> Channel[FromForkServer]:
-        """Fork another fork server; return its channel. It exits when all processes closed the channel."""
+        """Fork another fork server and return its channel.
+
+        The new fork server exits when all processes have closed this channel.
+        """
         return self.start(__name__, FromForkServer, dict(os.environ))[1]
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of all ended processes and their children."""
+        """Return the CPU seconds of all processes that have ended, and of their children."""
         return self._cpu_s
 
     def exit_code(self, pid: int, timeout: float | None) -> int | None:
@@ -150,7 +155,7 @@ class ForkServer:
 
 
 class ForkedChild:
-    """A process that a fork server has started; implements `process.Child`."""
+    """A process that a fork server has started; it implements `edgefl.host.children.Child`."""
 
     def __init__(self, pid: int, server: ForkServer) -> None:
         self.pid = pid
@@ -171,7 +176,7 @@ def serve(channel: Channel[Fork]) -> NoReturn:
     """Fork the requested processes, and report when they end. Raises `Closed` when the channel is closed."""
     poller = select.poll()
     poller.register(channel, select.POLLIN)
-    children: dict[int, int] = {}  # pidfd → process id
+    children: dict[int, int] = {}  # maps pidfds to process ids
     while True:
         for fd in [fd for fd, _ in poller.poll(0 if channel.waiting else None) if fd in children]:
             pid = children.pop(fd)
@@ -186,7 +191,7 @@ def serve(channel: Channel[Fork]) -> NoReturn:
 
 
 def _fork(channel: Channel[Fork], request: Fork) -> int:
-    """Fork the equivalent of ``python -m edgefl.host.child FD PID MODULE ARGUMENTS``; return its pid."""
+    """Fork a process that runs as ``python -m edgefl.host.child FD PID MODULE ARGUMENTS``; return its pid."""
     fd, parent = channel.descriptor(), os.getpid()
 
     def main() -> int:

@@ -1,4 +1,4 @@
-"""Control groups, version 1 and 2: find existing ones; create edgefl's own and remove them."""
+"""Find the control groups of processes (version 1 or 2); create and remove edgefl's own groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
 ACCOUNTING = "cpuacct"
 _OWN = "own"
-"""Version 2: subgroup for moved processes, because a group that delegates controllers may hold no process."""
+"""Subgroup into which processes are moved, because a version 2 group that delegates controllers may hold no
+process."""
 _PATIENCE_S = 2.0  # maximum time to wait until ended processes have left their group
 
 
@@ -40,12 +41,12 @@ class Place(NamedTuple):
 def find(controller: str, pid: int | str = "self") -> Place:
     """Return the group of process ``pid`` in the hierarchy that has ``controller``: ``cpu`` or ``memory``.
 
-    A controller belongs to one hierarchy: the version 1 hierarchy that names it, else version 2. Version 2
-    accounts CPU time (``cpuacct``) without a controller. Raises `NoGroup` if no group exists or this process
-    cannot see it.
+    A controller belongs to a single hierarchy: the version 1 hierarchy that lists it, or else the version 2
+    hierarchy. Version 2 counts CPU time (``cpuacct``) without a controller. Raises `NoGroup` if no group
+    exists or this process cannot see it.
     """
     lines = [line.split(":", 2) for line in _text(PROC / str(pid) / "cgroup").splitlines()]
-    # Path of the process's group, by version 1 controller or "" for version 2.
+    # Paths of the process's groups, keyed by version 1 controller, or by "" for version 2.
     own = {name: path for _, controllers, path in lines for name in controllers.split(",")}
     unified: Place | None = None
     for line in _text(PROC / "self" / "mountinfo").splitlines():
@@ -69,7 +70,7 @@ def _below(fields: list[str], path: str) -> Path:
     """
     root, mount = fields[3], Path(fields[4].replace("\\040", " "))
     relative = os.path.relpath(path, root)
-    # In a container the path may be the host's; the visible part starts at the mount itself.
+    # In a container, this may be a path of the host; the part that is visible starts at the mount itself.
     folder = mount / relative if not relative.startswith("..") else mount
     return folder if folder.is_dir() else mount
 
@@ -86,22 +87,25 @@ def read_counters(file: Path) -> dict[str, int]:
 
 
 def used_ns(place: Place) -> int:
-    """CPU time of all present and past processes of a group that has the controller `ACCOUNTING`, ns."""
+    """Return the CPU time of all present and past processes of a group with the controller `ACCOUNTING`.
+
+    The time is in ns.
+    """
     if place.version == 1:
         return int(_text(f"{place.folder}/cpuacct.usage") or 0)
     return read_counters(place.folder / "cpu.stat").get("usage_usec", 0) * 1000
 
 
 def throttled_ns(place: Place) -> int:
-    """Time for which a group's quota has kept the group from running, summed over cores, ns."""
+    """Return for how many ns a group's quota has kept the group from running, summed over all cores."""
     name, unit_ns = {1: ("throttled_time", 1), 2: ("throttled_usec", 1000)}[place.version]
     return read_counters(place.folder / "cpu.stat").get(name, 0) * unit_ns
 
 
 def write(file: Path, text: str) -> None:
-    """Write a control file. Raises `NoGroup` with the system's reason on failure."""
+    """Write a control file. Raises `NoGroup` with the system's reason if this fails."""
     try:
-        # Not write_text(): it would open with O_TRUNC, and the value must be written in one write.
+        # write_text() is not used: it opens the file with O_TRUNC, and the value must be written at once.
         fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode())
@@ -113,7 +117,7 @@ def write(file: Path, text: str) -> None:
 
 def _text(file: str | Path) -> str:
     try:
-        return os.fsdecode(read_kernel_file(file))  # a mount's path may hold any bytes
+        return os.fsdecode(read_kernel_file(file))  # the path of a mount may contain any bytes
     except OSError:
         return ""
 
@@ -121,9 +125,9 @@ def _text(file: str | Path) -> str:
 class Groups(contextlib.AbstractContextManager["Groups"]):
     """Control groups for ``controllers`` (``cpu``, ``memory``), below this process's own group.
 
-    All groups of a process are in one folder per hierarchy, whose name is the process's pid and start time.
-    The folder of a killed process is removed by the next process that creates groups there. Raises `NoGroup`
-    if no group can be created.
+    All groups of a process are in one folder per hierarchy, named after the process's pid and start time. The
+    folder of a killed process is removed by the next process that creates groups there. Raises `NoGroup` if
+    no group can be created.
     """
 
     _lock = threading.RLock()
@@ -146,7 +150,7 @@ class Groups(contextlib.AbstractContextManager["Groups"]):
         self._open = True
 
     def folders(self) -> dict[str, tuple[str, int]]:
-        """Return the path prefix and version of new groups by controller, as `ControlGroup` needs them."""
+        """Return the path prefix and version of new groups, keyed by controller, for `ControlGroup`."""
         return {
             name: (str(place.folder / self._prefix), place.version) for name, place in self._places.items()
         }
@@ -185,7 +189,7 @@ class ControlGroup:
         return self._places[controller]
 
     def enter(self, pid: int = 0) -> None:
-        """Move process ``pid`` (0: this one) into the group."""
+        """Move process ``pid`` (0 for this process) into the group."""
         for place in self._places.values():
             write(place.folder / "cgroup.procs", str(pid))
 
@@ -219,7 +223,7 @@ class _OwnFolders:
         return Place(outer / self._name, version)
 
     def _delegate(self, outer: Path, folder: Path, controller: str) -> None:
-        """Version 2: enable the controller in ``folder`` and in the groups below it."""
+        """Enable a controller of version 2 in ``folder`` and in the groups below it."""
         for group in (outer, folder):
             file = group / "cgroup.subtree_control"
             if controller in read_words(file):
@@ -267,7 +271,8 @@ class _OwnFolders:
 def remove_orphans(outer: Path, kill: str = "") -> list[str]:
     """Remove the groups in ``outer`` whose owner has ended; return their names.
 
-    The processes of the owner's groups whose names start with ``kill`` are killed. Others move to ``outer``.
+    The processes in groups of this owner whose names start with ``kill`` are killed. All other processes are
+    moved to ``outer``.
     """
     removed = []
     for folder in _children(outer):
@@ -283,7 +288,7 @@ def remove_orphans(outer: Path, kill: str = "") -> list[str]:
 
 
 def _kill(folder: Path) -> None:
-    """Kill the processes of a group until it has none, for up to `_PATIENCE_S`."""
+    """Kill the processes of a group until none is left, for up to `_PATIENCE_S` seconds."""
     until = time.monotonic() + _PATIENCE_S
     while (pids := read_words(folder / "cgroup.procs")) and time.monotonic() <= until:
         for pid in pids:
@@ -293,7 +298,7 @@ def _kill(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a group and the groups below it; a group still in use after `_PATIENCE_S` stays."""
+    """Remove a group and the groups below it, except those still in use after `_PATIENCE_S` seconds."""
     for child in _children(folder):
         remove(child)
     until = time.monotonic() + _PATIENCE_S
@@ -306,14 +311,14 @@ def remove(folder: Path) -> None:
 
 def started(pid: int) -> str:
     """Return a process's start time in clock ticks; together with its pid it is unique until reboot."""
-    # Not psutil's create_time(): that changes when the system's date is set.
+    # psutil's create_time() is not used, because it changes when the system's date is set.
     return next(iter(process_stat(pid)[19:20]), "")
 
 
 def process_stat(pid: int | str) -> list[str]:
-    """Return the fields of /proc/PID/stat (proc_pid_stat(5)) from ``state`` on; [] if there is no process.
+    """Return the fields of /proc/PID/stat (proc_pid_stat(5)) from ``state`` on; [] if the process is gone.
 
-    ``pid`` may be ``PID/task/TID``, a thread.
+    ``pid`` may be ``PID/task/TID`` for a single thread.
     """
     try:
         return read_kernel_file(f"/proc/{pid}/stat").decode("ascii", "replace").rpartition(")")[2].split()
@@ -329,7 +334,7 @@ def _make(folder: Path, refused: str) -> None:
 
 
 def _empty(folder: Path, outer: Path) -> None:
-    """Move the processes in a group and below it to ``outer``."""
+    """Move the processes of a group and of the groups below it to ``outer``."""
     for group in (*_children(folder), folder):
         for pid in read_words(group / "cgroup.procs"):
             with contextlib.suppress(NoGroup):  # the process has ended, or may not be moved

@@ -3,7 +3,7 @@
 At the start of a phase the client sends its CPU share to the governor through a pipe. Between steps it
 sends corrections, computed from the measured cost of its work; finally it reports the end of the phase. The
 share is chosen so that the work ends slightly earlier than on the device, because throttles are not exact.
-The client then sleeps until the device would end.
+The client then sleeps until the device would end the phase.
 """
 
 from __future__ import annotations
@@ -33,28 +33,30 @@ from edgefl.host.throttle import (
 )
 
 RENEW_NS = {"sigstop": 20_000_000, "cgroup": 200_000_000}
-"""Wall time between two corrections of the share: each costs the governor a wake-up or a new quota."""
+"""Wall time in ns between two corrections of the share, keyed by the kind of throttle. Each correction costs
+the governor a wake-up or a new quota."""
 MOST_SHARE = 1.0  # training has one thread
 LEAST_SHARE = 1e-3
 EARLY = {"sigstop": 0.02, "cgroup": 0.2}
-"""Fraction of a phase by which the work should end early: a quota is inaccurate by a tick or more."""
+"""Fraction of a phase by which the work should end early, keyed by the kind of throttle. It is large for
+``cgroup``, because a quota is inaccurate by a tick or more."""
 PRIOR = 0.2
-"""Weight of the prior cost estimate, as a fraction of the phase's total work."""
+"""Weight of the cost that was estimated before the phase, as a fraction of the total work of the phase."""
 
 _FORMAT = struct.Struct("<qqqdq")
 MESSAGE_BYTES = _FORMAT.size
 
 
 class HoldRequest(NamedTuple):
-    """A client's message to the governor; smaller than PIPE_BUF, so that writes are atomic."""
+    """A client's message to the governor. It is smaller than PIPE_BUF, so that writes are atomic."""
 
     pid: int
     at_ns: int
     used_ns: int
     share: float
-    """Cores; 0 means that the phase has ended."""
+    """Requested share, in cores; 0 means that the phase has ended."""
     work_ns: int
-    """CPU time expected until the end of the phase."""
+    """CPU time that the client is expected to need until the end of the phase, in ns."""
 
     def encode(self) -> bytes:
         return _FORMAT.pack(*self)
@@ -66,7 +68,7 @@ class HoldRequest(NamedTuple):
 
 
 class Cost:
-    """CPU time that a process needs per unit of work, updated after each phase.
+    """Estimate of the CPU time that a process needs per unit of work, updated after each phase.
 
     >>> cost = Cost(2.0)                     # ns per unit of work, measured beforehand
     >>> cost.learn(work=100.0, used_ns=400.0)
@@ -78,18 +80,18 @@ class Cost:
         self.ns_per_work = ns_per_work
 
     def learn(self, work: float, used_ns: float) -> None:
-        """Average the estimate with the cost measured in a finished phase."""
+        """Replace the estimate by its mean with the cost measured in a finished phase."""
         if work > 0 and used_ns > 0:
             self.ns_per_work = (self.ns_per_work + used_ns / work) / 2
 
     def within(self, total: float, work: float, used_ns: float) -> float:
-        """Return the estimated ns per unit of work, after ``work`` of ``total`` units took ``used_ns``."""
+        """Return the estimated ns per unit of work after ``work`` of ``total`` units took ``used_ns``."""
         prior = PRIOR * total
         return (self.ns_per_work * prior + used_ns) / (prior + work)
 
 
 class HeldPhase:
-    """A `Phase` slowed by the governor process: ``done`` never waits, only ``end`` does."""
+    """A `Phase` that the governor process slows down, so that only ``end`` waits, and ``done`` never does."""
 
     def __init__(self, phase: Phase, total: float, cost: Cost, governor: int, kind: str) -> None:
         self._phase, self._total, self._cost, self._governor = phase, total, cost, governor
@@ -112,13 +114,13 @@ class HeldPhase:
         return self._phase.end()
 
     def release(self) -> int:
-        """End the throttling; return the CPU time that the process has used, ns."""
+        """End the throttling; return the CPU time that the process has used, in ns."""
         used_ns = cpu_ns(0)
         os.write(self._governor, HoldRequest(os.getpid(), time.monotonic_ns(), used_ns, 0.0, 0).encode())
         return used_ns
 
     def _request_share(self, now_ns: int) -> None:
-        """Request the share at which the remaining work ends just before the device would end it."""
+        """Request the share with which the remaining work ends just before the device would end it."""
         self._next_ns = now_ns + self._renew_ns
         used_ns = cpu_ns(0)
         work, total = self._phase.work, self._total
@@ -130,7 +132,8 @@ class HeldPhase:
 
 
 SLICE_SHARE = 0.02
-"""Length of a slice as a fraction of the phase's CPU time; the phase's error is at most half of this."""
+"""Length of a slice (the CPU time that a client may use before it is stopped) as a fraction of the CPU time
+of the phase. The error of the phase is at most half of this fraction."""
 SHORTEST_SLICE_NS = 300_000
 LONGEST_WAIT_S = 3600.0
 
@@ -155,7 +158,7 @@ def govern(kind: str, requests: int, lifeline: int) -> None:
 
 
 class Governor:
-    """Handles clients' requests; has no side effects except those of the throttles."""
+    """Handles the requests of clients. It has no side effects except those of the throttles."""
 
     def __init__(self, make: Callable[[HoldRequest, Account], Throttled]) -> None:
         self._make = make
@@ -182,7 +185,7 @@ class Governor:
             self._queue.add(held, request.at_ns)
 
     def run_due(self, now_ns: int) -> int | None:
-        """Run the throttles that are due; return when the next is due. Raises `RunError` if one fails."""
+        """Run the throttles that are due; return when the next one is due. Raises `RunError` if one fails."""
         due_ns = self._queue.run_due(now_ns)
         for why in self._queue.trouble.values():
             raise RunError(f"a phone can no longer be limited to its CPU share: {why}")
@@ -190,7 +193,7 @@ class Governor:
 
 
 def make_throttle(kind: str, request: HoldRequest, account: Account) -> Throttled:
-    """Create a throttle for a client: by signals, or by the quota of the client's control group."""
+    """Create a throttle for a client that works by signals or by the quota of the client's control group."""
     target = Target(request.pid)
     if process_stat(request.pid)[1:2] != [str(os.getppid())]:
         # not a child of the zygote: the pid has been reused

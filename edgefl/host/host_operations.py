@@ -1,4 +1,4 @@
-"""The operations that a calibration times on one thread, and their timing.
+"""The operations that a calibration runs on one thread, and the measurement of their speed.
 
 ``python -m edgefl.host.host_operations`` measures this host and prints JSON. `calibrate` runs it in a
 separate process because a BLAS library fixes its number of threads when it is loaded.
@@ -28,24 +28,30 @@ from edgefl.host.calibration import MAX_CV, Measured, Rate
 from edgefl.learning.networks import cnn_femnist
 
 REPETITIONS = 9
-ROUNDS = 5  # maximum number of rounds: a noisy rate is measured again, and the least noisy round is used
-USUAL_S = 5.0  # CPU seconds of repetitions for `usual_rate`
-CODE_S = 2.0  # CPU seconds of repetitions for a class of code
+ROUNDS = 5
+"""Maximum number of rounds. A noisy rate is measured again, and the least noisy round is used."""
+USUAL_S = 5.0  # minimum CPU seconds of all repetitions in `usual_rate`
+CODE_S = 2.0  # minimum CPU seconds of all repetitions for a class of code
 GEMM_SIZES = (64, 256, 1024)
 TRIAD_MIN_MIB = 64  # minimum size of each of the triad's three arrays
 _REPETITION_S = 0.05
 _CALLS = 3
-"""Minimum duration and number of calls of a repetition, so that one interruption does not dominate it."""
+"""A repetition takes at least `_REPETITION_S` CPU seconds and has at least `_CALLS` calls, so that a single
+interruption does not dominate it."""
 _MIB = 1 << 20
 
 FEMNIST_BATCH = 10
 FEMNIST_FLOP = 6 * FEMNIST_BATCH * (28 * 28 * 32 * 25 + 14 * 14 * 64 * 800 + 3136 * 2048 + 2048 * 62)
-"""FLOP of forward and backward pass of FLASH's FEMNIST CNN on a batch, counting backward as twice forward:
-the work for which the devices' ``train`` rates were measured (docs/profiles.md)."""
+"""Floating-point operations of a forward and a backward pass of FLASH's FEMNIST CNN on one batch. The
+backward pass counts as two forward passes. The ``train`` rates of devices were measured for this work
+(docs/profiles.md)."""
 
 
 def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None) -> Measured:
-    """Measure all rates in this process, however noisy. By default the triad's arrays exceed the cache."""
+    """Measure all rates in this process, even if they are noisy.
+
+    By default, the three arrays of the memory measurement (the triad) are larger than the cache.
+    """
     torch.set_num_threads(1)
     cache_mib = last_level_cache_mib()
     if triad_mib is None:
@@ -78,7 +84,7 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
 def measure_class(code_class: str) -> Rate:
     """Measure one class of code in this process.
 
-    Raises ImportError if the class needs the C extension and that was not built.
+    Raises ImportError if the class needs the C extension and this was not built.
     """
     torch.set_num_threads(1)
     if code_class == "simd":
@@ -103,9 +109,9 @@ def rate(run: Callable[[], Any], work: float) -> Rate:
 def usual_rate(run: Callable[[], Any], work: float, least_s: float = USUAL_S) -> Rate:
     """Return the work per CPU second of ``run`` after a warm-up, from ``least_s`` CPU seconds of repetitions.
 
-    At least `REPETITIONS` are made. The speed of a virtual machine can change by a factor of two for some
-    seconds, because it shares its cores with others. So a program's usual speed is near this median, and not
-    near the rate of the least noisy half second.
+    There are at least `REPETITIONS` repetitions. The speed of a virtual machine can change by a factor of two
+    for some seconds, because it shares its cores with others. So a program's usual speed is near this median,
+    and not near the rate of the least noisy half second.
     """
     samples, spent_s = list[float](), 0.0
     for calls, took_s in _repetitions(run):
@@ -137,7 +143,7 @@ def _rate_of(samples: list[float]) -> Rate:
 
 
 def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
-    """Last-level cache size, MiB; 0 if the system does not report it."""
+    """Return the size of the last-level cache, in MiB; 0 if the system does not report it."""
     sizes = [0.0]
     for index in sorted(cpu.glob("index*/size")):
         with contextlib.suppress(OSError, ValueError):
@@ -149,7 +155,10 @@ def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache"))
 
 
 def _triad_mib(cache_mib: float) -> float:
-    """Size of one array, MiB, so that three fill the cache twice, but at most an eighth of free memory."""
+    """Return the size of each of the triad's three arrays, in MiB.
+
+    Together they are twice as large as the cache, but take at most an eighth of the free memory.
+    """
     free_mib: float = psutil.virtual_memory().available / _MIB
     return max(TRIAD_MIN_MIB, min(2 * cache_mib / 3, free_mib / 24))
 
@@ -174,7 +183,10 @@ def _depthwise() -> tuple[Callable[[], Any], float]:
 
 
 def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: float) -> Callable[[], None]:
-    """Return a function that makes one step of plain SGD on a fixed batch; ``lr`` 0 keeps the weights."""
+    """Return a function that performs one step of plain SGD on a fixed batch.
+
+    With ``lr`` = 0 the weights do not change.
+    """
     parameters = list(net.parameters())
 
     def step() -> None:
@@ -190,7 +202,7 @@ def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: flo
 
 
 def measure_step(name: str, batch: int, dtype: str, shape: tuple[int, ...]) -> Rate:
-    """Measure SGD steps of a model per CPU second in this process, with zeros as inputs."""
+    """Measure how many SGD steps of a model this process performs per CPU second, with zeros as inputs."""
     from edgefl.learning.models import model_to_trace
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Memory limit of a process: without privileges (`MemoryLimit`), or by a control group (`open_memory`)."""
+"""Limit the memory of a process without privileges (`MemoryLimit`) or by a control group (`open_memory`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgefl.host.process import read_kernel_file
 
 _MIB = 1 << 20
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
-_FORKED = 0x40  # PF_FORKNOEXEC in proc_pid_stat(5): forked, and has not called exec
+_FORKED = 0x40  # flag PF_FORKNOEXEC of proc_pid_stat(5): the process was forked and has not called exec
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """Part of the message of torch's RuntimeError after a failed allocation."""
 
@@ -26,7 +26,7 @@ def is_no_memory(error: BaseException) -> bool:
 
 
 def peak_resident_mib() -> float:
-    """Peak resident memory of this process, MiB; includes shared pages."""
+    """Return the peak resident memory of this process, in MiB, including shared pages."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -39,14 +39,20 @@ class Growth:
         self._start_bytes = memory.rss - getattr(memory, "shared", 0)
 
     def peak_mib(self) -> float:
-        """Return the growth, MiB; resident file and shared memory pages are counted at their present size."""
+        """Return the growth in MiB.
+
+        The peak includes file-backed and shared pages, so their present size is subtracted.
+        """
         shared = getattr(self._process.memory_info(), "shared", 0)
         grew_mib: float = peak_resident_mib() - (shared + self._start_bytes) / _MIB
         return max(0.0, grew_mib)
 
 
 def proportional_mib(pid: int | None) -> float | None:
-    """Proportional set size of a process, MiB; None if ``pid`` is None or the size cannot be read."""
+    """Return the proportional set size of a process, in MiB.
+
+    Return None if ``pid`` is None or the size cannot be read.
+    """
     try:
         pss = None if pid is None else getattr(psutil.Process(pid).memory_full_info(), "pss", None)
     except psutil.Error:
@@ -55,10 +61,10 @@ def proportional_mib(pid: int | None) -> float | None:
 
 
 def private_mib(pids: Collection[int]) -> float:
-    """Resident memory of processes that is neither file-backed nor shared, MiB; 0 for ended processes.
+    """Return the resident memory of processes, in MiB, without file-backed and shared pages.
 
-    Pages that a fork shares with its parent count once. This takes about 10 µs a process without forks, and
-    with forks up to 10 µs for each MiB of each process.
+    Processes that have ended count as 0. Pages that a fork shares with its parent count once. The call takes
+    about 10 µs per process if none is a fork, and otherwise up to 10 µs for each MiB of each process.
     """
     forks = {pid for pid in pids if is_fork(pid)} if len(pids) > 1 else set()
     counted = [pid for pid in pids if pid not in forks or not parent_waits(pid)]
@@ -73,12 +79,12 @@ def _private_kib(pid: int) -> float:
 
 
 def _proportional_kib(pid: int) -> float:
-    """Return private memory divided by the number of processes that share it, KiB."""
+    """Return the private memory of a process in KiB, each page divided by the number of its sharers."""
     with contextlib.suppress(OSError):
         for line in read_kernel_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss_Anon:"):
                 return float(line.split()[1])
-    return _private_kib(pid)  # another user's process, or an old Linux
+    return _private_kib(pid)  # the process of another user, or an old version of Linux
 
 
 def is_fork(pid: int) -> bool:
@@ -90,7 +96,7 @@ def is_fork(pid: int) -> bool:
 def parent_waits(pid: int) -> bool:
     """Return True if a thread of the parent is in an uninterruptible wait, as after a vfork.
 
-    Until its exec, a process after vfork appears to own its parent's memory.
+    Until it calls exec, a process created by vfork appears to own the memory of its parent.
     """
     parent = next(iter(process_stat(pid)[1:2]), "")
     with contextlib.suppress(OSError):
@@ -106,9 +112,10 @@ class MemoryLimit:
     Create it in the client after the fork and after opening sockets, so that these do not count.
 
     ``RLIMIT_DATA`` is set to the present private writable memory plus the limit, so that an allocation beyond
-    it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). This counts mapped memory,
-    touched or not, and thread stacks, but not shared memory. In addition, `over` and `used_mib` observe the
-    growth of private resident memory, which does not include pages shared with the parent.
+    it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts all mapped memory,
+    even if it was never touched, and the stacks of threads, but not shared memory. In addition, `over` and
+    `used_mib` observe the growth of private resident memory, which does not include pages shared with the
+    parent.
     """
 
     def __init__(self, limit_mib: float) -> None:
@@ -120,16 +127,22 @@ class MemoryLimit:
             soft, (_, hard) = data_bytes + int(limit_mib * _MIB), resource.getrlimit(resource.RLIMIT_DATA)
             if hard != resource.RLIM_INFINITY:
                 soft = min(soft, hard)
-            with contextlib.suppress(OSError, ValueError):  # if refused, the limit is only observed
+            with contextlib.suppress(OSError, ValueError):  # if this is refused, the limit is only observed
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def _private_bytes(self) -> int | None:
-        """Resident memory that is neither file-backed nor shared, bytes; None if it is not reported."""
+        """Return the resident memory that is neither file-backed nor shared, in bytes.
+
+        Return None if the system does not report it.
+        """
         memory = self._process.memory_info()
         return int(memory.rss - memory.shared) if hasattr(memory, "shared") else None
 
     def used_mib(self) -> float:
-        """Growth of private resident memory since the limit was set, MiB; 0 if it cannot be read."""
+        """Return the growth of private resident memory since the limit was set, in MiB.
+
+        Return 0 if the system does not report it.
+        """
         now = self._private_bytes()
         if now is None or self._start_bytes is None:
             return 0.0
@@ -139,12 +152,12 @@ class MemoryLimit:
 
     @property
     def peak_mib(self) -> float:
-        """Largest growth measured by `over`, `used_mib` or this property, MiB."""
+        """Largest growth measured by `over`, `used_mib` or this property, in MiB."""
         self.used_mib()
         return self._peak_mib
 
     def over(self) -> bool:
-        """Return True if the process is over its limit now; costs about 20 µs."""
+        """Return True if the process is over its limit now. The call takes about 20 µs."""
         return self.used_mib() > self.limit_mib
 
 
@@ -157,9 +170,9 @@ def _checked_mib(limit_mib: float) -> float:
 class GroupMemory:
     """Memory limit of a control group that holds one process.
 
-    It counts pages that the process touches first (private, shared and page cache) and kernel memory for
-    them, but not pages of its parent that a forked process only reads. Swap is disabled where it is
-    accounted.
+    It counts the pages that the process is the first to touch (private, shared and page cache) and the kernel
+    memory for them, but not the pages of its parent that a forked process only reads. Swap is disabled if the
+    kernel accounts for it.
     """
 
     def __init__(self, place: Place, limit_mib: float) -> None:
@@ -178,7 +191,7 @@ class GroupMemory:
 
     @property
     def peak_mib(self) -> float:
-        """Peak memory, MiB; NaN if the kernel does not report it (version 2 before Linux 5.19)."""
+        """Peak memory in MiB; NaN if the kernel does not report it (version 2 before Linux 5.19)."""
         found = read_words(
             self._folder / ("memory.peak" if self._version == 2 else "memory.max_usage_in_bytes")
         )
@@ -191,12 +204,12 @@ class GroupMemory:
         return read_counters(self._folder / file).get("oom_kill", 0)
 
     def over(self) -> bool:
-        """Always False: the kernel kills a process that exceeds the limit."""
+        """Return False, because the kernel kills a process that exceeds the limit."""
         return False
 
 
 class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
-    """Limits process ``pid`` to ``limit_mib`` MiB more than it uses now, by a control group, until closed.
+    """Limits process ``pid`` to ``limit_mib`` MiB more than it uses now, by a control group, until `close`.
 
     The kernel kills the process if it exceeds the limit. Raises a one-line ConfigError if control groups
     cannot be used, and ValueError if the limit is not finite or not above 0. See `MemoryLimit` for use
@@ -216,7 +229,7 @@ class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
         self._seen, self._open = (0, float("nan")), True
 
     def _read(self) -> tuple[int, float]:
-        """Return kills and peak, MiB; after closing, the last values."""
+        """Return the number of kills and the peak memory in MiB; after `close`, the last values."""
         if self._open:
             self._seen = self._memory.kills, self._memory.peak_mib
         return self._seen
@@ -228,11 +241,11 @@ class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
 
     @property
     def peak_mib(self) -> float:
-        """Largest growth since the limit was set, MiB."""
+        """Largest growth since the limit was set, in MiB."""
         return self._read()[1]
 
     def close(self) -> None:
-        """Remove the limit; a second call does nothing."""
+        """Remove the limit. A second call does nothing."""
         self._read()
         self._open = False
         self._groups.close()

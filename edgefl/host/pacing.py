@@ -1,8 +1,8 @@
 """Closed-loop pacing: do the real work, then wait until the device would have done it.
 
 A trip is a sequence of phases (download, compute, upload). Each phase is scheduled to start when the previous
-phase was *scheduled* to end, so errors do not accumulate. Reports use clock readings only: work that took
-longer than on the device has ``achieved_s > declared_s``.
+phase was *scheduled* to end, so errors do not accumulate. The reported times are clock readings: for work
+that took longer than on the device, ``achieved_s`` is above ``declared_s``.
 """
 
 from __future__ import annotations
@@ -18,30 +18,35 @@ from collections.abc import Callable
 import msgspec
 
 Wait = Callable[[int], None]
-"""Waits until ``time.monotonic_ns()`` is at least the given value; may raise to cancel the trip."""
+"""Function that waits until ``time.monotonic_ns()`` is at least the given value. It may raise an exception to
+cancel the trip."""
 
 Clock = Callable[[], int]
 
 Takes = Callable[[float], float]
-"""Emulated seconds that the device takes for an amount of work; inf if it never finishes."""
+"""Function that returns the emulated seconds that the device takes for an amount of work, or infinity if the
+device never finishes."""
 
 _PR_SET_TIMERSLACK = 29
 
-NEVER_NS = 2.0**62  # more than a century: a wait until this time ends only by cancellation
+NEVER_NS = 2.0**62  # over a century, so that a wait until this time ends only if it is cancelled
 
-AHEAD_NS = 50_000_000  # wall time by which work within a phase may be ahead of the device
+AHEAD_NS = 50_000_000  # wall time by which the work of a phase may be ahead of the device
 
 
 def set_timer_slack(slack_ns: int = 1) -> bool:
-    """Set this thread's timer slack (Linux's default: 50 µs); return whether Linux accepted it."""
+    """Set the time by which Linux may wake this thread late (50 µs by default).
+
+    Return True if Linux accepted it.
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     return int(prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0)) == 0
 
 
 def set_time_slice(slice_ns: int = 100_000) -> bool:
-    """Ask Linux (6.12 or newer) for time slices of ``slice_ns``, for prompt wake-ups; 0 restores the default.
+    """Ask Linux (6.12 or newer) for time slices of ``slice_ns``, so that this thread is woken promptly.
 
-    Returns whether Linux accepted it.
+    A value of 0 restores the default. Returns True if Linux accepted it.
     """
     number = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
     # struct sched_attr: size, policy (SCHED_OTHER), flags, nice, priority, runtime, deadline, period
@@ -51,24 +56,24 @@ def set_time_slice(slice_ns: int = 100_000) -> bool:
 
 
 def wait_until(deadline_ns: int) -> None:
-    """Sleep until the monotonic clock reads ``deadline_ns``; never returns early, never spins."""
+    """Sleep until the monotonic clock reads ``deadline_ns``, without returning early and without spinning."""
     while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
         time.sleep(left_ns * 1e-9)
 
 
 class PhaseTime(msgspec.Struct, frozen=True):
-    """Emulated seconds of one phase, measured by the clock."""
+    """The declared and the measured time of one phase, in emulated seconds."""
 
     work: float
     declared_s: float
-    """The device's time for the work: lead + work / rate."""
+    """Time that the device needs for the work: lead + work / rate."""
     achieved_s: float
     """Measured time from the end of the previous phase (or the start of the trip) to this phase's end."""
     lateness_s: float
-    """Time by which the phase ended after its scheduled end."""
+    """Time from the scheduled end of the phase to its real end; 0 if the phase was not late."""
 
     def then(self, after: PhaseTime) -> PhaseTime:
-        """Return this phase and the phase ``after`` it as one phase."""
+        """Return this phase and the phase ``after``, which follows it, as one phase."""
         return PhaseTime(
             self.work + after.work,
             self.declared_s + after.declared_s,
@@ -93,7 +98,7 @@ class Phase:
         return self._lead_s + (work / self._rate if self._takes is None else self._takes(work))
 
     def due_ns(self, work: float) -> float:
-        """Time on the monotonic clock at which the device has done ``work``."""
+        """Return the time on the monotonic clock, in ns, at which the device would have done ``work``."""
         return self._start_ns + self._takes_s(work) * self._pacer.ns_per_emulated_s
 
     def lead(self) -> None:
@@ -104,8 +109,8 @@ class Phase:
     def done(self, work: float) -> None:
         """Record additional ``work`` (seconds or bytes), and wait until the device would have done it.
 
-        Work may run ahead by up to `AHEAD_NS`, so that short steps do not cause a wake-up each (20 sleeps
-        of 3 ms doubled the CPU time of the work between them); `end` waits for the rest.
+        Work may be ahead by up to `AHEAD_NS`, so that not every short step causes a wake-up (20 sleeps of
+        3 ms doubled the CPU time of the work between them). `end` waits for the rest.
         """
         self._add(work)
         self._pacer.hold(self.due_ns(self.work), AHEAD_NS)
@@ -129,7 +134,7 @@ class Phase:
 class Pacer:
     """Paces the trips of one client against absolute deadlines.
 
-    ``time_scale`` is wall seconds per emulated second. A rate of ``inf`` means no wait.
+    ``time_scale`` is the number of wall seconds per emulated second. With a rate of ``inf`` nothing waits.
 
     >>> now = [0]
     >>> def wait(deadline_ns): now[0] = max(now[0], deadline_ns)
@@ -152,7 +157,7 @@ class Pacer:
         self._wait, self._clock = wait, clock
         self._cursor_ns: float | None = None  # the scheduled start of the next phase
         self._last_ns = 0  # the real end of the previous phase
-        self.delay_declared_s = self.delay_s = 0.0  # leads of this trip: declared, and measured
+        self.delay_declared_s = self.delay_s = 0.0  # sums of the declared and the measured leads of this trip
 
     def begin(self, at_ns: int) -> None:
         """Start a trip whose message was received at ``at_ns`` on the monotonic clock."""
@@ -161,15 +166,17 @@ class Pacer:
         self._last_ns = at_ns
 
     def phase(self, rate_per_s: float, lead_s: float = 0.0, takes: Takes | None = None) -> Phase:
-        """Start the next phase: ``lead_s`` emulated seconds without progress, then work at ``rate_per_s``,
-        or in the time that ``takes`` returns.
+        """Start the next phase.
+
+        For the first ``lead_s`` emulated seconds there is no progress. Then work is done at ``rate_per_s``,
+        or in the time that ``takes`` returns if it is given.
         """
         if not rate_per_s > 0:
             raise ValueError(f"rate_per_s must be above 0 (got {rate_per_s})")
         if not 0.0 <= lead_s < math.inf:
             raise ValueError(f"lead_s must be finite and at least 0 (got {lead_s})")
         if self._cursor_ns is None:
-            raise ValueError("phase() before begin()")
+            raise ValueError("phase() was called before begin()")
         return Phase(self, self._cursor_ns, rate_per_s, lead_s, takes)
 
     def lead(self, start_ns: float, lead_s: float) -> None:
@@ -187,7 +194,7 @@ class Pacer:
         return now_ns
 
     def close(self, work: float, declared_s: float, due_ns: float, now_ns: int) -> PhaseTime:
-        """Record that the current phase ended at ``now_ns``; the next one is scheduled for ``due_ns``."""
+        """Record that the current phase ended at ``now_ns``, and schedule the next one for ``due_ns``."""
         achieved_s = (now_ns - self._last_ns) / self.ns_per_emulated_s
         lateness_s = (now_ns - due_ns) / self.ns_per_emulated_s
         self._cursor_ns, self._last_ns = due_ns, now_ns

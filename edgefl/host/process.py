@@ -39,9 +39,10 @@ def start_process(
     *arguments: str,
     inherited: Sequence[int] = (),
 ) -> tuple[subprocess.Popen[bytes], Channel[Any]]:
-    """Start ``python -m module FD PID`` on one core; return the child and the channel whose other end is FD.
+    """Start ``python -m module FD PID`` on one core; return the child and the channel to it.
 
-    ``inherited`` descriptors keep their numbers in the child.
+    FD is the child's end of the channel, and PID is this process. The descriptors in ``inherited`` keep their
+    numbers in the child.
     """
     ours, theirs = pair()
     with theirs, _stops_blocked():
@@ -56,7 +57,9 @@ def start_process(
 
 
 def without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
-    """Hide NVIDIA's GPUs from CUDA: an emulated phone has none, and a process that uses CUDA cannot fork.
+    """Return the environment with NVIDIA's GPUs hidden from CUDA.
+
+    The GPUs are hidden because an emulated phone has none, and a process that uses CUDA cannot fork.
 
     >>> without_gpus({"HOME": "/"})
     {'HOME': '/', 'CUDA_VISIBLE_DEVICES': ''}
@@ -68,7 +71,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a child that forks or computes on one core: all thread pools have size one.
 
     If a new interpreter would not find edgefl, its folder is appended to ``PYTHONPATH`` as the last entry,
-    so that it does not shadow the user's modules.
+    so that it does not hide the user's modules.
 
     >>> child_environment({"HOME": "/"})["OMP_NUM_THREADS"]
     '1'
@@ -83,7 +86,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def stops() -> list[signal.Signals]:
-    """Return the signals that end a command: SIGHUP only if it is not ignored (``nohup``).
+    """Return the signals that end a command. SIGHUP is left out if it is ignored, as under ``nohup``.
 
     >>> before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     >>> [number.name for number in stops()]
@@ -96,9 +99,10 @@ def stops() -> list[signal.Signals]:
 
 @contextmanager
 def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[None]:
-    """Call ``handle`` for these signals. Ignore SIGHUP after any of them: a closed terminal sends it twice.
+    """Call ``handle`` for these signals, but not for SIGHUP after any of them.
 
-    Does nothing outside the main thread, where Python allows no handlers.
+    A closed terminal sends SIGHUP twice. Outside the main thread, this function does nothing, because Python
+    allows no signal handlers there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -137,8 +141,8 @@ def become_child(parent_pid: int, name: str) -> None:
     """Configure this process as a child: die with the parent, ignore the stop signals, set a readable name.
 
     SIGTERM is ignored by a handler: SIG_IGN would be inherited by programs that the user's code starts, which
-    could then not be ended. numpy's warnings about edgefl's own arithmetic are hidden: the record shows
-    values that are not finite.
+    could then not be ended. numpy's warnings about edgefl's own arithmetic are hidden, because values that
+    are not finite appear in the record.
     """
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"edgefl\.")
     for number in STOPS:
@@ -153,9 +157,9 @@ def become_child(parent_pid: int, name: str) -> None:
 
 
 def kill_forks_with_parent() -> None:
-    """Make every fork of this process, and every fork of a fork, die with its parent.
+    """Make every fork of this process, and every fork of a fork, die when its parent dies.
 
-    This includes forks by the user's code. SIGTERM ends the forks, as it ends any process.
+    This includes forks made by the user's code. SIGTERM ends the forks, as it ends any process.
     """
     libc, parent, mask = _libc, 0, set[int]()
     if libc is None:
@@ -182,7 +186,7 @@ def keep_freed_memory() -> None:
     """Keep freed memory for the next allocation instead of returning it to the system.
 
     Otherwise glibc returns the memory of activations after each training step and requests it again, zeroed
-    page by page, which takes an eighth of a small CNN's step. Does nothing with other allocators.
+    page by page, which takes an eighth of a small CNN's step. With other allocators, this does nothing.
     """
     if (mallopt := getattr(_libc, "mallopt", None)) is not None:
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc allows
@@ -191,7 +195,10 @@ def keep_freed_memory() -> None:
 
 
 def outlive_parent() -> None:
-    """Undo "die with the parent" of `become_child`, for a process that cleans up when its channel closes."""
+    """Let this process outlive its parent, which `become_child` prevents by default.
+
+    The process cleans up when its channel closes.
+    """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
@@ -216,7 +223,7 @@ def adopt_orphans() -> None:
 
 @functools.cache
 def allow_open_files() -> int | None:
-    """Raise the limit of open files to the hard limit: each client needs a socket.
+    """Raise the limit on open files to the hard limit, because each client needs a socket.
 
     Return the previous limit; None if it cannot be raised.
     """
@@ -230,7 +237,10 @@ def allow_open_files() -> int | None:
 
 
 def ignore_stopped_children() -> None:
-    """Let SIGCHLD report children that end, but not children that a throttle stops. Set its handler first."""
+    """Let SIGCHLD report children that end, but not children that a throttle stops.
+
+    The handler of SIGCHLD must be set before.
+    """
     if _libc is None:
         return
 
@@ -249,9 +259,10 @@ def ignore_stopped_children() -> None:
 
 
 def read_kernel_file(path: str | Path) -> bytes:
-    """Return the content of a file of /proc or of a control group. Raises OSError.
+    """Return the content of a file of /proc or of a control group. Raises OSError if it cannot be read.
 
-    A throttle reads several such files per turn. This takes 0.5 to 0.7 of the time of ``open(path).read()``.
+    A throttle reads several such files per turn. This takes 0.5 to 0.7 times as long as
+    ``open(path).read()``.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -25,7 +25,7 @@ from edgefl.host.pacing import set_time_slice, set_timer_slack
 
 
 class Achieved(NamedTuple):
-    """CPU time that a process used under a throttle, and the declared CPU time."""
+    """CPU time that a process used under a throttle, and the CPU time that was declared for it."""
 
     wall_s: float
     cpu_s: float
@@ -33,16 +33,20 @@ class Achieved(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Used ÷ declared − 1: above 0 is faster than declared; NaN before anything was declared."""
+        """Used time divided by declared time, minus 1; a value above 0 means faster than declared.
+
+        NaN as long as nothing has been declared.
+        """
         return self.cpu_s / self.declared_cpu_s - 1.0 if self.declared_cpu_s > 0 else math.nan
 
 
 class Account:
-    """Compares CPU time allowed (the integral of ``share`` over wall time) with CPU time used.
+    """Compares the allowed CPU time (the integral of ``share`` over wall time) with the used CPU time.
 
-    ``cores`` are the speeds of the device's cores, fastest first, in cores of this host. ``share`` is the sum
-    over the cores in use, one per thread that can run. A single number is one core, which all threads share.
-    A sleeping process saves up at most ``most_saved_ns``: a slow core is not faster after a rest.
+    ``cores`` holds the speeds of the device's cores, fastest first, in cores of this host. ``share`` is the
+    sum over the cores in use, one per thread that can run. A single number means one core, which all threads
+    share. A sleeping process saves up at most ``most_saved_ns`` of CPU time, because a slow core is not
+    faster after a rest.
 
     >>> account = Account(0.25, now_ns=0, used_ns=0, most_saved_ns=1_000)
     >>> account.ahead_ns(4_000, 1_500)            # used 1.5 µs, allowed 1 µs
@@ -70,18 +74,18 @@ class Account:
         self._declared_ns = self._allowed_ns = self._granted_ns = 0.0
 
     def change(self, share: float, now_ns: int) -> None:
-        """Change the share from ``now_ns`` on."""
+        """Use another share from ``now_ns`` on."""
         before, self.share = self.share, checked_share(share)
         self._granted_ns += before * (now_ns - self._since_ns)
         self._since_ns = now_ns
 
     def follow(self, threads: int) -> None:
-        """Grant the cores that ``threads`` can use, from the time of the last `ahead_ns` on."""
+        """Grant the cores that this number of threads can use, from the last call of `ahead_ns` on."""
         self.threads = max(1, threads)
         self.share = math.fsum(self.cores[: self.threads])
 
     def ahead_ns(self, now_ns: int, used_ns: int) -> float:
-        """Return the CPU time by which the process is ahead of its share, ns (below 0: behind)."""
+        """Return the CPU time by which the process is ahead of its share, in ns (negative: behind it)."""
         granted = self._granted_ns + self.share * (now_ns - self._since_ns)
         self.at_ns, self.used_ns, self._since_ns, self._granted_ns = now_ns, used_ns, now_ns, 0.0
         self._declared_ns += granted
@@ -90,7 +94,7 @@ class Account:
         return used - self._allowed_ns
 
     def achieved(self) -> Achieved:
-        """Return used and declared time as of the last `ahead_ns`."""
+        """Return the used and the declared time at the last call of `ahead_ns`."""
         wall_ns, used_ns = self.at_ns - self._began_ns, self.used_ns - self._used_before_ns
         return Achieved(wall_ns / 1e9, used_ns / 1e9, self._declared_ns / 1e9)
 
@@ -103,7 +107,10 @@ def checked_share(share: float) -> float:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all threads of process ``pid`` (0: this one), ns. Raises ProcessLookupError if it ended."""
+    """Return the CPU time of all threads of process ``pid`` (0 for this process), in ns.
+
+    Raises ProcessLookupError if the process has ended.
+    """
     try:
         # CPUCLOCK_SCHED of a whole process, as clock_getcpuclockid(3) computes it
         return time.clock_gettime_ns((~pid << 3) | 2)
@@ -117,7 +124,7 @@ class ThrottleTarget(Protocol):
     stopped: bool
 
     def cpu_ns(self) -> int:
-        """CPU time used so far, ns. Raises ProcessLookupError once the process has ended."""
+        """Return the CPU time used so far, in ns. Raises ProcessLookupError once the process has ended."""
 
     def wanting_ns(self, now_ns: int) -> int:
         """Return ``now_ns`` minus the time in which the process is known not to have wanted a core."""
@@ -138,8 +145,8 @@ class ThrottleTarget(Protocol):
 class Target:
     """One process, identified by a pidfd, so that signals cannot reach another process that reuses its pid.
 
-    Raises ProcessLookupError if there is none, ConfigError if it belongs to another user, and ValueError if
-    ``pid`` is below 1.
+    Raises ProcessLookupError if there is no such process, ConfigError if it belongs to another user, and
+    ValueError if ``pid`` is below 1.
     """
 
     def __init__(self, pid: int) -> None:
@@ -156,11 +163,11 @@ class Target:
             raise ConfigError(f"process {pid} belongs to another user and cannot be throttled") from None
 
     def cpu_ns(self) -> int:
-        """CPU time used so far, ns. Raises ProcessLookupError once the process has ended."""
+        """Return the CPU time used so far, in ns. Raises ProcessLookupError once the process has ended."""
         return cpu_ns(self.pid)
 
     def wanting_ns(self, now_ns: int) -> int:
-        """Return ``now_ns``: sleeping is not considered."""
+        """Return ``now_ns`` itself, because time in which the process sleeps is not subtracted here."""
         return now_ns
 
     def sleeps(self) -> bool:
@@ -202,22 +209,24 @@ class Target:
 
 SLICE_NS = 2_000_000  # CPU time that a process may use before it is stopped
 SHORTEST_NS = 100_000
-"""Minimum time to run, and minimum time stopped before the CPU clock is read: a signal takes about 20 µs."""
+"""Minimum time in ns for which a process runs, and for which it is stopped before its CPU clock is read. A
+signal takes about 20 µs."""
 LEAST_GAIN = 0.05
 """Minimum rate, in cores, at which a process is assumed to get ahead of its share."""
 IDLE = 0.1  # a process that used less than this fraction of half a slice in its last run may be asleep
 
 HOST_CORES = os.cpu_count() or 1
-LONGEST_REST_NS = 10_000_000  # longest time between checks of a sleeping process: limits its unchecked run
+LONGEST_REST_NS = 10_000_000
+"""Longest time between checks of a sleeping process, which limits how long it can run unchecked."""
 
 
 class DutyCycle:
-    """Stops the process when it is half a slice ahead of its share, and continues it half a slice behind.
+    """Stops the process when it is half a slice ahead of its share, and resumes it when it is half behind.
 
-    Because it uses measured CPU time, its error is at most one slice however long it runs (fixed time slots
-    accumulate each signal's delay: +63% at a tenth of a core). The CPU clock of a running process advances at
-    ticks only. Therefore the stop is scheduled as if the process had a core to itself, and the clock is read
-    after the stop.
+    A slice is an amount of CPU time. Because used CPU time is measured, the error is at most one slice,
+    regardless of the run time. (With fixed time slots, the delays of the signals add up: the error was +63%
+    at a tenth of a core.) The CPU clock of a running process advances only at ticks. Therefore the stop is
+    scheduled as if the process had a core to itself, and the clock is read after the stop.
     """
 
     def __init__(self, target: ThrottleTarget, account: Account, slice_ns: int = SLICE_NS) -> None:
@@ -226,7 +235,7 @@ class DutyCycle:
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on. Return True: the next turn must run at once."""
+        """Use another account from now on. Return True, since the next turn must run at once."""
         self.account = account
         self._plan(account.at_ns, account.used_ns, 0.0)
         return True
@@ -248,7 +257,7 @@ class DutyCycle:
         if self._idle and self.target.sleeps():  # stopping it would only delay its wake-up
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
-            if ahead_ns < self._half_ns:  # else it is too far ahead: stop it all the same
+            if ahead_ns < self._half_ns:  # otherwise it is too far ahead, and is stopped although it sleeps
                 self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS)
                 return max(self._plan(now_ns, used_ns, ahead_ns), now_ns + self._rest_ns)
         self._rest_ns = SHORTEST_NS
@@ -258,7 +267,10 @@ class DutyCycle:
         return now_ns + SHORTEST_NS
 
     def _plan(self, now_ns: int, used_ns: int, ahead_ns: float) -> int:
-        """Schedule the stop for half a slice ahead of the share, if each thread has a core to itself."""
+        """Schedule the stop for when the process will be half a slice ahead of its share.
+
+        It is assumed that each thread has a core to itself.
+        """
         share = self.account.share
         used = max(math.floor(share) + 1.0, min(self.account.threads, HOST_CORES))
         gains = max(used - share, LEAST_GAIN)
@@ -272,20 +284,23 @@ class DutyCycle:
 
 PERIOD_US = 10_000  # shorter periods lose much of the quota (measured at 5 ms: 10 to 19%)
 LEAST_QUOTA_US, LONGEST_PERIOD_US = 1_000, 1_000_000
-"""Kernel limits for CPU quotas."""
+"""The minimum quota and the maximum period that the kernel accepts, in µs."""
 MOST_CORRECTION = 0.5  # largest correction of the quota in one turn, as a fraction of the share
 WORTHWHILE = 0.02
-"""Smaller relative changes are skipped: a new quota clears the old debt and grants a full period."""
+"""Smaller relative changes of a quota are skipped, because a new quota clears the old debt and grants a full
+period."""
 HALF_BURST_NS = 1_300_000
-"""The kernel preempts a process at a tick, so a running process is ahead by this on average (Linux 6.18)."""
+"""CPU time in ns by which a running process is ahead on average, because the kernel preempts it only at a
+tick (Linux 6.18)."""
 BURSTS_A_TURN = 80
-"""Length of a turn in bursts: in a shorter one, the position within a burst dominates the measurement."""
+"""Length of a turn in units of `HALF_BURST_NS`. In a shorter turn, the measurement would depend mainly on the
+position within a burst."""
 FOLLOW_NS = 2_000 * PERIOD_US
-"""Interval at which the runnable threads of a device with several cores are counted."""
+"""Interval in ns at which the runnable threads of a device with several cores are counted."""
 
 
 def set_quota(place: Place, quota_us: int | None, period_us: int = PERIOD_US) -> None:
-    """Allow a control group ``quota_us`` of CPU time in each ``period_us`` of wall time; None: no limit."""
+    """Allow a control group ``quota_us`` of CPU time per ``period_us`` of wall time (None: no limit)."""
     folder, version = place
     if version == 2:
         write(folder / "cpu.max", "max" if quota_us is None else f"{quota_us} {period_us}")
@@ -297,7 +312,7 @@ def set_quota(place: Place, quota_us: int | None, period_us: int = PERIOD_US) ->
 
 
 def period(share: float) -> int:
-    """Return a period for ``share`` cores, µs, in which its quota is not below the kernel's minimum.
+    """Return a period in µs for which the quota of ``share`` cores is not below the kernel's minimum.
 
     >>> period(0.5), period(0.05)
     (10000, 30000)
@@ -306,7 +321,7 @@ def period(share: float) -> int:
 
 
 class Quota:
-    """Limits a process to its share by its group's quota, corrected by measured CPU time."""
+    """Limits a process to its share by the quota of its control group, corrected by the measured CPU time."""
 
     def __init__(self, target: ThrottleTarget, account: Account, place: Place) -> None:
         self.target, self.account, self._place = target, account, place
@@ -340,12 +355,15 @@ class Quota:
             self._quota_us = quota_us
 
     def measure(self, now_ns: int) -> float:
-        """Return the CPU time by which the process is ahead, ns. Raises ProcessLookupError if it ended."""
+        """Return the CPU time by which the process is ahead of its share, in ns.
+
+        Raises ProcessLookupError if the process has ended.
+        """
         used_ns = self.target.cpu_ns()
         return self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on. Return False: the next turn need not run earlier than planned."""
+        """Use another account from now on. Return False, since the next turn need not run any earlier."""
         self.account = account
         return False
 
@@ -356,14 +374,14 @@ class Quota:
 
 
 Throttled = DutyCycle | Quota
-LATE_NS = 50_000  # turns due within this time are run at once
+LATE_NS = 50_000  # turns that are due within this time are run at once
 
 
 def reduce_wakeup_latency() -> None:
-    """Reduce this thread's wake-up latency as far as its privileges allow: turns must not be late."""
+    """Reduce this thread's wake-up latency as far as its privileges allow, because turns must not be late."""
     set_timer_slack()
     set_time_slice()
-    with contextlib.suppress(OSError):  # without privileges, rely on the short time slice
+    with contextlib.suppress(OSError):  # without privileges, the short time slice must suffice
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
@@ -373,8 +391,8 @@ class TurnQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Throttled]] = []
         self._order = itertools.count()
-        self._entry: dict[Throttled, int] = {}  # valid heap entry of each member; older entries are stale
-        self.trouble: dict[Throttled, str] = {}  # living processes that can no longer be throttled, and why
+        self._entry: dict[Throttled, int] = {}  # number of each member's valid heap entry; others are stale
+        self.trouble: dict[Throttled, str] = {}  # live processes that can no longer be throttled, and why
 
     def __len__(self) -> int:
         return len(self._entry)
@@ -383,7 +401,7 @@ class TurnQueue:
         return throttled in self._entry
 
     def add(self, throttled: Throttled, at_ns: int) -> None:
-        """Schedule the next turn of ``throttled`` for ``at_ns``, in place of one scheduled before."""
+        """Schedule the next turn of ``throttled`` for ``at_ns``, instead of any turn scheduled before."""
         self._entry[throttled] = number = next(self._order)
         heapq.heappush(self._heap, (at_ns, number, throttled))
 
@@ -411,7 +429,7 @@ class TurnQueue:
 
 
 class ThrottleThread:
-    """A thread that runs a `TurnQueue`. It starts with the first process and ends with the last."""
+    """A thread that runs a `TurnQueue`, as long as there are processes to throttle."""
 
     def __init__(self) -> None:
         self.queue = TurnQueue()
@@ -428,7 +446,7 @@ class ThrottleThread:
             self.changed.notify_all()
 
     def drop(self, throttled: Throttled) -> None:
-        """Stop scheduling a process; wait for the thread's end if it was the last."""
+        """Stop scheduling a process. If it was the last process, wait until the thread has ended."""
         with self.changed:
             self.queue.drop(throttled)
             self.changed.notify_all()
@@ -456,11 +474,11 @@ _thread = ThrottleThread()
 
 
 def open(kind: str, pid: int, share: float) -> Throttle:
-    """Limit process ``pid`` to ``share`` cores of this host (0.2: a fifth of one) until closed.
+    """Limit process ``pid`` to ``share`` cores of this host (0.2 is a fifth of one) until `Throttle.close`.
 
-    ``sigstop`` needs no privileges; it stops all threads of that process for milliseconds at a time, but not
-    its children, and the caller cannot throttle itself.
-    ``cgroup`` needs a writable control group; it also limits the processes that ``pid`` starts.
+    The kind ``sigstop`` needs no privileges. It stops all threads of the process for milliseconds at a time,
+    but not its children, and the caller cannot throttle itself. The kind ``cgroup`` needs a writable control
+    group. It also limits the processes that ``pid`` starts.
     Raises ConfigError if the mechanism is unknown or does not work here, ProcessLookupError if there is no
     such process, and ValueError if ``share`` is not a finite number above 0.
     """
@@ -488,7 +506,7 @@ def open(kind: str, pid: int, share: float) -> Throttle:
 
 
 class Throttle(contextlib.AbstractContextManager["Throttle"]):
-    """One process limited to a CPU share; created by `open`, ended by `close` or ``with``."""
+    """One process that is limited to a CPU share. Created by `open`; `close` or a ``with`` block ends it."""
 
     def __init__(self, kind: str, throttled: Throttled, groups: Groups | None) -> None:
         self.kind, self._throttled, self._groups, self._open = kind, throttled, groups, True
@@ -496,7 +514,7 @@ class Throttle(contextlib.AbstractContextManager["Throttle"]):
 
     @property
     def share(self) -> float:
-        """Cores of this host; may be set while the throttle is open."""
+        """Share of the process, in cores of this host; it can be changed while the throttle is open."""
         return self._throttled.account.share
 
     @share.setter
@@ -507,18 +525,18 @@ class Throttle(contextlib.AbstractContextManager["Throttle"]):
 
     @property
     def trouble(self) -> str:
-        """Reason why the process is no longer limited, such as a removed control group; otherwise empty."""
+        """Reason why the process is no longer limited, such as a removed control group; "" if it still is."""
         return _thread.queue.trouble.get(self._throttled, "")
 
     def achieved(self) -> Achieved:
-        """Return the CPU time used and declared; for ``sigstop``, as of the last stop."""
+        """Return the used and the declared CPU time; for ``sigstop``, those at the last stop."""
         if self._open and isinstance(self._throttled, Quota):
             with _thread.changed, contextlib.suppress(ProcessLookupError):  # the process has ended
                 self._throttled.measure(time.monotonic_ns())
         return self._throttled.account.achieved()
 
     def close(self) -> None:
-        """Let the process run freely; a second call does nothing."""
+        """Let the process run freely. A second call does nothing."""
         if self._open:
             self._open = False
             _thread.drop(self._throttled)

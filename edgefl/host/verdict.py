@@ -1,6 +1,6 @@
-"""The verdict on the emulation of a device by limited processes: errors and host load against their bounds.
+"""The verdict on the emulation of a device by limited processes: are errors and host load within bounds?
 
-A run, `edgefl exec`, the live view, `edgefl bench` and tests on emulated devices all judge by these bounds.
+The same bounds apply to a run, `edgefl exec`, the live view, `edgefl bench` and tests on emulated devices.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ MEDIAN_MAX = 0.05
 P95_MAX = 0.20
 MEAN_MAX = 0.03
 LOAD_MAX = 0.9
-"""Above this load the emulation falls behind (measured: 11% slower from 70% load on, 65% when overloaded)."""
+"""Maximum load of the host; above it the emulation falls behind. It was measured to be 11% slower from a load
+of 70% on, and 65% slower on an overloaded host."""
 STEAL_MAX = 0.02
 THROTTLED_MAX = 0.02
 STALE_FACTOR = 2.0
 OTHERS_NOTED = 0.25
-"""Share of the host used by other processes above which the reasons mention them."""
+"""If other processes use more than this share of the host, the reasons mention them."""
 STOLEN, THROTTLED = "time stolen by the hypervisor", "time throttled by a CPU quota around the run"
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the host during a run: shares of its cores and of time; None where unknown."""
+    """State of the host during a run, as shares of its cores and of time; None if unknown."""
 
     load: float | None = None
     used: float | None = None
@@ -37,11 +38,11 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     steal: float | None = None
     throttled: float | None = None
     step_cost: float | None = None
-    """CPU time of a training step ÷ its cost measured before the run."""
+    """CPU time of a training step, divided by the CPU time that was measured before the run."""
 
     @property
     def busy(self) -> list[str]:
-        """One line if other processes used much of the host, else none."""
+        """A list with one line if other processes used much of the host; otherwise empty."""
         busy = self.others is not None and self.others > OTHERS_NOTED
         return [f"other processes used {self.others:.0%} of the host"] if busy else []
 
@@ -50,7 +51,10 @@ UNKNOWN = Conditions()
 
 
 class HeldVerdict(NamedTuple):
-    """Errors of processes limited to a device, and the reasons why the result is INVALID (none: VALID)."""
+    """Errors of processes limited to a device, and the reasons why the result is INVALID.
+
+    Without any reason, the result is VALID.
+    """
 
     median_abs_error: float | None
     p95_abs_error: float | None
@@ -68,11 +72,11 @@ def judge(
     conditions: Conditions = UNKNOWN,
     doubts: Iterable[str] = (),
 ) -> HeldVerdict:
-    """Judge errors, ``achieved/declared - 1``, and the host's conditions.
+    """Judge errors (each is ``achieved/declared - 1``) and the conditions of the host.
 
-    ``kinds`` holds one array of errors per kind of time, and the kind with the largest figures is judged.
-    ``sums`` maps the name of each sum of emulated times to its error, None if nothing was summed. ``doubts``
-    are reasons for INVALID that are already known.
+    ``kinds`` holds one array of errors per kind of time; the largest median and the largest 95th percentile
+    of all kinds are judged. ``sums`` maps the name of each sum of emulated times to its error, or to None if
+    nothing was summed. ``doubts`` holds reasons for INVALID that are already known.
 
     >>> judge([[0.01, -0.01], [0.3]], {"trips": -0.04}, Conditions(load=0.5)).reasons
     ('median error 30.0%, at most 5% is allowed', '95th percentile of errors 30.0%, at most 20% is allowed', \
@@ -94,7 +98,7 @@ def judge(
 
 
 def unfit(conditions: Conditions) -> list[str]:
-    """Return a line for each condition that makes all figures unusable.
+    """Return one line for each condition that makes all figures unusable.
 
     >>> unfit(Conditions(load=0.5, steal=0.03))
     ['time stolen by the hypervisor 3.0%, at most 2% is allowed']
@@ -113,12 +117,12 @@ def unfit(conditions: Conditions) -> list[str]:
 
 
 def exceeded(what: str, share: float | None, most: float) -> list[str]:
-    """Return a line if a share is above its bound, or is not a number."""
+    """Return a line if a share is above its bound or is NaN; otherwise []."""
     return [] if share is None or share <= most else [f"{what} {share:.1%}, at most {most:.0%} is allowed"]
 
 
 def drift(what: str, error: float | None) -> list[str]:
-    """Return a line if the error of a sum of emulated times is above its bound."""
+    """Return a line if the error of a sum of emulated times is above its bound; otherwise []."""
     if error is None or abs(error) <= MEAN_MAX:
         return []
     longer = "longer" if error > 0 else "less"
@@ -126,5 +130,5 @@ def drift(what: str, error: float | None) -> list[str]:
 
 
 def outcome(held: bool, doubts: object) -> Outcome:
-    """Return PASS if a figure is within its bound (``held``), else FAIL; INVALID if there are ``doubts``."""
+    """Return INVALID if there are ``doubts``; otherwise PASS if a bound was ``held``, and FAIL if not."""
     return "INVALID" if doubts else "PASS" if held else "FAIL"

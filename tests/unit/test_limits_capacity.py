@@ -148,14 +148,14 @@ def test_the_rule_is_named(demands: list[Demand], options: dict[str, Any], value
         (
             [Demand(0.9, 1.0)],
             {},
-            "1.3 was chosen for one client, which needs 90% of a core at scale 1, at most 70% allowed; "
+            "1.3 was chosen for one client, which needs 90% of a core at scale 1, at most 70% is allowed; "
             "34.6 69.2",
         ),
         (
             [Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))],
             {},
             "3.4 was chosen for one client's training, which needs 100% of a core at scale 1, at most 30% "
-            "allowed; 1.5 2.9",
+            "is allowed; 1.5 2.9",
         ),
         (
             [SERVED] * 60,
@@ -425,6 +425,6 @@ def test_a_user_without_a_home_folder_keeps_no_calibration(
 def test_a_calibration_that_takes_too_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Mock(side_effect=calibration.subprocess.TimeoutExpired("python", 300))
     monkeypatch.setattr(calibration.subprocess, "run", late)
-    said = "^calibration failed: took more than 300 s; stop other work and run it again$"
+    said = "^calibration failed: it took more than 300 s; stop other work and try again$"
     with pytest.raises(RunError, match=said):
         calibration._measure_apart()
