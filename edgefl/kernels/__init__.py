@@ -1,4 +1,4 @@
-"""The server's hot path on flat arrays: weighted sums and steps, norms, checksums, moving averages.
+"""The server's hot path on flat arrays: weighted sums and steps, norms, checksums and moving averages.
 
     arguments.py           validation of arguments, with their error messages
     steps.py               the server optimiser's step, alone or fused with the weighted sum
@@ -77,7 +77,8 @@ def weighted_sum(
     """Write base + Σ_k weights[k] · updates[k] to ``out`` and return the updates' squared L2 norms.
 
     out[i] = base[i] + Σ_k weights[k] · updates[k][i] with k ascending; every product and every sum is
-    rounded to float32, without fused multiply-add. A missing base is +0.0, so a sum of -0.0 gives +0.0.
+    rounded to float32, without fused multiply-add. A missing base counts as +0.0, so that a sum of -0.0
+    becomes +0.0.
 
     ``out`` and ``base`` are flat float32 arrays of D elements. ``base`` may be ``out`` itself, else the two
     must not overlap; no update may overlap ``out``. Each of the K ``updates`` has D elements of float32,
@@ -86,11 +87,12 @@ def weighted_sum(
 
     ``checksums`` (uint64[K]) receives each update's `checksum`, computed in the same pass over memory.
 
-    Returns float64[K], the same bits for any number of threads: Σ_i u[i]² in float64; for int8
-    Σ_b scales[b]² · Σ q² with an integer inner sum. A non-finite norm marks a bad update, which contains an
-    inf or NaN (for int8, in its scales).
+    Returns float64[K], with the same bits for any number of threads: Σ_i u[i]², computed in float64, or for
+    int8 Σ_b scales[b]² · Σ q², where the inner sum is computed in integers. A non-finite norm marks a bad
+    update, which contains an inf or NaN (for int8, in its scales).
 
-    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
+    Raises ValueError or TypeError with the name of the wrong argument, and ConfigError if ``backend`` is not
+    available.
 
     >>> import numpy as np
     >>> out = np.empty(2, np.float32)
@@ -106,9 +108,9 @@ def weighted_sum(
 
 @contextmanager
 def page_locked(memory: NDArray[np.uint8], backend: str | None = None) -> Iterator[None]:
-    """Page-lock host memory for a GPU, so that copies overlap the sum; no effect on CPU back ends.
+    """Page-lock host memory for a GPU, so that copies overlap the sum. With CPU back ends this does nothing.
 
-    Raises ConfigError if ``backend`` is not available, RuntimeError if CUDA cannot lock the memory.
+    Raises ConfigError if ``backend`` is not available, and RuntimeError if CUDA cannot lock the memory.
     """
     chosen: Any = select(backend)
     if not hasattr(chosen, "register"):
@@ -122,7 +124,7 @@ def page_locked(memory: NDArray[np.uint8], backend: str | None = None) -> Iterat
 
 
 def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None = None) -> float:
-    """Return the squared L2 norm of a flat update in float64, with the same bits as from `weighted_sum`.
+    """Return the squared L2 norm of a flat update in float64, with the same bits as in `weighted_sum`.
 
     >>> import numpy as np
     >>> sq_norm(np.array([3, 4], np.float32))
@@ -134,9 +136,10 @@ def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None 
 def checksum(update: Any, backend: str | None = None) -> int:
     """Return a 64-bit checksum of a flat array's bytes, against accidental changes (not cryptographic).
 
-    For the bytes as little-endian uint32 words w_i, the last one padded with zeros: s1 = Σ w_i and
-    s2 = Σ (i+1)·w_i modulo 2^64, combined with the size into one value. It detects any change within one word
-    and any swap of two words less than 2^31 apart, other changes with probability 1 − 2^−64.
+    The bytes are read as little-endian uint32 words w_i, the last one padded with zeros. The sums s1 = Σ w_i
+    and s2 = Σ (i+1)·w_i modulo 2^64 are combined with the size into one value. The checksum detects any
+    change within one word and any swap of two words less than 2^31 apart, and other changes with a
+    probability of 1 − 2^−64.
 
     >>> import numpy as np
     >>> hex(checksum(np.arange(5, dtype=np.float32)))
@@ -148,8 +151,9 @@ def checksum(update: Any, backend: str | None = None) -> int:
 def delta(out: Floats, trained: Floats, base: Floats, backend: str | None = None) -> int:
     """Write trained − base to ``out`` and return its `checksum`, in one pass over memory.
 
-    All three are flat float32 arrays of the same size; ``out`` must not overlap the others. It runs in the
-    calling thread only, since a client has one core. Raises ValueError or TypeError naming the argument.
+    All three are flat float32 arrays of the same size; ``out`` must not overlap the others. The function runs
+    in the calling thread only, since a client has one core. Raises ValueError or TypeError with the name of
+    the wrong argument.
 
     >>> import numpy as np
     >>> out = np.empty(2, np.float32)

@@ -26,7 +26,7 @@ def weighted_sum(
     /,
     *step: object,
 ) -> Literal[True] | None:
-    """``step``: kind, constants, old and new state of an optimiser's step, which then follows the sum."""
+    """``step`` holds the kind, constants, old and new state of an optimiser's step to apply after the sum."""
 
 def quantize(
     out: object,

@@ -1,4 +1,4 @@
-"""Validation of the kernels' arguments. Errors name the wrong argument."""
+"""Validation of the kernels' arguments. Error messages name the wrong argument."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 TILE = 2048
-"""Elements per block of a norm's partial sums."""
+"""Number of elements per block; a norm is computed as one partial sum per block."""
 LANES = 8
-"""Interleaved float64 accumulators per block."""
+"""Number of interleaved float64 accumulators per block."""
 SCALE_BLOCK = 256
-"""Elements of an int8 update per float32 scale."""
+"""Number of elements of an int8 update that share one float32 scale."""
 
 Floats: TypeAlias = NDArray[np.float32]
 Doubles: TypeAlias = NDArray[np.float64]
@@ -27,10 +27,13 @@ ALLOWED = "float32, float16, uint16 (bfloat16) or int8 (with scales)"
 
 
 class Averages(NamedTuple):
-    """The state of a `MovingAverage`: ``counts`` int64[clients], ``state`` float64[clients × width], flat."""
+    """The state of a `MovingAverage`.
+
+    ``counts`` is int64[clients], and ``state`` is a flat float64 array of clients × width elements.
+    """
 
     mode: int
-    """0: moving window, 1: mean of all observations, 2: exponential average."""
+    """0 for a moving window, 1 for the mean of all observations, 2 for an exponential average."""
     width: int
     decay: float
     counts: Ids
@@ -57,7 +60,7 @@ def flat(name: str, value: object, *, writable: bool = False) -> NDArray[Any]:
 def floats(
     name: str, value: object, size: int | None = None, *, writable: bool = False, like: str = ""
 ) -> Floats:
-    """Check that ``value`` is a flat float32 array of ``size`` elements (None: any size)."""
+    """Check that ``value`` is a flat float32 array of ``size`` elements (of any size if None); return it."""
     array = flat(name, value, writable=writable)
     if array.dtype != np.float32 or not array.dtype.isnative:
         raise TypeError(f"{name} must be float32 (got {array.dtype})")
@@ -67,7 +70,7 @@ def floats(
 
 
 def packed(name: str, value: object, *, writable: bool = False) -> Update:
-    """Check that ``value`` is a flat array of an update's dtype."""
+    """Check that ``value`` is a flat array with a dtype that updates may have; return it."""
     array = flat(name, value, writable=writable)
     if array.dtype not in DTYPES or not array.dtype.isnative:
         raise TypeError(f"{name} must be {ALLOWED} (got {array.dtype})")
@@ -82,7 +85,7 @@ def items(name: str, value: object) -> list[Any]:
 
 
 def update(name: str, value: object, size: int | None, scale: object | None) -> tuple[Update, Floats | None]:
-    """Check an update of ``size`` elements (None: any size) and, for int8, its scales."""
+    """Check an update of ``size`` elements (of any size if None) and, for int8, its scales; return both."""
     array = packed(name, value)
     if size is not None and array.size != size:
         raise ValueError(f"{name} must have {size} elements, as many as out (got {array.size})")
@@ -112,7 +115,7 @@ def checksum_array(value: object, size: int) -> Checksums:
 
 
 def delta(out: object, trained: object, base: object) -> tuple[Floats, Floats, Floats]:
-    """Check the arguments of `edgefl.kernels.delta`."""
+    """Check the arguments of `edgefl.kernels.delta`, and return them."""
     target = floats("out", out, writable=True)
     read = []
     for name, value in (("trained", trained), ("base", base)):
@@ -124,14 +127,15 @@ def delta(out: object, trained: object, base: object) -> tuple[Floats, Floats, F
 
 
 class SumArguments(NamedTuple):
-    """Arguments of `edgefl.kernels.weighted_sum`, unchecked before `checked`."""
+    """Arguments of `edgefl.kernels.weighted_sum`; `checked` validates them."""
 
     out: Floats
     base: Floats | None
     updates: Sequence[Update]
     weights: Floats
     scales: Any
-    """One float32 array or None per update; None if there is no int8 update."""
+    """One entry per update: a float32 array for int8, otherwise None. If no update is int8, this may be None
+    as a whole."""
     checksums: Checksums | None
 
     def checked(self) -> SumArguments:
@@ -157,7 +161,7 @@ class SumArguments(NamedTuple):
             raise ValueError("base must be out itself or not overlap it (got an overlap)")
         pairs = []
         for k, (item, scale) in enumerate(zip(vectors, per_update, strict=True)):
-            # Fast path without building argument names, which would dominate the cost of a small sum.
+            # This fast path builds no argument names, which would dominate the cost of a small sum.
             usual = scale is None and type(item) is np.ndarray and item.dtype is FLOAT32
             if usual and item.shape == checked_out.shape and item.flags.c_contiguous:
                 array, blocks = item, None

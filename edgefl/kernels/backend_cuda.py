@@ -1,8 +1,8 @@
 """The CUDA back end: sums, optimiser steps and masks on a GPU, for arrays in host memory.
 
-Elements and checksums have the same bits as from the reference. Norms are summed in another order: they agree
-to 1e-12 relative and are the same in every run. Other functions run on the CPU, because copying their data to
-the GPU costs more than it saves.
+Elements and checksums have the same bits as those of the reference back end. Norms are summed in another
+order: they agree within a relative error of 1e-12, and are the same in every run. Other functions run on the
+CPU, because copying their data to the GPU costs more than it saves.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _library: ctypes.CDLL | None = None
 
 
 def library() -> ctypes.CDLL:
-    """Load the kernel library and check for a device. Raises `ConfigError` if one of them is missing."""
+    """Load the kernel library and check that there is a GPU. Raises `ConfigError` if either is missing."""
     global _library
     if _library is None:
         loaded = cuda_library.load(selection.ABI)
@@ -83,7 +83,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def vectors(updates: Sequence[Any], weights: Floats, scales: Sequence[Any | None]) -> Any:
-    """Return the updates as the library's C array: addresses, weights and dtypes."""
+    """Return the updates in the form of the library's C array of addresses, weights and dtypes."""
     made = (Vector * len(updates))()
     for each, update, weight, scale in zip(made, updates, weights.tolist(), scales, strict=True):
         each.data, each.weight, each.dtype = _address(update), weight, arguments.DTYPES.index(update.dtype)
@@ -125,7 +125,7 @@ def _host_call(given: SumArguments, step: StepVectors | None) -> Doubles:
 def step_vectors(
     optimizer: ServerOptimizer, out: Any, base: Any, old: Sequence[Any], new: Sequence[Any]
 ) -> StepVectors:
-    """Return a step as the library's C struct."""
+    """Return a step in the form of the library's C struct."""
     old_a, old_b = [*map(_address, old), None][:2]
     new_a, new_b = [*map(_address, new), None][:2]
     numbers = steps.constants(optimizer)
@@ -163,7 +163,7 @@ def register(memory: Any) -> None:
 
 
 def unregister(memory: Any) -> None:
-    """Undo `register`; must be called before the memory is freed."""
+    """Undo `register`. This must be called before the memory is freed."""
     _raise_if(library().efc_unregister(_address(np.frombuffer(memory, dtype=np.uint8))))
 
 
@@ -176,7 +176,7 @@ _ON_CPU = ("quantize", "trimmed_mean", "products", "sq_norm", "checksum", "delta
 
 
 def __getattr__(name: str) -> Any:
-    """Return a function that runs on the CPU, from the fastest CPU back end."""
+    """Return a function that has no GPU version; it is taken from the fastest CPU back end."""
     if name in _ON_CPU:
         return getattr(selection.fastest(), name)
     raise AttributeError(name)

@@ -71,7 +71,7 @@ def _step(
 
 @jit(types.void(types.Array(F64, 2, "C"), output_of(F64)))
 def _in_order(partial: Doubles, sums: Doubles) -> None:
-    """Add the columns of ``partial`` to ``sums``, one after the other."""
+    """Add the columns of ``partial`` to ``sums``, one after another."""
     for k in range(partial.shape[0]):
         for tile in range(partial.shape[1]):
             sums[k] += partial[k, tile]
@@ -107,7 +107,7 @@ def _trimmed(rows: Any, comparisons: Any, trim: int, out: Floats) -> None:
 
 @jit(types.void(types.Array(F32, 2, "C"), types.Array(F64, 2, "C"), types.uint64))
 def _products(rows: Any, found: Any, lanes: Any) -> None:
-    """Add one grain's inner products of all pairs of rows; the width is a multiple of `LANES`."""
+    """Add the inner products of all pairs of rows to ``found``; the rows' width is a multiple of `LANES`."""
     count, width = rows.shape
     sums = np.zeros(LANES)
     for j in range(count):
@@ -176,8 +176,8 @@ _CONTIGUOUS, _WRITEABLE = 0x0001, 0x0400
 def _kind_of(array: int, size: int, layout: Any) -> int:
     """Return the index of a flat array's type in DTYPES; −1 if it is not a flat array of ``size`` elements.
 
-    After its header, an array object consists of the PyArrayObject_fields of numpy's C interface: address,
-    number of dimensions, addresses of sizes and strides, base, dtype, flags.
+    After its header, an array object consists of the PyArrayObject_fields of numpy's C interface: the
+    address, the number of dimensions, the addresses of sizes and strides, the base, the dtype and the flags.
     """
     fields = array + layout[0]
     if word_at(fields - 8) != layout[1]:
@@ -201,9 +201,9 @@ def _overlap(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
 def _resolve(listed: Any, size: int, layout: Any) -> bool:
     """Replace the ids of arrays by the entries that `sum_tiles` reads; return False if one is unsuitable.
 
-    The first row has the ids of the result, the base (0: none) and the updates, the third row those of their
-    scales. Result and base must be float32 of ``size`` elements; the result must be writable and overlap no
-    other array, but may be the base.
+    The first row of ``listed`` holds the ids of the result, the base (0 if there is none) and the updates;
+    the third row holds the ids of their scales. The result and the base must be float32 arrays of ``size``
+    elements. The result must be writable and must not overlap another array, but it may be the base.
     """
     blocks = -(-size // SCALE_BLOCK)
     for k in range(listed.shape[1]):
@@ -294,7 +294,7 @@ def weighted_sum(given: SumArguments, threads: int) -> Doubles:
     try:
         weights = np.array(given.weights, dtype=np.float64).reshape(count)
     except (TypeError, ValueError):
-        given.checked()  # raises an error that names what is wrong
+        given.checked()  # raises an error that names the wrong argument
         raise
     partial = np.empty((count, -(-size // TILE)))
     if count:
@@ -336,7 +336,7 @@ def cached_in() -> str | None:
 
 
 def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
-    """Fill the checksums; return the norms, summed over tiles in order."""
+    """Write the checksums if they are wanted; return the norms, which are summed over tiles in order."""
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
     norms = np.zeros(len(partial))
@@ -428,7 +428,7 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 
 
 def _norm(update: Update, scale: Floats | None) -> float:
-    """Return the squared norm of an update, computed exactly as by the sum, but without keeping the sum."""
+    """Return the squared norm of an update, computed as in `weighted_sum`, but without keeping the sum."""
     partial = np.zeros((1, -(-update.size // TILE)))
     scratch, zero = np.empty(min(CHUNK, update.size), dtype=np.float32), np.zeros(1)
     given = SumArguments(scratch, None, [update], zero.astype(np.float32), [scale], None)

@@ -71,7 +71,7 @@ def quantize(given: QuantizationArguments, threads: int) -> float:
 
 
 def round_all(given: QuantizationArguments) -> None:
-    """Quantise: write ``out``, ``scales`` and ``left`` of checked arguments."""
+    """Quantise an update: write ``out``, ``scales`` and ``left`` of the given (checked) arguments."""
     with np.errstate(all="ignore"):
         y = given.weight * given.update
         if given.residual is not None:
@@ -83,7 +83,7 @@ def round_all(given: QuantizationArguments) -> None:
 
 
 def rounded(out: Update, y: Floats, scales: Floats | None) -> None:
-    """Write ``y``, rounded to ``out``'s type, to ``out``, and for int8 also the scales."""
+    """Round ``y`` to the type of ``out`` and write it to ``out``; for int8, also write the scales."""
     if scales is not None:
         blocks = np.zeros((scales.size, SCALE_BLOCK), dtype=np.float32)
         blocks.reshape(-1)[: y.size] = y
@@ -122,7 +122,7 @@ def products(given: RankArguments, threads: int) -> Doubles:
         rows = np.zeros((len(updates), GRAIN // LANES, LANES))
         for row, update, scale in zip(rows, updates, scales, strict=True):
             row.reshape(-1)[: stop - start] = decoded(update, scale, start, stop)
-        for k, row in enumerate(rows):  # along a slow axis numpy adds in order
+        for k, row in enumerate(rows):  # along a slow axis numpy adds the rows in order
             found[k] += folded_lanes(np.add.reduce(rows * row, axis=1))
     return found
 
@@ -155,7 +155,7 @@ def folded_lanes(lanes: Doubles) -> Doubles:
 
 
 def int8_norms(update: Update, scale: Floats) -> Doubles:
-    """Return each tile's Σ_b scale_b² · Σ q² over 8 scale blocks; the squares and inner sums are exact."""
+    """Return Σ_b scale_b² · Σ q² over the 8 scale blocks of each tile; squares and inner sums are exact."""
     tiles = -(-update.size // TILE)
     padded = np.zeros((tiles * LANES, SCALE_BLOCK), dtype=np.int32)
     padded.reshape(-1)[: update.size] = update

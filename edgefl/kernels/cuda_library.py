@@ -1,4 +1,4 @@
-"""Locates the CUDA kernels' shared library, or builds it with nvcc."""
+"""Finds the shared library of the CUDA kernels, or builds it with nvcc."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FLAGS = ("-O3", "--fmad=false", "-std=c++17", "-shared", "-Xcompiler", "-fPIC,-f
 
 
 def driver_present() -> bool:
-    """Return True if this machine has a GPU driver. Does not initialise CUDA."""
+    """Return True if this machine has a GPU driver. This does not initialise CUDA."""
     return any(os.path.exists(node) for node in DEVICE_NODES)
 
 
 def sources() -> Path | None:
-    """Return the folder with cuda.cu, in the repository or installed with the package; None if missing."""
+    """Return the folder with cuda.cu, in the repository or the installed package; None if it is missing."""
     spec = importlib.util.find_spec("edgefl._kernels_src")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     for folder in (*map(Path, folders), Path(__file__).parents[2] / "kernels"):
@@ -36,7 +36,10 @@ def sources() -> Path | None:
 
 
 def problem() -> str | None:
-    """Return why the CUDA back end cannot run here; None if no reason is known. Does not initialise CUDA."""
+    """Return the reason why the CUDA back end cannot run here; None if no reason is known.
+
+    This does not initialise CUDA.
+    """
     if not driver_present():
         return "no CUDA device (no NVIDIA driver on this machine)"
     try:
@@ -49,7 +52,7 @@ def problem() -> str | None:
 
 
 def existing() -> Path | None:
-    """Return the path in EDGEFL_CUDA_LIBRARY, else that of the library built from these sources, else None.
+    """Return the path in EDGEFL_CUDA_LIBRARY, else the library built from these sources, else None.
 
     Raises `ConfigError` if EDGEFL_CUDA_LIBRARY is not set and the user has no home folder.
     """
@@ -74,7 +77,7 @@ def build(target: Path, arch: str = "native") -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"the CUDA kernels do not build: {(done.stderr or done.stdout).strip()[-400:]}")
-        made.replace(target)  # atomic: another process never sees a partial file
+        made.replace(target)  # this is atomic, so another process never sees a partial file
 
 
 def load(abi: int) -> ctypes.CDLL:

@@ -14,16 +14,16 @@ from edgefl.kernels.arguments import Floats
 from edgefl.kernels.selection import select, threads
 
 PRIME = 2**32 - 5
-"""p, the largest prime below 2^32; EF_PRIME in kernels/edgefl_kernels.h."""
+"""p, the largest prime below 2^32; equal to EF_PRIME in kernels/edgefl_kernels.h."""
 MOST_VECTORS = 65_536
-"""Maximum number of vectors of a sum; EF_MOST_FIELD in kernels/edgefl_kernels.h."""
+"""Maximum number of vectors in a sum; equal to EF_MOST_FIELD in kernels/edgefl_kernels.h."""
 MOST_ENCODED = 2_147_483_520
 """Maximum magnitude of an encoded number: the largest float32 below 2^31."""
 Words: TypeAlias = NDArray[np.uint32]
 
 
 def words(name: str, value: object, size: int | None = None, *, writable: bool = False) -> Words:
-    """Check that ``value`` is a flat uint32 array of ``size`` elements (None: any size)."""
+    """Check that ``value`` is a flat uint32 array of ``size`` elements (of any size if None); return it."""
     array = arguments.flat(name, value, writable=writable)
     if array.dtype != np.uint32 or not array.dtype.isnative:
         raise TypeError(f"{name} must be uint32 (got {array.dtype})")
@@ -33,7 +33,7 @@ def words(name: str, value: object, size: int | None = None, *, writable: bool =
 
 
 class FieldSumArguments(NamedTuple):
-    """Arguments of `field_sum`, unchecked before `checked`."""
+    """Arguments of `field_sum`; `checked` validates them."""
 
     out: Words
     vectors: Sequence[Words]
@@ -44,7 +44,7 @@ class FieldSumArguments(NamedTuple):
         out = words("out", self.out, writable=True)
         vectors, weights = arguments.items("vectors", self.vectors), arguments.items("weights", self.weights)
         if len(vectors) > MOST_VECTORS:
-            raise ValueError(f"vectors must be at most {MOST_VECTORS} (got {len(vectors)})")
+            raise ValueError(f"vectors must have at most {MOST_VECTORS} entries (got {len(vectors)})")
         if len(weights) != len(vectors):
             raise ValueError(
                 f"weights must have {len(vectors)} entries, as many as vectors (got {len(weights)})"
@@ -59,17 +59,17 @@ class FieldSumArguments(NamedTuple):
 
 
 class CodeArguments(NamedTuple):
-    """Arguments of `field_encode` and `field_decode`, unchecked before `checked`."""
+    """Arguments of `field_encode` and `field_decode`; `checked` validates them."""
 
     floats: Floats
     words: Words
     mask: Words
     factor: float
     clip: float | None = None
-    """The limit of `field_encode`; None for `field_decode`."""
+    """Magnitude to which `field_encode` limits the elements; None for `field_decode`."""
 
     def checked(self) -> CodeArguments:
-        """Return the checked arguments, numbers rounded to float32. Errors name the wrong argument."""
+        """Return the checked arguments, with numbers rounded to float32. Errors name the wrong argument."""
         encodes = self.clip is not None
         coded = words("out" if encodes else "words", self.words, writable=encodes)
         plain = arguments.floats(
@@ -98,10 +98,11 @@ def field_sum(
 ) -> None:
     """Write Σ_k weights[k] · vectors[k] modulo p to ``out``.
 
-    ``out`` and the vectors are flat uint32 arrays of D elements; ``out`` overlaps no vector. All elements and
-    weights must be below p; elements are not checked. All back ends give the same numbers.
+    ``out`` and the vectors are flat uint32 arrays of D elements; ``out`` must not overlap a vector. All
+    elements and weights must be below p; elements are not checked. All back ends give the same numbers.
 
-    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
+    Raises ValueError or TypeError with the name of the wrong argument, and ConfigError if ``backend`` is not
+    available.
 
     >>> out = np.empty(2, np.uint32)
     >>> field_sum(out, [np.array([PRIME - 1, 3], np.uint32), np.array([5, 1], np.uint32)], [2, 7])
@@ -116,10 +117,10 @@ def field_encode(
 ) -> int:
     """Write round(update · factor) + mask modulo p to ``out``; return the number of limited elements.
 
-    Each element is first limited to [−clip, clip] and then rounded to the nearest integer, ties to even;
-    negative integers −n become p − n. NaN becomes ``clip``. ``update`` is float32[D], ``out``
-    and ``mask`` are uint32[D], mask elements are below p, and ``out`` may be ``mask``. clip · factor must be
-    below 2^31. With a power of two as ``factor`` the product is exact.
+    Each element is first limited to [−clip, clip], and its product with ``factor`` is rounded to the nearest
+    integer, ties to even. A negative integer −n becomes p − n, and NaN becomes ``clip``. ``update`` is
+    float32[D]; ``out`` and ``mask`` are uint32[D] and may be the same array. The elements of ``mask`` must be
+    below p, and clip · factor below 2^31. If ``factor`` is a power of two, the product is exact.
 
     >>> out = np.empty(3, np.uint32)
     >>> field_encode(out, np.array([0.5, -0.25, 9], np.float32), np.zeros(3, np.uint32), 1.0, 8.0)
@@ -131,10 +132,10 @@ def field_encode(
 
 
 def field_decode(out: Floats, words: Words, mask: Words, factor: float, backend: str | None = None) -> int:
-    """Write c · factor to ``out`` for c = words − mask modulo p in [−(p−1)/2, (p−1)/2]; return max abs(c).
+    """Write c · factor to ``out``, where c = words − mask modulo p; return the maximum of abs(c).
 
-    c is rounded to float32 before the product. ``out`` is float32[D] and overlaps neither ``words`` nor
-    ``mask``, uint32[D] with elements below p.
+    c is in [−(p−1)/2, (p−1)/2] and is rounded to float32 before it is multiplied. ``words`` and ``mask`` are
+    uint32[D] with elements below p; ``out`` is float32[D] and must not overlap them.
 
     >>> out = np.empty(2, np.float32)
     >>> field_decode(out, np.array([9, 1], np.uint32), np.array([5, 3], np.uint32), 0.125)

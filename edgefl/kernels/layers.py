@@ -1,7 +1,7 @@
 """Weighted averages of models given as lists or dicts of layers: NumPy arrays or torch tensors.
 
-Layers are read in place. Layers on a GPU and non-contiguous ones are copied first. Layers of types other than
-float32, float16 and bfloat16 are averaged in float64.
+Layers are read in place, but layers on a GPU and layers that are not contiguous are copied first. Layers of
+types other than float32, float16 and bfloat16 are averaged in float64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgefl.kernels.selection import select, threads
 Model = TypeVar("Model", bound=Sequence[Any] | Mapping[str, Any])
 
 _DIRECT = (FLOAT32, np.dtype(np.float16))
-"""NumPy dtypes that the kernels read in place, as they do torch's bfloat16, which NumPy lacks."""
+"""NumPy dtypes that the kernels read in place. They also do so with torch's bfloat16, which NumPy lacks."""
 
 
 def average(
@@ -29,16 +29,20 @@ def average(
     """Return the weighted average of ``models``, layer by layer: Σ_k w_k · x_k / Σ_k w_k, with k ascending.
 
     Each model is a list of layers or a mapping of names to layers (a ``state_dict``). All models must have
-    the same layers, each a NumPy array or torch tensor of the same shape. ``weights`` has one
-    number ≥ 0 per model, such as the client's examples (default: equal weights). The models are not changed.
+    the same layers; a layer is a NumPy array or torch tensor that has the same shape in all models.
+    ``weights`` holds one number of at least 0 per model, such as the number of examples of its client; by
+    default all weights are equal. The models are not changed.
 
-    Returns a list, or a dict with the first model's names. Each layer is new, and has the class, dtype and
-    device of the first model's layer. float32, float16 and bfloat16 layers are summed in float32, each
-    product and each sum rounded (`weighted_sum`); other types in float64, integers rounded at the end.
+    Returns a list, or a dict with the names of the first model. Each layer is new, and has the class, dtype
+    and device of this layer in the first model. Layers of float32, float16 and bfloat16 are summed in
+    float32, where each product and each sum is rounded, as in `weighted_sum`. Other types are summed in
+    float64; integers are rounded at the end.
 
-    Raises ValueError or TypeError naming the layer or argument, ConfigError if ``backend`` is not available.
+    Raises ValueError or TypeError with the name of the wrong layer or argument, and ConfigError if
+    ``backend`` is not available.
 
-    McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, algorithm 1.
+    The average is that of McMahan et al., *Communication-Efficient Learning of Deep Networks from
+    Decentralized Data*, algorithm 1.
 
     >>> import numpy as np
     >>> client_a = [np.array([[0, 4]], np.float32), np.array([1], np.float32)]
@@ -64,10 +68,11 @@ def average(
 def weighted_layer(
     arrays: Sequence[NDArray[Any]], factors: Sequence[float], backend: str | None = None
 ) -> Floats:
-    """Return Σ_k factors[k] · arrays[k] in float32 for arrays of one shape, of `_DIRECT` types or bfloat16.
+    """Return Σ_k factors[k] · arrays[k] in float32.
 
-    Arrays with the same contiguous memory layout are read in place, and the result has that layout. Otherwise
-    arrays that are not C-contiguous are copied.
+    The arrays have the same shape, and types of `_DIRECT` or bfloat16. If all have the same contiguous memory
+    layout, they are read in place, and the result has this layout too. Otherwise arrays that are not
+    C-contiguous are copied.
     """
     out = np.empty_like(arrays[0], np.float32, subok=False)
     in_place = all(each.strides == arrays[0].strides for each in arrays)
@@ -83,14 +88,14 @@ def weighted_layer(
 def sum_into(
     out: Floats, flat: Sequence[NDArray[Any]], factors: Sequence[float], backend: str | None = None
 ) -> None:
-    """Write Σ_k factors[k] · flat[k] to ``out``: `weighted_sum` without a base; empty arrays are allowed."""
+    """Write Σ_k factors[k] · flat[k] to ``out`` by `weighted_sum` without a base. Arrays may be empty."""
     if out.size:
         given: Any = (out, None, flat, factors, None, None)
         select(backend).weighted_sum(SumArguments(*given), threads())
 
 
 def _order(array: NDArray[Any]) -> tuple[int, ...]:
-    """Return the strides in elements, equal for two arrays of the same memory layout."""
+    """Return the strides in elements, which are equal for two arrays of the same memory layout."""
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
@@ -143,7 +148,7 @@ def _in_float64(layers: list[Any], arrays: list[NDArray[Any]], shares: list[floa
 
 
 def _array(name: str, layer: Any) -> NDArray[Any]:
-    """Return the layer as an array, without copying host memory; bfloat16 as uint16 bits."""
+    """Return the layer as an array, without copying host memory. bfloat16 becomes uint16 (the same bits)."""
     if _is_tensor(layer):
         torch, here = sys.modules["torch"], layer.detach().cpu()
         bits: NDArray[Any] = (here.view(torch.int16) if _is_bfloat16(layer) else here).numpy()
@@ -159,5 +164,5 @@ def _is_bfloat16(layer: Any) -> bool:
 
 
 def _is_tensor(layer: Any) -> bool:
-    torch = sys.modules.get("torch")  # a caller with a tensor has imported torch
+    torch = sys.modules.get("torch")  # a caller that has a tensor has imported torch
     return torch is not None and isinstance(layer, torch.Tensor)

@@ -29,9 +29,10 @@ from edgefl.kernels.numba_vectors import (
 _STREAM_BYTES = 1 << 20
 """Results of at least this size bypass the caches when they are written."""
 _SPAN = 8
-"""Number of tiles per span of a large sum: long spans give fewer, longer streams from memory."""
+"""Number of tiles per span (a range that is summed at once) in a large sum. With long spans, memory is read
+in fewer but longer streams."""
 _PARTS_PER_THREAD, _PART_TILES = 2, 16
-"""Number of parts per thread in a small sum, and size of a part in a large one."""
+"""Number of parts per thread in a small sum, and size of a part in a large sum, in tiles."""
 
 
 def jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -65,7 +66,7 @@ F32, F64, I64 = types.float32, types.float64, types.int64
 
 @helper
 def _padded(target: Floats, source: int, size: int) -> int:
-    """Copy ``size`` bytes to the front of ``target``, and zeros after them; return its address."""
+    """Copy ``size`` bytes to the front of ``target``, and fill the rest with zeros; return its address."""
     target[:] = 0.0
     copy_bytes(source, target.ctypes.data, size)
     return target.ctypes.data
@@ -150,10 +151,11 @@ def _sum_range(
 
 @jit(types.void(types.Array(I64, 2, "C"), input_of(F64), I64, I64, types.Array(F64, 2, "C")))
 def sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Doubles) -> None:
-    """Compute base + Σ_k weights[k] · updates[k] for elements ``start`` to ``stop``, and each tile's norms.
+    """Compute base + Σ_k weights[k] · updates[k] for elements ``start`` to ``stop``, and norms per tile.
 
-    Each column of ``listed`` describes a whole vector by its address, its type and the address of its scales:
-    first the result, then the base (address 0: none), then the updates. ``start`` is a multiple of `TILE`.
+    Each column of ``listed`` describes a whole vector by its address, its type and the address of its scales.
+    The first column is the result, the second one the base (address 0 if there is none), and the others are
+    the updates. ``start`` is a multiple of `TILE`.
     """
     sums, padded = np.empty(_SPAN * TILE, np.float32), np.zeros((GROUP + 1, TILE), np.float32)
     _sum_range(listed, weights.astype(np.float32), start, stop, partial, sums, padded)
@@ -162,12 +164,12 @@ def sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Dou
 # ---- the threads -----------------------------------------------------------------------------------
 
 SUM, PYTHON, END = range(3)
-"""Orders to a woken thread: compute parts of a sum, return to Python to call a function, or end."""
+"""Orders to a thread that is woken: compute parts of a sum, return to Python to call a function, or end."""
 JOB_WORDS = 32
-"""Size of a job, the memory that a pool shares with its threads, in 64-bit words."""
+"""Size of a job in 64-bit words. A job is the memory that a pool of threads shares with its threads."""
 _WAKE, _DONE, _NEXT, _ORDER = 0, 8, 16, 24
 """Positions in a job: the semaphore that wakes threads, the semaphore that a thread posts when it is done,
-the number of the next part of a sum, and the order. Each has a cache line of its own."""
+the index of the next part of a sum, and the order. Each has a cache line of its own."""
 _AWAKE, _SIZE, _PART, _COUNT, _LISTED, _WEIGHTS, _PARTIAL = range(25, 32)
 """Positions in a job of the number of woken threads, and of a sum's sizes and addresses."""
 
@@ -231,7 +233,7 @@ def _wait(semaphore: int) -> None:
 
 @helper
 def _sum_parts(job: Any) -> None:
-    """Sum parts until none is left."""
+    """Compute parts of a sum until none is left."""
     size, part, count = job[_SIZE], job[_PART], job[_COUNT]
     start = part * _next_part(_place(job, _NEXT))
     if start >= size:
@@ -270,7 +272,7 @@ def join_all(job: Any) -> None:
 
 @jit(types.void(_JOB))
 def join(job: Any) -> None:
-    """Wait until all woken threads are done. A thread that is still asleep is left asleep."""
+    """Withdraw the wake-ups that no thread has received yet, then wait until the other threads are done."""
     while job[_AWAKE] > 0 and _sem_trywait(_place(job, _WAKE)) == 0:
         job[_AWAKE] -= 1
     join_all(job)
@@ -287,7 +289,7 @@ def wake(job: Any, helpers: int, order: int) -> None:
 
 @jit(I64(_JOB))
 def serve(job: Any) -> Any:
-    """Wait for orders and compute sums, until another order arrives; return that order."""
+    """Wait for orders, and compute sums until there is an order other than `SUM`; return this order."""
     while True:
         _wait(_place(job, _WAKE))
         if job[_ORDER] != SUM:

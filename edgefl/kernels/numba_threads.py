@@ -21,12 +21,12 @@ from edgefl.kernels.arguments import TILE, Doubles
 CHUNK = 64 * TILE
 """Maximum number of elements per part, so that temporary arrays fit the cache."""
 _THREAD_ELEMENTS, _SUM_THREAD_ELEMENTS = 1 << 18, 1 << 17
-"""Minimum number of elements per thread: for other work, and for a sum. Waking a thread takes as long as
-summing about half of them."""
+"""Minimum number of elements per thread: the first for other work, the second for a sum. Waking a thread
+takes about as long as summing half as many elements."""
 
 
 def useful_threads(elements: int, threads: int, least: int = _THREAD_ELEMENTS) -> int:
-    """Return how many threads are worth waking to read ``elements``, at most ``threads``."""
+    """Return how many threads (at most ``threads``) are worth waking to read this number of elements."""
     return max(1, min(threads, elements // least))
 
 
@@ -43,7 +43,7 @@ class _Pool:
     def sum(
         self, listed: NDArray[np.int64], weights: Doubles, size: int, partial: Doubles, threads: int
     ) -> None:
-        """Compute `numba_sums.sum_tiles` for all elements, in this thread alone if the others are busy."""
+        """Compute `numba_sums.sum_tiles` for all elements, only in this thread if the others are busy."""
         if threads < 2 or not self._free.acquire(blocking=False):
             numba_sums.sum_tiles(listed, weights, 0, size, partial)
             return
@@ -54,7 +54,7 @@ class _Pool:
             self._free.release()
 
     def run(self, work: Callable[[], None], threads: int) -> None:
-        """Call ``work`` in this thread and ``threads`` − 1 others, or in this one only if they are busy."""
+        """Call ``work`` in this thread and ``threads`` − 1 others; if they are busy, only in this thread."""
         if threads < 2 or not self._free.acquire(blocking=False):
             work()
             return
@@ -124,7 +124,7 @@ def shared_sum(
 def in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
     """Call work(start, stop) for each part of the elements, with the parts divided among threads.
 
-    Parts are multiples of `TILE` of at most `CHUNK` elements.
+    The size of a part is a multiple of `TILE`, and at most `CHUNK` elements.
     """
     part = -(-size // (2 * threads if threads > 1 else 1) // TILE) * TILE or TILE
     part = min(part, CHUNK)

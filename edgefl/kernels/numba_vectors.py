@@ -22,7 +22,7 @@ FLOAT32, FLOAT16, BFLOAT16, INT8 = range(4)
 """Types of updates, in the order of `arguments.DTYPES`."""
 ITEM_BYTES = (4, 2, 2, 1)
 GROUP = 4
-"""Largest number of updates that one pass adds: their sums of squares fit the registers."""
+"""Maximum number of updates that one pass adds, chosen so that their sums of squares fit into registers."""
 
 Builder = Any
 Value = Any
@@ -37,12 +37,13 @@ _CONVERTS_HALVES = "+f16c" in _FEATURES.split(",")
 """True if the processor has an instruction that converts float16. Without one, LLVM would call a function for
 each element."""
 WIDTH = 2 * LANES if "+avx512f" in _FEATURES.split(",") else LANES
-"""Elements per vector for types that are converted to float32; float32 itself has vectors of 8. Sizes are
-multiples of `WIDTH` for every type."""
+"""Number of elements per vector for types that are converted to float32; float32 itself has vectors of 8.
+Sizes are multiples of `WIDTH` for every type."""
 _DOUBLES = ir.VectorType(_DOUBLE, LANES)
 STREAM_ALIGNMENT = 64
 SOURCE_DIGEST = f"{zlib.crc32(Path(__file__).read_bytes()):08x}"
-"""Part of the names in numba's cache, which notices only changes in the compiled function's own file."""
+"""Digest of this file. The names in numba's cache contain it, because the cache notices only changes in the
+file of the compiled function itself."""
 _AHEAD_BYTES = 1024
 
 
@@ -59,12 +60,13 @@ def _add_group(
     size: Any,
     norms: Any,
 ) -> Any:
-    """target = source + Σ_j weights[j] · vectors[j] over ``size`` elements, a multiple of `WIDTH`; all int64.
+    """Compute target = source + Σ_j weights[j] · vectors[j] over ``size`` elements.
 
-    ``vectors`` and ``scales`` are addresses of ``group`` (1 to `GROUP`) addresses: of updates of type
-    ``kind`` and of their scales. ``weights`` is the address of as many float32. ``norms`` is the address of
-    float64[group, 8] for the sums of squares per lane, for int8 per scale block. With ``stream`` = 1 the
-    result is written past the caches; ``target`` must then be aligned to `STREAM_ALIGNMENT`.
+    All arguments are int64. ``size`` is a multiple of `WIDTH`. ``vectors`` and ``scales`` each point to
+    ``group`` (1 to `GROUP`) addresses: those of the updates, all of type ``kind``, and those of their scales.
+    ``weights`` points to as many float32 numbers. ``norms`` points to float64[group, 8], which receives the
+    sums of squares per lane, or for int8 per scale block. With ``stream`` = 1 the result bypasses the caches;
+    ``target`` must then be aligned to `STREAM_ALIGNMENT`.
     """
 
     def generate(context: Any, builder: Builder, _: Any, arguments: Sequence[Value]) -> Any:
@@ -86,7 +88,7 @@ def _add_group(
 
 
 def _copy_bytes(_: Any, source: Any, target: Any, size: Any) -> Any:
-    """Copy ``size`` bytes between two addresses, all int64."""
+    """Copy ``size`` bytes from one address to another; all arguments are int64."""
 
     def generate(context: Any, builder: Builder, _: Any, arguments: Sequence[Value]) -> Any:
         pointer = _INT8.as_pointer()
@@ -156,7 +158,7 @@ class _Pass:
         return made
 
     def _scale_block(self, first: Value, _: Sequence[Value]) -> list[Value]:
-        """Add one scale block of int8 updates; its norm is scale² · Σ q², the inner sum in integers."""
+        """Add one scale block of int8 updates. Its norm is scale² · Σ q², with an inner sum of integers."""
         builder = self._builder
         number = builder.sdiv(first, _int(SCALE_BLOCK))
         factors = [self._read(scale, builder.mul(number, _int(4)), _FLOAT) for scale in self._scales]
@@ -212,7 +214,7 @@ class _Pass:
         return _from_half(builder, builder.zext(halves, self._vector(_INT32)))
 
     def _prefetch(self, address: Value) -> None:
-        """Prefetch the cache line `_AHEAD_BYTES` after an address, float32 into the second-level cache."""
+        """Prefetch the cache line `_AHEAD_BYTES` after an address (float32: to the second-level cache)."""
         builder, pointer = self._builder, _INT8.as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
         ahead = builder.inttoptr(builder.add(address, _int(_AHEAD_BYTES)), pointer)
@@ -280,13 +282,13 @@ def _splat(builder: Builder, scalar: Value, width: int) -> Value:
 
 
 def _row(builder: Builder, vector: Value, row: int) -> Value:
-    """Return elements 8 · row to 8 · row + 7 of a vector, one per lane."""
+    """Return the elements 8 · row to 8 · row + 7 of a vector, as a vector with one element per lane."""
     places = [ir.Constant(_INT32, LANES * row + lane) for lane in range(LANES)]
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_INT32, LANES), places))
 
 
 def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
-    """Return a·b + c in float64. It may be rounded once or twice, so the product must be exact."""
+    """Return a·b + c in float64. The result may be rounded once or twice, so the product must be exact."""
     kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
     return builder.call(_function(builder, kind, f"llvm.fmuladd.v{LANES}f64"), [a, b, c])
 
@@ -301,7 +303,10 @@ def _function(builder: Builder, kind: Any, name: str) -> Any:
 
 
 def _from_half(builder: Builder, halves: Value) -> Value:
-    """Convert float16 to float32 by integers: the magnitude's bits, shifted, are the number ÷ 2^112."""
+    """Convert float16 to float32 with integer operations.
+
+    The shifted bits of the magnitude, read as float32, are the number divided by 2^112.
+    """
     ints, floats = halves.type, ir.VectorType(_FLOAT, halves.type.count)
     magnitude = builder.and_(halves, _constant(ints, 0x7FFF))
     shifted = builder.bitcast(builder.shl(magnitude, _constant(ints, 13)), floats)

@@ -1,4 +1,4 @@
-"""Quantisation of updates with error feedback; clipping factors."""
+"""Quantisation of updates with error feedback, and clipping factors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgefl.kernels.selection import select, threads
 
 
 class QuantizationArguments(NamedTuple):
-    """Arguments of `quantize`, unchecked before `checked`."""
+    """Arguments of `quantize`; `checked` validates them."""
 
     out: Update
     update: Floats
@@ -26,7 +26,7 @@ class QuantizationArguments(NamedTuple):
     weight: Any
 
     def checked(self) -> QuantizationArguments:
-        """Return the checked arguments, with a float32 weight. Errors name the wrong argument."""
+        """Return the checked arguments, with a float32 weight. Error messages name the wrong argument."""
         source = arguments.floats("update", self.update, None)
         size = source.size
         target = arguments.packed("out", self.out, writable=True)
@@ -79,16 +79,19 @@ def quantize(
     """Round y = weight·update + residual to ``out``'s type; return the rounded vector's squared L2 norm.
 
     ``update`` is a flat float32 array of D elements. ``out`` is a flat array of D elements of float32,
-    float16, bfloat16 (uint16) or int8, and may be ``update``. float16 and bfloat16 round to nearest, ties to
-    even, and overflow to infinity. An int8 block of 256 elements has scales[b] = max|y| / 127 and q = round(y
-    / scales[b]), ties to even; a block with an inf or NaN has the scale NaN, which marks the update as bad.
-    ``scales`` (float32[⌈D/256⌉]) is written for int8 and must be None otherwise.
+    float16, bfloat16 (uint16) or int8, and may be ``update``. With float16 and bfloat16, y is rounded to the
+    nearest number, ties to even, and overflows to infinity. With int8, each block of 256 elements has
+    scales[b] = max|y| / 127 and q = round(y / scales[b]), ties to even; a block with an inf or NaN has the
+    scale NaN, which marks the update as bad. ``scales`` (float32[⌈D/256⌉]) is written for int8 and must be
+    None otherwise.
 
-    Error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847): ``residual`` is the last
-    rounding error (None: zero). ``new_residual`` receives y − decoded(out), or 0 where it is not finite; it
-    may be ``residual`` itself. One pass over memory; every back end gives the same bits.
+    The error feedback is that of Seide et al. 2014 and Karimireddy et al. 2019 (arXiv:1901.09847).
+    ``residual`` is the last rounding error (None means zero). ``new_residual`` receives y − decoded(out), or
+    0 where this is not finite; it may be ``residual`` itself. The function makes one pass over memory, and
+    every back end gives the same bits.
 
-    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
+    Raises ValueError or TypeError with the name of the wrong argument, and ConfigError if ``backend`` is not
+    available.
 
     >>> q, scales, left = np.empty(3, np.int8), np.empty(1, np.float32), np.empty(3, np.float32)
     >>> quantize(q, np.array([127, -3.5, 0.25], np.float32), scales=scales, new_residual=left)
@@ -103,8 +106,8 @@ def quantize(
 def clip_factors(sq_norms: Sequence[float] | Doubles, max_norm: float) -> Doubles:
     """Return min(1, L / ‖Δ_k‖) for squared norms ‖Δ_k‖² and L = ``max_norm``; NaN for non-finite norms.
 
-    Multiplying the weights of a `weighted_sum` by these factors clips every update to norm L without changing
-    it. `sq_norm` computes the norms.
+    If the weights of a `weighted_sum` are multiplied by these factors, every update is clipped to norm L in
+    the sum; the updates themselves do not change. `sq_norm` computes the norms.
 
     >>> clip_factors([4.0, 0.25, 0.0], 1.0).tolist()
     [0.5, 1.0, 1.0]

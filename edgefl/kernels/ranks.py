@@ -16,13 +16,14 @@ from edgefl.kernels.selection import select, threads
 MOST_UPDATES = 1024
 """Maximum number of updates; equal to EF_MOST_ORDERED in kernels/edgefl_kernels.h."""
 GRAIN = 16 * TILE
-"""Elements per partial inner product, 16 tiles: EF_GRAIN in kernels/edgefl_kernels.h."""
+"""Number of elements per partial inner product (16 tiles); equal to EF_GRAIN in kernels/edgefl_kernels.h."""
 Network = NDArray[np.int32]
-"""Pairs (i, j), one after the other: the smaller of elements i and j goes to i, the larger to j."""
+"""Pairs (i, j), one after the other. The smaller one of the elements i and j is moved to i, the larger one to
+j."""
 
 
 class RankArguments(NamedTuple):
-    """Arguments of `trimmed_mean` and, without ``out``, of `products`, unchecked before `checked`."""
+    """Arguments of `trimmed_mean`, or of `products` if ``out`` is None; `checked` validates them."""
 
     updates: Sequence[Update]
     scales: Sequence[Floats | None] | None
@@ -30,7 +31,10 @@ class RankArguments(NamedTuple):
     trim: int = 0
 
     def checked(self) -> RankArguments:
-        """Return the checked arguments, ``scales`` with one entry per update. Errors name the argument."""
+        """Return the checked arguments; ``scales`` then has one entry per update.
+
+        Errors name the wrong argument.
+        """
         vectors = arguments.items("updates", self.updates)
         if not 1 <= len(vectors) <= MOST_UPDATES:
             raise ValueError(f"updates must be 1 to {MOST_UPDATES} vectors (got {len(vectors)})")
@@ -61,14 +65,16 @@ def trimmed_mean(
     *,
     scales: Sequence[Floats | None] | None = None,
 ) -> None:
-    """Write each element's mean over the updates without its ``trim`` smallest and ``trim`` largest values.
+    """Write the mean of each element over the updates, without the smallest and the largest values.
 
-    The remaining values are added in ascending order in float64, and the mean is rounded to float32. A mean
-    of zero is +0.0. For K updates, trim = (K − 1) // 2 gives the median. ``out`` is float32[D] and overlaps
-    no update; the updates and ``scales`` are those of `weighted_sum`, 1 to 1024 updates. All values must be
-    finite. All CPU back ends give the same bits; ``cuda`` uses the fastest of them.
+    For each element, ``trim`` values are left out at either end. The remaining values are added in ascending
+    order in float64, and the mean is rounded to float32. A mean of zero is +0.0. For K updates, the
+    median results from trim = (K − 1) // 2. ``out`` is float32[D] and must not overlap an update. There are
+    1 to 1024 ``updates``; they and their ``scales`` are as in `weighted_sum`, and all values must be finite.
+    All CPU back ends give the same bits; ``cuda`` uses the fastest of them.
 
-    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
+    Raises ValueError or TypeError with the name of the wrong argument, and ConfigError if ``backend`` is not
+    available.
 
     >>> out = np.empty(2, np.float32)
     >>> trimmed_mean(out, [np.array(row, np.float32) for row in ([1, 9], [2, 7], [90, 8])], trim=1)
@@ -86,8 +92,8 @@ def products(
 ) -> Doubles:
     """Return the inner products of all pairs of updates: float64[K, K], symmetric.
 
-    Products are exact in float64 and added in a fixed order, so that all CPU back ends give the same bits;
-    ``cuda`` uses the fastest of them. Arguments and errors are those of `trimmed_mean`.
+    The products of elements are exact in float64 and are added in a fixed order, so all CPU back ends give
+    the same bits; ``cuda`` uses the fastest of them. Arguments and errors are those of `trimmed_mean`.
 
     >>> products([np.array([1, 2], np.float32), np.array([3, 0], np.float32)]).tolist()
     [[5.0, 3.0], [3.0, 9.0]]
@@ -99,8 +105,8 @@ def products(
 def network(count: int, trim: int) -> Network:
     """Return the comparisons that sort the ranks trim to count − trim − 1 of ``count`` elements.
 
-    Batcher's odd-even merge sort (Knuth, The Art of Computer Programming 3, section 5.2.2, algorithm M),
-    without the comparisons on which these ranks do not depend.
+    They are the comparisons of Batcher's odd-even merge sort (Knuth, The Art of Computer Programming 3,
+    section 5.2.2, algorithm M), without those on which these ranks do not depend.
 
     >>> network(3, 0).reshape(-1, 2).tolist()
     [[0, 2], [0, 1], [1, 2]]

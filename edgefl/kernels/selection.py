@@ -1,4 +1,4 @@
-"""Selects the back end (argument, else EDGEFL_BACKEND, else the fastest) and the number of threads."""
+"""Selects the number of threads and the back end: an argument, else EDGEFL_BACKEND, else the fastest one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABI = 8
 
 
 class Backend(Protocol):
-    """The functions of a back end. All check their arguments except ``observe``, whose caller does so."""
+    """The functions of a back end. All of them except ``observe`` check their arguments."""
 
     __name__: str
 
@@ -43,7 +43,7 @@ _loaded: dict[str | None, Backend] = {}
 
 
 def backends() -> dict[str, str]:
-    """Return each back end's name and ``"ok"``, or why it is not available.
+    """Map the name of each back end to ``"ok"``, or to the reason why it is not available.
 
     >>> backends()["reference"]
     'ok'
@@ -63,7 +63,10 @@ def backend(name: str | None = None) -> str:
 
 
 def select(name: str | None) -> Backend:
-    """Return a back end's module (None: the default). Raises ConfigError if it is unknown or unavailable."""
+    """Return the module of the back end with this name (None: the default).
+
+    Raises ConfigError if it is unknown or not available.
+    """
     if name is None:
         name = os.environ.get("EDGEFL_BACKEND") or None
     found = _loaded.get(name)
@@ -84,12 +87,15 @@ def select(name: str | None) -> Backend:
 
 
 def fastest() -> Backend:
-    """Return the fastest available CPU back end; ignores EDGEFL_BACKEND."""
+    """Return the fastest available CPU back end, regardless of EDGEFL_BACKEND."""
     return select(next(each for each in _BY_SPEED if _problem(each, refuse_stale=True) is None))
 
 
 def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
-    """Return why a back end is not available, or None. ``refuse_stale``: raise for an outdated extension."""
+    """Return the reason why a back end is not available; None if it is available.
+
+    With ``refuse_stale``, raise `ConfigError` if the C extension is outdated.
+    """
     if name == "c":
         try:
             extension = importlib.import_module("edgefl.kernels._c")
@@ -113,13 +119,13 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
 # ---- threads ---------------------------------------------------------------------------------------
 
 _MOST = 16
-"""Default limit: memory bandwidth, the bottleneck, is saturated by fewer cores than large hosts have."""
+"""Default limit. Memory bandwidth is the bottleneck, and fewer cores than a large host has saturate it."""
 
 _threads = 0
 
 
 def threads() -> int:
-    """Return the maximum number of threads per call: by default one per usable core, at most 16."""
+    """Return the maximum number of threads per call. The default is one per usable core, but at most 16."""
     global _threads
     if _threads == 0:
         _threads = min(usable_cores(), _MOST)
@@ -127,9 +133,9 @@ def threads() -> int:
 
 
 def set_threads(n: int | None) -> None:
-    """Set the maximum number of threads per call (None: the default), and stop the idle threads of the pool.
+    """Set the maximum number of threads per call (None: the default), and end the idle threads.
 
-    Results do not depend on the number. The next call that needs threads starts them again.
+    Results do not depend on this number. The next call that needs threads starts new ones.
 
     >>> set_threads(1); threads()
     1

@@ -1,4 +1,4 @@
-"""Moving averages of each client's staleness, over flat arrays indexed by client."""
+"""A moving average of the staleness of each client, stored in flat arrays indexed by client."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MODES: dict[str, int] = {"window": 0, "cumulative": 1, "exponential": 2}
 class MovingAverage:
     """A moving average per client, such as FedStaleWeight's E[τ_i] (Ma 2024); 0 before the first observation.
 
-    ``window``: mean of the last ``window`` observations. ``cumulative``: mean of all. ``exponential``:
-    m ← decay·m + (1 − decay)·x, starting with the first x.
+    In mode ``window`` the average is the mean of the last ``window`` observations, in mode ``cumulative`` the
+    mean of all of them, and in mode ``exponential`` m ← decay·m + (1 − decay)·x, starting with the first x.
 
-    The state is int64[clients] counts and float64[clients × width] entries, where width is the window's
-    length or 1. All CPU back ends give the same bits.
+    The state consists of int64[clients] counts and float64[clients × width] entries, where width is the
+    length of the window, or 1 in the other modes. All CPU back ends give the same bits.
 
     >>> average = MovingAverage(3, window=2)
     >>> [average.observe(1, x) for x in (4.0, 2.0, 0.0)]
@@ -55,7 +55,7 @@ class MovingAverage:
         count: Ids = np.zeros(clients, dtype=np.int64)
         self._flat = Averages(_MODES[mode], width, float(decay), count, np.zeros(clients * width))
         self._means: Doubles = np.zeros(clients)
-        """Current averages: for each client the last one that `observe` computed."""
+        """Current averages, that is, the last one that `observe` computed for each client."""
         # The server usually observes one client per call, so these arrays are allocated once.
         self._one_id: Ids = np.zeros(1, dtype=np.int64)
         self._one_value: Doubles = np.zeros(1)
@@ -70,8 +70,8 @@ class MovingAverage:
     ) -> float | Doubles:
         """Add ``values``, one per entry of ``client_ids``, in order; a client may occur more than once.
 
-        Returns the float64 mean right after each observation (a float for a single client). Raises
-        ValueError, without any change, if a value is not finite or an id is out of range.
+        Returns the float64 average after each observation (a float for a single client). If a value is not
+        finite or an id is out of range, nothing changes and ValueError is raised.
         """
         if type(client_ids) is int and type(values) is float:
             if not 0 <= client_ids < self.clients or values - values != 0.0:
@@ -91,7 +91,7 @@ class MovingAverage:
     @overload
     def mean(self, client_ids: Sequence[int] | Ids) -> Doubles: ...
     def mean(self, client_ids: int | Sequence[int] | Ids) -> float | Doubles:
-        """Return the current averages of the clients, float64; 0 for a client without observations."""
+        """Return the current averages of the clients in float64, with 0 for clients without observations."""
         ids = arguments.client_ids(self.clients, client_ids)
         means = self._means[ids]
         return float(means[0]) if np.ndim(client_ids) == 0 else means

@@ -1,4 +1,4 @@
-"""The server optimiser's step: its definition in numpy, and the step fused with the weighted sum."""
+"""The server optimiser's step: its definition in numpy, and its fusion with the weighted sum."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from edgefl.kernels.arguments import Checksums, Doubles, Floats, SumArguments, U
 from edgefl.kernels.selection import select, threads
 
 KINDS = ("sgd", "adam", "yogi", "adagrad")
-"""Same order as ef_optimizer in kernels/edgefl_kernels.h."""
+"""Kinds of optimiser, in the order of ef_optimizer in kernels/edgefl_kernels.h."""
 CHUNK = 1 << 15
-"""Elements per iteration of `apply`, which stay in cache and avoid model-sized temporaries."""
+"""Number of elements per iteration of `apply`. It is so small that these elements stay in the cache, and no
+temporary array is as large as the model."""
 
 AnyFloats: TypeAlias = npt.NDArray[Any]
 
@@ -25,9 +26,10 @@ AnyFloats: TypeAlias = npt.NDArray[Any]
 class ServerOptimizer:
     """Parameters of the server optimiser, applied to the weighted sum g = (base_scale − 1)·w + Σ weights·Δ.
 
-    ``sgd``: v ← momentum·v + g, w ← w + lr·v. The others (Reddi et al. 2021, Algorithm 2):
-    m ← β1·m + (1 − β1)·g and w ← w + lr·m/(√v + ε), where v starts at ε² and
-    ``adagrad``: v ← v + g², ``adam``: v ← β2·v + (1 − β2)·g², ``yogi``: v ← v − (1 − β2)·g²·sign(v − g²).
+    With ``sgd``, v ← momentum·v + g and w ← w + lr·v. With the other kinds (Reddi et al. 2021, Algorithm 2),
+    m ← β1·m + (1 − β1)·g and w ← w + lr·m/(√v + ε), where v starts at ε² and is updated by
+    v ← v + g² (``adagrad``), v ← β2·v + (1 − β2)·g² (``adam``) or
+    v ← v − (1 − β2)·g²·sign(v − g²) (``yogi``).
     """
 
     kind: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
@@ -44,7 +46,7 @@ class ServerOptimizer:
 
 
 class StepArguments(NamedTuple):
-    """Arguments of `weighted_step`, unchecked before `checked`."""
+    """Arguments of `weighted_step`; `checked` validates them."""
 
     sum: SumArguments
     """Arguments of the sum; ``out`` and ``base`` are those of the step."""
@@ -103,7 +105,8 @@ def weighted_step(
     Outputs must not overlap inputs, so that a step can be repeated if it was interrupted or used a bad
     update. Other rules are those of `weighted_sum`.
 
-    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
+    Raises ValueError or TypeError with the name of the wrong argument, and ConfigError if ``backend`` is not
+    available.
 
     >>> out, new = np.empty(2, np.float32), np.empty(2, np.float32)
     >>> base, old = np.ones(2, np.float32), np.full(2, 4, np.float32)
@@ -158,7 +161,7 @@ def constants(optimizer: ServerOptimizer) -> tuple[float, float, float, float, f
 
 
 def start(optimizer: ServerOptimizer, state: Sequence[AnyFloats]) -> None:
-    """Initialise the optimiser's state vectors: 0, and ε² for v of ``adam``, ``yogi`` and ``adagrad``."""
+    """Initialise the optimiser's state vectors to 0, and v of ``adam``, ``yogi`` and ``adagrad`` to ε²."""
     _check_count(optimizer, state, "state")
     for vector in state:
         vector.fill(0)
@@ -176,10 +179,11 @@ def apply(
 ) -> None:
     """Write the next model to ``out``: one step of `ServerOptimizer` from ``model`` with g = ``step_vector``.
 
-    All are flat arrays of D elements of the same dtype (float32 in the server), in which the step is
-    computed. ``state_vectors`` (see `start`) are updated in place, or only read if ``new_state`` is
-    given. ``out`` may be ``step_vector``. Raises `ValueError` for a wrong shape or number of vectors,
-    `TypeError` for mixed dtypes. Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
+    All arguments are flat arrays of D elements of the same dtype (float32 in the server), in which the step
+    is computed. ``state_vectors`` (see `start`) are updated in place, or only read if ``new_state`` is given.
+    ``out`` may be ``step_vector``. Raises `ValueError` for a wrong shape or number of vectors, and
+    `TypeError` for mixed dtypes. The step is that of Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2,
+    without bias correction.
 
     >>> out = np.zeros(2, np.float32)
     >>> apply(ServerOptimizer(lr=0.5), out, np.ones(2, np.float32), np.array([2, 4], np.float32))
@@ -210,7 +214,7 @@ def apply(
 def _direction(
     optimizer: ServerOptimizer, gradient: AnyFloats, old: Sequence[AnyFloats], new: Sequence[AnyFloats]
 ) -> AnyFloats:
-    """Write the next state vectors to ``new``; return the model's change before the learning rate."""
+    """Write the next state vectors to ``new``; return the change of the model for a learning rate of 1."""
     number = gradient.dtype.type
     if not optimizer.vectors:
         return gradient
