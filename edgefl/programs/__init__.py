@@ -6,7 +6,7 @@ running     `run` and `start`: start the processes, forward output and signals, 
 keeper      process that starts the commands, limits CPU time and memory, and suspends absent phones
 tree        process tree of one phone, which the throttle treats as one process
 relay       process that forwards the phones' TCP connections at the speed of their links
-way         model of one direction of a link: when bytes arrive
+way         model of one direction of a link, which computes when bytes arrive
 messages    messages between these processes
 result      measurements of each phone, and the verdict
 report      HTML report

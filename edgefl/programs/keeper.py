@@ -1,4 +1,4 @@
-"""The keeper: the process that starts the phones' commands, limits them, and ends all their processes.
+"""The keeper is the process that starts the phones' commands, limits them, and ends all their processes.
 
 It is the parent of every command, and orphaned descendants become its children, so no process escapes. If its
 channel is closed, edgefl's main process is dead; the keeper then kills all phones. If the keeper dies, the
@@ -35,11 +35,11 @@ from edgefl.programs import messages
 from edgefl.programs.tree import PHONE_GROUP, ProcessTree, phone_of
 
 CHECK_NS = 100_000_000
-"""Interval between checks of the phones' memory and of orphans, ns."""
+"""Interval between checks of the phones' memory and of orphans, in ns."""
 REPORT_NS = 500_000_000
 USUAL_SLACK_NS = 50_000
 MOST_SAVED_NS = 100_000_000
-"""Maximum CPU time that a phone may save up while it has no core, and use later, ns."""
+"""Maximum CPU time, in ns, that a phone may save up while it has no core, and use later."""
 NOT_FOUND, NOT_EXECUTED = 127, 126
 
 
@@ -47,7 +47,7 @@ class KeptPhone:
     """A phone and its processes."""
 
     def __init__(self, launch: messages.Launch, group: ControlGroup | None, *, accounted: bool) -> None:
-        """Create a phone, in the control group ``group`` if given, which counts CPU time if ``accounted``."""
+        """Create a phone in the control group ``group``, which counts CPU time if ``accounted`` is True."""
         self.launch, self._group, self._accounted = launch, group, accounted
         self.presence: AlternatingRenewal | None = None
         self.tree: ProcessTree | None = None
@@ -59,14 +59,14 @@ class KeptPhone:
         self.why = ""
         self._account: Account | None = None
         self._began_ns = self._away_ns = self._left_ns = 0
-        self._before: tuple[int, ...] = (0, 0, 0, 0, 0)  # `_times` of earlier starts of the command
+        self._before: tuple[int, ...] = (0, 0, 0, 0, 0)  # sums of `_times` over earlier starts of the command
         self._peak_mib = 0.0
         self._memory: GroupMemory | None = None
         if group is not None and launch.memory == "cgroup" and launch.limit_mib is not None:
             self._memory = GroupMemory(group.place("memory"), launch.limit_mib)
 
     def start(self) -> None:
-        """Start the command, limited from its first instruction on."""
+        """Start the command. It is limited from its first instruction on."""
         throttle = self.launch.throttle
         place = self._group.place("cpu") if self._group is not None and throttle == "cgroup" else None
         accounting = self._group.place(ACCOUNTING) if self._group is not None and self._accounted else None
@@ -107,7 +107,7 @@ class KeptPhone:
         limit_mib, rss_mib = self.launch.limit_mib, self.tree.rss_mib()
         self._peak_mib = max(self._peak_mib, rss_mib)
         if self.launch.memory == "watch" and limit_mib is not None and rss_mib > limit_mib:
-            self.why = f"out of memory: {rss_mib:.0f} MiB, the device gives an app {limit_mib:g} MiB"
+            self.why = f"out of memory: it used {rss_mib:.0f} MiB; the device allows an app {limit_mib:g} MiB"
             self.tree.kill()
 
     def ended(self) -> None:
@@ -116,7 +116,7 @@ class KeptPhone:
         self._count_absence()
         self._before = self._times()
         if self._memory is not None and self._memory.kills and not self.why:
-            self.why = f"out of memory: the device gives an app {self.launch.limit_mib:g} MiB"
+            self.why = f"out of memory: the device allows an app {self.launch.limit_mib:g} MiB"
         self.tree.close()
         self.tree = self.throttled = self._account = None
 
@@ -150,8 +150,10 @@ class KeptPhone:
             self._account.ahead_ns(self.tree.wanting_ns(now_ns), used_ns)
 
     def _times(self) -> tuple[int, ...]:
-        """Return wall time, CPU time, time in which the phone wanted a core, CPU time that the cores in use
-        allowed in that time, and uncounted CPU time, ns.
+        """Return five times in ns.
+
+        They are the wall time, the CPU time, the time in which the phone wanted a core, the CPU time that the
+        cores in use allowed in that time, and the CPU time that was not counted.
         """
         if self.tree is None or self._account is None:
             return self._before
@@ -172,7 +174,7 @@ class Keeper:
         self._groups: dict[tuple[str, ...], Groups] = {}
         """Control groups of the phones, keyed by their controllers."""
         self._accounts = True
-        """False once a control group that accounts CPU time could not be used."""
+        """Whether control groups count the phones' CPU time; False once such a group could not be used."""
         self._queue = TurnQueue()
         self._begin: messages.Begin | None = None
         self._ends: ChildWatch
@@ -241,7 +243,7 @@ class Keeper:
         A suspended phone is resumed for good, because it could not act on the signal.
         """
         if phone.tree is None:
-            if not phone.over:  # not running, but scheduled to restart: end it for good
+            if not phone.over:  # the command is not running, but would restart: end it for good
                 self._finish(phone, -number)
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -282,7 +284,7 @@ class Keeper:
             self._queue.add(phone.throttled, time.monotonic_ns())
 
     def _follow_presence(self) -> int:
-        """Let phones leave and return on schedule; return the time of the next change, ns."""
+        """Let phones leave and return on schedule; return the time of the next change, in ns."""
         next_ns = time.monotonic_ns() + REPORT_NS
         if self._begin is None or self._begin.absence is None:
             return next_ns
@@ -335,7 +337,7 @@ class Keeper:
             self._adopt(pid)
 
     def _adopt(self, pid: int) -> KeptPhone | None:
-        """Assign an orphan to its phone, if the phone can be determined; return that phone."""
+        """Assign an orphan to its phone and return the phone; None if the phone cannot be determined."""
         session = os.getsid(pid)
         seen = (
             n
@@ -369,7 +371,10 @@ class Keeper:
             self._end_phone(self._phones[number])
 
     def _end_phone(self, phone: KeptPhone) -> None:
-        """Kill processes that an ended command left; without any, end the phone or restart its command."""
+        """Kill the processes that an ended command has left behind.
+
+        If there are none, end the phone or start its command again.
+        """
         assert phone.tree is not None
         self._check()
         phone.tree.refresh()
@@ -397,7 +402,7 @@ class Keeper:
             os.close(fd)
 
     def _report_ends(self) -> None:
-        """Report the phones that have ended, without blocking: the throttle must not wait."""
+        """Report the phones that have ended, without blocking, because the throttle must not wait."""
         while self._unreported and self._channel.has_room:
             self._channel.send(self._unreported.popleft())
 
@@ -427,7 +432,7 @@ def _run_as_usual() -> None:
 
 
 def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
-    """Turn this process into the phone's command, in a session of its own, as a shell would start it."""
+    """Turn this process into the phone's command, in its own session, with the settings a shell would use."""
     code = NOT_EXECUTED
     try:
         os.setsid()
@@ -440,7 +445,7 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
             group.enter()
         for place, fd in enumerate(launch.stdio):
             os.dup2(fd, place)
-        # Close inherited descriptors: those of the channel and of other phones' pipes.
+        # Close the inherited descriptors, which belong to the channel and to the pipes of other phones.
         os.closerange(len(launch.stdio), os.sysconf("SC_OPEN_MAX"))
         if launch.open_files is not None:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -464,7 +469,7 @@ def main() -> None:
     os.setsid()  # a signal to the main process's group must not end the keeper before it has cleaned up
     allow_open_files()
     reduce_wakeup_latency()
-    # select() rejects high descriptors, such as the channel's in a large fleet.
+    # select() rejects high descriptors, such as that of the channel in a large fleet.
     keeper = Keeper(Channel.inherit(os.dup(int(sys.argv[1])), messages.ToKeeper))
     os.close(int(sys.argv[1]))
     try:

@@ -23,21 +23,21 @@ from edgefl.learning.operations import StepWork
 
 TORCH = "torch"
 BATCH = 16
-"""Batch size of a step if ``torch:MODEL`` gives none, as in ``edgefl predict``."""
+"""Batch size of a training step if ``torch:MODEL`` names none; it is the same as in ``edgefl predict``."""
 KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
     "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*( .*)?", re.DOTALL),
     "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?", re.DOTALL),
     "division": re.compile(r"sysbench (.* )?cpu( .*)?"),
 }
-"""Programs of known classes of code; a pattern matches the program's name and its arguments."""
+"""Programs of known classes of code. Each pattern matches the name of a program and its arguments."""
 _LAUNCHERS: Mapping[str, tuple[int, frozenset[str]]] = {
     "env": (0, frozenset({"-u", "--unset", "-C", "--chdir"})),
     "nice": (0, frozenset({"-n", "--adjustment"})),
     "timeout": (1, frozenset({"-k", "--kill-after", "-s", "--signal"})),
     "uv": (1, frozenset({"-p", "--python", "--with", "--extra", "--group", "--env-file", "--project"})),
 }
-"""Programs that start another program: the number of operands before that program's name, and the options
-whose value is the next word."""
+"""Programs that start another program. For each, the number of operands before the name of the other program,
+and the options whose value is the next word."""
 MOST_STARTS = 8
 """Maximum number of launchers and scripts that are followed."""
 _LONGEST_LINE = 256
@@ -45,27 +45,28 @@ _STEP = re.compile(r"(?P<model>.+?)(?:@(?P<batch>[1-9][0-9]{0,5})(?P<shape>(?:x[
 
 
 class TorchStep(NamedTuple):
-    """A training step: SGD on a batch."""
+    """A training step, that is, a step of SGD on a batch."""
 
     model: str
-    """As in ``edgefl predict``: ``cnn-femnist``, ``timm:NAME``, ``my_module:make``."""
+    """Model, named as in ``edgefl predict``: ``cnn-femnist``, ``timm:NAME`` or ``my_module:make``."""
     batch: int
     input_shape: tuple[int, ...] | None
-    """Shape of one example; None: the model's usual one."""
+    """Shape of one example; None for the usual shape of the model."""
 
 
 class Part(NamedTuple):
     """Code of one kind, and its share of the program's CPU time on this host."""
 
     code: CodeClass | TorchStep | None
-    """None: torch in general, represented by the FEMNIST step."""
+    """Kind of the code; None for torch in general, which a training step on FEMNIST represents."""
     share: float
 
 
 def class_of(command: Sequence[str]) -> CodeClass:
     """Return the class of code of a known program, else ``integer``.
 
-    A script counts as the program in its ``#!`` line, a launcher such as ``env`` as the program it starts.
+    A script counts as the program in its ``#!`` line, and a launcher such as ``env`` as the program that it
+    starts.
 
     >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
     ('interpreter', 'interpreter', 'integer')
@@ -102,11 +103,11 @@ def _started(words: Sequence[str]) -> list[str]:
 
 
 def _interpreted(words: Sequence[str]) -> list[str]:
-    """Return the command that runs a script by its ``#!`` line; [] if the program is not a script."""
+    """Return the command that runs a script according to its ``#!`` line; [] for other programs."""
     if (found := shutil.which(words[0])) is None:
         return []
     path = Path(found)
-    if path.parent.name == "shims":  # of pyenv or rbenv: a script that starts an installed version
+    if path.parent.name == "shims":  # a script of pyenv or rbenv that starts an installed version
         path = next(path.parent.parent.glob(f"versions/*/bin/{path.name}"), path)
     try:
         with path.open("rb") as file:
@@ -159,7 +160,7 @@ def _kind(kind: str) -> CodeClass | TorchStep | None:
 
 
 def is_shared(share_or_like: float | tuple[float, ...] | str) -> bool:
-    """Return True if all threads of a program with this share or likeness have one share together."""
+    """Return True if all threads of a program with this share or likeness use one share together."""
     if isinstance(share_or_like, str):
         return any(part.code not in CLASSES for part in read_likeness(share_or_like))
     return not isinstance(share_or_like, tuple)
@@ -180,7 +181,10 @@ class HostSpeeds:
         return self._calibrated[code]
 
     def steps_per_s(self, step: TorchStep, dtype: str) -> calibration.Rate:
-        """Return training steps per CPU second; ``step`` gives the shape of an input, ``dtype`` its type."""
+        """Return how many training steps like ``step`` one thread performs per CPU second.
+
+        ``dtype`` is the type of an input, whose shape is in ``step``.
+        """
         if (step, dtype) not in self._steps:
             found = calibration.measure_step(step.model, step.batch, dtype, step.input_shape or ())
             self._steps[step, dtype] = found
@@ -240,9 +244,10 @@ def _against(model: TimeModel, work: StepWork, host_s: float, cv: float) -> Rate
 
 
 def mixed(parts: Sequence[tuple[float, Rate]]) -> Rate:
-    """Return the speed of code that spends these shares of its CPU time here on parts with these speeds.
+    """Return a device's speed in code that consists of several parts, relative to this host.
 
-    Errors of the speeds are assumed to be independent.
+    ``parts`` holds, for each part, its share of the CPU time on this host, and the device's speed in it. The
+    errors of these speeds are assumed to be independent.
 
     >>> mixed([(0.5, Rate.within(1.0, 1.2)), (0.5, Rate.within(0.25, 1.2))]).value
     0.4

@@ -1,4 +1,4 @@
-"""Messages between edgefl's main process (``run`` below), the keeper and the relay, which trust each other.
+"""Messages between three processes that trust each other: the main process (``run``), keeper and relay.
 
 run ──► keeper    Launch…, Begin, Pass, SwitchOff, EndPhones
 run ◄── keeper    PhoneState, PhoneEnded
@@ -20,24 +20,27 @@ Leaves = Literal["stop", "kill"]
 
 
 class Absence(msgspec.Struct, frozen=True):
-    """Phones stay online and offline for exponentially distributed times, emulated seconds."""
+    """Phones go online and offline alternately, each time for an exponentially distributed time.
+
+    ``mean_online_s`` and ``mean_offline_s`` are the means of these times, in emulated seconds.
+    """
 
     mean_online_s: float
     mean_offline_s: float
     leave: Leaves = "stop"
-    """``stop`` suspends an absent phone's processes; ``kill`` kills them and starts the command again
-    later."""
+    """With ``stop``, the processes of an absent phone are suspended; with ``kill``, they are killed, and the
+    command is started again when the phone returns."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """Message to the keeper: start a phone's command."""
+    """Message that tells the keeper to start a phone's command."""
 
     phone: int
     command: tuple[bytes, ...]
     environment: dict[bytes, bytes]
     folder: bytes | None
     cores: tuple[float, ...]
-    """Shares of the device's cores, fastest first, in CPU seconds of this host per wall second."""
+    """Shares of the device's cores, in CPU seconds of this host per wall second, fastest core first."""
     limit_mib: float | None
     throttle: ThrottleBy
     memory: MemoryKept
@@ -45,29 +48,30 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     ignored: tuple[int, ...] = ()
     """Signals that the command ignores from its start, such as SIGHUP under ``nohup``."""
     open_files: int | None = None
-    """Limit on open files; None: the same limit as the keeper's."""
+    """Limit on open files; None for the limit that the keeper itself has."""
 
 
 class Carry(msgspec.Struct, frozen=True, tag=True):
-    """Message to the relay: forward a phone's connections."""
+    """Message that tells the relay to forward a phone's connections."""
 
     phone: int
     network: str
     doors: tuple[tuple[int, int, tuple[Any, ...]], ...]
-    """For each listener: its file descriptor, and the family and address of its server."""
+    """The phone's listening sockets: for each, its file descriptor, and the family and address of the server
+    to which its connections are forwarded."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Start emulated time."""
+    """Message that starts emulated time."""
 
     at_ns: int
-    """Start, nanoseconds of the monotonic clock."""
+    """Start of emulated time, in nanoseconds of the monotonic clock."""
     time_scale: float
     seed: int
     absence: Absence | None = None
 
     def presence(self, phone: int) -> AlternatingRenewal | None:
-        """Return when the phone is online; None if it always is."""
+        """Return the schedule of the phone's online times; None if it is always online."""
         if (absence := self.absence) is None:
             return None
         return churn(self.seed, phone, absence.mean_online_s, absence.mean_offline_s)
@@ -80,20 +84,23 @@ class Pass(msgspec.Struct, frozen=True, tag=True):
 
 
 class SwitchOff(msgspec.Struct, frozen=True, tag=True):
-    """Kill a phone's processes; ``why`` is recorded."""
+    """Kill a phone's processes, and record ``why``."""
 
     phone: int
     why: str
 
 
 class EndPhones(msgspec.Struct, frozen=True, tag=True):
-    """Keeper: kill all phones. Relay: deliver the data in transit unless ``now`` is set, then exit."""
+    """Order to end the phones.
+
+    The keeper kills them all. The relay first delivers the data in transit, unless ``now`` is set, and exits.
+    """
 
     now: bool = True
 
 
 class PhoneState(msgspec.Struct, frozen=True, tag=True):
-    """Measurements of a phone so far; times and rates in wall seconds."""
+    """Measurements of a phone so far. Times and rates are in wall seconds."""
 
     phone: int
     state: Literal["running", "away", "ended"]
@@ -103,15 +110,16 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     wanting_s: float
     """Part of ``wall_s`` in which the phone ran or waited for a core."""
     declared_cpu_s: float
-    """CPU time that the cores in use allowed in ``wanting_s``."""
+    """CPU time that the cores in use allowed during ``wanting_s``."""
     rss_mib: float
     peak_mib: float
-    """Peak memory: the control group's if one limits it, else the highest of the samples."""
+    """Peak memory: that of the control group if it limits memory, otherwise the highest sample."""
     stops: int
     """Number of absences."""
     processes: int
     uncounted_s: float = 0.0
-    """Upper estimate of CPU time missing in ``cpu_s``: that of children whose parent ignores SIGCHLD."""
+    """Upper estimate of the CPU time that is missing from ``cpu_s``, because it was used by children whose
+    parent ignores SIGCHLD."""
 
 
 class PhoneEnded(msgspec.Struct, frozen=True, tag=True):
@@ -119,9 +127,9 @@ class PhoneEnded(msgspec.Struct, frozen=True, tag=True):
 
     state: PhoneState
     code: int
-    """Exit code; −n if signal n ended the command."""
+    """Exit code of the command; −n if signal n ended the command."""
     why: str = ""
-    """Reason if the emulation ended the command, such as exceeded memory."""
+    """Reason why the emulation ended the command, such as a memory limit; "" if it did not."""
 
 
 class TrafficState(msgspec.Struct, frozen=True, tag=True):
@@ -133,16 +141,16 @@ class TrafficState(msgspec.Struct, frozen=True, tag=True):
     open: int
     connections: int
     refused: int
-    """Connections refused by the server, or requested while the phone was absent."""
+    """Number of connections refused by the server, or requested while the phone was absent."""
     broken: int
-    """Connections broken by packet loss, by the phone's absence, or by a server that stopped reading."""
+    """Number of connections broken by packet loss, the phone's absence, or a server that stopped reading."""
     up_s: float
     down_s: float
-    """Time with bytes on the link in each direction, emulated seconds."""
+    """Emulated seconds in which bytes were on the link, upwards (``up_s``) and downwards (``down_s``)."""
 
 
 class Transmitted(msgspec.Struct, frozen=True, tag=True):
-    """Durations of the completed busy periods of one direction of a phone's link, emulated seconds."""
+    """Durations of the completed busy periods of one direction of a phone's link, in emulated seconds."""
 
     phone: int
     way: Literal["up", "down"]

@@ -1,4 +1,4 @@
-"""`Phone`: a command, a device, a network and forwarded connections. `HeldPhone` adds their profiles."""
+"""`Phone` is a command, a device, a network and forwarded connections; `HeldPhone` adds the profiles."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ INDEX_VARIABLE = "EDGEFL_PHONE"
 class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """One copy of a command, to be limited to a device's speed, memory and network.
 
-    Placeholders in the command and in values of the environment: ``{i}`` is the phone's number from 0,
-    ``{device}`` its device's name, and ``{connect:PORT}`` the address ``host:port`` at which the phone
-    reaches a server.
+    The command and the values of the environment may contain placeholders: ``{i}`` is the phone's number,
+    counted from 0; ``{device}`` is the name of its device; and ``{connect:PORT}`` is the address
+    ``host:port`` at which the phone reaches a server.
 
     >>> phone = Phone(device="moto-g4", command=("curl", "{connect:8080}"), connects={8080: "localhost:80"})
     >>> phone.share is None
@@ -42,21 +42,22 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a device profile, or the path of a profile file."""
     command: tuple[str, ...]
     network: str | None = None
-    """Name or path of a network profile. None: the device's own network profile, or else no limits."""
+    """Name or path of a network profile; None for the network in the device's profile, or else no limits."""
     environment: dict[str, str] = {}
-    """Environment variables added to those of this process."""
+    """Environment variables that are added to those of this process."""
     connects: dict[int, str] = {}
-    """Maps local ports to servers, ``host:port``; connections to the port go through the phone's link."""
+    """Local ports, mapped to servers (``host:port``). Connections to such a port use the phone's link."""
     share: float | tuple[float, ...] | None = None
     """Share in cores of this host: one number that all threads share, or a number per core of the device,
-    fastest first, each used by one runnable thread. None: derived from ``like``."""
+    fastest first, each used by one runnable thread. If None, it is derived from ``like``."""
     like: str = TORCH
-    """Code that the command resembles (`read_likeness`); the phone has the device's speed in such code."""
+    """Code that the command resembles (see `read_likeness`). The phone has the speed of its device in such
+    code."""
     threads: int | None = None
-    """Maximum number of threads that the command runs at once; the phone gets as many of its cores, fastest
-    first. None: all cores."""
+    """Maximum number of threads that the command runs at once. The phone gets as many of the device's cores,
+    fastest first; None for all cores."""
     folder: str | None = None
-    """Working folder of the command; None: the current one."""
+    """Working folder of the command; None for the current folder."""
 
 
 class HeldPhone(NamedTuple):
@@ -66,19 +67,19 @@ class HeldPhone(NamedTuple):
     device: Device
     network: Network
     cores: tuple[float, ...]
-    """Shares of the device's cores, fastest first, in cores of this host at time scale 1."""
+    """Shares of the device's cores, in cores of this host at time scale 1, fastest core first."""
     error_factor: float | None = None
     """Factor f such that 90% of real devices run code like ``phone.like`` within a factor f of the phone's
     speed; None if the share was given."""
 
     @property
     def all_cores(self) -> float:
-        """Share of all cores together."""
+        """Sum of the shares of all cores."""
         return math.fsum(self.cores)
 
     @property
     def power(self) -> Power | None:
-        """Power model of the phone; None if the profile lacks the battery or the power of computing."""
+        """Power model of the phone; None if the profile lacks a battery or the power used by computing."""
         with contextlib.suppress(ProfileError):
             return power_of(self.device, self.network)
         return None
@@ -91,7 +92,7 @@ class HeldPhone(NamedTuple):
 def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
     """Load the profiles of the phones. Raises `ConfigError` for the first invalid setting.
 
-    Measures this host, which takes seconds, if a phone's share depends on it.
+    If a phone's share depends on the speed of this host, the host is measured, which takes seconds.
     """
     check_count(len(phones))
     found, host = [], HostSpeeds()
@@ -107,7 +108,7 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
         else:
             cores = [*phone.share] if isinstance(phone.share, tuple) else [phone.share]
         if phone.threads is not None and len(cores) == 1 and is_shared(phone.share or phone.like):
-            raise ConfigError(f"{where}: threads: has no effect, since they share {cores[0]:.3g} cores")
+            raise ConfigError(f"{where}: threads has no effect, since all threads share {cores[0]:.3g} cores")
         for core in cores or (0.0,):
             if not 0 < core < 1e6:
                 raise ConfigError(f"{where}: share must be a finite number of cores above 0, got {core:g}")
@@ -125,7 +126,7 @@ def check_count(phones: int) -> None:
 
 def _check_command(phone: Phone, where: str) -> None:
     if not phone.command:
-        raise ConfigError(f"{where}: no command; give one after --")
+        raise ConfigError(f"{where}: there is no command; give one after --")
     if any("\0" in word for word in (*phone.command, *phone.environment, *phone.environment.values())):
         raise ConfigError(f"{where}: its command or environment contains a NUL byte")
     for name in phone.environment:
@@ -145,7 +146,7 @@ def _check_command(phone: Phone, where: str) -> None:
 
 
 def local_host(number: int, count: int) -> str:
-    """Return the loopback address of the listeners of phone ``number`` of ``count``.
+    """Return the loopback address on which phone ``number`` of ``count`` phones listens.
 
     >>> local_host(0, 1), local_host(0, 2), local_host(300, 400)
     ('127.0.0.1', '127.1.0.1', '127.1.1.51')
@@ -154,7 +155,7 @@ def local_host(number: int, count: int) -> str:
 
 
 class ForwardedPort(NamedTuple):
-    """A listener, and the server to which its connections are forwarded."""
+    """A listening socket, and the server to which its connections are forwarded."""
 
     listener: socket.socket
     server: tuple[Any, ...]
@@ -163,7 +164,10 @@ class ForwardedPort(NamedTuple):
 
 
 def open_listeners(phones: Sequence[HeldPhone]) -> list[list[ForwardedPort]]:
-    """Open each phone's listeners. Raises `ConfigError` for an invalid address or a port in use."""
+    """Open the listening sockets of each phone.
+
+    Raises `ConfigError` for an invalid address or a port that is in use.
+    """
     servers: dict[str, tuple[int, tuple[Any, ...]]] = {}
     ports: list[list[ForwardedPort]] = []
     try:
@@ -216,7 +220,7 @@ _SHARES = re.compile(r"([0-9.e+-]+)(?:x([1-9][0-9]?))?")
 
 
 def read_share(text: str) -> float | tuple[float, ...]:
-    """Parse a phone's share: a number that all threads share, or ``SHARExCORES,...`` with a core per thread.
+    """Parse a phone's share: a number that all threads share, or ``SHARExCORES,...`` for one core per thread.
 
     >>> read_share("0.3"), read_share("0.3x1"), read_share("0.3x2,0.1")
     (0.3, (0.3,), (0.3, 0.3, 0.1))
@@ -279,8 +283,10 @@ def filled(text: str, number: int, device: str, host: str) -> str:
 
 
 def environment(held: HeldPhone, number: int, host: str, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the phone's processes. GPUs are hidden from them unless the phone's own
-    variables show one."""
+    """Return the environment of the phone's processes.
+
+    GPUs are hidden from them, unless variables that the phone adds make a GPU visible.
+    """
     own = {key: filled(value, number, held.device.id, host) for key, value in held.phone.environment.items()}
     ways = {f"EDGEFL_CONNECT_{port}": f"{host}:{port}" for port in held.phone.connects}
     return {**without_gpus(base), **own, **ways, INDEX_VARIABLE: str(number)}

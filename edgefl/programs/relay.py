@@ -1,9 +1,9 @@
-"""The relay: a process that forwards the TCP connections of all phones at the speed of their links.
+"""The relay is a process that forwards the TCP connections of all phones at the speed of their links.
 
-When a program connects to a phone's listener, the relay connects to the server one link delay later, and
-accepts data one round trip later, when the TCP handshake over the link would be complete. Each direction is
-then read as fast as the link accepts bytes (`edgefl.programs.way`), and each part is written at its arrival
-time. Arrival times are absolute, so the delay of a late wake-up does not accumulate.
+When a program connects to a listening socket of a phone, the relay connects to the server one link delay
+later, and accepts data one round trip later, when the TCP handshake over the link would be complete. Each
+direction is then read as fast as the link accepts bytes (`edgefl.programs.way`), and each part is written at
+its arrival time. Arrival times are absolute, so the delays of late wake-ups do not add up.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from edgefl.programs.way import LinkWay, Transmission
 from edgefl.seeds import stream
 
 AHEAD_S = 0.02
-"""Time by which data may be read before the link is free to send it, emulated seconds."""
+"""Emulated seconds by which data may be read before the link is free to send it."""
 LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 18, 1 << 24
-"""Bounds for the data in transit in one direction of a connection, bytes."""
+"""Minimum and maximum number of bytes that may be in transit in one direction of a connection."""
 STALL_S = 20.0
-"""Time without progress after which data from ended phones to their servers is dropped, wall seconds."""
+"""Wall seconds without progress after which data from ended phones to their servers is dropped."""
 REPORT_S = 0.5
 MAX_PER_MESSAGE = 500
 """Maximum number of transmissions in one message."""
 CLOSE_AT_ONCE = struct.pack("ii", 1, 0)
-"""SO_LINGER option that makes a close reset the connection."""
+"""Value of the socket option SO_LINGER with which closing a socket resets the connection."""
 
 
 class PreciseSelector(selectors.EpollSelector):
-    """Selector with microsecond timeouts; those of epoll are in milliseconds."""
+    """Selector with timeouts of microsecond resolution; those of epoll have milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout > 0:
@@ -72,7 +72,7 @@ class EmulatedTime:
 
 
 class Flow:
-    """One direction of a phone's link with its clock and its traffic statistics."""
+    """One direction of a phone's link, with a clock and traffic statistics."""
 
     def __init__(self, way: LinkWay, clock: EmulatedTime) -> None:
         self.way, self.clock = way, clock
@@ -80,12 +80,12 @@ class Flow:
         self._finished: list[Transmission] = []
 
     async def room(self) -> None:
-        """Wait until the link is free to send, or will be within `AHEAD_S`."""
+        """Wait until the link is free to send, or will be free within `AHEAD_S` seconds."""
         while (wait_s := self.way.free_s - AHEAD_S - self.clock.now()) > 0:
             await asyncio.sleep(wait_s * self.clock.scale)
 
     def enter(self, nbytes: int, waited: bool) -> Transmission:
-        """Send bytes over the link: bytes just read, or bytes that ``waited`` until the link was free."""
+        """Send ``nbytes`` over the link. ``waited`` is True if they had to wait until the link was free."""
         now_s, before = self.clock.now(), self.way.now
         # Waiting bytes were available when the link became free, even if this process woke up late.
         at_s = min(now_s, self.way.free_s) if waited else now_s
@@ -95,7 +95,7 @@ class Flow:
         return part
 
     def arrived(self, part: Transmission, nbytes: int, held_up: bool) -> None:
-        """Record the delivery of a part to the receiver."""
+        """Record that a part was delivered to the receiver, and whether the receiver ``held_up`` it."""
         self.nbytes += nbytes
         part.on_its_way -= 1
         part.achieved_s = self.clock.now() - part.began_s
@@ -124,7 +124,7 @@ class PhoneLink:
         }
         self.connections: set[asyncio.Task[None]] = set()
         self.sending: set[asyncio.Task[None]] = set()
-        """Connections on which the phone's end of stream has not been forwarded to the server."""
+        """Connections on which the end of the phone's stream has not been forwarded to the server yet."""
         self._delivered, self._waited_s = 0, 0.0
         self.count = self.refused = self.broken = 0
         self.here = self.resets = True
@@ -138,12 +138,12 @@ class PhoneLink:
     def is_delivering(self) -> bool:
         """Return True while data sent by the phone is in transit and the server accepts it.
 
-        Must be called every `AHEAD_S`.
+        This must be called every `AHEAD_S` seconds.
         """
         up = self.flows["up"]
         if up.nbytes != self._delivered or self.clock.now() < up.way.due_s:
             self._delivered, self._waited_s = up.nbytes, 0.0
-        self._waited_s += AHEAD_S  # counts calls, not time: the clock continues while the host is stalled
+        self._waited_s += AHEAD_S  # counts calls, because the clock continues while the host is stalled
         return bool(self.sending) and self._waited_s < STALL_S + up.way.round_trip_s * self.clock.scale
 
     async def follow(self, presence: AlternatingRenewal) -> None:
@@ -210,7 +210,7 @@ class PhoneLink:
             far.close()
 
     async def _open(self, far: socket.socket, server: tuple[Any, ...]) -> bool:
-        """Connect to the server, one link delay after the phone's request."""
+        """Connect to the server one link delay after the phone's request; return True on success."""
         await self.clock.until(self.clock.now() + self.flows["up"].way.delay_s)
         try:
             await asyncio.get_running_loop().sock_connect(far, server)
@@ -230,7 +230,7 @@ Part = tuple[Transmission, float, bytes]
 
 
 async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s: float) -> None:
-    """Forward the stream from ``source`` to ``target``, beginning at ``from_s``, and then its end."""
+    """Forward the stream from ``source`` to ``target`` from the time ``from_s`` on, and then its end."""
     way = flow.way
     wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
     window = min(max(LEAST_WINDOW_BYTES, int(2 * wire)), MOST_WINDOW_BYTES)
@@ -288,7 +288,7 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
 
 
 async def _read(source: socket.socket, most: int) -> tuple[bytes, bool]:
-    """Read up to ``most`` bytes, b"" at the end of the stream; also return if they were available at once."""
+    """Return up to ``most`` bytes (b"" at the end of the stream), and True if they were available at once."""
     try:
         return source.recv(most), True
     except BlockingIOError:
@@ -325,7 +325,7 @@ class Relay:
         await self._ended.wait()
         while self._drain:
             await asyncio.sleep(AHEAD_S)  # the first wait lets pending connections be accepted
-            if not sum(link.is_delivering() for link in self._links):  # sum, not any: check every link
+            if not sum(link.is_delivering() for link in self._links):  # sum checks every link; any would not
                 break
         loop.remove_reader(self._channel.fileno())
         reporting.cancel()
@@ -370,7 +370,7 @@ class Relay:
         while True:
             await asyncio.sleep(REPORT_S)
             self._report()
-            if self._channel.waiting:  # messages that arrived during the send
+            if self._channel.waiting:  # messages have arrived during the send
                 self._receive()
 
     def _report(self, all_of_them: bool = False) -> None:
@@ -378,7 +378,7 @@ class Relay:
         try:
             for link in self._links:
                 if not (all_of_them or self._channel.has_room):
-                    return  # report later: a send to a full channel would delay the streams
+                    return  # the next report follows; a send to a full channel would delay the streams
                 for name, flow in link.flows.items():
                     done = flow.finished(all_of_them)
                     for start in range(0, len(done), MAX_PER_MESSAGE):

@@ -11,7 +11,7 @@ from edgefl.results.tables import many, number, percent, seconds
 
 
 def programs_page(result: ProgramsResult, name: str) -> str:
-    """Return the HTML page: the verdict, and a row per phone."""
+    """Return the HTML page with the verdict and a row per phone."""
     median, p95 = percent(result.held.median_abs_error, 2), percent(result.held.p95_abs_error, 2)
     headline = [
         stat("Fidelity", *(("VALID", "", "good") if result.held.valid else ("INVALID", "", "bad"))),

@@ -15,25 +15,26 @@ from edgefl.host.fidelity import MINOR_PART, RESOLUTION_WALL_S
 from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
 
 LEAST_CPU_S = 0.05
-"""Minimum CPU time for judging a phone's rate, seconds; below it, one time slice is an error of several per
-cent."""
+"""Minimum CPU seconds for judging a phone's rate. With less CPU time, a single time slice is an error of
+several per cent."""
 
 
 class WayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction of a phone's link. A transmission is a busy period; times are emulated seconds."""
+    """One direction of a phone's link. A transmission is a busy period. Times are in emulated seconds."""
 
     bytes: int
     transmissions: int
-    """Measured transmissions; those delayed by the receiver are left out."""
+    """Number of measured transmissions; those delayed by the receiver are left out."""
     declared_s: float
     achieved_s: float
-    """Sums over the measured transmissions, from the first byte's entry to the last byte's arrival."""
+    """Sums of the declared and the achieved durations of the measured transmissions. Each lasts from the
+    entry of its first byte to the arrival of its last byte."""
     median_error: float | None
-    """Median of achieved / declared − 1."""
+    """Median of achieved/declared − 1 over the measured transmissions."""
 
 
 class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one phone. Times and rates are in wall seconds, except those of links."""
+    """Result of one phone. Times and rates are in wall seconds, except for those of links."""
 
     phone: int
     device: str
@@ -42,7 +43,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     """Exit code as in a shell: 128 + n if signal n ended the command."""
     why: str
-    """Reason if the emulation ended the phone, otherwise empty."""
+    """Reason why the emulation ended the phone; "" if it did not."""
     wall_s: float
     """Run time without absences."""
     cpu_s: float
@@ -51,23 +52,24 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     declared_share: float
     """Declared CPU seconds of this host per second in which the phone wanted a core."""
     achieved_share: float | None
-    """CPU seconds per second in which the phone wanted a core; None without measurable CPU time."""
+    """CPU seconds per second in which the phone wanted a core; None if no CPU time was measured."""
     limit_mib: float | None
     peak_mib: float
     stops: int
     uncounted_s: float = 0.0
-    """Upper estimate of CPU time missing in ``cpu_s``: that of children whose parent ignores SIGCHLD."""
+    """Upper estimate of the CPU time that is missing from ``cpu_s``, because it was used by children whose
+    parent ignores SIGCHLD."""
     connections: int
     refused: int
     broken: int
     energy_j: float | None
-    """Energy drawn from the battery, joules; None if the profile lacks the power."""
+    """Energy drawn from the battery, in joules; None if the profile lacks the figures for it."""
     up: WayResult
     down: WayResult
 
     @property
     def uncounted(self) -> str:
-        """Reason why the phone's CPU rate cannot be judged, or ""."""
+        """Reason why the phone's CPU rate cannot be judged; "" if it can."""
         missing = self.uncounted_s / max(self.cpu_s, LEAST_CPU_S)
         if missing <= MEAN_MAX:
             return ""
@@ -78,7 +80,10 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_error(self) -> float | None:
-        """Measured over declared computing time, minus 1: above 0 is slower. None: not judged."""
+        """Measured computing time divided by the declared one, minus 1; None if the phone is not judged.
+
+        A value above 0 means slower than declared.
+        """
         minor = self.cpu_s / self.declared_share < MINOR_PART * self.wall_s
         if self.achieved_share is None or self.cpu_s < LEAST_CPU_S or minor or self.uncounted:
             return None
@@ -104,7 +109,7 @@ class ProgramsResult(NamedTuple):
     memory: str
     held: HeldVerdict
     model_errors: tuple[ModelError, ...] = ()
-    """Model errors of the devices in the phones' classes of code; empty if no class is given."""
+    """Model errors of the devices in the classes of code that the phones run; empty if no class is given."""
 
     @property
     def valid(self) -> bool:
@@ -117,7 +122,7 @@ class ProgramsResult(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The first nonzero exit code in the phones' order, otherwise 0."""
+        """The first nonzero exit code in the order of the phones; 0 if there is none."""
         return next((phone.exit_code for phone in self.phones if phone.exit_code), 0)
 
     def summary(self) -> dict[str, Any]:

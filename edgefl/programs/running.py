@@ -1,4 +1,4 @@
-"""`run` and `start`: start the phones' processes, forward output and signals, judge the result."""
+"""`run` and `start` start the phones' processes, forward output and signals, and judge the result."""
 
 from __future__ import annotations
 
@@ -63,12 +63,13 @@ class ProgramOptions(NamedTuple):
     seed: int = 0
     absence: messages.Absence | None = None
     charge: float | None = None
-    """Initial battery charge as a share of the capacity; phones with a low battery are killed. None: the
+    """Initial battery charge as a share of the capacity. Phones with a low battery are killed. If None, the
     battery never runs low."""
     out: Path | None = None
-    """Folder of the results; None: nothing is written."""
+    """Folder of the results; if None, nothing is written."""
     print_lines: bool = True
-    """With several phones, print their lines on this process's own output, each prefixed with the phone."""
+    """Whether to print the phones' lines on this process's own output. With several phones, each line is
+    prefixed with the phone."""
 
 
 DEFAULTS = ProgramOptions()
@@ -80,7 +81,7 @@ def run(
     """Run the phones' commands to their end. SIGINT and SIGTERM are forwarded; a second one kills the phones.
 
     Raises `ConfigError` for invalid phones or options, `RunError` if one of edgefl's own processes dies, and
-    `UnwrittenRecord`, which has the result, if the record cannot be written.
+    `UnwrittenRecord`, which holds the result, if the record cannot be written.
     """
     with start(phones, options, view) as running, running.forwarding_signals():
         running.wait()
@@ -115,7 +116,7 @@ def start(
 
 
 def mechanisms(options: ProgramOptions) -> tuple[str, str]:
-    """Return the mechanisms for CPU time and memory.
+    """Return the mechanisms that limit CPU time and memory.
 
     Raises `ConfigError` if one is unknown or does not work on this host.
     """
@@ -150,7 +151,7 @@ class _Output:
         self._rest = b""
 
     def read(self, write: Callable[[IO[bytes], bytes], bool]) -> bool:
-        """Forward the available output; return False at its end, or if its only reader is gone.
+        """Forward the available output; return False at the end of the output, or if its reader is gone.
 
         The caller then closes the phone's pipe, and the phone gets SIGPIPE, as with ``| head``.
         """
@@ -326,14 +327,15 @@ class RunningPhones:
         return sorted(self._ended)
 
     def wait(self, until_readable: int | None = None) -> None:
-        """Wait until all phones have ended or the descriptor ``until_readable`` (such as a pidfd) is
-        readable."""
+        """Wait until all phones have ended, or until the given descriptor (such as a pidfd) is readable."""
         while self.running:
             if self.turn(TURN_S, until_readable):
                 return
 
     def turn(self, wait_s: float, *others: int | None) -> list[int]:
-        """Process output and messages, waiting up to ``wait_s`` for some; return the readable ``others``.
+        """Process output and messages, and wait up to ``wait_s`` seconds for some.
+
+        Return those of the descriptors ``others`` that are readable.
 
         Callers that do not use `wait` must call this often: a phone blocks when its output pipe is full.
         """
@@ -366,7 +368,7 @@ class RunningPhones:
                 self._keeper_channel.send(messages.SwitchOff(number, why))
 
     def _energy_j(self, number: int, state: messages.PhoneState) -> float | None:
-        """Return the energy that a phone has drawn from its battery while its command ran, joules."""
+        """Return the energy that a phone has drawn from its battery while its command ran, in joules."""
         if (power := self._held[number].power) is None:
             return None
         sent, share = self._traffic[number].state, self._declared_share(number, state)
@@ -379,7 +381,7 @@ class RunningPhones:
         )
 
     def _declared_share(self, number: int, state: messages.PhoneState) -> float:
-        """Return the mean share of the cores that a phone's threads used, in cores of this host."""
+        """Return the mean declared share of the cores that a phone's threads used, in cores of this host."""
         cores = self._held[number].cores
         if len(cores) > 1 and state.wanting_s > 0:
             return state.declared_cpu_s / state.wanting_s

@@ -1,7 +1,7 @@
 """The process tree of one phone: its command and all descendants, which a throttle treats as one process.
 
-Orphaned descendants become children of the keeper, which assigns them to the phone in whose tree they were
-seen, or whose session or environment they have.
+Orphaned descendants become children of the keeper. It assigns each of them to the phone in whose tree the
+process was last seen, or else to the phone that its session or environment indicates.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from edgefl.programs.phone import INDEX_VARIABLE
 
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 REFRESH_NS = 40_000_000
-"""Age at which the list of processes is refreshed, ns."""
+"""Age at which the list of processes is refreshed, in ns."""
 MEMORY_PAUSE = 20
-"""Minimum pause after a memory reading ÷ the CPU time of the reading."""
+"""Minimum pause after a reading of the memory, divided by the CPU time that the reading took."""
 RUN_VARIABLE = "EDGEFL_RUN"
-"""Environment variable that marks every process of a run, to find them after the keeper was killed."""
+"""Environment variable that marks every process of a run, so that all are found if the keeper is killed."""
 _ASLEEP = (["S"], ["D"], ["Z"])
 PHONE_GROUP = "phone-"
-"""Start of the names of phones' control groups."""
+"""Prefix of the names of the phones' control groups."""
 CERTAIN = 0.05
-"""An interval counts as fully used if at most this share of it is unaccounted for."""
+"""An interval counts as fully used if the processes used all but this share of it."""
 
 
 class ProcessTree:
-    """Process ``root`` and all its descendants, as one `edgefl.host.throttle.ThrottleTarget`."""
+    """Process ``root`` and all its descendants, which together are one `ThrottleTarget` for a throttle."""
 
     def __init__(
         self, root: int, place: Place | None = None, accounting: Place | None = None, before_ns: int = 0
     ) -> None:
-        """``place`` is the control group with the CPU quota, ``accounting`` the one that counts CPU time.
+        """``place`` is the control group with the CPU quota; ``accounting`` is the one that counts CPU time.
 
         ``before_ns`` is the CPU time that the group ``accounting`` had counted before the processes started.
         """
         self.root, self.stopped = root, False
         self._place, self._accounting, self._before_ns = place, accounting, before_ns
         self.uncounted_ns = 0
-        """Upper estimate of the CPU time of children that were neither waited for nor seen."""
+        """Upper estimate of the CPU time, in ns, of children that were neither waited for nor seen."""
         self.unwaited: dict[int, int] = {}
-        """Children that nobody waits for, with their CPU time when last seen, ns."""
+        """Children that nobody waits for, and the CPU time of each when it was last seen, in ns."""
         self.ended_ns = 0
-        """CPU time of ended processes that no process of the tree has waited for."""
+        """CPU time, in ns, of ended processes that no process of the tree has waited for."""
         self.orphans: set[int] = set()
         self._members: dict[int, Target] = {root: Target(root)}
         self._refreshed_ns = self._awake_ns = 0
@@ -65,7 +65,7 @@ class ProcessTree:
         """The threads that did not run between the last two updates of `_threads`."""
         self._memory_mib, self._memory_due_ns = 0.0, 0
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
-        self._seen = time.monotonic_ns(), 0, 0  # at the last `wanting_ns`: time, CPU time, time stopped
+        self._seen = time.monotonic_ns(), 0, 0  # time, CPU time and stopped time at the last `wanting_ns`
 
     def __len__(self) -> int:
         """Return the number of processes at the last refresh."""
@@ -75,7 +75,7 @@ class ProcessTree:
         return pid in self._members
 
     def refresh(self) -> None:
-        """Refresh the list of processes."""
+        """Update the list of processes."""
         self._refreshed_ns, self._last_pid = time.monotonic_ns(), last_pid()
         before_ns, self._awake_ns = (
             self._awake_ns,
@@ -89,7 +89,7 @@ class ProcessTree:
                 continue
             target = self._members.get(pid)
             if target is None:
-                with contextlib.suppress(OSError, ConfigError):  # gone, or another user's
+                with contextlib.suppress(OSError, ConfigError):  # it is gone, or belongs to another user
                     target = Target(pid)
                     if self.stopped:
                         target.stop()
@@ -129,14 +129,14 @@ class ProcessTree:
         self._refresh_if_old()
 
     def cpu_ns(self) -> int:
-        """Return `used_ns`. Raises ProcessLookupError if all processes are gone."""
+        """Return the same as `used_ns`. Raises ProcessLookupError if all processes are gone."""
         used_ns = self.used_ns()
         if not self._members:
             raise ProcessLookupError(f"no process {self.root}")
         return used_ns
 
     def used_ns(self) -> int:
-        """Return the CPU time of all processes so far, including ended ones, ns.
+        """Return the CPU time, in ns, of all processes so far, including those that have ended.
 
         With a control group the result is exact. Without one, an ended process that its parent waited for is
         counted in whole clock ticks, and one that nobody waited for only up to the last refresh; see
@@ -152,9 +152,9 @@ class ProcessTree:
         return self._used_ns
 
     def wanting_ns(self, now_ns: int) -> int:
-        """Return ``now_ns`` minus the time in which no process wanted a core: all of them slept, and none was
-        stopped, running or waiting for a core.
+        """Return ``now_ns`` minus the time in which no process wanted a core.
 
+        That is the time in which all processes slept, and none was stopped, running or waiting for a core.
         Threads that run at the same time count as one thread that wants all of their CPU time.
         """
         last_ns, used_before_ns, halted_before_ns = self._seen
@@ -171,9 +171,9 @@ class ProcessTree:
     def _account_for(self, ran_ns: int, used_ns: int) -> None:
         """Estimate how long the processes slept in an interval of ``ran_ns``, from which stops are excluded.
 
-        The kernel reports a wait for a core only when it is over. If the processes are awake at the end of
-        the interval, its unused time may be such a wait. It stays undecided until every thread that wants a
-        core has run again.
+        The processes used the CPU for ``used_ns`` of the interval; in the rest they slept or waited for a
+        core. The kernel reports such a wait only when it is over. So if a process is awake at the end of the
+        interval, the rest remains undecided until every thread that wants a core has run again.
         """
         left_ns = max(0, ran_ns - used_ns)
         if left_ns <= CERTAIN * ran_ns and not self._unsure_ns:
@@ -188,7 +188,7 @@ class ProcessTree:
         self._slept_ns += unsure_ns - self._unsure_ns
 
     def _waited_since_ns(self) -> int:
-        """Return the time since the last call in which threads could run but had no core or quota, ns."""
+        """Return for how many ns since the last call threads could have run, but had no core or quota."""
         before, self._threads = self._threads, dict(seen for pid in self._members for seen in threads_of(pid))
         self._unchanged = [name for name, seen in self._threads.items() if before.get(name, seen) == seen]
         now = (
@@ -227,7 +227,7 @@ class ProcessTree:
         self._each(Target.resume)
 
     def skip(self, nanoseconds: int) -> None:
-        """Count this time as time in which no process wanted a core."""
+        """Count ``nanoseconds`` as time in which no process wanted a core."""
         self._slept_ns += nanoseconds
 
     def kill(self) -> None:
@@ -249,7 +249,7 @@ class ProcessTree:
         self._members = {}
 
     def rss_mib(self) -> float:
-        """Return the private resident memory, MiB; reading it takes at most 5% of a core."""
+        """Return the private resident memory, in MiB. Reading it uses at most 5% of a core."""
         if (now_ns := time.monotonic_ns()) >= self._memory_due_ns:
             self._refresh_if_old()
             start_ns = time.thread_time_ns()
@@ -259,7 +259,7 @@ class ProcessTree:
 
 
 def last_pid() -> bytes:
-    """Return the number of the newest process or thread. If it has changed, some have started."""
+    """Return the pid of the newest process or thread. If it has changed, others have been started."""
     with contextlib.suppress(OSError):
         return read_kernel_file("/proc/loadavg").rpartition(b" ")[2]
     return b""
@@ -275,7 +275,7 @@ def ignores_children(pid: int) -> bool:
 
 
 def waited_for_ns(pid: int) -> int:
-    """Return the CPU time of the children that a process has waited for, with that of their children, ns.
+    """Return the CPU time, in ns, of the children that a process has waited for, including their children.
 
     The kernel reports whole ticks, rounded down, so half a tick is added to correct the mean.
     """
@@ -283,11 +283,11 @@ def waited_for_ns(pid: int) -> int:
 
 
 class ThreadSchedule(NamedTuple):
-    """Linux's counts for a thread. They change only when it runs."""
+    """Linux's scheduling statistics of a thread. They change only when the thread runs."""
 
     ran_ns: int
     waited_ns: int
-    """Time in which the thread could have run but had no core or quota, excluding a wait that is not over."""
+    """Time in which the thread could have run but had no core or quota; a wait counts when it is over."""
     slices: int
 
 
@@ -308,7 +308,7 @@ def _sleeps(pid: int) -> bool:
 
 
 def phone_of(pid: int) -> int | None:
-    """Return the phone's number from a process's environment; None if it is not set."""
+    """Return the number of the phone in a process's environment; None if the environment has none."""
     with contextlib.suppress(OSError, ValueError):
         for entry in read_kernel_file(f"/proc/{pid}/environ").split(b"\0"):
             name, _, value = entry.partition(b"=")

@@ -1,4 +1,4 @@
-"""Live table of running phones: redrawn on a terminal, absent elsewhere."""
+"""Live table of running phones, which is redrawn on a terminal and not shown elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_ROWS = 20
 
 
 class PhonesView:
-    """Shows no table; prints the phones' output."""
+    """A view without a table, which only prints the output of the phones."""
 
     def __init__(self, quiet: bool = True) -> None:
         self._quiet = quiet
@@ -33,8 +33,10 @@ class PhonesView:
         """True once output could not be written, for example because the disk is full."""
 
     def begin(self, held: Sequence[HeldPhone], scale: TimeScale) -> None:
-        """Set phones and time scale; unless quiet, print the scale if it is not 1 or the host cannot sustain
-        it."""
+        """Set the phones and the time scale.
+
+        Unless the view is quiet, print the scale if it is not 1 or the host cannot sustain it.
+        """
         if not self._quiet and (scale.value != 1.0 or scale.verdict != "fits"):
             with contextlib.suppress(OSError):
                 say(f"edgefl: {_explained(held, scale)}", err=True)
@@ -42,7 +44,7 @@ class PhonesView:
     def update(
         self, states: Mapping[int, messages.PhoneState], traffic: Sequence[messages.TrafficState]
     ) -> None:
-        """Update the table; called often."""
+        """Update the table. This is called often."""
 
     def write(self, stream: IO[bytes], data: bytes) -> bool:
         """Write output of a phone, and wait until it is read; return False if there is no reader any more.
@@ -51,7 +53,7 @@ class PhonesView:
         """
         try:
             _write_all(stream, data)
-        except ValueError:  # closed
+        except ValueError:  # the stream is closed
             return False
         except OSError as error:
             if error.errno in (errno.EPIPE, errno.EBADF):
@@ -76,7 +78,7 @@ def _write_all(stream: IO[bytes], data: bytes) -> None:
     raw, rest = getattr(stream, "raw", stream), memoryview(data)
     while rest:
         written = raw.write(rest)
-        if written is None:  # it would have blocked
+        if written is None:  # the write would have blocked
             poller = select.poll()
             poller.register(stream, select.POLLOUT)
             poller.poll()
@@ -99,7 +101,7 @@ def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
 
 
 class PhonesTable(PhonesView):
-    """Redraws a table in place; the last one remains on the terminal."""
+    """A view that redraws a table in place; the last state of the table remains on the terminal."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(quiet=False)

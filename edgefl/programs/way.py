@@ -1,4 +1,4 @@
-"""One direction of a phone's link for byte streams: computes when the bytes arrive at the other end.
+"""One direction of a phone's link for byte streams: when do the bytes arrive at the other end?
 
 The model of `edgefl.devices.link` for a message applies to each busy period. A transmission begins when bytes
 enter an idle link, and lasts while more bytes enter before the earlier ones are sent. Its duration is
@@ -20,7 +20,7 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link, mean_mbps, read
 from edgefl.devices.schema import Network
 
 CHUNK_S = 0.02
-"""Link time that one connection may occupy in one piece, s; other connections wait at most this long."""
+"""Seconds for which one connection may occupy the link at once; other connections wait at most this long."""
 
 
 class Transmission:
@@ -30,12 +30,12 @@ class Transmission:
         self.began_s, self.lead_s = at_s, lead_s
         self.nbytes = self.packets = self.lost_packets = 0
         self.declared_s = 0.0
-        """Time from the first byte's entry to the last byte's arrival."""
+        """Time from the entry of the first byte to the arrival of the last byte."""
         self.on_its_way = 0
-        """Number of parts that have not arrived."""
+        """Number of parts that have not arrived yet."""
         self.achieved_s = 0.0
         self.held_up = False
-        """True if the receiver delayed a delivery, so that the measured time is not the link's alone."""
+        """True if the receiver delayed a delivery, so that the measured time is not only that of the link."""
 
 
 class LinkWay:
@@ -58,11 +58,11 @@ class LinkWay:
         self._shift_s = 0.0 if self._trace is None else shift * self._trace.period_ms / 1e3
         mbps = mean_mbps(self._way)
         self.bytes_per_s = math.inf if mbps is None else mbps * 1e6 / 8
-        """Rate including headers; the mean rate of a trace."""
+        """Rate of the link, including headers; with a trace, its mean rate."""
         self.free_s = self.due_s = -math.inf
-        """Times at which all entered bytes are sent, and have arrived."""
+        """Times at which all entered bytes have been sent (``free_s``) and have arrived (``due_s``)."""
         self.busy_s = 0.0
-        """Time with bytes on the wire."""
+        """Emulated seconds in which bytes were on the wire."""
         self.now: Transmission | None = None
         self.round_trip_s = (network.down.delay_ms + network.up.delay_ms) / 1e3
 
@@ -78,7 +78,7 @@ class LinkWay:
         return max(self._network.payload_bytes, int(most))
 
     def enter(self, nbytes: int, at_s: float) -> Transmission:
-        """Send ``nbytes`` > 0 at time ``at_s``, which must not decrease; they arrive at ``due_s``.
+        """Send ``nbytes`` (at least 1) at time ``at_s``, which must not decrease; they arrive at ``due_s``.
 
         Raises `Disconnected` if a packet is lost and the profile ends the connection on loss.
         """
@@ -99,7 +99,7 @@ class LinkWay:
         return part
 
     def _lose(self, part: Transmission, packets: int) -> None:
-        """Draw packet losses among ``packets`` new packets."""
+        """Draw how many of ``packets`` new packets are lost, and add them to the transmission."""
         chance = self._way.loss_pct / 100.0
         if not (chance and packets):
             return

@@ -108,7 +108,7 @@ def test_the_phone_gets_as_many_cores_as_the_program_has_threads() -> None:
         assert len(held.cores) == min(threads, 8)
         assert held.cores[0] == max(held.cores)
     for phone in (Phone(device="pi-4", command=("cat",), threads=2), replace(PHONE, share=0.3, threads=1)):
-        with pytest.raises(ConfigError, match="threads: has no effect, since they share"):
+        with pytest.raises(ConfigError, match="threads has no effect, since all threads share"):
             look_up([phone])
 
 
