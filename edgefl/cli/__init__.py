@@ -1,11 +1,11 @@
-"""The ``edgefl`` command. Each command imports its modules only when it runs, so that help is immediate.
+"""The command ``edgefl``. Its subcommands import modules only when they run, so that help appears at once.
 
-    __init__     the app, exit codes, errors as one line
+    __init__     the app, its exit codes, and errors printed as one line
     run          run, resume, compare, report, trace, verify, keys
     nodes        serve, join, keygen
     sweep        sweep, export
     predict      predict
-    predict_code the option --code of predict
+    predict_code predict --code
     programs     exec
     flower       flower
     profiles     profiles
@@ -13,12 +13,13 @@
     doctor       doctor
     lab          reproduce, chaos, bench
     gate         gate comment, gate badge
-    paths        arguments and options of several commands; checks of files and folders
+    paths        arguments and options that several commands share, and checks of files and folders
 
-Exit codes: 0 success; 1 a run failed or its model learned nothing; 2 invalid command, file or setting; 3 a
-run is done but INVALID (0 with --accept-invalid); 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP (from
-`edgefl.__main__`; `main` returns 130 for all three). exec returns the exit code of its command; flower
-returns 1 if the app's run did not complete, otherwise 0, or 3 if it was INVALID.
+The exit code is 0 on success, 1 if a run failed or its model learned nothing, 2 if a command, file or setting
+is invalid, and 3 if a run completed but was INVALID (0 with --accept-invalid). It is 130 after Ctrl-C, 143
+after SIGTERM and 129 after SIGHUP; `edgefl.__main__` sets these codes, and `main` returns 130 for all three.
+exec returns the exit code of the command that it runs. flower returns 1 if the app's run did not complete, 3
+if it completed but was INVALID, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ app.add_typer(lab.bench, name="bench")
 app.add_typer(gate.app, name="gate")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""The error that typer raises for a wrong command line; typer may bundle its own click."""
+"""The error that typer raises for a wrong command line. Click defines it, and typer may bundle its own click."""
 
 
 def _version(wanted: bool) -> None:
@@ -97,7 +98,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line ``arguments`` (default: this process's own) and return the exit code."""
+    """Run the command line ``arguments``, by default that of this process, and return the exit code."""
     # matplotlib warns if the home folder is not writable
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):
@@ -146,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command_tree(name: str) -> Any:
     """Return the app with only the command of that name, or with all commands if there is no such command.
 
-    Typer reads the signature of each command, which takes a tenth of a second for all of them.
+    This saves time: typer needs a tenth of a second to read the signatures of all commands.
     """
     one = copy.copy(app)
     one.registered_commands = [
@@ -159,9 +160,10 @@ def command_tree(name: str) -> Any:
 
 
 def _takes_all(stream: io.TextIOWrapper) -> bool:
-    """Return True if the stream can print any text.
+    """Return True if printing to the stream never raises an error, whatever the text is.
 
-    The C locale's error handler, surrogateescape, prints only the undecodable bytes of file names.
+    In the C locale, the stream's error handler is surrogateescape. It prints undecodable bytes in file names,
+    but raises an error for characters that the encoding lacks.
     """
     if stream.errors == "surrogateescape":
         return codecs.lookup(stream.encoding).name == "utf-8"
@@ -175,7 +177,7 @@ def _say(code: int, text: str) -> int:
 
 
 def _misused(error: Any) -> int:
-    """Print what is wrong with a command line, or the help if there were no arguments."""
+    """Print what is wrong with a command line, or print the help if there were no arguments."""
     if type(error).__name__ == "NoArgsIsHelpError":
         say(error.format_message(), err=True)
         return 2
@@ -193,7 +195,7 @@ def _flush() -> None:
 
 
 def _unread() -> int:
-    """Silence Python's last flush after the reader closed standard output, as in ``| head``."""
+    """Prevent an error in Python's last flush if the reader has closed standard output, as ``| head`` does."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

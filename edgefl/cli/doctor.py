@@ -1,4 +1,4 @@
-"""``edgefl doctor``: check this machine for the features that edgefl uses; state why some are missing."""
+"""``edgefl doctor``: check this machine for the features that edgefl uses, and state why some are missing."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from edgefl.terminal import say
 
 MIB = 1 << 20
 CLIENT_MIB = 13
-"""Measured memory of one forked client with its socket, after one training step."""
+"""Measured memory of one forked client and its socket after one training step, in MiB."""
 CLIENT_THREADS = 3
-"""Threads per client, which count towards the process limit: its own and two of ZeroMQ."""
+"""Number of threads per client, which count towards the process limit: its own thread and two of ZeroMQ."""
 CLIENT_FDS = 8
-"""File descriptors of server and supervisor per client, rounded up."""
+"""Number of file descriptors that the server and the supervisor need per client, rounded up."""
 
 
 class Check(NamedTuple):
-    """The result of one check: the feature, its state, and the consequence if it is missing (else empty)."""
+    """The result of one check: a feature, its state, and the problem if it is missing (otherwise empty)."""
 
     what: str
     found: str
@@ -46,7 +46,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def examine() -> Iterator[Check]:
-    """Run all checks. They do not change the machine; an exception becomes a result.
+    """Run all checks, which do not change the machine. An exception in a check is reported as its result.
 
     >>> {"python", "memory"} <= {check.what for check in examine()}
     True
@@ -72,7 +72,7 @@ def _cores() -> Iterator[Check]:
     found, quota = f"{usable} usable of {os.cpu_count()}", cpu_quota()
     problem = "clients, server and evaluator share one core" if usable == 1 else ""
     if quota is not None and quota < usable:
-        found, problem = f"{found}, quota {quota:.2g}", "a CPU quota stretches emulated time further"
+        found, problem = f"{found}, quota {quota:.2g}", "a CPU quota makes the emulation slower"
     yield Check("cores", found, problem)
 
 
@@ -113,7 +113,7 @@ def _kernels() -> Iterator[Check]:
 
 
 def _cache_problem() -> str:
-    """Compile numba's kernels unless an earlier process has; return the problem if they cannot be cached."""
+    """Compile numba's kernels unless an earlier process did; return the problem if they cannot be cached."""
     from edgefl.kernels.backend_numba import cached_in
 
     return (

@@ -1,4 +1,4 @@
-"""``edgefl flower``: run an unchanged Flower app on Flower's runtime, its SuperNodes limited to devices."""
+"""``edgefl flower``: run an unchanged Flower app on Flower's runtime, where each SuperNode emulates a phone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def flower(
 ) -> int:
     """Run a Flower app on its own runtime, one SuperNode per phone.
 
-    The exit code is 0 if the app's run completed, 1 if not; 3 if it did and the emulation was INVALID.
+    The exit code is 1 if the app's run did not complete, 3 if it completed but the emulation was INVALID,
+    and 0 otherwise.
     """
     from edgefl.flower import runtime
     from edgefl.programs import ProgramOptions

@@ -134,7 +134,10 @@ def truth(
 
 
 def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str, Any]:
-    """Measure, print the result, and write it and its pictures if a file is named."""
+    """Run the measurement ``what``, print its result and return it.
+
+    If ``file`` is given, the result and its pictures are written too.
+    """
     module = import_module(f"edgefl.lab.{what}")
     result: dict[str, Any] = module.run(quick, **more, say=lambda text: say(f"{text} …", err=True))
     module.show(result)
@@ -206,7 +209,7 @@ def reproduce(
             raise ConfigError(f"{options[0]}: {paper} has no settings")
         from edgefl.lab import theory
 
-        try:  # refuse an invalid folder before the work
+        try:  # refuse an invalid folder before the work begins
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}") from None

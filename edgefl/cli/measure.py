@@ -46,7 +46,7 @@ def measure(
         return
     try:
         put(out, text.encode())
-    except ConfigError:  # do not lose minutes of measurement
+    except ConfigError:  # print the result, so that minutes of measurement are not lost
         say(text, end="")
         raise
     say(f"wrote {out}; next: edgefl profiles fit {out} --out {out.with_suffix('.toml')}")
@@ -82,7 +82,7 @@ def calibrate(
     title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
     show(table(("operations", ">median", "unit", ">variation, %"), rows, title=title))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
-    say(f"per second of CPU time; valid until {until}")
+    say(f"rates are per second of CPU time; valid until {until}")
     cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
     if arrays_mib < 2 * cache_mib:
         say(f"the triad's arrays ({arrays_mib:.0f} MiB) are less than twice the cache ({cache_mib:.0f} MiB),")

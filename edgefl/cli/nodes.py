@@ -56,7 +56,7 @@ def serve(
 
 @contextmanager
 def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool) -> Iterator[Nodes]:
-    """Open the address at which nodes join; unless ``quiet``, set the message with the command for it."""
+    """Open the address at which nodes join. Unless ``quiet``, set the message that states how they join."""
     from edgefl.hosts.nodes import opened
 
     with opened(bind, keys, wanted, insecure=insecure) as door:
@@ -66,7 +66,7 @@ def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool
 
 
 def _invitation(door: Nodes) -> str:
-    """Return a line with the command by which nodes join the run."""
+    """Return a line with the command that a node runs to join the run."""
     from edgefl.hosts.nodes import LOOPBACK
 
     host, _, port = door.address.removeprefix("tcp://").rpartition(":")

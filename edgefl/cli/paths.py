@@ -1,4 +1,4 @@
-"""Arguments and options of several commands; files and folders are checked before a command starts."""
+"""Arguments and options that several commands share, and the checks of files and folders that they name."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def named_folder(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """Parse an ``--out`` that names a new file. Raises `ConfigError` if the file exists."""
+    """Parse the value of ``--out``, the name of a new file. Raises `ConfigError` if the file exists."""
     if Path(text).exists():
         raise ConfigError(f"--out {text}: exists; remove it or name another")
     return Path(text)
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write the file given by ``--out``; create missing folders. Raises `ConfigError` if that fails."""
+    """Write the file that ``--out`` names, and create missing folders. Raises `ConfigError` if that fails."""
     from edgefl.files import write_bytes
 
     try:
@@ -64,7 +64,7 @@ def put(path: Path, content: bytes) -> None:
 
 
 def put_or_print(path: Path | None, content: bytes) -> None:
-    """Write the file and print its path, or print the content if there is no path."""
+    """Write the content to the file ``path``, and print the path; print the content if the path is None."""
     if path is not None:
         put(path, content)
         say(f"wrote {path}")
@@ -74,17 +74,20 @@ def put_or_print(path: Path | None, content: bytes) -> None:
 
 
 def folder_option(help_: str) -> Any:
-    """Return the option for a folder, whose name must not be empty."""
+    """Return an option for a folder, whose name must not be empty; ``help_`` is its help text."""
     return typer.Option(metavar="DIR", help=help_, parser=named_folder)
 
 
 def file_option(help_: str) -> Any:
-    """Return the option for a file that must not exist yet."""
+    """Return an option for a file that must not exist yet; ``help_`` is its help text."""
     return typer.Option(metavar="FILE", help=help_, parser=new_file)
 
 
 def figures_file(text: str) -> Path:
-    """Parse ``--json``. Raises `ConfigError` if the file could not be written at the command's end."""
+    """Parse the value of ``--json``, the name of a file that is written when the command ends.
+
+    Raises `ConfigError` if the file could not be written then.
+    """
     from edgefl.results.run_folder import EXPERIMENT_FILE
 
     json, folder = Path(text), Path(text).absolute().parent

@@ -1,4 +1,4 @@
-"""``edgefl predict``: predict the time of a network's training step on devices, or other code's speed."""
+"""``edgefl predict``: predict the time of a training step on devices, or the speed of other code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PARTS = {
 SHOWN = 0.01
 """Smallest share of a step that is shown separately."""
 BAR = 30
-"""Maximum length of a bar, columns."""
+"""Maximum length of a bar, in columns of the terminal."""
 
 
 class _Found(NamedTuple):
@@ -53,7 +53,7 @@ class _Found(NamedTuple):
     runtime: str
     prediction: Prediction
     energy: Energy | None
-    """Energy of the step by the currents in the profile; None if the profile has none."""
+    """Energy of the step, computed from the currents in the profile; None if the profile states none."""
 
 
 def predict(
@@ -164,7 +164,7 @@ def _one(title: str, found: _Found) -> RenderableType:
 
 
 def _several(title: str, found: Sequence[_Found]) -> RenderableType:
-    """Return a table of devices, the slowest last."""
+    """Return a table of the devices and their predicted times, with the slowest device last."""
     rows = [
         (one.device, one.runtime, _time(one.prediction.seconds), _interval(one.prediction)) for one in found
     ]
@@ -173,7 +173,7 @@ def _several(title: str, found: Sequence[_Found]) -> RenderableType:
 
 
 def _energy(device: Device, found: Prediction) -> Energy | None:
-    """Return the energy of the step; None if the profile has no currents."""
+    """Return the energy of the step, or None if the profile states no currents."""
     from edgefl.devices.energy import draw_of
 
     with suppress(ProfileError):
@@ -183,14 +183,14 @@ def _energy(device: Device, found: Prediction) -> Energy | None:
 
 
 def _joules(found: Energy | None) -> dict[str, float | None]:
-    """Return the energy for JSON, with its 90% interval."""
+    """Return the energy and its 90% interval, in joules, as fields for JSON."""
     names = ("energy_j", "energy_low_j", "energy_high_j")
     values = (None,) * 3 if found is None else (found.total_j, found.low_j, found.high_j)
     return dict(zip(names, values, strict=True))
 
 
 def _energies(found: Sequence[_Found]) -> list[str]:
-    """Return a line with the known energies, if any."""
+    """Return one line with the energies that are known, or no line if none is known."""
     known = [
         f"{one.device} {one.energy.total_j:.3g} J ({one.energy.low_j:.2g} to {one.energy.high_j:.2g})"
         for one in found
@@ -200,7 +200,7 @@ def _energies(found: Sequence[_Found]) -> list[str]:
 
 
 def _doubts(found: Sequence[_Found]) -> list[str]:
-    """Return a line for each device with a wide interval, with its reasons."""
+    """Return a line for each device whose interval is wide, with the reasons for that."""
     return [
         f"{one.device}, {one.runtime}: the interval is wide, because few measurements cover: "
         + "; ".join(PARTS[name] for name in one.prediction.unsure)
@@ -212,7 +212,7 @@ def _doubts(found: Sequence[_Found]) -> list[str]:
 def _with_bars(
     columns: Sequence[str], rows: Sequence[Sequence[str]], values: Sequence[float], title: str
 ) -> RenderableType:
-    """Return a table with a last column of bars proportional to ``values``, fitted to the terminal."""
+    """Return a table whose last column has bars proportional to ``values``, which fit into the terminal."""
     from rich.console import Console
 
     from edgefl.results.tables import table
@@ -225,7 +225,7 @@ def _with_bars(
 
 
 def _parts(prediction: Prediction) -> dict[str, float]:
-    """Return the parts of the predicted seconds, by description; small parts are summed as "all else"."""
+    """Return the parts of the predicted seconds, keyed by description; "all else" sums up the small parts."""
     shown = {PARTS[key]: s for key, s in prediction.parts.items() if s >= SHOWN * prediction.seconds}
     rest = prediction.seconds - sum(shown.values())
     return shown if rest <= 1e-9 * prediction.seconds else {**shown, "all else": rest}
@@ -242,7 +242,7 @@ def _interval(prediction: Prediction) -> str:
 
 
 def _bar(columns: float) -> str:
-    """Return a bar of that many columns, rounded to eighths of a column, at least one eighth.
+    """Return a bar of that many columns, rounded to eighths of a column; it has at least one eighth.
 
     >>> _bar(3.5), _bar(0.0)
     ('███▌', '▏')

@@ -24,7 +24,7 @@ FIGURES: dict[str, dict[CodeClass, str]] = {
     "float": {"float": "nbody_steps_s"},
     "interpreter": {"interpreter": "python_nbody_steps_s"},
 }
-"""Name of each predicted rate in JSON, by requested and by predicted class of code."""
+"""For each class of code that can be requested, the classes to predict and the name of each rate in JSON."""
 WORDS = {
     "mips_compress": "7-zip compression, MIPS",
     "mips_decompress": "7-zip decompression, MIPS",
@@ -46,7 +46,7 @@ def predict_code(
     as_json: bool,
     without_aes: bool,
 ) -> None:
-    """Print the rates of the class ``code`` on a device or on given cores, with 90% intervals."""
+    """Print the rates of code of the class ``code`` on a device or on given cores, with 90% intervals."""
     if not is_class(code):
         raise ConfigError(unknown("code class", code, CLASSES))
     if model is not None:
@@ -71,7 +71,7 @@ def predict_code(
 
 
 def _relative(clusters: tuple[CodeCluster, ...], code: CodeClass, threads: int) -> Rate | None:
-    """Return the speed relative to a thread of this host; if that fails, print the reason and return None."""
+    """Return the speed relative to one thread of this host, or print why it is unknown and return None."""
     from edgefl.devices.code import relative
     from edgefl.host import calibration
 
@@ -106,7 +106,7 @@ def _show(question: dict[str, Any], figures: dict[str, Rate], speed: Rate | None
     from edgefl.results.tables import many, show, table
 
     named = [(WORDS[name], rate) for name, rate in figures.items()]
-    named += [] if speed is None else [("speed ÷ that of one thread of this host", speed)]
+    named += [] if speed is None else [("speed relative to one thread of this host", speed)]
     rows = [(name, *(f"{value:.4g}" for value in rate)) for name, rate in named]
     title = (
         f"{question['code']} code, {many(question['threads'], 'thread')} on {', '.join(question['cores'])}"

@@ -1,4 +1,4 @@
-"""``edgefl profiles`` and its commands."""
+"""The command ``edgefl profiles`` and its subcommands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ LISTED = 12
 
 
 class Search(NamedTuple):
-    """Conditions on the devices to list, and their order; None means no condition, and order by name."""
+    """Conditions on the devices to list, and the order of the list (``sort``).
+
+    None means that there is no such condition, or that the devices are listed by name.
+    """
 
     words: str | None = None
     year: int | None = None
@@ -51,7 +54,7 @@ class Search(NamedTuple):
         )
 
     def place(self, device: Device) -> tuple[float, str]:
-        """Return the sort key of a device; devices with unknown figures are last."""
+        """Return the sort key of a device; devices for which the figure is unknown come last."""
         from edgefl.devices.time_model import FEMNIST_STEP
 
         model = device.time_model() if self.sort == "step" else None
@@ -64,7 +67,7 @@ class Search(NamedTuple):
 
 
 class _Named(TyperGroup):
-    """Treats ``profiles NAME`` as ``profiles show NAME``."""
+    """A group of commands that treats ``profiles NAME`` as ``profiles show NAME``."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
@@ -348,7 +351,7 @@ def export(
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """Write all files, or none if one cannot be written."""
+    """Write all files to the folder, or no file if one of them cannot be written."""
     for file in files:
         if (folder / file).exists():
             raise ConfigError(f"--out {folder}: {file} exists there; remove it or name another folder")
@@ -413,14 +416,14 @@ def _devices_table(devices: Sequence[Device]) -> RenderableType:
 
 
 def _bundled() -> dict[str, Kind]:
-    """Return the kind of each bundled profile, by name."""
+    """Return the kind of each bundled profile, keyed by the profile's name."""
     from edgefl.devices.profiles import TYPES, bundled_names
 
     return {name: kind for kind in TYPES for name in bundled_names(kind)}
 
 
 def _loaded(name: str) -> Profile:
-    """Load a profile of any kind by its name or path, without changes."""
+    """Load a profile of any kind, given its name or path, exactly as it is written."""
     from edgefl.devices.profiles import as_written, is_path, kind_of, read_tables
 
     bundled = _bundled()
@@ -430,7 +433,7 @@ def _loaded(name: str) -> Profile:
 
 
 def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
-    """Return a table of the profile's figures and uncertainties, the numbered sources, and step times."""
+    """Return a table of the profile's figures and uncertainties, a list of sources, and the step times."""
     from rich.table import Table
     from rich.text import Text
 
@@ -454,7 +457,7 @@ def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
 
 
 def _times(device: Device) -> tuple[RenderableType, ...]:
-    """Return a table of the step time in each runtime of the device, the default one first."""
+    """Return a table of the step time in each runtime of the device, with the default runtime first."""
     from rich.text import Text
 
     from edgefl.devices.phones import TFLITE
@@ -474,7 +477,7 @@ def _times(device: Device) -> tuple[RenderableType, ...]:
 
 
 def _inference(device: Device) -> list[str]:
-    """Return a line with the time of inference, if the device has a runtime for it."""
+    """Return a line with the time of inference, or no line if the device has no runtime for inference."""
     from edgefl.devices.phones import TFLITE
     from edgefl.devices.profiles import phone_table
 
@@ -486,7 +489,7 @@ def _inference(device: Device) -> list[str]:
 
 
 def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
-    """Flatten nested figures to dotted keys."""
+    """Return nested figures as a list of rows, each with a dotted key and its value."""
     if isinstance(plain, dict):
         return [row for name, v in plain.items() for row in _flat(v, f"{key}.{name}" if key else name)]
     steps = {"temp_c", "freq_scale"}  # entries of ``thermal.trips`` are shown in one row
@@ -505,7 +508,7 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
 
 
 def _listed(texts: list[str], most: int) -> str:
-    """Join the texts by commas; of more than ``most`` texts show the first two, the last and the number.
+    """Join the strings with commas. Of more than ``most``, show the first two, the last, and their number.
 
     >>> _listed(["1", "2", "3", "4", "5"], 4), _listed(["1", "2"], 4)
     ('1, 2, … 5 (5)', '1, 2')

@@ -1,4 +1,4 @@
-"""``edgefl exec``: run copies of any command, each limited to a device and its link."""
+"""``edgefl exec``: run copies of any command, each of which is limited like a device and its network link."""
 
 from __future__ import annotations
 
@@ -180,9 +180,9 @@ def phones_of(
 
 
 def like_of(like: str | None, device: str, command: list[str]) -> str:
-    """Return ``like`` or, if it is auto or None, the class of code that the command resembles.
+    """Return ``like`` or, if it is "auto" or None, the class of code that the command resembles.
 
-    If ``like`` is None and the device's cores are unknown, the class is torch.
+    If ``like`` is None and the cores of the device are unknown, the class is torch.
     """
     from edgefl.devices import load_device
     from edgefl.programs.likeness import TORCH, class_of
@@ -195,7 +195,7 @@ def like_of(like: str | None, device: str, command: list[str]) -> str:
 
 
 def _counted(text: str, count: int) -> tuple[str, int]:
-    """Parse a device's name and the number of its phones."""
+    """Parse NAME or NAME=COUNT into the device's name and the number of phones, by default ``count``."""
     name, equals, copies = text.rpartition("=")
     if not equals:
         return text, count
@@ -230,7 +230,7 @@ def _absence(churn: str | None, leave: str | None) -> Absence | None:
 
 
 def say_result(result: ProgramsResult, quiet: bool) -> None:
-    """Print the verdict and errors; if ``quiet``, only an INVALID verdict."""
+    """Print the verdict and the errors; if ``quiet``, print only an INVALID verdict."""
     from edgefl.results.tables import many, percent, seconds
 
     for phone in result.phones if not quiet else ():

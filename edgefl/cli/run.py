@@ -1,4 +1,4 @@
-"""``edgefl run``, ``resume``, ``compare``, ``report``, ``trace``, ``verify`` and ``keys``."""
+"""The commands ``run``, ``resume``, ``compare``, ``report``, ``trace``, ``verify`` and ``keys`` of edgefl."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Ray = Annotated[
 
 
 def known_tracker(text: str) -> str:
-    """Parse ``--track``. Raises `ConfigError` if there is no such tracker or it is not installed."""
+    """Parse the value of ``--track``. Raises `ConfigError` if the tracker is unknown or not installed."""
     from edgefl.results.trackers import require
 
     require(text)
@@ -116,7 +116,7 @@ def read_experiment(
     *,
     on_nodes: bool,
 ) -> Experiment:
-    """Load a command's experiment; print a warning if nodes override its ``server.transport``.
+    """Load the experiment of a command, and print a warning if nodes override its ``server.transport``.
 
     Raises `ConfigError` for an experiment that is invalid or cannot run on nodes.
     """
@@ -213,7 +213,7 @@ def compare(
     out: Annotated[Path | None, folder_option("Write summary.json, report.html and trace.json here.")] = None,
     target: TargetAccuracy = None,
 ) -> None:
-    """Compare runs: their time to an accuracy, and their figures."""
+    """Compare runs by their time to a target accuracy and by other figures."""
     from edgefl.results.sweep import compare_folders
     from edgefl.results.tables import show
 
@@ -291,7 +291,7 @@ def keys(
 def cluster(
     ray: str | None, experiment: Experiment, base: Path, quiet: bool
 ) -> AbstractContextManager[Nodes | None]:
-    """Return the nodes of the Ray cluster, if one is given."""
+    """Return the nodes of the Ray cluster ``ray``, or no nodes if it is None."""
     if ray is None:
         return nullcontext()
     from edgefl.hosts.ray import nodes_of
@@ -300,7 +300,7 @@ def cluster(
 
 
 def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextManager[Nodes | None]:
-    """Return the Ray cluster's nodes for resuming the run in ``folder``; no nodes without ``ray``."""
+    """Return the nodes of a Ray cluster that resume the run in ``folder``, or no nodes if ``ray`` is None."""
     if ray is None:
         return nullcontext()
     from edgefl import config
@@ -313,7 +313,7 @@ def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextM
 
 
 def require_torch() -> None:
-    """Raise `ConfigError` if torch is missing, instead of a traceback from each of the run's processes."""
+    """Raise `ConfigError` if torch is missing, so that not every process of the run prints a traceback."""
     if find_spec("torch") is None:
         raise ConfigError("a run needs torch, which is not installed: pip install torch")
 
@@ -332,7 +332,7 @@ def _free(out: Path) -> Path:
 
 
 def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid: bool) -> int:
-    """Run to the end, print the outcome (only problems if ``quiet``), and return the exit code."""
+    """Call ``run``, print the outcome (only problems if ``quiet``), and return the exit code."""
     try:
         summary = run().summary()
     except KeyboardInterrupt:

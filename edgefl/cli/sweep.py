@@ -127,7 +127,9 @@ def sweep(
 
 
 def axis(text: str) -> tuple[str, list[str]]:
-    """Parse one ``--grid`` into key and values; commas inside brackets or quotes do not separate values.
+    """Parse the value of ``--grid`` into a key and its values.
+
+    Commas inside brackets or quotes do not separate values.
 
     >>> axis("model.args.hidden=[32],[64,32]")
     ('model.args.hidden', ['[32]', '[64,32]'])
@@ -156,7 +158,7 @@ def _parts(text: str) -> list[str]:
 
 
 def seeds_of(text: str) -> list[int]:
-    """Parse ``--seeds``.
+    """Parse the value of ``--seeds`` into a list of seeds.
 
     >>> seeds_of("1..3,7")
     [1, 2, 3, 7]
@@ -200,7 +202,7 @@ def export(
         with damaged(str(folder)):
             copy_to_tracker(folder, track)
         return
-    run_folder(str(folder))  # only a single run has tables
+    run_folder(str(folder))  # raises an error for a sweep: only a single run has tables
 
     from edgefl.results.columns import export as write
 

@@ -1,4 +1,4 @@
-"""Convert a TOML file, ``--set`` overrides and arguments to one validated experiment, and back.
+"""Convert a TOML file, ``--set`` overrides and arguments into one validated experiment, and back into TOML.
 
 config   load, change, validate and dump an `edgefl.Experiment`
 objects  replace Python objects by names that an experiment file can hold and a process can import

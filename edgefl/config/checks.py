@@ -1,4 +1,4 @@
-"""Validation that types cannot express: keys that depend on each other or on the profiles they name."""
+"""Validation that types cannot express: keys that depend on each other, or on the profiles that they name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _no_effect(key: str, needs: str, got: Any) -> Fault:
 
 
 def check_relations(found: Experiment) -> None:
-    """Raise a `Fault` if keys contradict each other. ``fleet.devices`` must be a table."""
+    """Raise a `Fault` if keys contradict each other. ``fleet.devices`` must already be a table."""
     assert isinstance(found.fleet.devices, dict)
     virtual = found.clock.kind == "virtual"
     most = MAX_CLIENTS if virtual else MOST_PROCESSES
@@ -146,7 +146,8 @@ def _check_local(privacy: Privacy) -> None:
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:
-    """Raise a `Fault` if ``stop`` names a metric that is not evaluated, or a value that it cannot reach.
+    """Raise a `Fault` if ``stop`` names a metric that is not evaluated, or a value that the metric cannot
+    reach.
 
     ``measured`` maps each metric's name to its smallest and largest possible value.
     """
@@ -226,7 +227,7 @@ def check_profiles(fleet: Fleet) -> None:
 
 
 def _read_network(name: str) -> None:
-    """Read a network profile and the traces it replays."""
+    """Read a network profile and the traces that it replays."""
     from edgefl.devices import load_network
     from edgefl.devices.link import read_trace
 
@@ -264,5 +265,5 @@ def _check_effects(fleet: Fleet, names: Iterable[str]) -> None:
 def _try(load: Callable[[str], object], name: str, label: str, key: str | None = None) -> None:
     try:
         load(name)
-    except (ProfileError, ValueError) as error:  # ValueError: a NUL byte in a path
+    except (ProfileError, ValueError) as error:  # ValueError if a path contains a NUL byte
         raise ProfileFault(key or label, f"{label}: {error}") from None

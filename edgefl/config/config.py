@@ -1,4 +1,4 @@
-"""Convert a TOML file, ``--set`` overrides and arguments to one validated `Experiment`, and back to TOML."""
+"""Convert a TOML file, ``--set`` overrides and arguments into a valid `Experiment`, and back into TOML."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ONE_OF: dict[tuple[str, ...], tuple[str, ...]] = {
     ("training", "steps"): ("training", "epochs"),
     ("training", "epochs"): ("training", "steps"),
 }
-"""Mutually exclusive keys: setting one in a later source removes the other."""
+"""Mutually exclusive keys: if a later source, such as ``--set``, sets one of them, the other is removed."""
 RETIRED = {"durability": "memory", "partial_sums": False}
-"""Former keys of ``[server]``, with the value that the file of an earlier version's run may have."""
+"""Keys that ``[server]`` no longer has, each with the value that a file of an earlier version may contain."""
 
 
 def load(
@@ -39,12 +39,13 @@ def load(
     """Load the experiment from the TOML file at ``path``, and apply ``overrides`` (``a.b=v``).
 
     ``seed`` and ``clock`` have priority over the overrides. Keys in ``unset`` are removed from the file's
-    tables first. Overriding ``strategy.name`` drops the fields of the file's strategy that the new strategy
-    lacks, and lists them on standard error. ``transport`` is the default for ``server.transport``.
-    ``recorded`` marks a file that a run wrote: its `RETIRED` keys are ignored.
+    tables first. If ``strategy.name`` is overridden, fields of the file's strategy that the new strategy
+    lacks are dropped and listed on standard error. ``transport`` is the default for ``server.transport``. If
+    ``recorded``, the file was written by a run, and its `RETIRED` keys are ignored.
 
-    The result is complete (see `validate`). Relative paths are resolved against the file's folder, then the
-    working directory. Raises a one-line `ConfigError` that names the key, the value and the allowed values.
+    The result is complete (see `validate`). Relative paths are resolved against the file's folder, and then
+    against the working directory. Raises a one-line `ConfigError` that names the key, the value and the
+    allowed values.
     """
     path = Path(path)
     tables = toml.read(path)
@@ -63,9 +64,9 @@ def load(
 def change(
     experiment: Experiment, overrides: Iterable[str], base: str | Path = ".", *, option: str = "--set"
 ) -> Experiment:
-    """Apply ``overrides`` (``a.b=v``) to the experiment; the result is complete and validated as by `load`.
+    """Apply ``overrides`` (``a.b=v``) to the experiment, and return a complete and valid one, as `load` does.
 
-    Error messages refer to an override as ``option``.
+    Error messages name ``option`` as the source of an override.
 
     >>> from edgefl.experiment import Fleet, Stop
     >>> plain = Experiment(fleet=Fleet(devices={"pi-4": 2}), stop=Stop(versions=3))
@@ -111,8 +112,8 @@ def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     """Complete every table of an experiment and validate it.
 
     Tables may be dicts, and numbers numpy scalars. The name of a fleet file is replaced by the file's
-    devices, and a default ``fleet.network`` by the file's networks. Paths become absolute; they are resolved
-    against ``base``, then the working directory. ``training.epochs`` is 1 if neither it nor
+    devices, and a default ``fleet.network`` by the file's networks. Paths become absolute: they are resolved
+    against ``base``, and then against the working directory. ``training.epochs`` becomes 1 if neither it nor
     ``training.steps`` is given. Raises a one-line `ConfigError` that names the key, the value and the allowed
     values.
 
@@ -124,7 +125,7 @@ def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     tables = _plain(experiment)
     given = tables.get("fleet")
     if isinstance(given, dict) and given.get("network") == "wifi" and isinstance(given.get("devices"), str):
-        del given["network"]  # the default, which the fleet file overrides
+        del given["network"]  # "wifi" is the default, which the fleet file overrides
     return _experiment(tables, Path(base))
 
 
@@ -211,7 +212,10 @@ def _plain(value: Any) -> Any:
 
 
 def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> str:
-    """Set ``value`` at ``keys``; return its dotted key, or that of the outermost table created for it."""
+    """Set the key ``keys`` to ``value``.
+
+    Return its dotted name or, if tables had to be created for it, the name of the outermost of these tables.
+    """
     table, made = tables, len(keys)
     for place, key in enumerate(keys[:-1]):
         if key not in table:

@@ -1,6 +1,6 @@
-"""List every key of an experiment with its default, allowed values and meaning, read from the types.
+"""List every key of an experiment with its default, allowed values and meaning, as its type defines them.
 
-A field's meaning is the docstring below it, parsed from the source.
+The meaning of a field is the docstring below it, which is parsed from the source.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from edgefl.validation import Table, allowed, join, parts, shown
 
 
 class Setting(NamedTuple):
-    """One key of an experiment; its name is dotted as in ``--set``."""
+    """One key of an experiment. Its name is dotted, such as ``training.lr``, as in ``--set``."""
 
     name: str
     default: str
-    """The default as TOML text; empty if the key is required or has no default."""
+    """The default value as TOML text; empty if the key is required or has no default."""
     allowed: str
     meaning: str
 
 
 def keys(which: str = "") -> list[Setting]:
-    """List the keys of the table or strategy called ``which``, or of the whole experiment.
+    """List the keys of the table or strategy called ``which``, or of the whole experiment if it is "".
 
     Raises `ConfigError` for an unknown table or strategy.
 
@@ -73,7 +73,7 @@ def _default(field: msgspec.inspect.Field) -> str:
 
 
 def _meaning(kind: type, name: str) -> str:
-    """Return the docstring below a field, in its class or the base class that defines it."""
+    """Return the docstring below a field, from the class or base class that defines the field."""
     owners = [owner for owner in kind.__mro__ if name in inspect.get_annotations(owner)]
     return next(filter(None, (_texts(owner).get(name, "") for owner in owners)), "")
 

@@ -36,15 +36,15 @@ class Named(NamedTuple):
     experiment: Experiment
     base: Path
     trusted: tuple[str, ...]
-    """Modules from other folders, already imported by the caller."""
+    """Modules from other folders, which the caller has imported already."""
     data: Any
     """Arrays to write to the run's folder, or None."""
     strategies: tuple[dict[str, Any], ...]
-    """Experiment tables of a grid's additional strategies."""
+    """The experiment's table ``strategy`` for each additional strategy of a grid."""
 
 
 def opened(experiment: object) -> tuple[Experiment, Path | None]:
-    """Return an experiment and, if it was given as a file, that file's folder.
+    """Return an experiment and, if it was given as a file, the folder of the file; otherwise None.
 
     Raises `ConfigError` for a file that is missing or invalid, and for anything other than an experiment.
     """
@@ -68,10 +68,10 @@ def name_objects(
 ) -> Named:
     """Put the names of the given objects into the experiment, whose file is in the folder ``home``.
 
-    ``strategy`` is an instance or class, ``model`` a function or class that makes a model, ``data`` a
-    function, a `Dataset` or four arrays, ``partition`` a function, ``strategies`` the strategies of a grid.
-    Each may also be a name, as in an experiment's file. Raises `ConfigError` for an object that other
-    processes cannot import.
+    ``strategy`` is an instance or a class, ``model`` is a function or class that creates a model, ``data`` is
+    a function, a `Dataset` or four arrays, ``partition`` is a function, and ``strategies`` are the strategies
+    of a grid. Each may also be a name, as in an experiment's file. Raises `ConfigError` for an object that
+    other processes cannot import.
     """
     arrays = None if callable(data) or isinstance(data, str) else data
     found: list[Reference] = []
@@ -178,9 +178,9 @@ def trusting(modules: tuple[str, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_arrays(named: Named, folder: Path) -> Iterator[Experiment]:
-    """Save the experiment's arrays to a file in ``folder``.
+    """Save the experiment's arrays to a file in ``folder``, and yield the experiment with the file's path.
 
-    If the context raises before it writes anything else there, the file is removed.
+    If the context raises before anything else is written to the folder, the file is removed.
     """
     if named.data is None:
         yield named.experiment

@@ -24,13 +24,13 @@ from edgefl.results.spending import spending
 from edgefl.results.summary import metric_names, value_of
 
 SHOWN_ROWS = 5
-"""Number of rows that are printed from each end of a long table."""
+"""Number of rows that are printed from the start, and from the end, of a long table."""
 
 
 class Table(dict[str, NDArray[Any]]):
-    """Columns of equal length by name: int64 or float64 arrays, or object arrays for text.
+    """A table: columns of equal length, keyed by name.
 
-    A missing number is NaN.
+    Numbers are in int64 or float64 arrays, and strings in object arrays. A missing number is NaN.
 
     >>> table = Table(version=np.array([0, 10]), accuracy=np.array([0.1, 0.9]))
     >>> float(table["accuracy"][table["version"] == 10][0]), table.rows
@@ -43,11 +43,11 @@ class Table(dict[str, NDArray[Any]]):
         return len(next(iter(self.values()), ()))
 
     def __repr__(self) -> str:
-        """Return the first and the last rows, with as many columns as fit into the terminal."""
+        """Return the first and last rows as text, with as many columns as fit into the terminal."""
         return tables.as_text(self._ends([*self][: shutil.get_terminal_size().columns // 10]))
 
     def _repr_html_(self) -> str:
-        """Return the first and the last rows, with all columns."""
+        """Return the first and last rows as HTML, with all columns."""
         return self._ends([*self])._repr_html_()
 
     def _ends(self, names: Sequence[str]) -> tables.FittedTable:
@@ -69,7 +69,10 @@ class Table(dict[str, NDArray[Any]]):
         return tables.table(heads, rows, caption=size, fold=True)
 
     def frame(self) -> Any:
-        """Return a pandas or else a polars DataFrame. Raises `ConfigError` if neither is installed."""
+        """Return the table as a DataFrame of pandas or, if pandas is not installed, of polars.
+
+        Raises `ConfigError` if neither of them is installed.
+        """
         for name in ("pandas", "polars"):
             try:
                 return importlib.import_module(name).DataFrame(dict(self))
@@ -94,8 +97,8 @@ class Table(dict[str, NDArray[Any]]):
     def write(self, path: str | Path) -> Path:
         """Write the table to ``path``, which must end in .csv or .parquet; return the path.
 
-        Raises `ConfigError` for another suffix and for Parquet without polars or pyarrow, and `RunError` if
-        the file cannot be written.
+        Raises `ConfigError` if ``path`` has another suffix, or if it ends in .parquet and neither polars nor
+        pyarrow is installed. Raises `RunError` if the file cannot be written.
         """
         path = Path(path)
         writers: dict[str, Callable[[], bytes]] = {
@@ -124,7 +127,9 @@ class Table(dict[str, NDArray[Any]]):
 
 
 def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
-    """Return the values of one column. None becomes NaN, which turns integers into floats.
+    """Return the values of one column as an array.
+
+    None becomes NaN, so a column of integers with a None becomes a column of floats.
 
     >>> column([1, None], int), column([1, 2], int)
     (array([ 1., nan]), array([1, 2]))
@@ -138,7 +143,10 @@ def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
 
 
 def _single(columns: Columns) -> Table:
-    """Return the columns of a record's table that have one number or text per row, without checksums."""
+    """Return the columns of a record's table that hold one number or string per row.
+
+    Checksums and ``uses`` are left out.
+    """
     table = Table()
     for name, (kind, optional) in columns.kinds.items():
         if kind in (int, float, str) and name not in (*CHECKSUMS, "uses"):
@@ -149,11 +157,11 @@ def _single(columns: Columns) -> Table:
 
 
 def evaluations(record: Record) -> Table:
-    """Return the learning curve, one row per evaluation, by version.
+    """Return the learning curve: one row per evaluation, in order of versions.
 
-    ``at_s`` is the emulated second at which the version was made, ``trips`` the client trips until then.
-    The columns after ``accuracy`` and ``loss`` are the metrics of the user's ``evaluation.function`` and, in
-    a private run, the ``epsilon`` spent until the version.
+    ``at_s`` is the time at which the version was made, in emulated seconds, and ``trips`` is the number of
+    client trips that had ended by then. The columns after ``accuracy`` and ``loss`` are the metrics of the
+    user's ``evaluation.function`` and, in a private run, ``epsilon``: the ε that was spent until the version.
     """
     rows = record.evaluations
     kinds = {"version": int, "at_s": float, "wall_s": float, "trips": int, "accuracy": float, "loss": float}
@@ -166,9 +174,11 @@ def evaluations(record: Record) -> Table:
 
 
 def trips(record: Record) -> Table:
-    """Return one row per client trip, in order of tasks: `TripRow`'s fields, the profile and logged metrics.
+    """Return one row per client trip, in order of task numbers.
 
-    Times are emulated seconds. The time of a part that the trip did not reach is NaN.
+    The columns are the fields of `TripRow`, the device profile, and the metrics that the user's training
+    function logged. Times are in emulated seconds, except ``cpu_s``. If the trip did not reach a phase, such
+    as the upload, the times of that phase are NaN.
     """
     table = _single(record.trips)
     table["profile"] = profile_of(record, table["client"])
@@ -180,7 +190,7 @@ def trips(record: Record) -> Table:
 def versions(record: Record) -> Table:
     """Return one row per version, with the fields of `VersionRow`.
 
-    A private run has two more columns, ``epsilon`` and ``clip_norm``.
+    For a private run, there are two more columns, ``epsilon`` and ``clip_norm``.
     """
     table = _single(record.versions)
     if (spent := spending(record)) is not None:
@@ -191,9 +201,10 @@ def versions(record: Record) -> Table:
 
 
 def clients(record: Record) -> Table:
-    """Return one row per client: the fields of `ClientRow`, its trips, and its ``applied_weight``.
+    """Return one row per client: the fields of `ClientRow`, ``trips`` and ``applied_weight``.
 
-    The applied weight is the client's share of all applied weight, times the number of clients: 1 is fair.
+    ``trips`` is the number of the client's trips whose updates arrived. ``applied_weight`` is the client's
+    share of the total weight of all applied updates, multiplied by the number of clients; 1 is fair.
     """
     table = _single(record.fleet)
     ended = record.trips["client"][~np.isnan(record.trips["arrived_s"])]
@@ -204,12 +215,12 @@ def clients(record: Record) -> Table:
 
 
 def incidents(record: Record) -> Table:
-    """Return one row per incident: the fields of `IncidentRow`."""
+    """Return one row per incident, with the fields of `IncidentRow`."""
     return _single(Columns(record, "incidents"))
 
 
 def weights(record: Record) -> Table:
-    """Return one row per version and update summed in it: the update's weight, client and staleness."""
+    """Return one row for each update in each version's sum: its weight, client, profile and staleness."""
     sums = list(record.sums())
     tasks = np.concatenate([tasks for _, tasks, _ in sums]) if sums else np.empty(0, np.int64)
     values = np.concatenate([values for *_, values in sums]) if sums else np.empty(0)
@@ -230,7 +241,7 @@ def weights(record: Record) -> Table:
 
 
 def staleness(record: Record) -> Table:
-    """Return one row per update that arrived: its task, client, staleness in versions, and fate."""
+    """Return one row per update that arrived, with its task, client, staleness (in versions) and fate."""
     every = trips(record)
     arrived = ~np.isnan(every["arrived_s"])
     names = ("task", "client", "profile", "arrived_s", "staleness", "fate")
@@ -251,6 +262,9 @@ TABLES_OF_A_RUN: dict[str, Callable[[Record], Table]] = {
 
 
 def export(folder: Path, out: Path, kind: str = "csv") -> list[Path]:
-    """Write each of the run's tables into the folder ``out`` as a csv or parquet file; return their paths."""
+    """Write each of the run's tables into the folder ``out``, and return the paths of the files.
+
+    ``kind`` is the format of the files, csv or parquet.
+    """
     with Record(folder) as record:
         return [make(record).write(out / f"{name}.{kind}") for name, make in TABLES_OF_A_RUN.items()]

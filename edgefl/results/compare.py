@@ -1,4 +1,4 @@
-"""Comparison of runs: tables for the terminal, and a folder with summary, page and trace."""
+"""Comparison of runs: tables for the terminal, and a folder with a summary, a page and a trace."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ def compare(
     target: float | RaceTarget | None = None,
     labelled: Mapping[str, Sequence[Path]] | None = None,
 ) -> RenderGroup:
-    """Return tables of the runs in ``folders``, 80 columns wide, and write the folder ``out``.
+    """Return tables that compare the runs in ``folders``; if ``out`` is given, write a folder there too.
 
-    Runs that differ only in their seed share a row, which shows their mean ± half the mean's 95% interval
-    (Student's t). ``labelled`` maps a row's label to the folders of its runs; these rows precede the others.
+    The tables are 80 columns wide. Runs that differ only in their seed share a row, which shows their mean ±
+    half the width of the mean's 95% interval (Student's t). ``labelled`` holds rows whose runs are given: it
+    maps each row's label to the folders of its runs. These rows precede the others.
     The time to the accuracy ``target`` is compared seed by seed; see `targets.target_of` for the default.
     The files in ``out`` are summary.json (the first run's summary with two more fields, ``runs`` and
     ``comparison``), report.html and trace.json.
-    Raises `ConfigError` if a folder holds no run, is given twice, or holds a run on other data, and if
-    ``out`` is a file, or holds a run or a reproduction.
+    Raises `ConfigError` if a folder holds no run or is given twice, if the runs used different data, or if
+    ``out`` is a file or holds a run or a reproduction.
     """
     if out is not None:
         require_free(Path(out), "comparison")
@@ -80,7 +81,10 @@ def write(
 
 
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
-    """Return tables of the time to the target, of the final figures and of own metrics, and a conclusion."""
+    """Return the comparison for the terminal: its tables, then the result in a sentence and other notes.
+
+    The tables show the time to the target, the final figures, and the user's own metrics.
+    """
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
@@ -99,7 +103,7 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
-    """Yield the table of the time to the target, and the table over drawn fleets if there are any."""
+    """Yield a table of the time to the target, if there is a target, and one over drawn fleets, if any."""
     if target is not None:
         yield table(
             [head.lower() for head in RACE_HEADS],
@@ -118,7 +122,10 @@ def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[Fitte
 
 
 def _over_fleets(rows: Sequence[RunGroup]) -> dict[str, fleets.Ahead]:
-    """Return, by label, in how many drawn fleets a setting is ahead of the first; {} without drawn fleets."""
+    """Return, keyed by label, in how many drawn fleets a setting is ahead of the first setting.
+
+    The dictionary is empty if no fleets were drawn.
+    """
     found = {row.label: row.to_target.ahead for row in rows if row.to_target is not None}
     return {label: one for label, one in found.items() if one is not None}
 
@@ -141,12 +148,12 @@ def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
 
 SHORT = {"accuracy on slow phones' classes": "slow", "client trips": "trips", "staleness mean/max": "stale",
          "weight of slow phones": "weight"}  # fmt: skip
-"""Shorter headings for narrow terminals, by full heading."""
+"""Shorter headings for narrow terminals, keyed by the full heading."""
 COMPUTED = "Computed: times follow from the device profiles; no error is measured."
 
 
 def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
-    """Return the final figures of a row's runs, by heading; without accuracies unless ``scored``."""
+    """Return the final figures of a row's runs, keyed by heading; accuracies are included if ``scored``."""
     f = row.figures
     slow = share(f["slow_accuracy"])
     shares = {">Accuracy": share(f["accuracy"]), ">Accuracy on slow phones' classes": slow}
@@ -163,7 +170,7 @@ def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
 
 
 def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
-    """Return a table of the final figures. A narrow terminal omits the loss if a run has an accuracy."""
+    """Return a table of the final figures; narrow terminals do not show the loss if a run has an accuracy."""
     slow, scored = first.slow, _scored(rows)
     found = []
     for row in rows:
@@ -190,7 +197,7 @@ def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
 
 
 def _scored(rows: Sequence[RunGroup]) -> bool:
-    """Return False if no run has an accuracy but one has a loss, as in a task without classes."""
+    """Return False if no run has an accuracy but some run has a loss, as in a task without classes."""
     return is_scored(
         {name: any(np.isfinite(row.figures[name].mean) for row in rows) for name in ("accuracy", "loss")}
     )
@@ -207,7 +214,10 @@ def _count(value: Estimate) -> str:
 def document(
     out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None
 ) -> dict[str, Any]:
-    """Return the comparison's summary.json: the first run's fields, all runs, and the rows."""
+    """Return the content of the comparison's summary.json.
+
+    It has the fields of the first run's summary, the summaries of all runs, and the rows of the comparison.
+    """
     first = rows[0].figures
     return {
         **runs[0].summary,
@@ -249,7 +259,7 @@ def comparison_page(
     lines = "On test examples."
     if any(len(row.runs) > 1 for row in rows):
         about += "± is half the 95% interval of the mean over seeds. "
-        lines = "Thin: each seed; thick: their mean."
+        lines = "Thin lines show each seed, thick lines the mean over seeds."
     about += COMPUTED if any(row.verdict == "computed" for row in rows) else ""
     ends = [_cells(row, _scored(rows)) for row in rows]
     invalid = ", ".join(row.label for row in rows if not row.valid)
@@ -362,9 +372,9 @@ UNDECIDED = " (these seeds do not tell them apart)"
 
 
 def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
-    """Return ``first``'s figure minus ``second``'s, averaged over the seeds that both rows have.
+    """Return the difference of a figure, ``first`` minus ``second``, averaged over the seeds of both rows.
 
-    None if they have no seed in common.
+    Return None if the rows have no seed in common.
     """
     one, other = (
         {run.record.meta.seed: each[figure] for run, each in zip(row.runs, row.each, strict=True)}
@@ -375,7 +385,7 @@ def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
 
 
 def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
-    """Return pictures of the accuracy (of the loss if no run has an accuracy) and of the user's metrics."""
+    """Return pictures of the accuracy, or of the loss if no run has one, and of the user's own metrics."""
     about = {"at_s": lines, "trips": "A trip is a download, a training and an upload.", "own": lines}
     own = dict.fromkeys(name for row in rows for run in row.runs for name in metric_names(run.record))
     last: list[str] | None = [] if _scored(rows) else None
@@ -387,7 +397,7 @@ def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
 
 
 def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
-    """Return two cards, of applied weight and of staleness, with a line per profile, slowest first."""
+    """Return two cards that show the applied weight and the staleness of each profile, slowest first."""
     names = dict.fromkeys(name for row in rows for name in profiles_by_speed(row.runs[0].record))
 
     def by_profile(title: str, about: str, value: Callable[[dict[str, Any]], dict[str, float]]) -> str:
@@ -428,9 +438,9 @@ def _each(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
 
 
 def curves(rows: Sequence[RunGroup], name: str, over: str, *, slow: bool = False) -> list[Curve]:
-    """Return a metric's curve over ``at_s`` or ``trips`` for each row: its mean, and the curves of its seeds.
+    """Return, for each row, a metric's curve over ``at_s`` or ``trips``: the mean, and each seed's curve.
 
-    With ``slow``, the metric is the accuracy on the classes that only slow clients have.
+    If ``slow``, the metric is the accuracy on the classes that only slow clients have.
     """
     found = []
     for k, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Energy that a run's trips drew from the devices' batteries."""
+"""The energy that the trips of a run drew from the batteries of the devices."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PARTS = ("idle_j", "compute_j", "download_j", "upload_j")
 
 
 def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | None = None) -> dict[str, Any]:
-    """Return the energy of the trips that arrived by ``until_s``, by use and profile, with a 90% interval.
+    """Return the energy of the trips that arrived by ``until_s``, by use and by profile, with 90% intervals.
 
-    `edgefl.devices.energy` computes the joules from the declared durations of the trips' parts. A device
-    whose profile states no power draw is assumed to draw ``unstated``, if given; without it,
-    ``unknown_trips`` counts the device's trips.
+    `edgefl.devices.energy` computes the joules from the declared durations of the trips' phases. If a
+    device's profile states no power draw, ``unstated`` is used; if that is None, the energy of the device's
+    trips is unknown, and ``unknown_trips`` counts them.
 
-    Idle power is counted during trips only. ``total_j`` is the sum of the four `PARTS`. All phones of a
-    profile share the error of its figures, so the interval does not shrink with their number; the errors of
-    different profiles are taken to be independent.
+    Idle power is counted only during trips. ``total_j`` is the sum of the four `PARTS`. All phones of a
+    profile share the error of the profile's figures, so the interval does not become narrower with more
+    phones; the errors of different profiles are assumed to be independent.
     """
     trips, fleet, power = record.trips, record.fleet, record.meta.power
     kinds: dict[tuple[str, str], list[int]] = {}

@@ -20,7 +20,10 @@ from edgefl.results.summary import measured, metric_names
 Runs = Sequence[Result | str | Path]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's palette for colour-blind readers. Each colour has its own dash in `DASHES`, for print."""
+"""Okabe and Ito's palette for colour-blind readers.
+
+Each colour has its own line style in `DASHES`, so that lines also differ in print without colours.
+"""
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _SETTINGS: Any = {
     "pdf.fonttype": 42,  # TrueType, since some publishers refuse Type 3 fonts
@@ -56,13 +59,14 @@ def plot(
 ) -> Path:
     """Draw learning curves into ``file`` (.pdf, .svg, .eps, or .png at 300 dpi); return its path.
 
-    ``runs`` are finished runs by label, one per seed; without labels, runs that differ only in their seed are
-    grouped as in `edgefl compare`. A line is the mean over seeds of the metric ``y`` (accuracy, loss or your
-    own), linear between evaluations. It ends with the longest run; shorter runs keep their last value until
-    then. The ``band`` is the mean's 95% interval (Student's t), the range of the seeds, or nothing. The
-    default size is a paper's column, in inches. The same runs give the same bytes.
+    ``runs`` maps each label to finished runs, one per seed. If no labels are given, runs that differ only in
+    their seed are grouped as in `edgefl compare`. Each line shows the mean over seeds of the metric ``y``
+    (accuracy, loss or your own), with straight segments between evaluations. The line ends where the longest
+    run ends; shorter runs keep their last value until then. The ``band`` is the 95% interval of the mean
+    (Student's t), the range of the seeds, or nothing. The default size, in inches, fits a column of a paper.
+    If the same runs are drawn again, the file is the same, byte for byte.
 
-    Raises `ConfigError` if a run does not have the metric, or ``file`` has another suffix.
+    Raises `ConfigError` if a run does not have the metric, or if ``file`` has another suffix.
     """
     file = Path(file)
     if file.suffix not in ENDINGS:
@@ -109,7 +113,7 @@ def _result(run: Result | str | Path) -> Result:
 
 
 def _curve(result: Result, y: str, over: str) -> Points:
-    """Return the metric ``y`` at each evaluation that has it, as rows x and y."""
+    """Return the metric ``y`` at each evaluation that measured it, as an array with the rows x and y."""
     with Record(result.dir) as record:
         known = ["accuracy", "loss", *metric_names(record)]
         points = measured(record, y, over)

@@ -25,9 +25,10 @@ class Ahead(NamedTuple):
     undecided: int
     """Fleets in which neither run reached the target, or a run ended too soon to decide the order."""
     ratios: tuple[tuple[float, float], ...]
-    """Lower and upper bound of this setting's emulated time ÷ the first setting's, for each decided fleet.
+    """For each decided fleet, bounds of the ratio of this setting's emulated time to the first setting's.
 
-    The bounds are equal if both settings reached the target; otherwise one of the bounds is 0 or infinity.
+    The lower and the upper bound are equal if both settings reached the target; otherwise one of them is 0 or
+    infinity.
     """
 
     @property
@@ -36,12 +37,15 @@ class Ahead(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of decided fleets in which the setting is ahead; ties count half. NaN if none is decided."""
+        """Share of decided fleets in which the setting is ahead.
+
+        A tie counts as half. NaN if no fleet is decided.
+        """
         return (self.ahead + self.ties / 2) / self.decided if self.decided else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The share's 95% interval (Jeffreys: quantiles of a beta distribution with ½ added to both counts).
+        """The 95% interval of `share` (Jeffreys: beta quantiles, after adding ½ to both counts).
 
         >>> low, high = Ahead(20, 17, 0, 0, ()).interval
         >>> round(low, 2), round(high, 2)
@@ -55,14 +59,16 @@ class Ahead(NamedTuple):
 
     @property
     def range_90(self) -> tuple[float, float] | None:
-        """Lower bound of the ratios' 5th percentile and upper bound of their 95th, over the decided fleets.
+        """A lower bound of the 5th and an upper bound of the 95th percentile of the ratios.
 
-        The bounds may be 0 or infinity. None with fewer than two decided fleets.
+        The percentiles are over the decided fleets. The bounds may be 0 or infinity. None if fewer than two
+        fleets are decided.
         """
         if len(self.ratios) < 2:
             return None
         lows, highs = zip(*self.ratios, strict=True)
-        last = sorted(highs)[math.ceil(0.95 * (len(highs) - 1))]  # the percentile depends on no higher bound
+        # bounds above this one have no effect on the percentile
+        last = sorted(highs)[math.ceil(0.95 * (len(highs) - 1))]
         high = math.inf if math.isinf(last) else float(np.percentile(np.minimum(highs, last), 95))
         return float(np.percentile(lows, 5)), high
 
@@ -94,7 +100,7 @@ class Ahead(NamedTuple):
 
 
 def finite(end: float) -> float | None:
-    """Return the end of a range, or None if the end is 0 or infinity and the range thus open."""
+    """Return the end of a range, or None if it is 0 or infinity, which means that the range is open there."""
     return end if 0.0 < end < math.inf else None
 
 
@@ -147,9 +153,10 @@ def ahead(
 ) -> Ahead:
     """Count the fleets in which ``other`` reached the target before ``mine``.
 
-    ``other`` and ``mine`` are the emulated seconds that each fleet's run took to reach the target (NaN if it
-    did not), ``other_end`` and ``mine_end`` the emulated seconds until the run ended. A run that did not
-    reach the target is behind if it lasted at least as long as the other run took to reach the target.
+    Each sequence has one entry per fleet. ``other`` and ``mine`` are the emulated seconds that the two
+    settings took to reach the target (NaN if a run did not reach it); ``other_end`` and ``mine_end`` are the
+    emulated seconds until their runs ended. A run that did not reach the target is behind if it lasted at
+    least as long as the other run took to reach the target.
 
     >>> other, mine = [1.0, 2.0, math.nan, math.nan, 3.0], [2.0, 2.0, 3.0, 9.0, math.nan]
     >>> found = ahead(other, mine, [9.0] * 5, [9.0, 9.0, 9.0, 9.0, 2.0])

@@ -1,4 +1,4 @@
-"""Load the runs of a comparison, group those that differ only in their seed, label and average the groups."""
+"""Load the runs of a comparison, group those that differ only in their seed, and average each group."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from edgefl.results.summary import measures, rounded, summarize
 from edgefl.results.targets import COSTS, RaceTarget, ToTarget, settings_of, target_of, to_target
 
 NO_RESULT = ("name", "seed", "checkpoint", "clock.workers", "server.transport")
-"""Keys and tables of an experiment that are ignored in grouping: the seed, and those without an effect on
-results."""
+"""Keys and tables of an experiment that are ignored when runs are grouped: the seed, and settings that have
+no effect on the results."""
 LONGEST = 60
-"""Maximum length of a label with settings, in characters; a longer one is replaced by the folder's name."""
+"""Maximum number of characters in a label that lists settings. In a longer label, the name of the run's
+folder replaces the settings."""
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
 """The figures that are compared, and averaged over seeds."""
@@ -41,7 +42,10 @@ class Run(NamedTuple):
     record: Record
     summary: dict[str, Any]
     slow: Group
-    """The slow profiles and the classes that only these have, the same for all runs; see `slow_group`."""
+    """The slow profiles, and the classes that only their clients have: see `slow_group`.
+
+    All runs of a comparison have the same slow profiles and classes.
+    """
 
     @property
     def finished(self) -> bool:
@@ -49,7 +53,7 @@ class Run(NamedTuple):
 
     @property
     def ranked(self) -> bool:
-        """True if the run ended, and learned something."""
+        """True if the run ended, and its model learned something."""
         return self.finished and not self.summary["no_progress"]
 
 
@@ -63,28 +67,29 @@ class RunGroup(NamedTuple):
     """The figures of each run."""
     valid: bool
     to_target: ToTarget | None = None
-    """The runs' cost until they reached the comparison's target."""
+    """The cost of the runs until they reached the comparison's target: emulated time and client trips."""
 
     def estimates(self) -> dict[str, Any]:
-        """Return each figure's mean, and half the width of its 95% interval, for JSON."""
+        """Return, for JSON, the mean of each figure and half the width of the mean's 95% interval."""
         return {k: {"mean": rounded(f.mean), "half_95": rounded(f.half)} for k, f in self.figures.items()}
 
     @property
     def ranked(self) -> bool:
-        """True if every run ended, and learned something."""
+        """True if every run ended, and its model learned something."""
         return all(run.ranked for run in self.runs)
 
     @property
     def stuck(self) -> bool:
-        """True if a run learned nothing."""
+        """True if the model of some run learned nothing."""
         return any(run.summary["no_progress"] for run in self.runs)
 
     @property
     def verdict(self) -> str:
-        """VALID or INVALID; ``computed`` under the virtual clock, which measures no times.
+        """The verdict on the row: VALID or INVALID.
 
-        `NO_PROGRESS` if a run of the row learned nothing, `UNFINISHED` if a run did not end; such a row is
-        not ranked.
+        Under the virtual clock, which measures no times, the verdict is ``computed`` instead of VALID. It is
+        `NO_PROGRESS` if a run learned nothing, and `UNFINISHED` if a run did not end; such a row is not
+        ranked.
         """
         if self.stuck:
             return NO_PROGRESS
@@ -132,12 +137,12 @@ def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | Non
 
 
 def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
-    """Return one row for all runs that differ only in their seed, or a row per run if a seed is repeated."""
+    """Return a row for all runs that differ only in their seed, or a row per run if a seed is repeated."""
     return rows_of(grouped(runs), target)
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each row of `group`, by label."""
+    """Return the runs of each row that `group` returns, keyed by the row's label."""
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         kinds.setdefault(kind(run.record), []).append(run)
@@ -153,7 +158,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:
-    """Return one row per label: the mean of each figure over its runs, and the cost until the target."""
+    """Return one row per label, with the mean of each figure over the runs and the cost until the target."""
     rows: list[RunGroup] = []
     first: list[Record] = []
     for label, part in runs.items():
@@ -169,7 +174,10 @@ def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> lis
 
 
 def _figures(run: Run, passed: ToTarget | None, place: int) -> dict[str, float]:
-    """Return the run's `FIGURES`, with NaN for missing ones, and the user's metrics."""
+    """Return the run's `FIGURES` and the user's metrics; a missing figure is NaN.
+
+    ``place`` is the index of the run in ``passed``.
+    """
     summary, evaluations = run.summary, run.record.evaluations
     weight = applied_weight(run.record)
     theirs = weight.shares[np.isin(profile_of(run.record, weight.clients), run.slow.profiles)]
@@ -194,7 +202,10 @@ def own_names(rows: Sequence[RunGroup]) -> list[str]:
 
 
 def settings(record: Record) -> dict[str, Any]:
-    """Return the settings that affect the run's results, with all fields of its strategy, by dotted key."""
+    """Return the settings that affect the run's results, keyed by dotted name.
+
+    They include all fields of the run's strategy.
+    """
     tables = settings_of(record).tables
     strategy = {**tables.get("strategy", {}), **record.meta.strategy_fields}
     found = dict(toml.flat({**tables, "strategy": strategy}))
@@ -206,7 +217,7 @@ def settings(record: Record) -> dict[str, Any]:
 
 
 def kind(record: Record) -> str:
-    """Return a text that is equal for runs of the same group, which differ only in their seed."""
+    """Return a string that is the same for all runs that differ only in their seed, and for no other runs."""
     meta = record.meta
     parts = [meta.strategy, meta.clock, meta.partition, meta.model, meta.parameters, record.kinds()]
     parts += [msgspec.structs.asdict(meta.privacy)] if meta.privacy is not None else []
@@ -216,9 +227,9 @@ def kind(record: Record) -> str:
 def labels(records: Sequence[Record]) -> list[str]:
     """Return a label for each row of a comparison, given one record per row.
 
-    A label is the strategy's name, or the folder's name if there is no strategy. Rows of the same name are
-    told apart by the settings in which they differ, or by their folders if there are too many or no such
-    settings.
+    A label is the strategy's name, or the folder's name if there is no strategy. Rows with the same name are
+    distinguished by the settings in which they differ, or by their folders if they differ in no setting or in
+    too many settings.
     """
     names = [record.meta.strategy or record.folder.name for record in records]
     found = list(names)
@@ -235,7 +246,7 @@ def labels(records: Sequence[Record]) -> list[str]:
 
 
 def _apart(name: str, records: Sequence[Record]) -> list[str]:
-    """Return labels that distinguish rows of the same name."""
+    """Return labels that distinguish rows with the same name."""
     every = [settings(record) for record in records]
     keys = [key for key in dict.fromkeys(key for each in every for key in each) if _differs(key, every)]
     last = [key.rpartition(".")[2] for key in keys]

@@ -26,17 +26,17 @@ class Group(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Client numbers in ascending order, and each client's share of the applied weight; 1 is fair."""
+    """Client numbers in ascending order, and each client's applied weight relative to the fair share."""
 
     clients: NDArray[np.int64]
     shares: NDArray[np.float64]
 
 
 def profiles_by_speed(record: Record) -> list[str]:
-    """Return the fleet's profiles, slowest first, by the declared time of a whole trip.
+    """Return the fleet's profiles in order of the declared time of a whole trip, slowest first.
 
-    Each trip's training time is scaled to the fleet's median number of steps, so that the split of the
-    examples does not change the order. Profiles without a completed trip are the first.
+    The training time of each trip is scaled to the median number of steps over all trips, so that the order
+    does not depend on how the examples are split. Profiles without a completed trip come first.
     """
     trips, fleet = record.trips, record.fleet
     names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())
@@ -49,7 +49,7 @@ def profiles_by_speed(record: Record) -> list[str]:
 
 
 def labels_by_profile(record: Record) -> dict[str, set[int]]:
-    """Return the classes of each profile's clients, slowest profile first."""
+    """Return, for each profile, the classes that its clients hold, with the slowest profile first."""
     held: dict[str, set[int]] = {profile: set() for profile in profiles_by_speed(record)}
     for profile, labels in record.select("SELECT DISTINCT profile, labels FROM clients"):
         held[profile].update(json.loads(labels))
@@ -92,12 +92,12 @@ def profile_of(record: Record, clients: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def profile_of_trips(record: Record) -> NDArray[Any]:
-    """Return the profile of each trip, by task; "" for a client that is not in the record."""
+    """Return the profile of each trip, in order of tasks; "" for a client that is not in the record."""
     return profile_of(record, record.trips["client"])
 
 
 def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
-    """Return the median of ``values``, one per trip, for each profile; missing values are ignored."""
+    """Return the median of ``values``, one per trip, for each profile. Missing values are ignored."""
     profile, known = profile_of_trips(record), np.isfinite(values)
     return {
         name: float(np.median(values[chosen]))
@@ -107,11 +107,10 @@ def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def applied_weight(record: Record) -> Shares:
-    """Return each client's share of all applied weight times the number of clients.
+    """Return each client's share of the total applied weight, multiplied by the number of clients.
 
-    Empty if no weight was applied.
-
-    1 is fair by FedStaleWeight's definition (Ma 2024, eq. 3).
+    A value of 1 is fair by FedStaleWeight's definition (Ma 2024, eq. 3). The result is empty if no weight was
+    applied.
     """
     weight, owner = record.trips["weight"], record.trips["client"]
     clients = record.fleet["client"] if len(record.fleet["client"]) else np.unique(owner)
@@ -143,14 +142,14 @@ def class_accuracy(row: EvaluationRow) -> NDArray[np.float64]:
 
 
 def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
-    """Return the accuracy over all test examples of ``labels``; NaN if there are none."""
+    """Return the accuracy over all test examples of the classes ``labels``; NaN if there are none."""
     known = [label for label in labels if 0 <= label < len(row.total)]
     total = sum(row.total[label] for label in known)
     return sum(row.correct[label] for label in known) / total if total else float("nan")
 
 
 def accuracy_by_client(record: Record) -> tuple[dict[int, float], str]:
-    """Return each client's accuracy with the last evaluated model, and a description of the examples."""
+    """Return the last evaluated model's accuracy for each client, and a description of the examples used."""
     row = next((row for row in reversed(record.evaluations) if row.client_accuracy), None)
     if row is not None:
         return dict(zip(row.clients, row.client_accuracy, strict=True)), "their own held-out examples"

@@ -1,4 +1,4 @@
-"""Headline figures of a run as text, the same in its report, on its live page and in the terminal."""
+"""The headline figures of a run as text, as shown in its report, on its live page and in the terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def emulated_time(emulated_s: float, wall_s: float) -> Stat:
 
 
 def fidelity(found: Mapping[str, Any], clock: str) -> Stat:
-    """Return the verdict on a run; ``found`` is its summary's ``fidelity``."""
+    """Return the verdict on a run; ``found`` is the field ``fidelity`` of the run's summary."""
     median, p95 = found["median_abs_error"], found["p95_abs_error"]
     note = f"error median {percent(median, 2)}, p95 {percent(p95, 2)}"
     if median is None:

@@ -1,7 +1,7 @@
-"""The page kit: functions that make edgefl's HTML pages, which need no scripts.
+"""Functions that build edgefl's HTML pages, which need no scripts.
 
-`page` makes a whole page; `stat`, `card`, `figure`, `facts` and `bullets` make its parts, `html_table` its
-tables, and the module `pictures` its pictures. These functions escape texts and return HTML.
+`page` builds a whole page; `stat`, `card`, `figure`, `facts` and `bullets` build its parts, `html_table`
+builds its tables, and the module `pictures` draws its pictures. These functions escape text and return HTML.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ class Picture(NamedTuple):
     keys: Sequence[tuple[str, str]] = ()
     wide: bool = False
     data: Sequence[Sequence[object]] = ()
-    """The plotted rows after a row of column names."""
+    """A row of column names, followed by the plotted rows."""
 
 
 def head(title: str, more: str = "", style: str = "") -> str:
-    """Return a page's HTML up to ``<main>``; ``more`` is HTML for the head, ``style`` additional CSS."""
+    """Return a page's HTML up to ``<main>``.
+
+    ``more`` is HTML to add to the head, and ``style`` is CSS to add.
+    """
     return _HEAD.format(title=escape(title), more=more, css=CSS + style)
 
 
@@ -60,9 +63,10 @@ def page(
 ) -> str:
     """Return a whole HTML page: the cards ``headline``, then each heading of ``sections`` with its cards.
 
-    ``lead`` is the result in a sentence. ``headline``, ``banner`` and the cards are HTML. A section's cards
-    are in two columns; a heading without cards is left out. The page ends with a glossary of the terms on it.
-    Undecodable bytes in file names and command arguments become ``?``.
+    ``kicker`` is a small line above the title, ``sub`` is a line below it, and ``lead`` is the result in a
+    sentence. ``headline``, ``banner`` and the cards are HTML. A section's cards are in two columns; a heading
+    without cards is left out. The page ends with a glossary of the terms that it uses. Undecodable bytes in
+    file names and command arguments become ``?``.
     """
     policy = f'<meta http-equiv="Content-Security-Policy" content="{NO_SCRIPT}">'
     body = [
@@ -81,7 +85,10 @@ def page(
 
 
 def stat(name: str, value: str, note: str = "", tone: str = "") -> str:
-    """Return a headline card; ``tone`` is "", "good" or "bad". Words have a smaller font than numbers."""
+    """Return a card with a headline figure; words are set in a smaller font than numbers.
+
+    ``tone`` is "", "good" or "bad".
+    """
     word = "" if value[:1].isdigit() or value == "–" or value.isupper() else " word"
     return (
         f'<div class="card"><p class="stat"><span{hint(name)}>{escape(name)}</span></p>'
@@ -97,18 +104,18 @@ def card(title: str, about: str, inner: str, *, wide: bool = True) -> str:
 
 
 def bullets(items: Iterable[str]) -> str:
-    """Return the texts as an HTML list; an empty string if there are none."""
+    """Return the strings as an HTML list, or an empty string if there are none."""
     rows = "".join(f"<li>{escape(item)}</li>" for item in items)
     return f"<ul>{rows}</ul>" if rows else ""
 
 
 def facts(rows: Mapping[str, str]) -> str:
-    """Return a definition list of names and values; names without a value are left out."""
+    """Return an HTML definition list of names and values; names without a value are left out."""
     return definitions((escape(name), escape(value)) for name, value in rows.items() if value)
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> str:
-    """Return a definition list of names and values, which are HTML."""
+    """Return an HTML definition list of names and values, which are HTML already."""
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in rows)}</dl>"
 
 
@@ -141,9 +148,10 @@ def html_table(
 ) -> str:
     """Return an HTML table, which scrolls if its card is too narrow. Cells are escaped.
 
-    A name in ``columns`` that starts with ``>`` marks a column of numbers. Long words in the columns
-    ``wrap``, by default the last, are broken, if possible after ``::``. With several such columns, a narrow
-    screen shows each row as a block. Columns without a value in any row are left out, except the first.
+    A name in ``columns`` that starts with ``>`` marks a column of numbers. ``wrap`` holds the indices of the
+    columns in which long words are broken, if possible after ``::``; by default, this is only the last
+    column. If there are several such columns, a narrow screen shows each row as a block. Columns that have no
+    value in any row are left out, except the first column.
     """
     cells = [[tables.figure(value) for value in row] for row in rows]
     wrapped = (len(columns) - 1,) if wrap is None else wrap
@@ -152,7 +160,7 @@ def html_table(
         k for k in range(len(columns)) if k == 0 or not cells or any(row[k] not in ("", "–") for row in cells)
     ]
 
-    def role(name: str) -> str:  # CSS that turns rows into blocks hides the table from screen readers
+    def role(name: str) -> str:  # screen readers need the roles if CSS shows rows as blocks
         return f' role="{name}"' if stacked else ""
 
     def heading(place: int) -> str:
@@ -182,7 +190,7 @@ def html_table(
 _TERMS = {
     "to target": (
         r"to target$",
-        "Time or trips until the smoothed measure reached the target; the table names both.",
+        "Time or trips until the smoothed metric reached the target, which the card's title states.",
     ),
     "slow phones": (
         r"slow phones",
@@ -200,7 +208,7 @@ _TERMS = {
     ),
     "emulated time": (
         r"emulated time",
-        "The phones' time. Wall time may be longer or shorter, by the time scale.",
+        "Time on the emulated phones. The time scale is the wall time per emulated second.",
     ),
     "fidelity": (
         r"^fidelity$",
@@ -208,7 +216,7 @@ _TERMS = {
     ),
     "error of the total": (
         r"^error of the total",
-        "Sum of the achieved times over the sum of the declared ones, minus 1.",
+        "Sum of the achieved times divided by the sum of the declared times, minus 1.",
     ),
     "device model within": (
         r"^device model within",
@@ -216,7 +224,7 @@ _TERMS = {
     ),
     "proportional set size": (
         r"^memory$|^peak memory",
-        "Memory of a process in which a page shared by n processes counts as an n-th.",
+        "Memory of a process; a page that n processes share counts as an n-th of a page.",
     ),
     "seen by the server": (
         r"^seen by the server$",
@@ -229,8 +237,8 @@ _TERMS = {
     "version": (r"^versions?$", "One state of the global model: each sum at the server makes the next."),
     "worst tenth": (r"worst tenth", "The tenth of the clients with the lowest value."),
 }
-"""For each term, a pattern that matches the headings it explains, and the explanation. The first match is
-used."""
+"""For each term, a pattern for the headings that the term explains, and the explanation. If several patterns
+match a heading, the first is used."""
 TERMS = {term: text for term, (_, text) in sorted(_TERMS.items())}
 
 
@@ -244,7 +252,7 @@ def term_of(heading: str) -> str | None:
 
 
 def hint(heading: str) -> str:
-    """Return the HTML attribute that shows a heading's explanation at the pointer; "" if it has none."""
+    """Return the HTML attribute that explains a heading when the pointer is on it; "" if it has no term."""
     term = term_of(heading)
     return "" if term is None else f' title="{escape(TERMS[term])}"'
 

@@ -1,9 +1,10 @@
-"""Test whether phones of one model act in step, as independent phones would not.
+"""Test whether phones of one model act at the same times ("in phase"), as independent phones would not.
 
-Two shares are compared with those of independent arrivals at the same rates: the share of buffers whose
+Two shares are compared with the shares for independent arrivals at the same rates: the share of buffers whose
 updates are all from one device profile, and the share of arrivals that are closer to another arrival than
-`NEAR` times the mean gap. The expected share and its 99% interval are computed from simulated runs, with the
-run's own arrivals in random order for the first share, and as many arrivals at uniform times for the second.
+`NEAR` times the mean gap. The expected share and its 99% interval are computed from simulated runs. For the
+first share, a simulated run has the run's own arrivals in random order; for the second share, it has the same
+number of arrivals at uniformly distributed times.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ CONFIDENCE = 0.99
 
 
 class ObservedShare(NamedTuple):
-    """A share in a run, and the share that independent arrivals would have, with its 99% interval."""
+    """A share of a run's buffers or arrivals, and the share to be expected if phones were independent.
+
+    ``low`` and ``high`` are the ends of the 99% interval of the expected share.
+    """
 
     share: float
     expected: float
@@ -37,17 +41,17 @@ class ObservedShare(NamedTuple):
 
     @property
     def in_phase(self) -> bool:
-        """True if the share is above the interval of independent arrivals."""
+        """True if the observed share is above the 99% interval for independent phones."""
         return self.share > self.high
 
 
 class Phase(NamedTuple):
-    """Synchrony of a run's phones. A share is None if it cannot be computed, as with too few updates."""
+    """Synchrony of a run's phones. A share is None if it cannot be computed, for example from few updates."""
 
     one_profile: ObservedShare | None
     coincident: ObservedShare | None
     by_design: str = ""
-    """Reason why clients act together by design, so that no warning is given; empty without such a reason."""
+    """Reason why clients act together by design, so that no warning is given; empty if there is no reason."""
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for ``summary.json``."""
@@ -57,7 +61,7 @@ class Phase(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """A sentence if the fleet is in phase, else empty."""
+        """A warning in one sentence if the phones act in phase; otherwise empty."""
         found = {
             "buffers hold updates of one device profile only": self.one_profile,
             "arrivals coincide with another one": self.coincident,
@@ -76,8 +80,8 @@ class Phase(NamedTuple):
 def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> Phase:
     """Compare a run's buffers and arrivals with those of independent phones.
 
-    ``trips`` are the trips of a `Record`, ``profile`` is the device profile of each trip. ``by_design`` is
-    `Meta.in_phase`. If no update was stale, the strategy is taken to have rounds even without a declaration.
+    ``trips`` are the trips of a `Record`, and ``profile`` is the device profile of each trip. ``by_design``
+    is `Meta.in_phase`. If it is empty but no update was stale, the strategy is assumed to work in rounds.
     """
     applied = trips["applied_version"] >= 0
     arrives_s = trips["sent_s"] + trips["trip_declared_s"]
@@ -106,13 +110,16 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
 def _one_profile(
     codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> float:
-    """Return the share of buffers with several updates in which all updates have the same profile."""
+    """Among the buffers with several updates, return the share whose updates are all from one profile."""
     same = np.maximum.reduceat(codes, starts) == np.minimum.reduceat(codes, starts)
     return float(np.mean(same[sizes > 1]))
 
 
 def _coincident(at_s: npt.NDArray[np.float64]) -> float:
-    """Return the share of ascending times that have a neighbour closer than `NEAR` times the mean gap."""
+    """Return the share of times that have a neighbour within `NEAR` times the mean gap.
+
+    The times are in ascending order.
+    """
     gaps = np.diff(at_s)
     near = gaps <= NEAR * float(gaps.mean())
     return float(np.mean(np.append(near, False) | np.insert(near, 0, False)))

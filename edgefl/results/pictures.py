@@ -1,4 +1,4 @@
-"""The drawing kit: matplotlib figures as inline SVG, with colours by role from the page's CSS."""
+"""Draw matplotlib figures as inline SVG. The page's CSS defines the colour of each role, such as "ink"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgefl.results.page import Picture, figure
 from edgefl.results.tables import number
 
 COLOURS = 8
-# matplotlib draws with these placeholder colours; `Canvas.svg` replaces each by its role's CSS variable
+# matplotlib draws with these placeholder colours; `Canvas.svg` replaces each with its role's CSS variable
 _NAMES = "ink muted line band good bad down compute up c1 c2 c3 c4 c5 c6 c7 c8"
 _ROLES = {role: f"#0a0b{number:02x}" for number, role in enumerate(_NAMES.split(), 1)}
 _SETTINGS: Any = {
@@ -47,7 +47,7 @@ _SETTINGS: Any = {
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """Draw figures in the style of the pages; a context manager or decorator."""
+    """Draw figures in the style of the pages; for use as a context manager or as a decorator."""
     with mpl.rc_context(_SETTINGS):
         yield
 
@@ -64,7 +64,7 @@ colour = _ROLES.__getitem__
 
 
 def series(k: int) -> str:
-    """Return the role of the k-th series, from 0; the ninth and later are muted.
+    """Return the colour role of series ``k``, counted from 0; the ninth and later series are muted.
 
     >>> series(0), series(8)
     ('c1', 'muted')
@@ -73,7 +73,7 @@ def series(k: int) -> str:
 
 
 class Canvas:
-    """A matplotlib figure with one axes. Its size and margins are in points; ``up`` names the y axis."""
+    """A matplotlib figure with one plot. Its size and margins are in points; ``up`` is the y axis's label."""
 
     def __init__(
         self, width: float = 400.0, height: float = 220.0, *, left: float = 40.0, up: str = ""
@@ -103,11 +103,11 @@ class Canvas:
     def svg(self, label: str) -> str:
         """Return the picture as inline SVG in the page's colours; ``label`` is for screen readers."""
         file = io.StringIO()
-        # the salt keeps the ids of a page's pictures distinct
+        # because of the salt, pictures on one page do not share element ids
         with mpl.rc_context({"svg.hashsalt": label}):
             self.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         text = file.getvalue()
-        # drop inline styles: they would restyle the page, whose CSS has the same two rules
+        # drop inline styles, which would apply to the whole page; the page's CSS has the same two rules
         unwanted = r"^.*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>"
         text = re.sub(unwanted, "", text, flags=re.S)
         for k, tip in enumerate(self._tips):
@@ -141,7 +141,7 @@ AXES = {
     "at_s": ("emulated seconds", "emulated_s", "emulated time"),
     "trips": ("client trips", "client_trips", "client trips"),
 }
-"""The possible x axes of a curve: label, column name in the data, and title."""
+"""The possible x axes of a curve: the axis's label, its column name in the data, and its name in titles."""
 
 
 @house_style()
@@ -150,7 +150,8 @@ def curves_picture(
 ) -> Picture | None:
     """Draw curves over ``at_s`` or ``trips``; return None if there are none.
 
-    ``share`` means that the values are shares, shown in per cent; ``ends`` labels the curves' last values.
+    If ``share``, the values are shares and are shown in per cent. If ``ends``, the last value of each curve
+    is printed at the end of the curve.
     """
     if not curves:
         return None
@@ -197,9 +198,9 @@ def learning_figures(
 ) -> list[str]:
     """Return cards with curves of the accuracy, or of the loss, and of the ``own`` metrics.
 
-    ``curves_of`` returns the curves of a metric over ``at_s`` or ``trips``. ``about`` maps each x axis and
-    "own" to the explanation on the card. ``last`` are cards to put after those of the accuracy; None means
-    that the task has no accuracy, so that the loss is shown.
+    ``curves_of`` returns the curves of a metric over ``at_s`` or ``trips``. ``about`` maps each x axis, and
+    "own" for the ``own`` metrics, to the explanation on the card. ``last`` holds cards that follow those of
+    the accuracy; None means that the task has no accuracy, so the loss is shown instead.
     """
 
     def drawn(name: str, over: str, what: str) -> str:
@@ -214,18 +215,18 @@ def learning_figures(
 
 
 EARLY = 0.1
-"""Initial fraction of the x axis, where curves still rise; ignored in choosing the y axis's lower end."""
+"""Initial fraction of the x axis, where curves still rise; it is ignored to find the y axis's lower end."""
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:
-    """Return the lower end of an axis of shares: 0, or just below all curves if they soon stay above 70%."""
+    """Return the lower end of a y axis of shares: 0, or just below the curves if all soon stay above 70%."""
     later = [curve.y[curve.x >= EARLY * farthest] for curve in curves]
     lowest = min((float(np.nanmin(y)) for y in later if np.isfinite(y).any()), default=0.0)
     return max(0.0, np.floor(lowest * 20 - 1) / 20) if lowest > 0.7 else 0.0
 
 
 def _end_dots(canvas: Canvas, curves: Sequence[Curve]) -> None:
-    """Draw a dot at the end of each curve, and rings around it for other curves that end close by."""
+    """Draw a dot at the end of each curve, or a ring around the dots of earlier curves that end close by."""
     across, up = canvas.axes.get_xlim()[1], float(np.diff(canvas.axes.get_ylim())[0])
     placed: list[tuple[float, float]] = []
     for curve in curves:
@@ -240,7 +241,7 @@ def _end_dots(canvas: Canvas, curves: Sequence[Curve]) -> None:
 
 
 def bars_of(axes: Axes, spans: Sequence[tuple[float, float, float]], height: float, role: str) -> None:
-    """Draw horizontal bars (start, end, y of the middle) as one path, a few bytes per bar."""
+    """Draw horizontal bars, each given as (start, end, y of the middle), as one path to save space."""
     if spans:
         start, end, y = np.array(spans).T
         low, high = y - height / 2, y + height / 2

@@ -49,7 +49,7 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
     ) as error:  # UnicodeDecodeError if SQLite quotes damaged text
         raise ConfigError(f"run record {path} is damaged or not a record: {error}") from None
     if stamp != APPLICATION_ID:
-        raise ConfigError(f"{path} is a database of another program than edgefl (application id {stamp:#x})")
+        raise ConfigError(f"{path} is a database of a program other than edgefl (application id {stamp:#x})")
     if version != SCHEMA_VERSION:
         age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise ConfigError(
@@ -61,22 +61,22 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
 
 
 def read_events(db: sqlite3.Connection, until: int = 2**63 - 1) -> Iterator[tuple[int, Event]]:
-    """Yield the events up to number ``until`` with their numbers, in order."""
+    """Yield the events of the journal up to number ``until``, in order, each with its number."""
     for seq, event in db.execute("SELECT seq, event FROM journal WHERE seq <= ? ORDER BY seq", (until,)):
         yield seq, event_decoder.decode(event)
 
 
 class Columns(dict[str, NDArray[Any]]):
-    """A table by column, with rows in order of its key. ``trips["compute_s"]`` is a float64 array.
+    """The columns of a table as arrays, keyed by name; the rows are in order of the table's primary key.
 
-    A column is read at its first use. A missing value is NaN in a float column, −1 in an integer column, ""
-    in a text column and 0 in a checksum column.
+    For example, ``trips["compute_s"]`` is a float64 array. A column is read when it is first used. A missing
+    value is NaN in a float column, −1 in an integer column, "" in a text column and 0 in a checksum column.
     """
 
     def __init__(self, record: Record, table: str) -> None:
         self._record, self._table = record, table
         self.kinds = column_types(TABLES[table])
-        """Each column's type, and whether it may be missing: see `column_types`."""
+        """The type of each column, and whether its values may be missing: see `column_types`."""
         if table == "trips":
             self.kinds["uses"] = (int, False)
 
@@ -90,7 +90,7 @@ class Columns(dict[str, NDArray[Any]]):
         parts = [np.empty(0, dtype)]
         for rows in self._record.batches(statement):
             found = [value for (value,) in rows]
-            if dtype is object:  # a long table has few different texts, so equal ones share an object
+            if dtype is object:  # a long table has few different strings, so equal ones share an object
                 found = [same.setdefault(value, value) for value in found]
             if kind is dict:
                 found = [_value(name, value, kind, False) for value in found]
@@ -107,7 +107,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
-    """Decode a value. SQLite stores NaN as NULL, tuples and dicts as JSON, checksums as signed integers."""
+    """Decode a value. NaN is stored as NULL, tuples and dicts as JSON, and checksums as signed integers."""
     if value is None:
         return math.nan if kind is float and not optional else None
     if name in CHECKSUMS:
@@ -130,7 +130,7 @@ class Record:
             raise ConfigError(f"{self.folder} is not a run's folder: no {FILE_NAME} in it")
         try:
             self._db = self._open()
-        except sqlite3.Error as error:  # such as too many open files
+        except sqlite3.Error as error:  # for example, if too many files are open
             raise ConfigError(f"run record {self.path} cannot be read: {error}") from None
         with self._errors():
             check_file(self._db, self.path)
@@ -210,47 +210,53 @@ class Record:
 
     @cached_property
     def fleet(self) -> Columns:
-        """Columns of `ClientRow`, by client; faster than `clients` for a large fleet."""
+        """The columns of `ClientRow`, in order of client numbers; faster than `clients` for a large fleet."""
         return Columns(self, "clients")
 
     def kinds(self) -> list[tuple[str, str, int]]:
-        """Return the profile, network and number of clients of each kind of client."""
+        """Return each combination of profile and network in the fleet, with its number of clients."""
         return self.select("SELECT profile, network, COUNT(*) FROM clients GROUP BY profile, network")
 
     @cached_property
     def trips(self) -> Columns:
-        """Columns of `TripRow`, by task, and ``uses``: the number of versions that used the trip's update."""
+        """The columns of `TripRow`, in order of tasks, and the column ``uses``.
+
+        ``uses`` is the number of versions that used the trip's update.
+        """
         return Columns(self, "trips")
 
     @cached_property
     def metrics(self) -> Mapping[str, NDArray[np.float64]]:
-        """Metrics logged by the user's training function: float64 arrays over `trips`; NaN if missing."""
+        """The metrics that the user's training function logged, keyed by name.
+
+        Each is a float64 array with one value per row of `trips`, which is NaN if it is missing.
+        """
         logged = self.trips["metrics"]
         names = sorted({name for figures in logged for name in figures})
         return {name: np.array([figures.get(name, math.nan) for figures in logged]) for name in names}
 
     @cached_property
     def versions(self) -> Columns:
-        """Columns of `VersionRow`, by version."""
+        """The columns of `VersionRow`, in order of versions."""
         return Columns(self, "versions")
 
     @cached_property
     def evaluations(self) -> list[EvaluationRow]:
-        """The evaluations, by version. An accuracy or loss that was not measured is NaN."""
+        """The evaluations, in order of versions. An accuracy or loss that was not measured is NaN."""
         return self._rows(EvaluationRow, "evaluations ORDER BY version")
 
     @cached_property
     def incidents(self) -> list[IncidentRow]:
-        """Incidents, in order."""
+        """The incidents, in the order in which they were recorded."""
         return self._rows(IncidentRow, "incidents ORDER BY id")
 
     @cached_property
     def costs(self) -> list[CostRow]:
-        """The server's wall time by stage, most expensive first."""
+        """The server's wall time in each stage of its work, with the most expensive stage first."""
         return self._rows(CostRow, "costs ORDER BY seconds DESC, stage")
 
     def sums(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
-        """Yield each version's updates: (version, tasks, weights), in summing order."""
+        """Yield (version, tasks, weights) of the updates in each version's sum, in the order of summation."""
         for version, tasks, weights in self.select("SELECT * FROM sums ORDER BY version"):
             yield version, np.frombuffer(tasks, "<i8"), np.frombuffer(weights, "<f8")
 
@@ -263,7 +269,9 @@ class Record:
     def phone(
         self, client: int, trips: int, incidents: int, tasks: int
     ) -> tuple[ClientRow | None, list[TripRow], list[IncidentRow]]:
-        """Return a client's row (None before it is recorded), and its last trips and incidents, newest first.
+        """Return a client's row, and the client's last trips and incidents, newest first.
+
+        The row is None if it is not recorded yet.
 
         At most ``trips`` trips and ``incidents`` incidents are returned. Only the run's last ``tasks`` tasks
         are searched for trips, so that the query is fast.
@@ -280,7 +288,7 @@ class Record:
         )
 
     def events(self) -> Iterator[tuple[int, Event]]:
-        """Yield the journal in order, each event with its number."""
+        """Yield the events of the journal in order, each with its number."""
         with self._errors():
             yield from read_events(self._db)
 

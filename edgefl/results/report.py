@@ -75,7 +75,7 @@ def is_whole(content: bytes) -> bool:
 
 
 def report(record: Record, summary: dict[str, Any]) -> str:
-    """Return the run's page: self-contained HTML with inline pictures, light and dark, without scripts."""
+    """Return the run's page: HTML with inline pictures, for light and dark mode, without scripts."""
     enforced = record.meta.clock != "virtual"
     judged = "Times are computed from the profiles, not enforced, so they have no enforcement error. "
     if enforced:
@@ -113,7 +113,7 @@ def report(record: Record, summary: dict[str, Any]) -> str:
                         draw_weights(record), "No update was applied."),
         ],
         "Fleet": [
-            page.figure("Timeline of trips", "One lane per client, fastest profile first.",
+            page.figure("Timeline of trips", "One row per client, fastest profile first.",
                         draw_timeline(record), "No trip was made."),
             page.card("Profiles", "Slowest first. Applied weight: mean over the profile's clients.",
                       _profiles(record, summary)),
@@ -194,7 +194,10 @@ def _scored(record: Record) -> bool:
 
 
 def _curves(record: Record, name: str, over: str) -> list[Curve]:
-    """Return a metric's curves over time or trips; accuracy also on classes that only slow phones have."""
+    """Return a metric's curves over time or trips.
+
+    For accuracy, a second curve shows the accuracy on the classes that only slow phones have.
+    """
     points = measured(record, name, over)
     if name != "accuracy":
         return [Curve("c1", name, *points)] if points.size else []
@@ -225,7 +228,7 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
 
 
 def _attackers(found: dict[str, Any] | None) -> list[str]:
-    """Return the card with accuracy and weight of honest and attacking clients, if any attack."""
+    """Return a card with the accuracy and weight of honest and attacking clients, if any client attacks."""
     if found is None:
         return []
     rows = []
@@ -241,7 +244,7 @@ def _attackers(found: dict[str, Any] | None) -> list[str]:
 
 
 def _logged(record: Record) -> list[str]:
-    """Return the card with the metrics that the user's training function logged, if any."""
+    """Return a card with the metrics that the user's training function logged, if there are any."""
     rows = []
     for name, values in record.metrics.items():
         known = values[np.isfinite(values)]
@@ -283,7 +286,7 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
 
 
 def _energy(found: dict[str, Any]) -> list[str]:
-    """Return the card with the energy of the trips; none if no profile states its power."""
+    """Return a card with the energy of the trips, or no card if no profile states its power draw."""
     if not found["by_profile"]:
         return []
     rows = [
@@ -309,7 +312,10 @@ def _range(one: dict[str, float]) -> str:
 
 
 def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float], enforced: bool) -> str:
-    """Return tables of errors by part and device; only of model errors if times were not ``enforced``."""
+    """Return tables of the errors by part of a trip and by device.
+
+    If times were not ``enforced``, there is only a table of the errors of the device models.
+    """
     within, factors = "Device model within (90%)", {k: f"{v:.2g}×" for k, v in model_error_factor.items()}
     if not enforced:
         return html_table(["Device", f">{within}"], factors.items()) if factors else ""
@@ -378,7 +384,7 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
     bad = integrity["checksum_mismatches"] + integrity["version_mismatches"]
     text = (
         f"{integrity['checked']:,} checksums were compared: {integrity['checksum_mismatches']} differed. "
-        f"{integrity['version_mismatches']} updates were trained from another version than the one sent."
+        f"{integrity['version_mismatches']} updates were trained from a version other than the one sent."
     )
     if there["left"]:
         left, back = ("once" if n == 1 else f"{n:,} times" for n in (there["left"], there["returned"]))
@@ -437,7 +443,7 @@ def profile_roles(record: Record) -> dict[str, str]:
 
 @house_style()
 def draw_classes(record: Record) -> Picture | None:
-    """Draw the last evaluation's accuracy in each class; another colour marks slow phones' classes."""
+    """Draw the accuracy in each class at the last evaluation; another colour marks slow phones' classes."""
     if not record.evaluations or not record.evaluations[-1].total:
         return None
     last = record.evaluations[-1]
@@ -502,7 +508,7 @@ def draw_weights(record: Record) -> Picture | None:
 
 @house_style()
 def draw_timeline(record: Record) -> Picture | None:
-    """Draw downloads, training and uploads over emulated time, in one lane per client."""
+    """Draw downloads, training and uploads over emulated time, with one row of bars per client."""
     trips = record.trips
     if not trips["task"].size:
         return None

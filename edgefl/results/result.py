@@ -67,27 +67,27 @@ class Result:
         return Record(self.dir)
 
     def evaluations(self) -> Table:
-        """Return the learning curve, one row per evaluation: `columns.evaluations`."""
+        """Return the learning curve, with one row per evaluation: see `columns.evaluations`."""
         return self._table("evaluations")
 
     def trips(self) -> Table:
-        """Return one row per client trip: `columns.trips`."""
+        """Return one row per client trip: see `columns.trips`."""
         return self._table("trips")
 
     def weights(self) -> Table:
-        """Return one row per update in a version, with its weight: `columns.weights`."""
+        """Return one row for each update in each version, with its weight: see `columns.weights`."""
         return self._table("weights")
 
     def staleness(self) -> Table:
-        """Return one row per update that arrived, with its staleness: `columns.staleness`."""
+        """Return one row per update that arrived, with its staleness: see `columns.staleness`."""
         return self._table("staleness")
 
     def clients(self) -> Table:
-        """Return one row per client, with its share of the applied weight: `columns.clients`."""
+        """Return one row per client, with its share of the applied weight: see `columns.clients`."""
         return self._table("clients")
 
     def versions(self) -> Table:
-        """Return one row per version: `columns.versions`."""
+        """Return one row per version: see `columns.versions`."""
         return self._table("versions")
 
     def _table(self, name: str) -> Table:
@@ -98,14 +98,14 @@ class Result:
     def track(self, tracker: str) -> str:
         """Copy the run to "tensorboard", "mlflow" or "wandb"; return the copy's address or folder.
 
-        Raises `ConfigError` if the tracker is unknown or not installed, `RunError` if it fails.
+        Raises `ConfigError` if the tracker is unknown or not installed, and `RunError` if it fails.
         """
         from edgefl.results.trackers import track
 
         return track(self.dir, tracker)
 
     def model(self) -> dict[str, NDArray[np.float32]]:
-        """Return the final global model: its tensors as float32 arrays, by name."""
+        """Return the tensors of the final global model as float32 arrays, keyed by name."""
         from safetensors import SafetensorError
 
         from edgefl.parameters.checkpoint import read_sealed

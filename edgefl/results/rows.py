@@ -1,8 +1,9 @@
-"""The run record's tables as typed rows.
+"""Types for the rows of the run record's tables.
 
-Each row type is one table of ``record.sqlite``: a field is a column, the first one the primary key. Rows take
-keywords only, because swapped columns would go unnoticed. Fields that end in ``_s`` are emulated seconds,
-and points in time count from the start of the run; ``wall_s`` is in seconds of this machine's clock.
+Each type describes one table of ``record.sqlite``: its fields are the columns, and the first field is the
+primary key. Rows are created with keyword arguments only, because swapped columns would go unnoticed. Fields
+whose names end in ``_s`` are in emulated seconds, and points in time are counted from the start of the run;
+``wall_s`` is in seconds of this machine's clock.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ APPLICATION_ID = 0x45464C52
 SCHEMA_VERSION = 5
 FILE_NAME = "record.sqlite"
 FATES = ("applied", "discarded", "dropped", "lost")
-"""Outcomes of a trip's update: used in a version; valid but not used, or cancelled; not finite or altered in
-transit; or missing, since the client went offline, died or failed."""
+"""The possible outcomes of a trip's update. Applied: a version used it. Discarded: it was valid but was not
+used, or was cancelled. Dropped: it was not finite, or was altered in transit. Lost: it is missing, because
+the client went offline, died or failed."""
 
 
 class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -32,13 +34,16 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     profile: str
     network: str
     examples: int
-    """Examples for training."""
+    """Number of examples for training."""
     test_examples: int = 0
-    """Held-out examples."""
+    """Number of held-out examples."""
     labels: tuple[int, ...] = ()
-    """Classes with at least one example on this client, ascending."""
+    """Classes with at least one example on this client, in ascending order."""
     step_s: float | None = None
-    """Declared seconds of a training step on a whole batch; None if the profile has only a delay model."""
+    """Declared time of a training step on a whole batch, in seconds.
+
+    None if the profile has only a delay model.
+    """
     memory_mib: float | None = None
     down_mbps: float | None = None
     up_mbps: float | None = None
@@ -47,7 +52,8 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One client trip: download, local training and upload, as far as they happened.
 
-    ``*_declared_s`` is a part's duration by the profile, the field without ``declared`` its actual duration.
+    A field ``*_declared_s`` is the duration of a part of the trip according to the profile. The field of the
+    same name without ``declared`` is the actual duration.
     """
 
     task: int
@@ -58,7 +64,7 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sent_s: float
     received_s: float | None = None
     arrived_s: float | None = None
-    """Time at which the update was complete in its slot; None for a trip that did not end."""
+    """Time at which the whole update was in its slot of the buffer; None if the trip did not end."""
     staleness: int | None = None
     applied_version: int | None = None
     """The first version that used the update."""
@@ -70,7 +76,7 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     steps: int | None = None
     loss: float | None = None
     trained_version: int | None = None
-    """The version from which the client reports to have trained; must be ``base_version``."""
+    """The version from which the client trained, according to its report; must equal ``base_version``."""
     down_bytes: int | None = None
     up_bytes: int | None = None
     down_s: float | None = None
@@ -85,18 +91,21 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trip_declared_s: float | None = None
     trip_achieved_s: float | None = None
     work_s: float | None = None
-    """Training time at the device's full speed, by its time model."""
+    """Training time at the device's full speed, according to the device's time model."""
     lateness_s: float | None = None
     """Emulated seconds by which the trip ended too late."""
     cpu_s: float | None = None
-    """CPU seconds of the training on this machine."""
+    """CPU time of the training on this machine, in seconds."""
     peak_mib: float | None = None
     """Peak memory of the training, predicted from the trace of its step."""
     process_grew_mib: float | None = None
-    """Growth of the client's process on this machine so far; None under the virtual clock."""
+    """Memory by which the client's process on this machine has grown so far; None under the virtual clock."""
     checksum_sent: int | None = None
     checksum_seen: int | None = None
-    """64-bit checksum of the update, computed by the client and, from the slot, by the server."""
+    """64-bit checksums of the update.
+
+    The client computes ``checksum_sent``, and the server computes ``checksum_seen`` from the slot.
+    """
     metrics: dict[str, float] = {}
     """Metrics logged by the user's own training function. See `Record.metrics`."""
 
@@ -110,23 +119,23 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     updates: int
     weight_sum: float
     sum_s: float
-    """Wall seconds of the weighted sum."""
+    """Duration of the weighted sum, in wall seconds."""
 
 
 class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Measurement of a version on the server's test examples and on the clients' own."""
+    """Measurement of a version on the server's test examples and on the clients' own held-out examples."""
 
     version: int
     at_s: float
     wall_s: float
     trips: int
-    """Client trips that had ended before the version was published."""
+    """Number of client trips that had ended before the version was published."""
     accuracy: float
     """NaN for a task without classes, unless the user's function returns an accuracy."""
     loss: float
     correct: tuple[int, ...] = ()
     total: tuple[int, ...] = ()
-    """Correct predictions and test examples in each class."""
+    """Numbers of correct predictions (``correct``) and of test examples (``total``) in each class."""
     metrics: dict[str, float] = {}
     """Finite metrics returned by the user's own function."""
     clients: tuple[int, ...] = ()
@@ -140,7 +149,7 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A fault that the run handled, such as death, hang, oom, checksum or rejoin."""
+    """A fault that the run handled. Its ``kind`` is, for example, death, hang, oom, checksum or rejoin."""
 
     id: int | None
     at_s: float
@@ -150,7 +159,7 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Wall seconds and calls of one stage of the server's work."""
+    """Wall time, in seconds, and number of calls of one stage of the server's work."""
 
     stage: str
     seconds: float
@@ -162,7 +171,7 @@ class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str = ""
     threads: int = 1
-    """Maximum number of threads of one sum."""
+    """Maximum number of threads that compute one sum."""
     updates: int = 0
     seconds: float = 0.0
     bytes: int = 0
@@ -176,13 +185,13 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     zygote_mib: float | None = None
     evaluator_mib: float | None = None
     shared_mib: float | None = None
-    """The parameter buffer."""
+    """Size of the parameter buffer, which the processes share."""
     clients_mib: dict[int, float] = {}
-    """Size by client (wall clock) or by worker (virtual clock)."""
+    """Sizes keyed by the number of the client (wall clock) or of the worker (virtual clock)."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that hosted peers of the run."""
+    """A node that hosted clients or workers ("peers") of the run."""
 
     name: str
     cpu: str
@@ -194,29 +203,29 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     peers: list[int]
     """Clients, or workers under the virtual clock, that the node has hosted."""
     as_is: bool = False
-    """The node is a real device and trains at its own speed."""
+    """True if the node is a real device and trains at its own speed."""
     lost: str = ""
     """Reason why the run lost the node; empty if the node was not lost."""
     usage: dict[str, float | None] = {}
-    """``used``, ``others``, ``steal`` and ``throttled`` as in `Meta`."""
+    """The node's ``used``, ``others``, ``steal`` and ``throttled``, as defined in `Meta`."""
 
 
 class SecureCost(msgspec.Struct, frozen=True):
-    """Secure aggregation of a run: its settings, and its costs per trip and per version."""
+    """The settings of a run's secure aggregation, and its costs per trip and per version."""
 
     settings: Secure
     step: float
-    """Resolution of the encoded elements."""
+    """Each element of an update is rounded to a multiple of this number."""
     share_bytes: int
-    """Bytes of sealed shares in an upload, besides the masked update."""
+    """Number of bytes of sealed shares that an upload holds in addition to the masked update."""
     held_bytes: tuple[int, int]
-    """Bytes that a holder receives for each update in a sum, and sends for each sum."""
+    """Numbers of bytes that a holder receives for each update in a sum, and that it sends for each sum."""
     masking_s: dict[str, float]
-    """Emulated seconds of masking an update, by profile."""
+    """Time to mask an update, in emulated seconds, keyed by profile."""
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the whole run; table ``meta`` has one row of JSON for each field. See `Store.set_meta`."""
+    """Facts about the whole run. In the table ``meta``, each field is a row: see `Store.set_meta`."""
 
     name: str = ""
     edgefl: str = ""
@@ -225,7 +234,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     base: str = ""
     """Folder from which the user's own modules are imported."""
     status: str = "created"
-    """created, running, done, interrupted or failed."""
+    """One of created, running, done, interrupted and failed."""
     stop_reason: str = ""
     no_progress: str = ""
     """Reason why the model learned nothing, so that the run has no result; empty if it did learn."""
@@ -236,9 +245,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     in_phase: str = ""
     """Reason why clients act together by design; empty if they should be independent."""
     privacy: Privacy | None = None
-    """The experiment's ``[privacy]``."""
+    """The table ``[privacy]`` of the experiment."""
     sampling: tuple[float, bool] | None = None
-    """`Strategy.sampling`: probability with which a client is drawn, and whether draws are independent."""
+    """`Strategy.sampling`: the probability that a client is drawn, and whether draws are independent."""
     max_weight: float | None = None
     """`Strategy.max_weight`, to which the server's noise is scaled."""
     clock: str = ""
@@ -260,25 +269,27 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     parameters: int = 0
     first_model_sha256: str = ""
-    """SHA-256 of version 0."""
+    """SHA-256 of version 0 of the model."""
     model_sha256: str = ""
     aggregation: Aggregation = Aggregation()
     server_trip_us: float | None = None
-    """Median wall time that the server spends on a trip, without the weighted sum, µs."""
+    """Median wall time that the server spends on a trip, in µs, without the weighted sum."""
     memory: MemoryUse = MemoryUse()
     throttle: str = ""
     memory_mechanism: str = ""
-    """Mechanisms that slowed training (paced, sigstop, cgroup) and limited memory (rlimit, cgroup, off)."""
+    """The mechanism that slowed training (``throttle``: paced, sigstop or cgroup), and the one that limited
+    memory (``memory_mechanism``: rlimit, cgroup or off)."""
     model_error_factor: dict[str, float] = {}
-    """By profile, the factor within which 90% of a real device's step times agree with the profile's."""
+    """For each profile, the factor within which 90% of a real device's step times agree with the profile."""
     power: dict[str, dict[str, PowerDraw]] = {}
     """Power of the fleet's devices, by profile and network; profiles that state no power are missing."""
     host_step_s: float | None = None
-    """CPU seconds of one training step on this host, measured before the run."""
+    """CPU time of one training step on this host, in seconds, measured before the run."""
     load: float | None = None
     used: float | None = None
     others: float | None = None
-    """Shares of the host's cores: predicted for the fleet, used by it, and used by other processes."""
+    """Shares of the host's cores: predicted for the fleet (``load``), used by the fleet (``used``), and used
+    by other processes (``others``)."""
     steal: float | None = None
     """Share of CPU time that the hypervisor gave to other guests during the run."""
     throttled: float | None = None
@@ -286,8 +297,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeRow] = []
     """Nodes that hosted the clients or workers; the shares above are then those of the worst node."""
     network: dict[str, int] = {}
-    """Message bytes received from nodes (``in``) and sent to them (``out``), and ``versions`` made, since the
-    last start of the server."""
+    """Numbers of bytes in messages received from nodes (``in``) and sent to nodes (``out``), and number of
+    ``versions`` made, since the server was last started."""
     host: dict[str, Any] = {}
     software: dict[str, str] = {}
     toml: str = ""
@@ -321,10 +332,10 @@ _SQL = {int: "INTEGER", float: "REAL", str: "TEXT", tuple: "TEXT", dict: "TEXT"}
 
 
 def schema() -> str:
-    """Return the SQL that makes an empty record."""
+    """Return the SQL that creates an empty record."""
     extra = {
-        # `seq` is the last journal entry before the row, or a version's own entry; a rewind to an earlier
-        # entry deletes the row
+        # `seq` is the number of the last journal entry before the row or, for a version, of the version's own
+        # entry; a rewind to an earlier entry deletes the row
         "trips": ", uses INTEGER NOT NULL DEFAULT 0, seq INTEGER NOT NULL DEFAULT 0, fate_seq INTEGER",
         "versions": ", seq INTEGER NOT NULL DEFAULT 0",
     }
@@ -346,7 +357,7 @@ def schema() -> str:
 
 
 def to_signed(value: int) -> int:
-    """Convert an unsigned 64-bit number to the signed one that SQLite can store."""
+    """Convert an unsigned 64-bit number to the signed number with the same bits, which SQLite can store."""
     return value - ((value >> 63) << 64)
 
 

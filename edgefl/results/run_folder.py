@@ -1,4 +1,4 @@
-"""A run's folder: creation, lock, checks and removal."""
+"""Functions that create, lock, check and clear the folder of a run."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ SUMMARY_FILE = "summary.json"
 RUNS = "runs"
 """Name of the folder with a sweep's runs, inside the sweep's folder."""
 DATA_FILES = "data-*.safetensors"
-"""Pattern for files of arrays passed to a run as objects; a new run's folder may hold no other files."""
+"""Pattern for the files of arrays that were passed to a run as objects. A new run's folder may hold no other
+files."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
 """Files made from the record at the end of a run."""
 
 
 @contextlib.contextmanager
 def new(folder: Path, experiment: str) -> Iterator[int]:
-    """Create ``folder`` with the ``experiment`` and lock it; yield the lock's descriptor.
+    """Create ``folder`` with a file of the ``experiment``, and lock it; yield the lock's file descriptor.
 
-    If the context raises before the first checkpoint, everything is removed, so that the command can be
+    If the context raises before the first checkpoint, the run's files are removed, so that the command can be
     repeated. Raises `ConfigError` if the folder is not empty or cannot be created.
     """
     try:
@@ -78,7 +79,7 @@ def _write(file: int, folder: Path, experiment: str) -> None:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return True if the folder holds runs, as a sweep's does, and is not a run's own folder."""
+    """Return True if the folder is not itself a run's, but holds runs, as the folder of a sweep does."""
     return (folder / RUNS).is_dir() and not (folder / EXPERIMENT_FILE).is_file()
 
 
@@ -134,7 +135,7 @@ def check_experiment(folder: Path, recorded: str) -> None:
 
 @contextlib.contextmanager
 def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
-    """Lock the ``folder`` of a run; yield the lock's descriptor.
+    """Lock the ``folder`` of a run; yield the lock's file descriptor.
 
     Raises `ConfigError` if another process holds the lock for longer than ``patience_s``, or ``folder`` holds
     no run.
@@ -146,7 +147,7 @@ def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
             except OSError as error:
                 raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from None
             stack.callback(os.close, lock)
-            # NFS locks only files that are open for writing, so no folders; some file systems lock nothing
+            # NFS locks only files open for writing, and so no folders; some file systems cannot lock at all
             if _lock(lock, folder, patience_s):
                 break
         yield lock
@@ -158,7 +159,7 @@ def resumable(folder: Path) -> bool:
 
 
 def way_on(folder: Path) -> str:
-    """Return the end of a failed run's message: the command that resumes it, if it can be resumed."""
+    """Return the end of a failed run's error message: the command to resume the run, if it is resumable."""
     return f"; carry on with: edgefl resume {folder}" if resumable(folder) else ""
 
 
@@ -171,18 +172,21 @@ def begun(folder: Path) -> bool:
             return next(record.events(), None) is not None
     except ConfigError:  # there is no record, or its creation was interrupted
         file = folder / FILE_NAME
-        return file.exists() and file.stat().st_size > 4096  # more than the first page
+        return file.exists() and file.stat().st_size > 4096  # the file is longer than its first page
 
 
 def begin(folder: Path, base: Path) -> None:
-    """Create the record with the facts for resuming the run; ``base`` is the folder of its own modules."""
+    """Create the record, and store what is needed to resume the run: its experiment and the folder ``base``.
+
+    ``base`` is the folder from which the user's own modules are imported.
+    """
     toml = (folder / EXPERIMENT_FILE).read_text("utf-8")
     with Store(folder) as store:
         store.set_meta(base=str(base), toml=toml)
 
 
 def missing_results(folder: Path) -> list[str]:
-    """Return the missing result files of an ended run; empty if it has not ended."""
+    """Return the names of the result files that an ended run lacks; empty if the run has not ended."""
     with contextlib.suppress(ConfigError), Record(folder) as record:
         if record.meta.status == "done":
             return [name for name in RESULTS if not (folder / name).is_file()]
@@ -204,9 +208,10 @@ def remove_results(folder: Path) -> None:
 
 
 def base_of(folder: Path, begun: bool = False) -> Path:
-    """Return the folder of the run's own modules. Raises `ConfigError` if the run has ended.
+    """Return the folder from which the run imports the user's own modules.
 
     If the run was killed before it recorded that folder, and has not ``begun``, return the working directory.
+    Raises `ConfigError` if the run has ended.
     """
     try:
         with Record(folder) as record:
@@ -223,7 +228,7 @@ def base_of(folder: Path, begun: bool = False) -> Path:
 def clear(folder: Path) -> None:
     """Remove the files of a run that has not begun, except its experiment.
 
-    The record is removed last, since it names the folder of the run's modules.
+    The record is removed last, because it stores the folder of the user's own modules.
     """
     for partial in (folder / CHECKPOINTS).glob(f"*{PARTIAL}"):
         partial.unlink()
@@ -243,7 +248,7 @@ def _lock(lock: int, folder: Path, patience_s: float) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until:
-                way_on = "wait for its end or stop it"
+                way_on = "wait until it ends, or stop it"
                 raise ConfigError(f"{folder}: another edgefl process runs it; {way_on}") from None
             time.sleep(0.05)  # a blocking lock has no time-out
             continue

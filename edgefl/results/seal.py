@@ -1,9 +1,9 @@
-"""Seal of the record's file: a checksum per page, because SQLite keeps none.
+"""The seal of a record: a file with a checksum of each page of the record, because SQLite keeps none.
 
-SQLite changes the file only when it copies pages from its log, whose entries have checksums. `Store` starts
-each copy: it removes the seal, has SQLite copy the pages, and writes a new seal. So a sealed file can be
-checked even after a kill or power cut. A file without a seal passes the check, since its writer may have been
-killed during a copy.
+SQLite changes the record's file only when it copies pages from its log, whose entries have checksums. `Store`
+starts each copy: it removes the seal, has SQLite copy the pages, and writes a new seal. So a sealed file can
+be checked even after the writer was killed or the power failed. A file without a seal passes the check, since
+its writer may have been killed during a copy.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from edgefl.errors import ConfigError
 from edgefl.files import flush_folder, replace
 
 ENDING = "-seal"
-"""Suffix of the seal's file, which has an 8-byte checksum of each page and one of all these checksums."""
+"""Suffix of the seal's file, which holds an 8-byte checksum of each page and one of all these checksums."""
 PAGE = 4096
 AT_ONCE = 256 * PAGE
-"""Bytes read at once, since the record of a long run may be larger than the server's memory."""
+"""Number of bytes to read at once, since the record of a long run may be larger than the server's memory."""
 _WORDS = PAGE // 8
 _VOLATILE = (18, 19, *range(24, 28), *range(92, 100))
 """Bytes of the first page that SQLite changes without its log: the journal mode and change counters."""
@@ -30,12 +30,12 @@ _FACTORS = (2 * np.arange(_WORDS, dtype=np.uint64) + 1) * np.uint64(0x9E3779B97F
 
 
 def put(record: Path) -> None:
-    """Write the seal of the record's present content. Raises OSError."""
+    """Write the seal of the record's present content. Raises OSError if that fails."""
     replace(_place(record), [_sums(record)])
 
 
 def lift(record: Path) -> None:
-    """Remove the seal, and flush its removal to disk, before the file changes. Raises OSError."""
+    """Remove the seal before the record changes, and flush the removal to disk. Raises OSError on failure."""
     with contextlib.suppress(FileNotFoundError):
         _place(record).unlink()
         flush_folder(record.parent)
@@ -64,7 +64,7 @@ def _place(record: Path) -> Path:
 
 
 def _sums(record: Path) -> bytes:
-    """Return a checksum of each page, and one of these checksums; an incomplete last page is padded."""
+    """Return the checksum of each page, followed by one of all these; an incomplete last page is padded."""
     sums = [np.empty(0, np.uint64)]
     with open(record, "rb") as file:
         while (content := np.fromfile(file, np.uint8, AT_ONCE)).size:

@@ -1,4 +1,4 @@
-"""The ε that a private run has spent by each version, and that several runs have spent together."""
+"""The ε that a private run has spent up to each version, and the ε that several runs have spent together."""
 
 from __future__ import annotations
 
@@ -26,25 +26,28 @@ from edgefl.strategies.base import Sampling
 
 
 class LocalSpending(NamedTuple):
-    """ε spent by the uploads of the client with the most trips, protected only by the client's own noise."""
+    """The ε spent by the uploads of the client with the most trips, which only its own noise protects."""
 
     trips: int
     epsilon: float
     limit: int
     limit_epsilon: float
-    """ε at the declared number of trips, ``limit``."""
+    """The ε after ``limit`` trips, the declared maximum."""
 
 
 class Spending(NamedTuple):
-    """ε, clipping norm and participations of a private run."""
+    """The ε, the clipping norms and the participations of a private run."""
 
     rules: Privacy
     account: PrivacyAccount
-    """The ε of the published models; without noise at the server, only a count of participations."""
+    """The ε of the published models. If the server adds no noise, only participations are counted here."""
     sampled: bool
     """True if each version's cohort was drawn uniformly from all clients, which lowers ε."""
     epsilon: NDArray[np.float64]
-    """ε spent until each version, from 0: by the models or, if only clients add noise, by the uploads."""
+    """The ε spent until each version, starting with version 0.
+
+    It is spent by the published models or, if only clients add noise, by the uploads.
+    """
     clip_norm: NDArray[np.float64]
     """Clipping norm of each version's updates; NaN for version 0."""
     local: LocalSpending | None = None
@@ -56,7 +59,7 @@ class Spending(NamedTuple):
 
     @property
     def says(self) -> str:
-        """Sentences that state who is protected from whom, and by which ε."""
+        """Sentences that state who is protected from whom, and with which ε."""
         warning = delta_warning(self.rules, len(self.account.squares))
         parts = [self._says_local, self._says_central if self.rules.central else ""]
         return " ".join([part for part in parts if part] + ([f"{warning}."] if warning else []))
@@ -69,7 +72,8 @@ class Spending(NamedTuple):
         whom = "from the server and from anyone who sees its updates or the models"
         text = f"Each client's own noise would protect it {whom}: {bound}, {local.epsilon:.3g} for the "
         text += (
-            f"{local.trips} that it made at most; here this noise follows from the seed and protects nobody."
+            f"{local.trips} trips that a client made at most; "
+            "here this noise follows from the seed and protects nobody."
         )
         return text
 
@@ -89,14 +93,14 @@ class Spending(NamedTuple):
 
 
 def spending(record: Record) -> Spending | None:
-    """Return the ε that a run has spent by each version; None for a run without ``[privacy]``."""
+    """Return the ε that a run has spent up to each version; None for a run without ``[privacy]``."""
     rules, clients = record.meta.privacy, len(record.fleet["client"])
     if rules is None:
         return None
     drawn = None if record.meta.sampling is None else Sampling(*record.meta.sampling)
     counts = rules.mechanism == "gaussian" and drawn is not None and _whole(record)
     expected = None if drawn is None else drawn.rate * clients
-    if (most := record.meta.max_weight) is not None:  # weights of at most 1/n mean n updates in a step
+    if (most := record.meta.max_weight) is not None:  # a maximum weight of 1/n stands for n updates a step
         expected = 1.0 / most
     account = PrivacyAccount(rules, clients, drawn if counts else None, expected)
     owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
@@ -117,13 +121,13 @@ def spending(record: Record) -> Spending | None:
 
 
 def most_trips(record: Record) -> NDArray[np.int64]:
-    """Return, after each task in order of time, the largest number of tasks that any client had received."""
+    """Return, for each task in order of time, the most tasks that any client had received by then."""
     trips = record.trips
     return np.maximum.accumulate(trips["trip"][np.argsort(trips["sent_s"], kind="stable")] + 1)
 
 
 def summary_of(found: Spending | None) -> dict[str, Any] | None:
-    """Return the figures for ``summary.json``."""
+    """Return the figures on privacy for ``summary.json``."""
     if found is None:
         return None
     rules, local, bound = found.rules, found.local, float(found.epsilon[-1])
@@ -175,7 +179,10 @@ def _clip_norms(record: Record, rules: Privacy, count: int) -> NDArray[np.float6
 
 
 def together(records: Iterable[Record]) -> str:
-    """Return sentences on the total ε of runs on one fleet; "" unless two runs add noise of the same kind."""
+    """Return sentences about the total ε that several runs have spent on one fleet.
+
+    Return "" unless at least two runs add noise of the same kind.
+    """
     all_found = [one for one in map(spending, records) if one is not None]
     found = [one for one in all_found if one.rules.noise_multiplier]
     local = [(one.rules, one.local.trips) for one in all_found if one.local is not None]

@@ -33,9 +33,10 @@ class Estimate(NamedTuple):
     half: float | None
 
     def __str__(self) -> str:
-        """Format the mean, and half of its interval with two digits.
+        """Format the mean, and half the width of its interval with two significant digits.
 
-        The mean has as many decimals as the interval; without an interval, it has four digits.
+        The mean has as many decimal places as the interval. If there is no interval, the mean has four
+        significant digits.
 
         >>> print(Estimate(35.7512, None), Estimate(35.7512, 6.04), Estimate(0.04379, 0.0281), sep="; ")
         35.75; 35.8 ±6.0; 0.044 ±0.028
@@ -45,7 +46,7 @@ class Estimate(NamedTuple):
         return self.at(f".{max(0, 1 - math.floor(math.log10(self.half)))}f")
 
     def at(self, digits: str) -> str:
-        """Format the mean and half of its interval with the format ``digits``, such as ``.1f``."""
+        """Format the mean and half the width of its interval with the format ``digits``, such as ``.1f``."""
         return format(self.mean, digits) + ("" if self.half is None else f" ±{format(self.half, digits)}")
 
 
@@ -54,7 +55,7 @@ NONE = Estimate(math.nan, None)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean and half the 95% interval of the mean (Student's t).
+    """Return the mean, and half the width of its 95% interval (Student's t).
 
     >>> str(estimate([1.0, 2.0, 3.0])), str(estimate([0.5]))
     ('2.0 ±2.5', '0.5')
@@ -74,14 +75,14 @@ def half_95(values: Points) -> Points:
 
 
 def share(value: Estimate) -> str:
-    """Return an estimate of a share, in per cent."""
+    """Return an estimate of a share as text, in per cent."""
     if not np.isfinite(value.mean):
         return "–"
     return f"{value.mean:.1%}" if value.half is None else f"{value.mean * 100:.1f} ±{value.half * 100:.1f}%"
 
 
 def points(found: Estimate) -> str:
-    """Return a difference of shares, in percentage points.
+    """Return a difference of shares as text, in percentage points.
 
     >>> points(Estimate(0.021, 0.004)), points(Estimate(-0.01, None))
     ('+2.1 ±0.4 points', '-1.0 points')
@@ -91,12 +92,12 @@ def points(found: Estimate) -> str:
 
 
 def difference(mine: Sequence[float], other: Sequence[float]) -> Estimate:
-    """Return the difference of two figures, paired over seeds, with its 95% interval."""
+    """Return the mean over seeds of the difference ``mine`` minus ``other``, with its 95% interval."""
     return estimate([a - b for a, b in zip(mine, other, strict=True)])
 
 
 def higher(found: Estimate) -> bool:
-    """Return True if a difference's 95% interval is above 0; never for a single seed.
+    """Return True if the 95% interval of a difference is above 0; False for a single seed.
 
     >>> higher(difference([0.9, 0.8, 0.9], [0.7, 0.6, 0.7])), higher(difference([0.9, 0.6], [0.7, 0.7]))
     (True, False)
@@ -105,7 +106,9 @@ def higher(found: Estimate) -> bool:
 
 
 def p_value(found: Estimate, seeds: int) -> float:
-    """Return the one-sided p-value of a mean over seeds against 0 (Student's t); 1 for a single seed.
+    """Return the one-sided p-value for the claim that a mean over seeds is above 0 (Student's t).
+
+    The p-value is 1 for a single seed.
 
     >>> p_value(Estimate(1.0, 1.0), seeds=3), p_value(Estimate(2.0, None), seeds=1)
     (0.025, 1.0)
@@ -142,11 +145,11 @@ def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
 def filled(
     at: Sequence[float], costs: Sequence[float], accuracies: Sequence[float], period: float
 ) -> tuple[list[float], list[float]]:
-    """Return costs and accuracies with one evaluation per ``period``; an accuracy holds until the next one.
+    """Return costs and accuracies with one evaluation per ``period``; an accuracy is kept until the next one.
 
-    A run whose versions are further apart than the period, such as one with rounds, has fewer evaluations, so
-    that a window of as many evaluations would cover a longer time than in another run. ``at`` is each
-    evaluation's time in the unit of ``period``.
+    A run whose versions are further apart than the period, for example a run with rounds, has fewer
+    evaluations. A window with the same number of evaluations would then cover a longer time than in another
+    run. ``at`` holds the time of each evaluation, in the unit of ``period``.
 
     >>> filled([0, 10, 40], [0, 100, 400], [0.1, 0.2, 0.5], period=10)
     ([0, 100, 200.0, 300.0, 400], [0.1, 0.2, 0.2, 0.2, 0.5])
@@ -197,8 +200,8 @@ class LearningCurve(NamedTuple):
     def reached(self, target: float) -> float:
         """Return the cost until the smoothed accuracy reached ``target``; NaN if it did not.
 
-        A run with ``stop.accuracy`` stops at the mean of its last evaluations; its periodic curve may then
-        stay just below the target.
+        A run with ``stop.accuracy`` stops when the mean of its last evaluations reaches the target. Its
+        periodic curve may then stay just below the target, so its own evaluations are used instead.
         """
         passed = passage(*self.periodic, target, self.window)
         return passage(self.costs, self.accuracies, target, self.window) if math.isnan(passed) else passed
@@ -216,7 +219,7 @@ def learning_curve(
     value: Callable[[EvaluationRow], float] = lambda row: row.accuracy,
     window: int = WINDOW,
 ) -> LearningCurve:
-    """Return the curve of a run's accuracy, or of another ``value`` to be maximised."""
+    """Return the learning curve of a run's accuracy, or of another ``value`` to be maximised."""
     costs, accuracies = [float(getattr(row, over)) for row in rows], [value(row) for row in rows]
     periodic = (costs, accuracies)
     if settings.every_trips is not None:
@@ -227,7 +230,7 @@ def learning_curve(
 
 
 def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> float:
-    """Return the mean accuracy up to the cost ``budget``; a curve that ends before keeps its last value.
+    """Return the mean accuracy up to the cost ``budget``; a curve that ends earlier keeps its last value.
 
     >>> area([0.0, 10.0], [0.0, 0.5], budget=20.0)
     0.375
@@ -238,14 +241,14 @@ def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> 
 
 
 class CostRatio(NamedTuple):
-    """The ratio of two costs of the same seed: geometric mean over seeds, and its 95% interval."""
+    """The ratio of two costs, paired by seed: the geometric mean over seeds, and its 95% interval."""
 
     mean: float
     low: float
     high: float
-    """``low`` is 0, or ``high`` infinity, if the interval is open on that side."""
+    """If the interval is open on one side, ``low`` is 0 or ``high`` is infinity."""
     at_least: bool = False
-    """The mean is a lower bound: in some seed the numerator's run ended before it reached the target."""
+    """True if the mean is a lower bound, because a run of the numerator did not reach the target."""
 
     def at(self, mean: str, ends: str) -> str:
         """Return the ratio as text: the mean in the format ``mean``, the interval in the format ``ends``.
@@ -270,12 +273,13 @@ class CostRatio(NamedTuple):
 def ratio(
     other: Sequence[float], mine: Sequence[float], other_end: Sequence[float], mine_end: Sequence[float]
 ) -> CostRatio | None:
-    """Return the cost of ``other`` ÷ the cost of ``mine``, paired over seeds; None if a run ended too soon.
+    """Return the ratio of the cost of ``other`` to the cost of ``mine``, paired by seed.
 
-    ``other`` and ``mine`` are the costs until the target (NaN if it was not reached), ``other_end`` and
-    ``mine_end`` the costs until each run's end. If a run did not reach the target, its cost until the end is
-    used, and the ratio is a bound. The interval is Student's t on the logarithms, open on the side without a
-    bound, and on both sides for one seed.
+    ``other`` and ``mine`` are the costs until the target (NaN if it was not reached); ``other_end`` and
+    ``mine_end`` are the costs until each run's end. If a run did not reach the target, its cost until the end
+    is used, and the ratio is a bound. If a run ended too soon even for a bound, return None. The interval is
+    computed from the logarithms (Student's t). It is open on the side on which the ratio has no bound, and on
+    both sides for a single seed.
 
     >>> nan = math.nan
     >>> print(ratio([4.0, 4.4, 3.6], [2.0, 2.0, 2.0], [9.0] * 3, [9.0] * 3))
@@ -306,7 +310,7 @@ def ratio(
 
 
 def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
-    """Return the one-sided p-value of the claim that a ratio is above 1, or a bound if the ratio is a bound.
+    """Return the one-sided p-value for the claim that a ratio is above 1; a bound if the ratio is a bound.
 
     >>> p_of_ratio(CostRatio(2.0, 1.0, 4.0), seeds=3), p_of_ratio(None, seeds=3)
     (0.025, 1.0)
@@ -320,10 +324,10 @@ def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
 def summary_curve(
     seeds: Sequence[Points], band: str = "interval", *, share: bool = False
 ) -> tuple[Points, Points, Points, Points]:
-    """Return the points x, and at each the mean over seeds and the band's two edges.
+    """Return the values of x and, at each of them, the mean over seeds and both edges of the band.
 
-    Each seed's curve is an array with rows x and y. The mean curve ends with the longest one; shorter ones
-    keep their last value. The band of a ``share`` is clipped to [0, 1].
+    The curve of each seed is an array with the rows x and y. The mean curve ends where the longest curve
+    ends; shorter curves keep their last value. If the values are a ``share``, the band is clipped to [0, 1].
 
     >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
     >>> [part.tolist() for part in summary_curve([a, b], "range")]

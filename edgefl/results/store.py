@@ -1,4 +1,4 @@
-"""The run record's writer: one SQLite file in the run's folder, written by one process at a time.
+"""The writer of the run record, an SQLite file in the run's folder that one process at a time writes.
 
 Rows wait in memory until `Store.commit` writes them in one transaction. Committed rows survive a ``kill -9``
 of the writer at any instant; rows written by `Store.sync` also survive a power cut.
@@ -42,9 +42,9 @@ from edgefl.results.rows import (
 from edgefl.results.tail import Tail
 
 WAIT_MS = 10_000
-"""Maximum time that a commit waits for another writer, ms."""
+"""Maximum time that a commit waits for another writer, in milliseconds."""
 LOG_ROWS = 50_000
-"""Number of rows, about 16 MiB, after which the write-ahead log is copied to the file."""
+"""Number of rows (about 16 MiB) after which the write-ahead log is copied to the record's file."""
 
 
 class _End(msgspec.Struct):
@@ -55,21 +55,22 @@ class _End(msgspec.Struct):
     reason: str = ""
     version: int | None = None
     weights: list[float] = []
-    """Weight of the update in each version that it was summed into."""
+    """The weight of the update in each version whose sum it is part of."""
     seq: int = 0
     checksum_seen: int | None = None
 
     def use(self, version: int, weight: float, seq: int) -> None:
-        """Record that ``version`` used the update with ``weight``, before event ``seq``."""
+        """Record that ``version``, which event ``seq`` announces, used the update with this weight."""
         if self.version is None:
             self.version = version
         self.weights.append(weight)
         self.seq = seq
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the parameters of `FINISH_TRIP`, one row per use of the update, in the order of use.
+        """Yield the parameters of `FINISH_TRIP`, with one row per use of the update, in the order of use.
 
-        Each use is added separately, so that rounding of the sum does not depend on the times of commits.
+        Each use is added separately, so that the rounding of the total weight does not depend on when rows
+        are committed.
         """
         uses = len(self.weights[:1])
         for weight in self.weights or [0.0]:
@@ -78,10 +79,10 @@ class _End(msgspec.Struct):
 
 
 class Store:
-    """Writer of ``<folder>/record.sqlite``, for use by one thread; it may ``create`` the file.
+    """Writer of ``<folder>/record.sqlite``, for use by one thread. If ``create``, a missing file is created.
 
-    Raises `ConfigError` if the file is not a run record of this version of edgefl, `FolderError` if it cannot
-    be written.
+    Raises `ConfigError` if the file is not a run record of this version of edgefl, and `FolderError` if it
+    cannot be written.
 
     >>> import tempfile; from edgefl.core.events import Joined; from edgefl.results.record import Record
     >>> folder = tempfile.mkdtemp()
@@ -113,7 +114,7 @@ class Store:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_copy_log` copies the log
             if fresh:
-                # the stamp is in the tables' transaction, so a half-made file is never mistaken for a record
+                # one transaction for ids and tables, so that an incomplete file is never taken for a record
                 self._db.executescript(
                     f"BEGIN IMMEDIATE;\n{schema()}\nPRAGMA application_id = {APPLICATION_ID};\n"
                     f"PRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;"
@@ -134,7 +135,7 @@ class Store:
     def _forget(self) -> None:
         self._calls: list[tuple[Any, ...]] = []
         """Calls since the last `secure` or `commit`: the method's name and its arguments."""
-        # Events and trips are encoded at the commit, since encoding many at once costs half as much.
+        # Events and trips are encoded only in a commit, since encoding many at once takes half the time.
         self._journal: list[Event] = []
         self._trips: list[tuple[TripRow, int]] = []
         self._sums: list[tuple[int, bytes, bytes]] = []
@@ -143,7 +144,7 @@ class Store:
         self._rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
 
     def journal(self, event: Event) -> int:
-        """Append ``event``; return its number, from 1."""
+        """Append ``event`` to the journal, and return its number; the first event has number 1."""
         self.seq += 1
         self._journal.append(event)
         if self._tail is not None:
@@ -159,10 +160,11 @@ class Store:
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
         """Add the tasks and weights of the updates in ``version``, which the next journaled event announces.
 
-        The weights of a repeated task are added. A rewind to before that event removes them.
+        If a task occurs several times, its weights are added. A rewind to a point before that event removes
+        the weights again.
         """
         if len(tasks) != len(weights):
-            raise ValueError(f"as many weights as tasks: got {len(weights)} for {len(tasks)}")
+            raise ValueError(f"expected a weight per task, got {len(weights)} weights for {len(tasks)} tasks")
         self._sums.append((version, np.array(tasks, "<i8").tobytes(), np.array(weights, "<f8").tobytes()))
         for task, weight in _by_task(tasks, weights).items():
             self._end(task).use(version, weight, self.seq + 1)
@@ -170,7 +172,7 @@ class Store:
             self._calls.append(("applied", version, tasks, weights))
 
     def checksum_seen(self, task: int, checksum: int) -> None:
-        """Add to a recorded trip the checksum that the server computed from the slot."""
+        """Add the checksum that the server computed from the slot to the row of a recorded trip."""
         self._end(task).checksum_seen = to_signed(checksum)
         if self._tail is not None:
             self._calls.append(("checksum_seen", task, checksum))
@@ -208,7 +210,7 @@ class Store:
         self._rows[_insert("incidents")].append((None, at_s, client, kind, detail))
 
     def cost(self, stage: str, seconds: float, calls: int = 1) -> None:
-        """Add wall ``seconds`` to one stage of the server's work; written by `sync` and `close`."""
+        """Add ``seconds`` of wall time to one stage of the server's work; `sync` and `close` write them."""
         entry = self._costs.setdefault(stage, [0.0, 0])
         entry[0] += seconds
         entry[1] += calls
@@ -233,7 +235,7 @@ class Store:
             self._rows["INSERT OR REPLACE INTO meta VALUES (?, ?)"].append((key, encoded.decode()))
 
     def meta(self, key: str) -> Any:
-        """Return the committed value of a field of `Meta`; None if there is none."""
+        """Return the committed value of a field of `Meta`, or None if no value was committed."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else msgspec.json.decode(row[0])
 
@@ -252,9 +254,9 @@ class Store:
     def follow(self, tail: Tail) -> None:
         """Repeat the calls that a killed writer left in ``tail``, then store this writer's calls there.
 
-        The tail has the events and the rows of trips, versions and evaluations, but no incidents and no meta.
+        The tail holds events and the rows of trips, versions and evaluations, but no incidents and no meta.
         """
-        if tail.seq == self.seq:  # otherwise the calls were committed
+        if tail.seq == self.seq:  # otherwise the calls have been committed already
             for batch in tail:
                 for name, *given in _decoder.decode(batch):
                     read = (
@@ -266,15 +268,19 @@ class Store:
         tail.clear(self.seq)
 
     def secure(self) -> None:
-        """Make waiting rows survive a kill of this process: in the tail or, if it is full, by `commit`."""
+        """Make the waiting rows survive if this process is killed.
+
+        They are stored in the tail or, if it is full, written by `commit`.
+        """
         if self._tail is None or (self._calls and not self._tail.append(_encoder.encode(self._calls))):
             self.commit()
         self._calls.clear()
 
     def commit(self) -> None:
-        """Write all waiting rows in one transaction; afterwards they survive a kill of this process.
+        """Write all waiting rows in one transaction; afterwards they survive if this process is killed.
 
-        After a `FolderError` (disk full, locked) nothing was written and all rows still wait.
+        If this raises `FolderError` (the disk is full or the file is locked), nothing has been written, and
+        all rows still wait.
         """
         events = enumerate(map(event_encoder.encode, self._journal), self.seq + 1 - len(self._journal))
         ends = dict(self._ends)  # an end written together with its trip's row needs no separate statement
@@ -301,7 +307,7 @@ class Store:
                 self._copy_log()
 
     def sync(self) -> None:
-        """Commit, and flush to the disk: afterwards the rows survive a power cut too.
+        """Commit, and flush the rows to disk: afterwards they survive a power cut too.
 
         An open reader does not delay this; the log grows until the reader closes.
         """
@@ -346,7 +352,7 @@ class Store:
     def truncate(self, after_seq: int) -> None:
         """Rewind the record to the moment after event ``after_seq`` was journaled.
 
-        Removes later events, trips, versions, fates and evaluations; keeps incidents, costs and meta.
+        Later events, trips, versions, fates and evaluations are removed; incidents, costs and meta are kept.
         """
         if not 0 <= after_seq <= self.seq:
             raise ValueError(f"after_seq must be from 0 to {self.seq} (got {after_seq})")
@@ -420,7 +426,7 @@ _CALL_TYPES: dict[str, Any] = {
     "version": VersionRow,
     "evaluation": EvaluationRow,
 }
-"""Methods whose argument is stored in the tail as plain data, with the type to convert it to."""
+"""The methods whose argument the tail stores as plain data, and the type to which it is converted back."""
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}
 
@@ -434,7 +440,7 @@ def _insert(table: str, extra: str = "") -> str:
 
 _FINISHED = ("task", "applied_version", "weight", "fate", "reason")
 """Columns of a trip that only `Store.applied` and `Store.released` change after its row was written."""
-# An updated row keeps the number of the event that first recorded the trip: `Store.truncate` compares it.
+# An updated row keeps the number of the event that first recorded the trip, which `Store.truncate` needs.
 INSERT_TRIP = _insert("trips", "uses seq fate_seq").replace("OR REPLACE ", "") + (
     " ON CONFLICT (task) DO UPDATE SET "
     + "".join(f"{name} = excluded.{name}, " for name in TripRow.__struct_fields__ if name not in _FINISHED)

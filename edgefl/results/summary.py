@@ -45,13 +45,14 @@ _ACHIEVED = {
 _OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock", "seed", "processes", "data",
             "model", "parameters", "time_scale", "model_sha256")  # fmt: skip
 _LONG_TRAINING_S = 0.01
-"""Expected CPU time above which a trip's cost per step is judged; below it, overheads dominate."""
-# time scale for computed times, which have no measurement error, so that even the shortest are judged
+"""Expected CPU time, in seconds, above which a trip's CPU time per step is judged. In shorter trainings,
+overheads dominate."""
+# This time scale is used for computed times. They have no measurement error, so even the shortest are judged.
 _EXACT_SCALE = 1e9
 
 
 def rounded(value: float | np.floating[Any] | None, digits: int = 6) -> float | None:
-    """Return a number for JSON with at most ``digits`` digits; None if it is missing or not finite.
+    """Return a number for JSON with at most ``digits`` significant digits; None if missing or not finite.
 
     >>> rounded(0.1 + 0.2), rounded(float("nan"))
     (0.3, None)
@@ -60,7 +61,7 @@ def rounded(value: float | np.floating[Any] | None, digits: int = 6) -> float | 
 
 
 def spread(values: NDArray[Any]) -> dict[str, Any]:
-    """Return the mean, median, 95th percentile and maximum; zeros for no values.
+    """Return the mean, the median, the 95th percentile and the maximum; all are 0 if there are no values.
 
     >>> spread(np.array([0, 1, 1, 2]))
     {'mean': 1.0, 'median': 1.0, 'p95': 1.85, 'max': 2}
@@ -74,8 +75,8 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
 def fidelity_of(record: Record) -> dict[str, Any]:
     """Return the errors of the trips' times and a verdict on the run: the fields of `host.fidelity.Fidelity`.
 
-    Only trips that reported their times are judged; ``unmeasured`` counts the other completed ones. Under the
-    virtual clock times are computed, so the state of the host is ignored.
+    Only trips that reported their times are judged; ``unmeasured`` counts the other completed trips. Under
+    the virtual clock, times are computed, so the state of the host is ignored.
     """
     trips, meta = record.trips, record.meta
     virtual = meta.clock == "virtual"
@@ -110,7 +111,7 @@ def as_they_are(record: Record) -> NDArray[np.bool_]:
 
 
 def _network(moved: dict[str, int]) -> dict[str, Any]:
-    """Return the bytes between the server and its nodes, in total and per version."""
+    """Return the number of bytes that the server and its nodes sent each other, in total and per version."""
     versions = moved.get("versions", 0)
     ways = {way: moved[way] for way in ("in", "out") if way in moved}
     a_version = {f"{way}_a_version": rounded(count / versions) for way, count in ways.items() if versions}
@@ -118,7 +119,7 @@ def _network(moved: dict[str, int]) -> dict[str, Any]:
 
 
 def _real_devices(record: Record) -> list[dict[str, Any]]:
-    """Return each real device's training time, measured and by its profile, and the ratio of the two."""
+    """Return each real device's measured training time, the time in its profile, and the ratio of the two."""
     trips, found = record.trips, []
     whole = as_they_are(record) & ~np.isnan(trips["compute_s"])
     for client in np.unique(trips["client"][whole]).tolist():
@@ -139,9 +140,9 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 
 
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
-    """Return the median ratio of a training's CPU time to the time expected from its number of steps.
+    """Return the median ratio of the CPU time of a trip's training to the time expected from its steps.
 
-    The CPU time of a step was measured before the run. Only long trainings are judged.
+    The CPU time of a step was measured before the run. Only long trainings are included.
     """
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
     there_s = np.full(len(trips["client"]), step_s)
@@ -160,10 +161,11 @@ def _plain(value: Any) -> Any:
 
 
 def summarize(run: Record | str | Path) -> dict[str, Any]:
-    """Return the run's figures; None for a figure that was not measured, without evaluation or trip.
+    """Return the run's figures. A figure is None if nothing was measured for it, such as without evaluations.
 
-    ``client_trips`` counts trips as ``stop.trips`` does: completed ones (download, training, upload), whether
-    or not their update was used, and cancelled ones, but not lost ones. Staleness is of applied updates only.
+    ``client_trips`` counts trips as ``stop.trips`` does: completed trips (download, training and upload),
+    whether or not their update was used, and cancelled trips, but not lost trips. Staleness covers only
+    applied updates.
     """
     record = run if isinstance(run, Record) else Record(run)
     meta, trips = record.meta, record.trips
@@ -174,7 +176,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     versions, done, spent = record.versions, meta.aggregation, spending(record)
     times = np.concatenate([[0.0], versions["at_s"], trips["arrived_s"]])
     emulated_s = meta.emulated_s or float(np.nanmax(times))
-    # if one of the two is missing, their comparison is NULL, which COUNT ignores
+    # if one of the two checksums is missing, their comparison is NULL, which COUNT ignores
     ((checked, altered),) = record.select(
         "SELECT COUNT(checksum_sent != checksum_seen), TOTAL(checksum_sent != checksum_seen) FROM trips"
     )
@@ -236,7 +238,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
 
 
 def _curve(record: Record, spent: Spending | None) -> dict[str, list[float | None]]:
-    """Return the evaluations by column: version, at_s, trips, accuracy, loss, own metrics, and ε."""
+    """Return the evaluations as columns: version, at_s, trips, accuracy, loss, the user's metrics, and ε."""
     rows = record.evaluations
     curve: dict[str, list[float | None]] = {
         name: [getattr(row, name) for row in rows] for name in ("version", "trips")
@@ -262,9 +264,9 @@ def value_of(row: EvaluationRow, name: str) -> float:
 def measured(
     record: Record, name: str, over: str, labels: Sequence[int] | None = None
 ) -> NDArray[np.float64]:
-    """Return a metric's finite values over ``at_s``, ``trips`` or ``version``, as two rows: x and y.
+    """Return a metric's finite values over ``at_s``, ``trips`` or ``version``, as an array with rows x and y.
 
-    With ``labels``, the metric is the accuracy on these classes.
+    If ``labels`` is given, the metric is the accuracy on these classes.
     """
     found = [
         (getattr(row, over), value_of(row, name) if labels is None else label_accuracy(row, labels))
@@ -275,12 +277,14 @@ def measured(
 
 
 def is_scored(known: Mapping[str, bool]) -> bool:
-    """Return False if a loss is known but no accuracy, as in a task without classes."""
+    """Return False if a loss is known but no accuracy is, as in a task without classes."""
     return known["accuracy"] or not known["loss"]
 
 
 def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float:
-    """Return the mean over the worst tenth of the values, at least one: the smallest, or the ``largest``.
+    """Return the mean of the worst tenth of the values, or of the worst value if there are fewer than ten.
+
+    The worst values are the smallest or, if ``largest``, the largest.
 
     >>> worst_decile(np.arange(20.0)), worst_decile(np.arange(20.0), largest=True)
     (0.5, 18.5)
@@ -290,11 +294,12 @@ def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float
 
 
 def on_clients(record: Record) -> dict[str, Any] | None:
-    """Return figures of the last evaluation on the clients' own examples; None if there was none.
+    """Return figures of the last evaluation on the clients' own examples; None if there was no such
+    evaluation.
 
-    For the ``global`` model and the clients' ``personal`` models (after training), the figures are the mean
-    accuracy, or for a task without classes the mean loss, over all clients and over the worst tenth of them.
-    Every client has the same weight.
+    The figures are given for the ``global`` model and for the clients' ``personal`` models (after training).
+    They are the mean accuracy or, for a task without classes, the mean loss: over all clients, and over the
+    worst tenth of the clients. Every client has the same weight.
     """
     row = next((row for row in reversed(record.evaluations) if row.clients), None)
     if row is None:
@@ -324,7 +329,7 @@ def on_clients(record: Record) -> dict[str, Any] | None:
 
 
 def measures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the last evaluation's metrics except loss and accuracy, by their names in tables."""
+    """Return the last evaluation's metrics except loss and accuracy, keyed by their names in tables."""
     found: dict[str, float | None] = dict(summary["metrics"])
     clients = summary["on_clients"] or {}
     for kind in ("global", "personal"):
@@ -334,13 +339,16 @@ def measures(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def write_summary(folder: str | Path, summary: dict[str, Any] | None = None) -> Path:
-    """Write ``summary``, by default `summarize` of the run, as its ``summary.json``; return the path."""
+    """Write ``summary`` to the run's ``summary.json``, and return the path of this file.
+
+    If ``summary`` is None, `summarize` computes it.
+    """
     text = summary_text(folder) if summary is None else json_text(summary)
     return write_text(Path(folder) / SUMMARY_FILE, text)
 
 
 def summary_text(run: str | Path | Record) -> str:
-    """Return `summarize` of the run as the text of ``summary.json``."""
+    """Return the text of the run's ``summary.json``, which `summarize` computes."""
     return json_text(summarize(run))
 
 
@@ -369,10 +377,10 @@ def _secure(cost: SecureCost, record: Record) -> dict[str, Any]:
 
 
 def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the applied weight and accuracy of honest and attacking clients, given the ``share`` of each.
+    """Return the applied weight and accuracy of honest and attacking clients, given each client's ``share``.
 
-    A client's accuracy is the last model's accuracy on the client's own held-out examples, if they were
-    evaluated, else on the test examples of the client's classes.
+    A client's accuracy is the last model's accuracy on the client's own held-out examples if it was evaluated
+    on them, and otherwise on the test examples of the client's classes.
     """
     accuracy, basis = accuracy_by_client(record)
     known, found = np.array(list(accuracy)), np.array(list(accuracy.values()))
@@ -421,7 +429,10 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def _memory(record: Record) -> dict[str, Any]:
-    """Return the processes' memory and, by profile, the training's peak and the processes' growth, MiB."""
+    """Return the memory of the processes, and the memory of training for each profile, in MiB.
+
+    For each profile, this is the predicted peak memory of training, and the growth of the clients' processes.
+    """
     memory, peak, grew = record.meta.memory, record.trips["peak_mib"], record.trips["process_grew_mib"]
     sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
@@ -478,17 +489,17 @@ WORDS = {
     "report": "reporting progress",
     "checkpoint": "writing checkpoints",
 }
-"""Descriptions of the stages by which the server's time is recorded."""
+"""Descriptions of the stages into which the server's time is divided."""
 BUSY = 0.9
-"""Share of its time that the server must be busy to count as the run's bottleneck."""
+"""Share of the time that the server must be busy to count as the run's bottleneck."""
 
 
 def breakdown(record: Record) -> dict[str, Any]:
     """Return the server's time since its first task, by stage, and the run's bottleneck in one sentence.
 
-    ``busy`` is the share of the time in which the server did not wait, ``us_a_trip`` a stage's wall time per
-    completed trip. ``limited_by`` is ``server`` or, if the server mostly waits, ``phones`` (wall clock) or
-    ``training`` (virtual clock); None if nothing was recorded.
+    ``busy`` is the share of the time in which the server did not wait, and ``us_a_trip`` is a stage's wall
+    time per completed trip, in microseconds. ``limited_by`` is ``server`` if the server is the bottleneck,
+    and otherwise ``phones`` (wall clock) or ``training`` (virtual clock); it is None if nothing was recorded.
     """
     seconds = {row.stage: row.seconds for row in record.costs if row.stage != "start"}
     total = sum(seconds.values())

@@ -1,4 +1,4 @@
-"""Reader of a sweep's folder: its runs, their settings, figures and picture."""
+"""Reader of a sweep's folder: its runs with their settings and figures, and a picture of the curves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SweepRun(NamedTuple):
 
     label: str
     changes: dict[str, str]
-    """Values of the grid's keys, as text in the form of ``--set``."""
+    """The value of each of the grid's keys, as text in the form that ``--set`` accepts."""
     seed: int
     result: Result
 
@@ -91,22 +91,27 @@ class Sweep:
         return {label: [run.dir for run in runs] for label, runs in self.results().items()}
 
     def summary(self) -> dict[str, Any]:
-        """Return ``summary.json``'s content: the first run, all runs, their comparison, and the ``sweep``."""
+        """Return the content of ``summary.json``.
+
+        It has the fields of the first run's summary, all runs (``runs``), their comparison (``comparison``),
+        and the settings of the sweep (``sweep``).
+        """
         return self._summary
 
     def results(self) -> dict[str, list[Result]]:
-        """Return the runs by label, in order of their seeds; `edgefl.plot` accepts the result."""
+        """Return the runs of each label, in order of their seeds; `edgefl.plot` accepts the result."""
         found: dict[str, list[Result]] = {}
         for run in self.runs:
             found.setdefault(run.label, []).append(run.result)
         return found
 
     def table(self) -> Table:
-        """Return one row per run: its label, the grid's values, the seed, and the run's figures.
+        """Return one row per run: its label, the values of the grid's keys, its seed, and its figures.
 
-        Figures are accuracy, loss, versions, client trips, emulated seconds, staleness, the accuracy and the
-        applied weight of slow phones, the cost until the target (NaN if it was not reached) and the target,
-        and 1.0 for a valid run, else 0.0.
+        The figures are the accuracy, the loss, the numbers of versions and client trips, the emulated and
+        wall seconds, the staleness, the accuracy and the applied weight of slow phones, the cost until the
+        target (NaN if it was not reached), the target, and ``valid``, which is 1.0 for a valid run and
+        otherwise 0.0.
         """
         compared = {
             (row["label"], seed): found
@@ -126,12 +131,13 @@ class Sweep:
         return table
 
     def fleets(self) -> Table:
-        """Return one row per label but the first: in how many drawn fleets its setting is ahead of the first.
+        """Return, for each label but the first, in how many drawn fleets it is ahead of the first label.
 
-        ``share`` counts a tie half and leaves out undecided fleets; ``low_95`` and ``high_95`` are its 95%
-        interval. ``ratio_low_90`` and ``ratio_high_90`` are the 5th and 95th percentile, over the fleets, of
-        the label's time to the target ÷ the first label's (NaN if a run did not reach the target, so that
-        the range is open on that side). The table is empty for a sweep without ``fleets``.
+        ``share`` counts a tie as half and leaves out undecided fleets; ``low_95`` and ``high_95`` are the
+        ends of its 95% interval. ``ratio_low_90`` and ``ratio_high_90`` are the 5th and 95th percentile, over
+        the fleets, of the ratio of the label's time to the target to the first label's time. An end is NaN if
+        the range is open on that side, because a run did not reach the target. The table is empty for a sweep
+        without ``fleets``.
         """
         found = {
             row["label"]: ahead
@@ -147,9 +153,10 @@ class Sweep:
         return table
 
     def means(self) -> Table:
-        """Return one row per label: each figure's mean over seeds.
+        """Return one row per label, with the mean of each figure over seeds.
 
-        A column ``…_half_95`` is half the width of the mean's 95% interval (Student's t), NaN for one seed.
+        A column ``…_half_95`` is half the width of the mean's 95% interval (Student's t); it is NaN if there
+        is only one seed.
         """
         rows = self._summary["comparison"]["rows"]
         names = dict.fromkeys(name for row in rows for name in row["figures"])
@@ -164,7 +171,7 @@ class Sweep:
         return table
 
     def evaluations(self) -> Table:
-        """Return all runs' evaluations: columns with label and seed, then those of `Result.evaluations`."""
+        """Return the evaluations of all runs: label, seed, and the columns of `Result.evaluations`."""
         parts = [(run, run.result.evaluations()) for run in self.runs]
         counts = [part.rows for _, part in parts]
         table = Table(
@@ -179,7 +186,7 @@ class Sweep:
         return table
 
     def track(self, tracker: str) -> list[str]:
-        """Copy each run to ``tracker``, as a group with the sweep's name: see `Result.track`."""
+        """Copy all runs to ``tracker``, as a group that has the sweep's name: see `Result.track`."""
         from edgefl.results.trackers import track
 
         group = self.dir.absolute().name
@@ -197,8 +204,8 @@ def compare_folders(
 ) -> Group:
     """Compare runs and sweeps as `compare.compare` does; a sweep's folder stands for its runs.
 
-    The rows of a sweep keep its labels and precede those of single runs. A sweep alone is compared by its own
-    target, unless ``target`` is given.
+    The rows of a sweep keep the sweep's labels and precede the rows of single runs. If a sweep is the only
+    folder, its own target is used, unless ``target`` is given.
     """
     sweeps = [Sweep(folder) for folder in folders if is_sweep(Path(folder))]
     runs = [folder for folder in folders if not is_sweep(Path(folder))]

@@ -1,4 +1,4 @@
-"""The table kit: tables for the terminal, and figures as text."""
+"""Build tables for the terminal, and format figures as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgefl.terminal import printable
 
 
 class PlainConsole(Console):
-    """A rich console that prints ``?`` instead of the control characters in a text."""
+    """A console of the package rich that prints ``?`` instead of control characters in text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for text, style, control in super().render(renderable, options):
@@ -31,7 +31,10 @@ class PlainConsole(Console):
 
 
 def show(*what: RenderableType) -> None:
-    """Print to standard output; rich heeds NO_COLOR, COLUMNS and whether it is a terminal."""
+    """Print to standard output with the package rich.
+
+    It observes NO_COLOR and COLUMNS, and whether the output is a terminal.
+    """
     console = PlainConsole(highlight=False)
     for item in what:
         console.print(item)
@@ -47,7 +50,10 @@ def as_text(*what: RenderableType) -> str:
 
 
 def progress_bar(what: str) -> Progress:
-    """Return a bar on stderr that counts ``what`` and disappears at its end; hidden if not on a terminal."""
+    """Return a progress bar on stderr that counts ``what`` and disappears at the end.
+
+    The bar is not shown if stderr is not a terminal.
+    """
     console = PlainConsole(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -58,11 +64,12 @@ LONG_WORD = 16
 
 
 class FittedTable:
-    """A table for the terminal, made by `table`, that never breaks numbers and short words.
+    """A table for the terminal, made by `table`, that never breaks numbers or short words.
 
-    In a narrow terminal, spare columns are left out before the text of others is wrapped between words. If
-    even the longest words do not fit side by side, headings are abbreviated, with a legend below. If that is
-    not enough, each row becomes a block: its first cell, then the other cells, each after its heading.
+    In a narrow terminal, spare columns are left out before the text in other columns is wrapped between
+    words. If even the longest words do not fit side by side, headings are abbreviated, with a legend below.
+    If that is not enough, each row becomes a block: its first cell, then the other cells, each after its
+    heading.
     """
 
     def __init__(
@@ -163,7 +170,7 @@ class FittedTable:
 
 
 def _squeezed(whole: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Narrow the ``whole`` widths until they fit into ``room``, the widest column first."""
+    """Reduce the widths ``whole`` until they fit into ``room``, starting with the widest column."""
     widths = [*whole]
     while sum(widths) > room:
         loose = (k for k, width in enumerate(widths) if width > least[k])
@@ -172,7 +179,7 @@ def _squeezed(whole: Sequence[int], least: Sequence[int], room: int) -> list[int
 
 
 def _filled(parts: Iterable[Text], room: int) -> list[Text]:
-    """Join parts with dots to lines of at most ``room`` columns; a wider part is a line of its own."""
+    """Join parts with dots into lines of at most ``room`` columns; a wider part gets a line of its own."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 3 + part.cell_len <= room:
@@ -199,15 +206,15 @@ def table(
 ) -> FittedTable:
     """Return a plain table for the terminal; a column whose name starts with ``>`` has right-aligned numbers.
 
-    Numbers are never broken, names in the first column only if ``fold``; columns are ``gap`` spaces apart. An
-    empty row ends a section. If the table is too wide, the columns with the numbers ``spare`` are left out,
-    then headings are replaced by their abbreviations in ``short``.
+    Numbers are never broken, and names in the first column are broken only if ``fold``. Columns are ``gap``
+    spaces apart. An empty row ends a section. If the table is too wide, the columns with the indices
+    ``spare`` are left out first, and then headings are replaced with their abbreviations in ``short``.
     """
     return FittedTable(columns, rows, title, caption, fold, gap, spare, short or {})
 
 
 def figure(value: object) -> str:
-    """Return a cell's text: numbers with four digits, a dash for None."""
+    """Return the text of a cell: numbers have four significant digits, and None becomes a dash."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -244,7 +251,7 @@ def seconds(value: float) -> str:
 
 
 def short_time(value: float) -> str:
-    """Return the time of a step or a call with three digits, in s, ms or µs.
+    """Return the time of a step or a call with three significant digits, in s, ms or µs.
 
     >>> short_time(1234.5), short_time(0.9996), short_time(0.0324), short_time(2e-6)
     ('1,234 s', '1 s', '32.4 ms', '2 µs')

@@ -49,7 +49,7 @@ class Tail:
             return False
         self._room[start - _LENGTH_BYTES : start] = len(batch).to_bytes(_LENGTH_BYTES, "little")
         self._room[start:end] = batch
-        self._words[0] = end  # this one store makes the whole batch visible to readers
+        self._words[0] = end  # this single write makes the whole batch visible to readers
         return True
 
     def __iter__(self) -> Iterator[memoryview]:

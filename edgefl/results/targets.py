@@ -30,7 +30,7 @@ from edgefl.results.summary import rounded, value_of
 
 Cost = Literal["at_s", "trips"]
 COSTS: dict[Cost, str] = {"at_s": "emulated_s_to_target", "trips": "trips_to_target"}
-"""Units of the cost until the target, and the cost's name in summary.json."""
+"""The units of the cost until the target, and the name of the cost in summary.json for each unit."""
 
 
 class RaceTarget(NamedTuple):
@@ -57,7 +57,7 @@ class RaceTarget(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """A sentence on when a run has reached the target, and on the target's origin."""
+        """A sentence that states when a run has reached the target, and where the target comes from."""
         how = f"the mean of {self.window} evaluations in a row" if self.window > 1 else "one evaluation"
         return f"Reached: {how} is {'below' if self.at_most else 'above'} the target ({self.why})."
 
@@ -71,7 +71,7 @@ class RaceTarget(NamedTuple):
         )
 
     def reached(self, record: Record, over: Over) -> float:
-        """Return the run's cost until the target (seconds, trips or versions); NaN if it did not reach it."""
+        """Return the run's cost until the target (seconds, trips or versions); NaN if it was not reached."""
         return self.curve(record, over).reached(-self.value if self.at_most else self.value)
 
 
@@ -94,11 +94,12 @@ def check_scored(records: Sequence[Record]) -> None:
 
 
 def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarget | None:
-    """Return the target of a comparison: ``given``, else that of the runs' ``[stop]``, else a derived one.
+    """Return the target of a comparison.
 
-    The derived target is the highest smoothed accuracy that every run reached; None if a run has no accuracy.
-    If the runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, the target's window is that
-    number. Raises `ConfigError` if ``given`` is not a share above 0, or the runs have no accuracy.
+    The target is ``given`` or, if that is None, the goal in the runs' table ``[stop]``. If there is no such
+    goal either, it is the highest smoothed accuracy that every run reached, or None if a run has no accuracy.
+    If ``stop.accuracy_over`` of the runs is less than `WINDOW`, it replaces `WINDOW` for their goal.
+    Raises `ConfigError` if ``given`` is not a share above 0, or if the runs have no accuracy.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]
@@ -132,7 +133,7 @@ class Settings(NamedTuple):
     evaluation: Evaluation = Evaluation()
     stop: Stop = Stop()
     plausible: bool = False
-    """The run's fleet was drawn from its profiles' intervals (``fleet.model_errors``)."""
+    """True if the run's fleet was drawn from its profiles' intervals (``fleet.model_errors``)."""
     tables: Mapping[str, Any] = {}
     """The content of the experiment's file as plain data."""
 
@@ -157,20 +158,23 @@ _known: WeakKeyDictionary[Record, Settings] = WeakKeyDictionary()
 
 
 class ToTarget(NamedTuple):
-    """The costs of one setting's seeds until the target, and their ratios to the first setting's."""
+    """The costs of one setting's runs until the target, and their ratios to the first setting's costs."""
 
     runs: int
     reached: int
     """Number of runs that reached the target."""
     costs: dict[Cost, tuple[float, ...]]
-    """Emulated seconds and client trips of each seed; NaN if it did not reach the target."""
+    """Emulated seconds and client trips of each seed's run; NaN if the run did not reach the target."""
     ratios: dict[Cost, CostRatio | None]
-    """This setting's cost ÷ the first's, seed by seed; None if runs ended too soon or share no seed."""
+    """The ratio of this setting's cost to the first setting's, paired by seed.
+
+    None if runs ended too soon or if the two settings have no seed in common.
+    """
     ahead: Ahead | None = None
     """The fleets in which this setting is ahead of the first; None unless all runs' fleets were drawn."""
 
     def text(self, over: Cost) -> str:
-        """Return the mean cost of the seeds that reached the target, ± half its 95% interval.
+        """Return the mean cost of the runs that reached the target, ± half the width of its 95% interval.
 
         >>> nan = math.nan
         >>> two = ToTarget(2, 1, {"at_s": (40.0, nan), "trips": (1400.0, nan)}, {})
@@ -185,7 +189,7 @@ class ToTarget(NamedTuple):
 
     @property
     def passed(self) -> str:
-        """The number of runs that reached the target, out of all."""
+        """The number of runs that reached the target, and the number of all runs, as text."""
         return f"{self.reached} of {self.runs}"
 
     def ratio_text(self, over: Cost) -> str:
@@ -220,7 +224,7 @@ def ratio_text(found: CostRatio) -> str:
 
 
 def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record]) -> ToTarget:
-    """Return the cost of ``runs`` until the target, and its ratio to the cost of ``first`` by seed."""
+    """Return the costs of ``runs`` until the target, and their ratios to the costs of ``first``, by seed."""
     costs: dict[Cost, tuple[float, ...]] = {
         over: tuple(target.reached(run, over) for run in runs) for over in COSTS
     }
@@ -276,6 +280,6 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
 
 
 def _rank(found: ToTarget) -> tuple[float, float]:
-    """Return a sort key that ranks by the share of runs that reached the target, then by their mean time."""
+    """Return a sort key: the share of runs that reached the target, then the mean time of these runs."""
     there = [cost for cost in found.costs["at_s"] if not math.isnan(cost)]
     return -found.reached / found.runs, float(np.mean(there)) if there else math.inf

@@ -16,14 +16,16 @@ from edgefl.results.record import Record
 
 FILE_NAME = "trace.json"
 PIDS_A_RUN = 1000
-"""Process numbers reserved per run in a trace of several runs."""
+"""How many process numbers are reserved for each run in a trace of several runs."""
 
 Event = dict[str, Any]
 _SERVER, _VERSIONS, _EVALUATIONS, _INCIDENTS = 1, 1, 2, 3
 
 
 def phases(trips: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """Return the start and end of each trip's download, training and upload; an unknown part has length 0.
+    """Return the start and end of each trip's download, training and upload.
+
+    A part whose times are unknown has length 0.
 
     >>> trip = {"sent_s": [0.0], "received_s": [np.nan], "compute_s": [np.nan], "arrived_s": [4.0]}
     >>> [(a.item(), b.item()) for a, b in phases({k: np.array(v) for k, v in trip.items()}).values()]
@@ -41,9 +43,9 @@ def phases(trips: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[NDArray[
 def write_trace(folder: str | Path) -> Path:
     """Write the run's ``trace.json``; return its path.
 
-    The file has Chrome's JSON trace format with times in emulated microseconds. In it, the server and each
-    profile are processes, and a profile's clients are its threads, with each trip's download, training and
-    upload.
+    The file is in Chrome's JSON trace format, with times in emulated microseconds. The server and each
+    profile appear as processes, and the clients of a profile as its threads, with the download, training and
+    upload of each trip.
     """
     with Record(folder) as record:
         return write_events(Path(folder) / FILE_NAME, [record])
@@ -66,7 +68,10 @@ def trace_text(records: Sequence[Record]) -> str:
 
 
 def _events(record: Record, first_pid: int, prefix: str) -> Iterator[Event]:
-    """Yield a run's events: first names, then slices by process, thread and time, a trip before its parts."""
+    """Yield a run's events: first the names, then the slices in order of process, thread and time.
+
+    A trip precedes its parts.
+    """
     server = first_pid + _SERVER
     pid_of = {name: server + 1 + k for k, name in enumerate(reversed(profiles_by_speed(record)))}
     training = np.unique(record.trips["client"])

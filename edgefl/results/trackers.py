@@ -21,7 +21,7 @@ from edgefl.results.record import Record
 from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
 
 PROJECT = "edgefl"
-"""The project of Weights & Biases, and MLflow's experiment."""
+"""Name of the project in Weights & Biases, and of the experiment in MLflow."""
 FIGURES = ("accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s", "time_scale")
 """Fields of summary.json that a tracker shows for the whole run."""
 IMPATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
@@ -37,9 +37,9 @@ class Copied(NamedTuple):
     group: str | None
     """Name of the sweep, if the run belongs to one."""
     identity: str
-    """Hexadecimal digits, the same for each copy of the run."""
+    """Hexadecimal digits that are the same for every copy of the run."""
     settings: dict[str, Any]
-    """Values of the experiment by dotted key."""
+    """Values of the experiment's keys, keyed by dotted name."""
     curve: list[dict[str, float]]
     """The known values of each evaluation, with ``version``, ``emulated_s`` and ``trips``."""
     figures: dict[str, float]
@@ -59,8 +59,8 @@ def require(name: str) -> None:
 def track(folder: Path, name: str, group: str | None = None) -> str:
     """Copy the run in ``folder`` to the tracker ``name``; return the copy's address or folder.
 
-    ``group`` is the name of the run's sweep. Raises `ConfigError` for an unknown or missing tracker and a run
-    that did not end, and `RunError` if the tracker fails.
+    ``group`` is the name of the run's sweep. Raises `ConfigError` if the tracker is unknown or not installed,
+    or if the run did not end, and `RunError` if the tracker fails.
     """
     require(name)
     run = _read(folder, group)
@@ -152,7 +152,7 @@ def _mlflow(run: Copied) -> str:
 
 
 def _wandb(run: Copied) -> str:
-    """Add a run to the project "edgefl"; WANDB_MODE=offline writes it to the run's folder only."""
+    """Add a run to the project "edgefl"; if WANDB_MODE=offline, it is only written to the run's folder."""
     import wandb
 
     settings = wandb.Settings(silent=True, init_timeout=60)
@@ -175,4 +175,7 @@ TRACKERS: dict[str, Callable[[Copied], str]] = {
     "mlflow": _mlflow,
     "wandb": _wandb,
 }
-"""The trackers by name, which is also the name of their module and of the extra that installs them."""
+"""The function that copies a run to each tracker, keyed by the name of the tracker.
+
+The name is also that of the tracker's module, and of the extra that installs it.
+"""

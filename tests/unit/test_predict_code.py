@@ -92,7 +92,7 @@ def test_without_json_it_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "integer code, 4 threads on Cortex-A76@2400x4" in out
     assert "7-zip decompression, MIPS" in out
-    assert "speed ÷ that of one thread of this host" in out
+    assert "speed relative to one thread of this host" in out
 
 
 @pytest.mark.parametrize(
