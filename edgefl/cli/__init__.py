@@ -74,7 +74,8 @@ app.add_typer(lab.bench, name="bench")
 app.add_typer(gate.app, name="gate")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""The error that typer raises for a wrong command line. Click defines it, and typer may bundle its own click."""
+"""The error that typer raises for a wrong command line. Typer may bundle its own copy of click, so that this
+class cannot simply be imported from click."""
 
 
 def _version(wanted: bool) -> None:
@@ -99,7 +100,7 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments``, by default that of this process, and return the exit code."""
-    # matplotlib warns if the home folder is not writable
+    # otherwise matplotlib prints a warning if the home folder is not writable
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _takes_all(stream):
@@ -195,7 +196,7 @@ def _flush() -> None:
 
 
 def _unread() -> int:
-    """Prevent an error in Python's last flush if the reader has closed standard output, as ``| head`` does."""
+    """Prevent an error in Python's last flush if the reader closed standard output, as ``| head`` does."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""``edgefl flower``: run an unchanged Flower app on Flower's runtime, where each SuperNode emulates a phone."""
+"""``edgefl flower``: run an unchanged Flower app on Flower's runtime; each SuperNode emulates a phone."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Json = Annotated[
     typer.Option("--json", metavar="FILE", help="Write the figures here too.", parser=figures_file),
 ]
 PICTURES = (".png", ".svg")
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Measure fewer sizes, with fewer repetitions.")]
 
 
 bench = typer.Typer(
@@ -45,7 +45,7 @@ def aggregate(json: Json = None, quick: Quick = False) -> None:
 def fidelity(json: Json = None, quick: Quick = False) -> int:
     """Measure emulated phones against their profiles.
 
-    Exit code 1 if a limit is exceeded.
+    The exit code is 1 if a limit is exceeded.
     """
     return 0 if _measure("fidelity", json, quick)["verdict"] == "PASS" else 1
 
@@ -275,8 +275,8 @@ def chaos(
 ) -> int:
     """Kill processes of an experiment, resume it, and check it.
 
-    Each kill is a kill -9 at a random time, until the run is done.
-    If a guarantee is violated, the exit code is 1; each violation is one line.
+    Processes are killed with kill -9 at random times, until the run is done.
+    If a guarantee is violated, the exit code is 1, and each violation is printed on one line.
     """
     from edgefl import new_run_folder
     from edgefl.files import write_text

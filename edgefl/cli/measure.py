@@ -30,8 +30,8 @@ def measure(
 ) -> None:
     """Measure the time of each class of operation on a device.
 
-    edgefl profiles fit turns the result into a profile. The kit is one file that needs only Python 3.8 and
-    torch: docs/measure.md.
+    edgefl profiles fit turns the result into a profile. The program that measures is one file, which needs
+    only Python 3.8 and torch: docs/measure.md.
     """
     from edgefl.measure import remote
 
@@ -86,4 +86,4 @@ def calibrate(
     cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
     if arrays_mib < 2 * cache_mib:
         say(f"the triad's arrays ({arrays_mib:.0f} MiB) are less than twice the cache ({cache_mib:.0f} MiB),")
-        say("so its rate may be partly that of the cache")
+        say("so the triad's rate may be partly that of the cache")

@@ -94,10 +94,10 @@ def join(
         Path | None, typer.Option("--key", metavar="FILE", help="This host's key: edgefl keygen.")
     ] = None,
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="Be one client of the run, limited to this profile.")
+        str, typer.Option(metavar="NAME", help="Host one client of the run, limited to this profile.")
     ] = "",
     as_is: Annotated[
-        bool, typer.Option("--as-is", help="This host is such a device: train at full speed.")
+        bool, typer.Option("--as-is", help="This host is the device itself: train at full speed.")
     ] = False,
     workers: Annotated[
         int | None,

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and the checks of files and folders that they name."""
+"""Arguments and options that several commands share. The files and folders in them are checked in advance."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def named_folder(text: str) -> Path:
 def new_file(text: str) -> Path:
     """Parse the value of ``--out``, the name of a new file. Raises `ConfigError` if the file exists."""
     if Path(text).exists():
-        raise ConfigError(f"--out {text}: exists; remove it or name another")
+        raise ConfigError(f"--out {text}: the file exists; remove it or name another file")
     return Path(text)
 
 
@@ -96,7 +96,7 @@ def figures_file(text: str) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"--json {json}: no folder {json.parent}")
     if (folder / EXPERIMENT_FILE).is_file():
-        raise ConfigError(f"--json {json}: in the folder of a run, where only edgefl writes; give another")
+        raise ConfigError(f"--json {json}: is in a run's folder, where only edgefl writes; name another file")
     if not os.access(json if json.exists() else folder, os.W_OK):
         raise ConfigError(f"--json {json}: cannot be written")
     return json

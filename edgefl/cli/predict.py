@@ -83,10 +83,10 @@ def predict(
     runtime: Annotated[
         str | None, typer.Option(metavar="R", help="A library: torch, mnn, dl4j, …; by default the device's.")
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Examples of a step.")] = 16,
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Number of examples in a step.")] = 16,
     input_: Annotated[
         str | None,
-        typer.Option("--input", metavar="C,H,W", help="One example; by default the model's usual."),
+        typer.Option("--input", metavar="C,H,W", help="Shape of an example; by default the model's."),
     ] = None,
     inference: Annotated[bool, typer.Option("--inference", help="Only the forward pass.")] = False,
     as_json: AsJson = False,

@@ -273,7 +273,7 @@ def from_(
 ) -> None:
     """Make a phone's profile from its core and clock.
 
-    One measured network makes its interval much narrower.
+    The measured time of one network makes the profile's interval much narrower.
     """
     from edgefl.devices.phone_estimate import Measured, estimated_profile, measured_work
 
@@ -320,7 +320,7 @@ def scale(
 ) -> None:
     """Scale a measured device's times to another device.
 
-    The scale follows from published figures of both.
+    The scale follows from published figures of both devices.
     """
     from edgefl.devices.scaling import scaled_file
 
@@ -519,7 +519,7 @@ def _listed(texts: list[str], most: int) -> str:
 
 
 def _nearest(key: str, tables: dict[str, Any]) -> Any:
-    """Return the entry of ``tables`` for ``key``, or else for the innermost table that contains the key."""
+    """Return the entry for ``key``, or else for the innermost table that contains the key; None if neither."""
     steps = key.replace("[", ".").split(".")
     prefixes = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
     return next((tables[name] for name in prefixes if name in tables), None)

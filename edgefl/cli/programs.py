@@ -1,4 +1,4 @@
-"""``edgefl exec``: run copies of any command, each of which is limited like a device and its network link."""
+"""``edgefl exec``: run copies of any command, each of which emulates a device with its network link."""
 
 from __future__ import annotations
 

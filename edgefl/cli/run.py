@@ -40,7 +40,7 @@ TargetAccuracy = Annotated[
     float | None,
     typer.Option(metavar="SHARE", help="Compare the time to this accuracy; default: stop.accuracy."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")]
 Web = Annotated[bool, typer.Option("--web", help="Show the run on a live page for this machine only.")]
 WebPort = Annotated[
     int | None,
@@ -128,7 +128,7 @@ def read_experiment(
         from edgefl.hosts import nodes
 
         if found.server.transport == "shm":
-            say("edgefl: server.transport is 'wire' on nodes: they share no memory, as 'shm' needs", err=True)
+            say("edgefl: server.transport is 'wire' on nodes: 'shm' needs memory that they share", err=True)
         return nodes.on_nodes(found, file.parent.absolute())
     return found
 
@@ -257,7 +257,7 @@ def verify(
 ) -> None:
     """Repeat a run from its journal, and compare every bit.
 
-    Its updates, measurements and model must be identical.
+    The updates, measurements and model of both runs must be identical.
     """
     from edgefl.lab.verify import verify as again
     from edgefl.results.tables import progress_bar

@@ -46,11 +46,11 @@ def compare(
     target: float | RaceTarget | None = None,
     labelled: Mapping[str, Sequence[Path]] | None = None,
 ) -> RenderGroup:
-    """Return tables that compare the runs in ``folders``; if ``out`` is given, write a folder there too.
+    """Return tables that compare the runs in ``folders``; if ``out`` is given, write that folder too.
 
     The tables are 80 columns wide. Runs that differ only in their seed share a row, which shows their mean ±
-    half the width of the mean's 95% interval (Student's t). ``labelled`` holds rows whose runs are given: it
-    maps each row's label to the folders of its runs. These rows precede the others.
+    half the width of the mean's 95% interval (Student's t). ``labelled`` holds more runs, already in rows: it
+    maps each row's label to the folders of the row's runs. These rows precede the others.
     The time to the accuracy ``target`` is compared seed by seed; see `targets.target_of` for the default.
     The files in ``out`` are summary.json (the first run's summary with two more fields, ``runs`` and
     ``comparison``), report.html and trace.json.
@@ -256,7 +256,7 @@ def comparison_page(
         names = [row.label for row in rows]
     each = many(len(rows[0].runs), "seed") + " each" if len(seeds) == 1 < len(runs) / len(rows) else ""
     about = "" if _scored(rows) else "No accuracy is measured. "
-    lines = "On test examples."
+    lines = "Measured on the test examples."
     if any(len(row.runs) > 1 for row in rows):
         about += "± is half the 95% interval of the mean over seeds. "
         lines = "Thin lines show each seed, thick lines the mean over seeds."
@@ -353,7 +353,7 @@ def _highest_of_slow(rows: Sequence[RunGroup]) -> str:
 
 
 def _by(rows: Sequence[RunGroup], figure: str) -> list[RunGroup]:
-    """Sort rows by the mean of a figure, highest first."""
+    """Return the rows sorted by the mean of a figure, with the highest first."""
     return sorted(rows, key=lambda row: -row.figures[figure].mean)
 
 
@@ -362,7 +362,7 @@ def _level(one: RunGroup, other: RunGroup, figure: str) -> bool:
 
 
 def _leaders(rows: Sequence[RunGroup], figure: str) -> str:
-    """Name the rows with the highest mean of a figure, followed by "has" or "have"."""
+    """Return the labels of the rows with the highest mean of a figure, followed by "has" or "have"."""
     first = _by(rows, figure)[0]
     names = [row.label for row in rows if _level(row, first, figure)]
     return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'}"

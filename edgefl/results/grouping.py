@@ -28,7 +28,7 @@ LONGEST = 60
 folder replaces the settings."""
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
-"""The figures that are compared, and averaged over seeds."""
+"""Names of the figures that are averaged over seeds and compared."""
 UNFINISHED = "unfinished"
 """Verdict on a run that was interrupted or killed, or is still running."""
 SPLIT = ("evaluate_on", "test_split", "test_fraction", "validation_fraction", "image_size")
@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
     @property
     def ranked(self) -> bool:
-        """True if the run ended, and its model learned something."""
+        """True if the run ended and its model learned something."""
         return self.finished and not self.summary["no_progress"]
 
 
@@ -75,7 +75,7 @@ class RunGroup(NamedTuple):
 
     @property
     def ranked(self) -> bool:
-        """True if every run ended, and its model learned something."""
+        """True if every run ended and its model learned something."""
         return all(run.ranked for run in self.runs)
 
     @property
@@ -137,7 +137,10 @@ def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | Non
 
 
 def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
-    """Return a row for all runs that differ only in their seed, or a row per run if a seed is repeated."""
+    """Return a row for each set of runs that differ only in their seed.
+
+    If a seed is repeated in a set, each of its runs has a row of its own.
+    """
     return rows_of(grouped(runs), target)
 
 
@@ -217,7 +220,7 @@ def settings(record: Record) -> dict[str, Any]:
 
 
 def kind(record: Record) -> str:
-    """Return a string that is the same for all runs that differ only in their seed, and for no other runs."""
+    """Return a string that is the same for all runs of one group, which differ only in their seed."""
     meta = record.meta
     parts = [meta.strategy, meta.clock, meta.partition, meta.model, meta.parameters, record.kinds()]
     parts += [msgspec.structs.asdict(meta.privacy)] if meta.privacy is not None else []

@@ -1,4 +1,4 @@
-"""Group a run's clients by profile, speed and classes; compute their applied weight and accuracy."""
+"""Group a run's clients by profile, speed and classes, and compute their applied weight and accuracy."""
 
 from __future__ import annotations
 

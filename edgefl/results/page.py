@@ -115,7 +115,7 @@ def facts(rows: Mapping[str, str]) -> str:
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> str:
-    """Return an HTML definition list of names and values, which are HTML already."""
+    """Return an HTML definition list of names and values that are already HTML."""
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in rows)}</dl>"
 
 
@@ -194,13 +194,12 @@ _TERMS = {
     ),
     "slow phones": (
         r"slow phones",
-        "The clients of the slowest profiles, by the declared time of a trip; fixed by the fleet.",
+        "The clients of the slowest profiles, ranked by a trip's declared time; the fleet determines them.",
     ),
     "accuracy": (r"^accuracy", "Share of the test examples that the global model classifies correctly."),
     "applied weight": (
         r"\bweight\b",
-        "Share of all weight in the sums that a client's updates had, times the number of clients: "
-        "1 is fair.",
+        "A client's share of the total weight in all sums, multiplied by the number of clients: 1 is fair.",
     ),
     "client trip": (
         r"^client trips|^trips\b|^median trip|^whole trip|client trips$",
@@ -220,7 +219,7 @@ _TERMS = {
     ),
     "device model within": (
         r"^device model within",
-        "Factor within which 90% of a real device's times agree with its profile's.",
+        "Factor within which 90% of a real device's times agree with the times of its profile.",
     ),
     "proportional set size": (
         r"^memory$|^peak memory",
@@ -232,9 +231,12 @@ _TERMS = {
     ),
     "staleness": (
         r"staleness",
-        "Versions that the server made between a client's download and its update's arrival.",
+        "Number of versions that the server made between a client's download and the arrival of its update.",
     ),
-    "version": (r"^versions?$", "One state of the global model: each sum at the server makes the next."),
+    "version": (
+        r"^versions?$",
+        "One state of the global model. Each sum at the server produces the next version.",
+    ),
     "worst tenth": (r"worst tenth", "The tenth of the clients with the lowest value."),
 }
 """For each term, a pattern for the headings that the term explains, and the explanation. If several patterns

@@ -46,7 +46,7 @@ class ObservedShare(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Synchrony of a run's phones. A share is None if it cannot be computed, for example from few updates."""
+    """Whether a run's phones act in phase. A share is None if there were too few updates to compute it."""
 
     one_profile: ObservedShare | None
     coincident: ObservedShare | None

@@ -109,7 +109,7 @@ def report(record: Record, summary: dict[str, Any]) -> str:
             *_attackers(summary.get("attackers")),
             *_logged(record),
             page.figure("Applied weight by client",
-                        "Share of all weight in the sums, times the number of clients: 1 is fair.",
+                        "Share of the weight in all sums, multiplied by the number of clients; 1 is fair.",
                         draw_weights(record), "No update was applied."),
         ],
         "Fleet": [
@@ -179,7 +179,7 @@ def _learning(record: Record) -> list[str]:
     about = {
         "at_s": "On the server's test examples.",
         "trips": "A trip is a download, a training and an upload.",
-        "own": "As the evaluation function measures it.",
+        "own": "As measured by the evaluation function.",
     }
     last: list[str] | None = None
     if _scored(record):
@@ -251,7 +251,9 @@ def _logged(record: Record) -> list[str]:
         if part := -(-len(known) // 10):
             rows.append([name, len(known), float(known[:part].mean()), float(known[-part:].mean())])
     columns = ["Figure", ">Trips", ">First tenth", ">Last tenth"]
-    about = "Means over the first and the last tenth of the trips, as the training function logs them."
+    about = (
+        "Means over the first and the last tenth of the trips, of the values that the training function logs."
+    )
     return [page.card("Figures of the training", about, html_table(columns, rows))] if rows else []
 
 
@@ -302,7 +304,7 @@ def _energy(found: dict[str, Any]) -> list[str]:
         ">Sum, J",
         ">90% interval, J",
     ]
-    unknown = f" {found['unknown_trips']:,} trips of devices without stated power are missing."
+    unknown = f" {found['unknown_trips']:,} trips are missing, because their devices state no power draw."
     about = "Energy of completed trips, from the profiles' currents or a metered radio: docs/profiles.md."
     return [page.card("Energy", about + (unknown if found["unknown_trips"] else ""), html_table(head, rows))]
 
@@ -574,7 +576,7 @@ def model_error(factors: Mapping[str, float]) -> str:
 
 
 def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
-    """Return a table of a run's summary for the terminal: the headline figures and some more."""
+    """Return a table of a run's summary for the terminal, with the headline figures and some others."""
     aggregation, worst = summary["aggregation"], summary["fidelity"]["worst"]
     rows = [(one.name.lower(), one.text) for one in headline(summary)]
     rows[0] = ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}")

@@ -43,7 +43,7 @@ class Result:
             return None
 
     def _figures(self) -> FittedTable:
-        from edgefl.results.report import summary_table  # imports matplotlib
+        from edgefl.results.report import summary_table  # imported late, because it needs matplotlib
 
         with damaged(str(self.dir)):
             return summary_table(self.summary(), self.dir)

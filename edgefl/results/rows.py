@@ -50,7 +50,7 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One client trip: download, local training and upload, as far as they happened.
+    """One client trip: the download, local training and upload, as far as the trip got.
 
     A field ``*_declared_s`` is the duration of a part of the trip according to the profile. The field of the
     same name without ``declared`` is the actual duration.
@@ -93,7 +93,7 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     work_s: float | None = None
     """Training time at the device's full speed, according to the device's time model."""
     lateness_s: float | None = None
-    """Emulated seconds by which the trip ended too late."""
+    """Emulated seconds by which the trip ended later than it should have."""
     cpu_s: float | None = None
     """CPU time of the training on this machine, in seconds."""
     peak_mib: float | None = None
@@ -139,7 +139,7 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     metrics: dict[str, float] = {}
     """Finite metrics returned by the user's own function."""
     clients: tuple[int, ...] = ()
-    """Clients on whose held-out examples the version was measured."""
+    """Numbers of the clients on whose held-out examples the version was measured."""
     client_loss: tuple[float, ...] = ()
     client_accuracy: tuple[float, ...] = ()
     personal_loss: tuple[float, ...] = ()
@@ -201,7 +201,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     host_step_s: float
     peers: list[int]
-    """Clients, or workers under the virtual clock, that the node has hosted."""
+    """Numbers of the clients, or of the workers under the virtual clock, that the node has hosted."""
     as_is: bool = False
     """True if the node is a real device and trains at its own speed."""
     lost: str = ""
@@ -254,11 +254,11 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     clients: int = 0
     secure: SecureCost | None = None
-    """Secure aggregation; None if the server sees single updates."""
+    """Settings and costs of secure aggregation; None if the server sees single updates."""
     attackers: list[int] = []
-    """Clients that send harmful updates."""
+    """Numbers of the clients that send harmful updates."""
     processes: int = 0
-    """Training processes: one per client under the wall clock, workers under the virtual clock."""
+    """Number of training processes: of clients under the wall clock, of workers under the virtual clock."""
     transport: str = ""
     time_scale: float = 1.0
     wall_s: float = 0.0
@@ -282,7 +282,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     model_error_factor: dict[str, float] = {}
     """For each profile, the factor within which 90% of a real device's step times agree with the profile."""
     power: dict[str, dict[str, PowerDraw]] = {}
-    """Power of the fleet's devices, by profile and network; profiles that state no power are missing."""
+    """Power draw of the fleet's devices, keyed by profile and network; missing if a profile states none."""
     host_step_s: float | None = None
     """CPU time of one training step on this host, in seconds, measured before the run."""
     load: float | None = None
@@ -342,7 +342,7 @@ def schema() -> str:
     lines = [
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
         "CREATE TABLE journal (seq INTEGER PRIMARY KEY, event BLOB NOT NULL);",
-        # the updates summed in each version (int64 tasks, float64 weights, little-endian, in summing order)
+        # the updates summed in each version: int64 tasks and float64 weights, little-endian, in summing order
         "CREATE TABLE sums (version INTEGER PRIMARY KEY, tasks BLOB NOT NULL, weights BLOB NOT NULL);",
     ]
     for table, row in TABLES.items():

@@ -29,7 +29,7 @@ DATA_FILES = "data-*.safetensors"
 """Pattern for the files of arrays that were passed to a run as objects. A new run's folder may hold no other
 files."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
-"""Files made from the record at the end of a run."""
+"""Names of the files that are made from the record at the end of a run."""
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
 
 
 def _write(file: int, folder: Path, experiment: str) -> None:
-    """Write the experiment to the disk. Raises `ConfigError` if that fails."""
+    """Write the experiment, and flush it to disk. Raises `ConfigError` if that fails."""
     try:
         with open(file, "wb", closefd=False) as stream:
             stream.write(experiment.encode())
@@ -164,7 +164,7 @@ def way_on(folder: Path) -> str:
 
 
 def begun(folder: Path) -> bool:
-    """Return True if the run has begun: it has a checkpoint or an event."""
+    """Return True if the run has begun, which means that it has a checkpoint or an event."""
     if resumable(folder):
         return True
     try:
@@ -172,7 +172,7 @@ def begun(folder: Path) -> bool:
             return next(record.events(), None) is not None
     except ConfigError:  # there is no record, or its creation was interrupted
         file = folder / FILE_NAME
-        return file.exists() and file.stat().st_size > 4096  # the file is longer than its first page
+        return file.exists() and file.stat().st_size > 4096  # true if the file has more than one page
 
 
 def begin(folder: Path, base: Path) -> None:

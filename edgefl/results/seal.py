@@ -64,7 +64,7 @@ def _place(record: Path) -> Path:
 
 
 def _sums(record: Path) -> bytes:
-    """Return the checksum of each page, followed by one of all these; an incomplete last page is padded."""
+    """Return the checksums of all pages, then a checksum of these; an incomplete last page is padded."""
     sums = [np.empty(0, np.uint64)]
     with open(record, "rb") as file:
         while (content := np.fromfile(file, np.uint8, AT_ONCE)).size:

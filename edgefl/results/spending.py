@@ -121,7 +121,7 @@ def spending(record: Record) -> Spending | None:
 
 
 def most_trips(record: Record) -> NDArray[np.int64]:
-    """Return, for each task in order of time, the most tasks that any client had received by then."""
+    """Return, for each task in order of time, the largest number of tasks of any client up to this task."""
     trips = record.trips
     return np.maximum.accumulate(trips["trip"][np.argsort(trips["sent_s"], kind="stable")] + 1)
 

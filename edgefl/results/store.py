@@ -55,7 +55,7 @@ class _End(msgspec.Struct):
     reason: str = ""
     version: int | None = None
     weights: list[float] = []
-    """The weight of the update in each version whose sum it is part of."""
+    """The weight of the update in each version that used it."""
     seq: int = 0
     checksum_seen: int | None = None
 
@@ -112,7 +112,7 @@ class Store:
             # with a write-ahead log, readers never wait for the writer, and a commit is one append
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_copy_log` copies the log
+            self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_copy_log` copies the log instead
             if fresh:
                 # one transaction for ids and tables, so that an incomplete file is never taken for a record
                 self._db.executescript(
@@ -252,7 +252,7 @@ class Store:
                 raise
 
     def follow(self, tail: Tail) -> None:
-        """Repeat the calls that a killed writer left in ``tail``, then store this writer's calls there.
+        """Repeat the calls that a killed writer left in ``tail``, and then store this writer's calls there.
 
         The tail holds events and the rows of trips, versions and evaluations, but no incidents and no meta.
         """

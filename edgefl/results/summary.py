@@ -429,9 +429,9 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def _memory(record: Record) -> dict[str, Any]:
-    """Return the memory of the processes, and the memory of training for each profile, in MiB.
+    """Return the memory of the processes in MiB, in total and for each profile.
 
-    For each profile, this is the predicted peak memory of training, and the growth of the clients' processes.
+    For a profile, the figures are the predicted peak memory of training, and the growth of the processes.
     """
     memory, peak, grew = record.meta.memory, record.trips["peak_mib"], record.trips["process_grew_mib"]
     sizes = list(memory.clients_mib.values())

@@ -263,7 +263,7 @@ def short_time(value: float) -> str:
 
 
 def many(count: int, thing: str) -> str:
-    """Return a count with its noun: 1 client, 2 processes."""
+    """Return a count with its noun, such as "1 client" or "2 processes"."""
     return f"{count:,} {thing}" + ("" if count == 1 else "es" if thing.endswith("s") else "s")
 
 

@@ -34,7 +34,7 @@ COSTS: dict[Cost, str] = {"at_s": "emulated_s_to_target", "trips": "trips_to_tar
 
 
 class RaceTarget(NamedTuple):
-    """A value of a metric that runs have to reach."""
+    """The value of a metric that runs have to reach."""
 
     value: float
     why: str
@@ -98,8 +98,9 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
 
     The target is ``given`` or, if that is None, the goal in the runs' table ``[stop]``. If there is no such
     goal either, it is the highest smoothed accuracy that every run reached, or None if a run has no accuracy.
-    If ``stop.accuracy_over`` of the runs is less than `WINDOW`, it replaces `WINDOW` for their goal.
-    Raises `ConfigError` if ``given`` is not a share above 0, or if the runs have no accuracy.
+    The target's window is `WINDOW`, except that it is ``stop.accuracy_over`` for the goal ``stop.accuracy``
+    if that number is less, and 1 for the goal ``stop.metric``. Raises `ConfigError` if ``given`` is not a
+    share above 0, or if the runs have no accuracy.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]
@@ -139,7 +140,7 @@ class Settings(NamedTuple):
 
 
 def settings_of(record: Record) -> Settings:
-    """Return the settings of the run, read once, without importing the experiment's own code."""
+    """Return the settings of the run. They are read only once, and the user's own code is not imported."""
     if (known := _known.get(record)) is not None:
         return known
     try:
@@ -171,7 +172,7 @@ class ToTarget(NamedTuple):
     None if runs ended too soon or if the two settings have no seed in common.
     """
     ahead: Ahead | None = None
-    """The fleets in which this setting is ahead of the first; None unless all runs' fleets were drawn."""
+    """In how many fleets this setting is ahead of the first; None unless all runs had drawn fleets."""
 
     def text(self, over: Cost) -> str:
         """Return the mean cost of the runs that reached the target, ± half the width of its 95% interval.

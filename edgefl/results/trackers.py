@@ -52,7 +52,7 @@ def require(name: str) -> None:
     if name not in TRACKERS:
         raise ConfigError(unknown("tracker", name, [*TRACKERS]))
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:  # only a folder of that name, such as the one that W&B writes
+    if spec is None or spec.origin is None:  # not a module but a folder, such as the one that W&B writes
         raise ConfigError(f"tracker {name!r} is not installed: pip install 'edgefl[{name}]'")
 
 
