@@ -96,7 +96,7 @@ def figures_file(text: str) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"--json {json}: no folder {json.parent}")
     if (folder / EXPERIMENT_FILE).is_file():
-        raise ConfigError(f"--json {json}: is in a run's folder, where only edgefl writes; name another file")
+        raise ConfigError(f"--json {json}: is in the folder of a run, where only edgefl writes; name another")
     if not os.access(json if json.exists() else folder, os.W_OK):
         raise ConfigError(f"--json {json}: cannot be written")
     return json

@@ -519,7 +519,7 @@ def _listed(texts: list[str], most: int) -> str:
 
 
 def _nearest(key: str, tables: dict[str, Any]) -> Any:
-    """Return the entry for ``key``, or else for the innermost table that contains the key; None if neither."""
+    """Return the entry for ``key``, or else for the innermost table that contains it; None if neither."""
     steps = key.replace("[", ".").split(".")
     prefixes = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
     return next((tables[name] for name in prefixes if name in tables), None)

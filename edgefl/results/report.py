@@ -251,9 +251,7 @@ def _logged(record: Record) -> list[str]:
         if part := -(-len(known) // 10):
             rows.append([name, len(known), float(known[:part].mean()), float(known[-part:].mean())])
     columns = ["Figure", ">Trips", ">First tenth", ">Last tenth"]
-    about = (
-        "Means over the first and the last tenth of the trips, of the values that the training function logs."
-    )
+    about = "Means of what the training function logs, over the first and the last tenth of the trips."
     return [page.card("Figures of the training", about, html_table(columns, rows))] if rows else []
 
 
