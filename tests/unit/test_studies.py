@@ -417,7 +417,7 @@ def test_races_take_the_steps_that_were_tuned_on_their_data(
     kept.write_text(text)
     steps = [one.experiment(arm, 1, "quick").training.lr for arm in arms]
     assert steps == [0.2, 0.2, 0.3]  # before the paper's own 0.9
-    assert "on other seeds and validation examples" in one.remarks("quick")[-1]
+    assert "on other seeds and on validation examples" in one.remarks("quick")[-1]
     assert one.borders("quick") == {"a": ("strategy.server_lr",), "b, K = 2": ("strategy.server_lr",)}
     assert one.changed(["data.name=mnist"]).tuned("quick") == {}  # on digits, of no account there
 
