@@ -4,10 +4,10 @@ core            the state machine: takes an event, returns actions
 events          the core's input and output types; the journal stores the events unchanged
 ledger          running tasks, held updates and counters; the View that strategies read
 strategy_calls  calls a strategy's methods and validates their results
-evaluations     selects the versions to evaluate; early stopping; detection of a run that no longer changes
-deaths          consequences of a client's death: for its task, and whether and when the client joins again
-participation   limits on each client's participation in a private run; arrival times, for strategies with
-                an arrival process
+evaluations     selects the versions to evaluate; stops a run whose model no longer improves or changes
+deaths          decides what a client's death means for its task, and whether and when the client joins again
+participation   limits how often each client takes part in a private run; computes arrival times, for
+                strategies with an arrival process
 """
 
 from __future__ import annotations

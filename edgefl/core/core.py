@@ -1,15 +1,18 @@
-"""The server's decisions as a pure state machine: events in, actions out; no clock, no socket, no arithmetic.
+"""The server's decisions as a pure state machine, which turns events into actions.
+
+It uses no clock, no socket and no arithmetic on models. These are the states of a client and its update, and
+the actions (Train, Sum) and events (the other names) that change them:
 
     Joined ─► idle ─ Train ─► running ─ Arrived ─► held ─ Sum ─► Summed ─► applied
                 ▲                │ Left: lost         │ Summed(bad): dropped
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
 In a private run, participation must not depend on client data, but failures and invalid updates may depend on
-it. A failed trip is therefore held as an update of zero, and invalid updates are summed as zeros
-(``Summed.zero``) instead of dropped.
+it. A failed trip (a client's download, training and upload) is therefore held as an update of zero, and
+invalid updates are summed as zeros (``Summed.zero``) instead of being dropped.
 
-Each task ends in exactly one ``Release``, unless it is still running when the run ends. The same events give
-the same actions, so a run can be resumed, replayed and verified from its journal of events alone.
+Each task ends in exactly one ``Release``, unless it is still running when the run ends. The same events
+always lead to the same actions, so a run can be resumed, replayed and verified from its journal alone.
 """
 
 from __future__ import annotations
@@ -51,11 +54,11 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 AS_ZERO = "summed as zero: "
-"""Prefix of a ``Release`` reason, for a private run's update that is summed as zero."""
+"""Prefix of the reason in the ``Release`` of an update that a private run summed as zero."""
 
 
 class Core(Ledger):
-    """The run's state, changed by `handle` only. It is also the `View` passed to the strategy.
+    """The state of a run, which only `handle` changes. It is also the `View` that the strategy receives.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> core = Core(FedBuff(buffer_size=1), [Client(0, "pi-4", 60)], seed=1, stop=experiment.Stop(versions=1))
@@ -87,7 +90,7 @@ class Core(Ledger):
             evaluate_every = experiment.Evaluation(every_versions=evaluate_every)
         self.strategy = strategy
         self.stopped: str | None = None
-        """The reason why the run is over; None while it runs."""
+        """The reason why the run is over; None while the run continues."""
         central = self.privacy
         self._clip_norm = None if central is None else central.clip_norm
         self._max_weight = math.inf if central is None else strategy.max_weight(len(self.devices)) or 0.0
@@ -99,15 +102,15 @@ class Core(Ledger):
         self._halt: str | None = None
         self._begun = False
         self._sum: tuple[Sum, Step] | None = None
-        self._late: list[Update] = []  # updates that the strategy discards while they are being summed
-        self._kept: set[int] = set()  # tasks of held updates that were used at least once
+        self._late: list[Update] = []  # updates that the strategy discarded while they were being summed
+        self._kept: set[int] = set()  # tasks whose updates were used at least once and are still held
         self._zero: dict[int, str] = {}  # task → the reason why its held update counts as zero
         self.learned = False
         """True once a version contains a valid update of a trip that did not fail."""
         self._failed_in_a_row = 0  # failed tasks and bad updates since the last version with a valid update
-        self._lost_in_a_row = 0  # lost tasks since the last arrival
-        self._wakes: set[float] = set()  # times of pending wakes
-        self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # else the call is skipped
+        self._lost_in_a_row = 0  # lost tasks since the last arrival of an update
+        self._wakes: set[float] = set()  # times of the pending ``Wake`` actions
+        self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # if False, `wake_s` is not called
         self._cuts = type(strategy).until is not Strategy.until
         self._state = calls.call(strategy, "begin", self.devices)
         process = strategy.arrivals()
@@ -129,8 +132,9 @@ class Core(Ledger):
         """Process an event and return the actions to carry out, in order.
 
         An inconsistent event (an unknown client, a task that is over, a repeated arrival) changes nothing.
-        After ``Finish``, the only actions are releases of tasks that were running. Raises `RunError` for a
-        ``Summed`` without a pending ``Sum``, and if the strategy raises or returns an invalid result.
+        After ``Finish``, the only actions are releases of tasks that were still running. Raises `RunError`
+        for a ``Summed`` event if no ``Sum`` is pending, and if the strategy raises an exception or returns an
+        invalid result.
         """
         actions: list[Action] = []
         if self.now_s < event.at_s < math.inf:
@@ -150,15 +154,15 @@ class Core(Ledger):
 
     @property
     def awaits(self) -> bool:
-        """True if a ``Wake`` before the end of the run is pending."""
+        """True if a pending ``Wake`` is due before the end of the run."""
         return any(at_s < self._end_s for at_s in self._wakes)
 
     @property
     def arrival_version(self) -> int:
         """The version up to which the staleness of an arriving update is counted.
 
-        It is the newest version. During the clients' exchange for a pending sum, it is the version of that
-        sum, because this version is published before the update can be used.
+        It is usually the newest version. While clients exchange messages for a pending sum, it is the version
+        that this sum will create, because that version is published before the update can be used.
         """
         if self._sum is None or self._sum[0].from_s is None:
             return self.version
@@ -166,21 +170,21 @@ class Core(Ledger):
 
     @property
     def unmasking(self) -> bool:
-        """True while the clients' exchange for the pending sum lasts (`Unmasking`); a ``Wake`` follows."""
+        """True while clients exchange messages for the pending sum (`Unmasking`); a ``Wake`` ends this."""
         from_s = None if self._sum is None else self._sum[0].from_s
         return from_s is not None and self.now_s < min(from_s, self._end_s)
 
     @property
     def ends(self) -> bool:
-        """True if the run must end after the pending sum: its time is over, or it was halted."""
+        """True if the run must end after the pending sum, because its time is over or it was halted."""
         return self._halt is not None or self.now_s >= self._end_s
 
     def is_zero(self, task: int) -> bool:
-        """True if the held update of ``task`` counts as zero because its trip failed or it is invalid."""
+        """Return True if a held update counts as zero, because its trip failed or because it is invalid."""
         return task in self._zero
 
     def pending(self) -> list[Action]:
-        """Return the pending ``Sum`` and ``Wake`` actions, for a restarted server."""
+        """Return the pending ``Sum`` and ``Wake`` actions, which a restarted server must carry out again."""
         if self.stopped is not None:
             return []
         wakes: list[Action] = [Wake(at_s) for at_s in sorted(self._wakes)]
@@ -190,7 +194,7 @@ class Core(Ledger):
         if self.stopped is not None:
             return False
         if self._schedule is not None and not (self.idle or self.training):
-            self._schedule.due(self.now_s)  # skip arrivals from before the first client connected
+            self._schedule.due(self.now_s)  # skip the arrivals before the first client connected
         return self.connect(event.client)
 
     def _left(self, event: Left, actions: list[Action]) -> bool:
@@ -233,7 +237,7 @@ class Core(Ledger):
     def _deliver(self, event: Arrived, actions: list[Action], zero: str = "") -> None:
         """Hold the update of a finished task, or release it.
 
-        ``zero`` is the reason why the update counts as zero; empty if the update is used as it is.
+        ``zero`` is the reason why the update counts as zero; it is empty if the update is used as it is.
         """
         client, task = event.client, event.task
         self.trips += 1
@@ -345,7 +349,7 @@ class Core(Ledger):
         return True
 
     def _settle(self, actions: list[Action], stepped: bool) -> None:
-        """Request the next version if it is due, else finish the run if it is over, else start clients."""
+        """Order the next version if it is due; otherwise finish the run if it is over, or start clients."""
         due = self._due()
         may_step = due is None or (due == "trips" and not stepped)  # the last trip may have filled a buffer
         if may_step and self._order_sum(actions):
@@ -368,7 +372,7 @@ class Core(Ledger):
             self._settle(actions, stepped)
 
     def _order_sum(self, actions: list[Action]) -> bool:
-        """Order the sum of the next version; return False if the strategy makes none now."""
+        """Order the sum for the next version; return False if the strategy does not make a step now."""
         try:
             step = calls.step(self.strategy.step(self._state, self))
         except Exception as error:
@@ -496,7 +500,7 @@ class Core(Ledger):
             self.forget(gone)
 
     def _release(self, task: int, why: str = "") -> Release:
-        """Release a valid held update: ``applied`` if it was used before, else ``discarded``."""
+        """Release a valid held update as ``applied`` if a step has used it, otherwise as ``discarded``."""
         self._zero.pop(task, None)
         if task in self._kept:
             self._kept.remove(task)

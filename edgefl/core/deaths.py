@@ -1,4 +1,4 @@
-"""Decides the consequences of a client's death, and whether a task is to blame for deaths of workers."""
+"""Decides what follows from a client's death, and whether a task is to blame for the deaths of workers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from edgefl.core.events import Died, Drop, Failed, Left, Rejoin
 
 
 def consequence(event: Died, *, private: bool) -> Left | Failed | None:
-    """Return the event that a death causes: the client leaves, or only its task fails.
+    """Return the event that a client's death causes: either the client leaves, or only its task fails.
 
-    In a private run participation must not depend on client data, so only a declared death makes a client
-    leave. Return None if the client stays and the death names no task: a separate `Failed` then ends the
-    client's task at the time at which its update would have arrived.
+    In a private run participation must not depend on client data, so a client leaves only if the experiment
+    declared its death. Return None if the client stays and the death names no task: a separate `Failed` event
+    then ends the client's task at the time at which its update would have arrived.
 
     >>> consequence(Died(client=0, at_s=4.0, reason="signal 9", task=7), private=True)
     Failed(client=0, task=7, at_s=4.0, reason='signal 9')
@@ -26,8 +26,8 @@ def consequence(event: Died, *, private: bool) -> Left | Failed | None:
 class Deaths:
     """Counts each client's deaths since its last update, and decides whether the client joins again.
 
-    Deaths that the experiment declares (``churn.die_per_trip``) do not count. ``on_death="drop"`` drops every
-    client that dies; otherwise a client may join again ``rejoin_s`` emulated seconds after its death.
+    Deaths that the experiment declares (``churn.die_per_trip``) are not counted. With ``on_death="drop"``, no
+    client that dies joins again; otherwise it may join again ``rejoin_s`` emulated seconds after its death.
 
     >>> deaths = Deaths(rejoin_s=30.0)
     >>> [deaths.died(Died(client=0, at_s=at_s, reason="signal 9")) for at_s in (0.0, 40.0, 80.0, 120.0)][-1]
@@ -44,7 +44,7 @@ class Deaths:
         self._returns_s: dict[int, float] = {}
 
     def died(self, event: Died) -> Rejoin | Drop:
-        """Count a death; return whether the client joins again or is dropped."""
+        """Count a death; return the action that lets the client join again, or that drops it for good."""
         client = event.client
         deaths = self._in_a_row[client] = self._in_a_row.get(client, 0) + (not event.declared)
         if self._replaces and deaths < self.MOST_IN_A_ROW:
@@ -54,19 +54,22 @@ class Deaths:
         return Drop(client, f"died {deaths} times in a row" if self._replaces else "")
 
     def delivered(self, client: int) -> None:
-        """Reset the client's count, because it has delivered an update."""
+        """Reset the count of the client's deaths, because the client has delivered an update."""
         self._in_a_row.pop(client, None)
 
     def returns_s(self, client: int) -> float:
-        """Return the earliest time at which the client may join: −∞ if it never died, ∞ if it was dropped."""
+        """Return the earliest emulated time at which the client may join, in seconds.
+
+        It is −∞ if the client never died, and ∞ if it was dropped.
+        """
         return self._returns_s.get(client, -math.inf)
 
 
 class Blame:
     """Decides whether a task is to blame for the deaths of the workers that computed it.
 
-    The counts are not in the journal: they depend on this machine's processes, but results must be the same
-    on every machine.
+    The counts are not stored in the journal, because they depend on the processes of this machine, whereas a
+    run's results must be the same on every machine.
     """
 
     MOST_DEATHS: Final = 3
@@ -80,5 +83,5 @@ class Blame:
         return self._deaths[task] >= self.MOST_DEATHS
 
     def forget(self, task: int) -> None:
-        """Drop the count of a task that is over."""
+        """Delete the count of a task that is over."""
         self._deaths.pop(task, None)

@@ -12,8 +12,8 @@ from edgefl.experiment import Evaluation, Stop
 class Patience:
     """Counts consecutive evaluations without an improvement.
 
-    The monitored value is ``stop.metric`` if it is set, else the accuracy, or the loss if the evaluation has
-    no accuracy. NaN is not an improvement.
+    The monitored value is the metric named in ``stop.metric``. If none is named, it is the accuracy, or the
+    loss if the evaluation has no accuracy. NaN is not an improvement.
 
     >>> patience = Patience(Stop(patience_evaluations=2, min_improvement=0.01))
     >>> [patience.ends(accuracy, {}) for accuracy in (0.5, 0.7, 0.705, 0.72, 0.72, 0.725)]
@@ -26,7 +26,7 @@ class Patience:
         self._waited = 0
 
     def ends(self, accuracy: float, metrics: Mapping[str, float]) -> bool:
-        """Record an evaluation; return True once the limit is reached."""
+        """Record an evaluation; return True once ``patience_evaluations`` in a row brought no improvement."""
         value = self._value(accuracy, metrics)
         self._waited += 1
         if value > self._best and value - self._best > self._stop.min_improvement:
@@ -35,7 +35,7 @@ class Patience:
         return most is not None and self._waited >= most
 
     def _value(self, accuracy: float, metrics: Mapping[str, float]) -> float:
-        """The monitored value, negated if lower is better."""
+        """Return the monitored value, with its sign changed if lower values are better."""
         if (goal := self._stop.metric) is not None:
             value = metrics.get(goal.name, math.nan)
             return value if goal.at_most is None else -value
@@ -43,7 +43,7 @@ class Patience:
 
 
 class Standstill:
-    """Counts consecutive evaluations with equal results, in a run without a limit or patience in ``[stop]``.
+    """Counts consecutive evaluations with equal results, in a run whose ``[stop]`` sets no limit or patience.
 
     Such a run would never end if its model stopped changing. While a model still learns, its loss changes
     from one evaluation to the next.
@@ -70,10 +70,10 @@ class Standstill:
 
 
 class Periods:
-    """Finds the version that ends each period of N versions, client trips or emulated seconds.
+    """Finds the version that ends each evaluation period of N versions, client trips or emulated seconds.
 
-    With trips or seconds, this is the first version after the end of the period. Runs that need different
-    numbers of trips per version can thus be evaluated equally often.
+    If periods are counted in trips or seconds, it is the first version after the end of the period. Runs that
+    need different numbers of trips per version can thus be evaluated equally often.
 
     >>> periods = Periods(Evaluation(every_trips=100))
     >>> [periods.end(version, 30 * version, 0.0) for version in range(1, 8)]
@@ -85,7 +85,7 @@ class Periods:
         self._ended = 0
 
     def end(self, version: int, trips: int, at_s: float) -> bool:
-        """True if this version ends a period. Must be called once per version, in order."""
+        """Return True if this version ends a period. Must be called once for each version, in order."""
         given = self._given
         if given.every_trips is not None:
             ended = trips // given.every_trips

@@ -1,6 +1,7 @@
-"""The core's input (events) and output (actions) as plain data. Times are emulated seconds since the start.
+"""The core's input (events) and output (actions) as plain data.
 
-The journal stores every event, so a run can be replayed through the core.
+Times are in emulated seconds since the start of the run. The journal stores every event, so a run can be
+replayed through the core.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):
-    """A client's process ended by itself or was killed, or the client's training killed worker processes.
+    """A client's process exited or was killed, or the client's training killed worker processes.
 
     The core answers with `Rejoin` or `Drop`, and decides what becomes of the client's task
     (`edgefl.core.deaths.consequence`).
@@ -42,13 +43,13 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
     at_s: float
     reason: str
     declared: bool = False
-    """True for a death that the experiment itself draws from its seed (``churn.die_per_trip``)."""
+    """True for a death that the experiment declares (``churn.die_per_trip``), drawn with its seed."""
     task: int | None = None
-    """The task whose training killed worker processes, under the virtual clock; None for other deaths."""
+    """Under the virtual clock, the task whose training killed worker processes; None for other deaths."""
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, repr_omit_defaults=True):
-    """A client's update is complete in its slot."""
+    """A client's update is complete in its slot of the parameter buffer."""
 
     client: int
     task: int
@@ -58,18 +59,18 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
     loss: float
     at_s: float
     norm: float | None = None
-    """L2 norm of the update, inf if the update is not finite; None if the strategy does not measure it."""
+    """L2 norm of the update; inf if the update is not finite, None if the strategy does not measure it."""
     distance: float = 0.0
-    """L2 distance from the base version to the current one, as in `edgefl.strategies.Update`."""
+    """L2 distance from the base version to the current version, as in `edgefl.strategies.Update`."""
     failed: str = ""
-    """With local noise: the reason why the update is zero plus noise; empty for a normal update."""
+    """With local noise, the reason why the update consists of noise only; empty for a normal update."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """A task ended without an update: it was cancelled, its training raised an error, or its process died.
 
-    In a private run a failure may depend on the client's data. The trip then counts as an update of zero at
-    the time at which its update would have arrived.
+    In a private run, where a failure may depend on the client's data, the trip counts as an update of zero
+    that arrives when the client's update would have arrived.
     """
 
     client: int
@@ -81,23 +82,23 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr_omit_defaults=True):
     """The server has carried out a ``Sum``.
 
-    ``bad`` lists the tasks whose update is not finite or was altered. The version was published only if this
-    list is empty.
+    ``bad`` lists the tasks whose updates are not finite or were altered. The new version was published only
+    if this list is empty.
     """
 
     version: int
     at_s: float
     bad: tuple[int, ...] = ()
     clip_norm: float | None = None
-    """Clipping norm for the next version, if the norm adapts to a quantile of the updates' norms."""
+    """Clipping norm for the next version, if it follows a quantile of the norms of the updates."""
     salt: str = ""
-    """Digest of the summed updates, if noise from a secret key was added: see `edgefl.privacy.TreeNoise`."""
+    """Digest of the summed updates, if noise was drawn with a secret key (`edgefl.privacy.TreeNoise`)."""
     zero: tuple[int, ...] = ()
-    """Tasks of a private step whose update is not finite or was altered, and was summed as zero."""
+    """Tasks of a private step whose updates are not finite or were altered, and were summed as zero."""
 
 
 class Unmasking(msgspec.Struct, frozen=True, tag="unmasking"):
-    """The sum of ``version`` needs an exchange of messages between clients and server until ``until_s``."""
+    """The clients and the server exchange messages until ``until_s`` to compute the sum for ``version``."""
 
     version: int
     at_s: float
@@ -111,17 +112,17 @@ class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
-    """``version`` was evaluated on the test examples. Missing metrics are NaN or absent."""
+    """A version was evaluated on the test examples. A metric without a value is NaN or absent."""
 
     version: int
     at_s: float
     accuracy: float
     metrics: dict[str, float] = {}
-    """The loss, and the metrics of the user's evaluation function."""
+    """The loss, and the metrics that the user's evaluation function returned."""
 
 
 class Halted(msgspec.Struct, frozen=True, tag="halted"):
-    """The server ends the run, for example after ``wall_s``."""
+    """The server ends the run, for example because the time limit ``stop.wall_s`` has passed."""
 
     at_s: float
     reason: str
@@ -131,52 +132,55 @@ Event = Joined | Left | Died | Arrived | Failed | Summed | Unmasking | Ticked | 
 
 
 class Cohort(msgspec.Struct, frozen=True, array_like=True):
-    """The clients of a closed round, which no other client can join."""
+    """The clients of a closed round, that is, a round that no other client can join."""
 
     first_task: int
-    """Number of the first client's task; it identifies the round."""
+    """Number of the first client's task, which identifies the round."""
     clients: tuple[int, ...]
 
 
 class Train(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """Start ``client`` on ``task``: lease a slot for its update, download ``version``, train, upload."""
+    """Reserve a slot for a client's update, and let the client download ``version``, train and upload."""
 
     client: int
     task: int
     version: int
     trip: int
-    """Number of this client's earlier tasks; it selects the random stream of the batches."""
+    """Number of this client's earlier tasks; it selects the random stream from which batches are drawn."""
     until: Until | None = None
-    """End of the training, if it differs from ``[training]``."""
+    """When the training ends; None if it ends after the steps that ``[training]`` sets."""
     cohort: Cohort | None = None
-    """The client's round, if the strategy's rounds are closed (`Strategy.closed`)."""
+    """The clients of this round, if the strategy's rounds are closed (`Strategy.closed`); else None."""
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """Cancel ``task`` of ``client``. A ``Failed`` follows, or ``Arrived`` if the client has just finished."""
+    """Cancel a client's task. ``Failed`` follows, or ``Arrived`` if the client has just finished."""
 
     client: int
     task: int
 
 
 class Rejoin(msgspec.Struct, frozen=True):
-    """Restart the client that died; it may join from ``at_s`` on."""
+    """Restart a client that died; it may join the run again at or after the time ``at_s``."""
 
     client: int
     at_s: float
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """The dead client never joins again. ``reason`` is empty if the fleet drops every client that dies."""
+    """Drop a client that died, so that it never joins again.
+
+    ``reason`` is empty if the fleet drops every client that dies.
+    """
 
     client: int
     reason: str
 
 
 class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """Compute ``version``: base_scale · model + Σ_k weights[k] · update[tasks[k]], then the server optimiser.
+    """Compute a version: base_scale · model + Σ_k weights[k] · update[tasks[k]], then the server optimiser.
 
-    ``Summed`` follows.
+    The event ``Summed`` follows.
     """
 
     version: int
@@ -184,16 +188,19 @@ class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     weights: tuple[float, ...]
     base_scale: float = 1.0
     parts: dict[str, VectorSum] = {}
-    """Sums for auxiliary vectors, by the vector's name; each has one weight per task."""
+    """Sums for auxiliary vectors, keyed by the vector's name; each sum has one weight per task."""
     clip_norm: float | None = None
-    """Clipping norm of the updates, in a private run."""
+    """Clipping norm of the updates in a private run; None in other runs."""
     from_s: float | None = None
-    """Time at which the clients' exchange for this sum ends (`Unmasking`); None if no exchange has begun."""
+    """Time at which the exchange of messages for this sum ends (`Unmasking`); None if none has begun."""
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Free the task's slot: its update is no longer needed. ``fate`` is ``applied``, ``discarded`` (a valid
-    update that the strategy did not use), ``dropped`` (a bad update) or ``lost`` (no update)."""
+    """Free the slot of a task whose update is no longer needed.
+
+    ``fate`` is ``applied``, ``discarded`` (the update was valid, but the strategy did not use it),
+    ``dropped`` (the update was bad) or ``lost`` (there was no update).
+    """
 
     task: int
     fate: str
@@ -207,7 +214,7 @@ class Evaluate(msgspec.Struct, frozen=True):
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Send the event ``Ticked`` to the core at ``at_s``."""
+    """Send the event ``Ticked`` to the core at the time ``at_s``."""
 
     at_s: float
 

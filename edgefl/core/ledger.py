@@ -18,9 +18,10 @@ from edgefl.strategies.base import Client, Update
 
 
 class Ledger:
-    """Clients, tasks, held updates and counters. Its methods keep them consistent and make no decisions.
+    """A run's clients, tasks, held updates and counters; its methods keep them consistent but decide nothing.
 
-    It implements `edgefl.strategies.base.View` without copying.
+    A held update has arrived and still occupies memory. The class implements `edgefl.strategies.base.View`
+    without copying.
 
     >>> ledger = Ledger([Client(0, "pi-4", 60), Client(1, "pi-4", 60)], seed=1)
     >>> ledger.connect(1), ledger.connect(0), ledger.idle
@@ -32,16 +33,17 @@ class Ledger:
     def __init__(self, devices: Sequence[Client], seed: int, privacy: Privacy | None = None) -> None:
         self.devices = devices
         self.privacy = privacy if privacy is not None and privacy.central else None
-        """Rules by which the server protects clients from readers of the models; None if there are none."""
+        """Rules by which the server protects clients from readers of the models; None if it does not."""
         self.rules = privacy
         count = len(devices)
         self.seed = seed
         self.version = 0
         self.now_s = 0.0
         self.idle = Ascending(count)
-        """Connected clients without a task that are eligible for one."""
+        """Connected clients that have no task and may start one."""
         self.ineligible: set[int] = set()
-        """Connected clients without a task that may not start one because of privacy limits, now or ever."""
+        """Connected clients that have no task, but may not start one (now or ever) because of privacy limits.
+        """
         limited = privacy is not None and (privacy.max_participations or privacy.min_separation > 1)
         self.participation = Participation(privacy, count) if privacy is not None and limited else None
         self.held: list[Update] = []
@@ -49,38 +51,38 @@ class Ledger:
         self.openings = count
 
         self.trips = 0
-        """Finished client trips: arrived updates, used or not, and cancelled tasks."""
+        """Number of finished client trips: updates that arrived, used or not, and cancelled tasks."""
         self.dropped = 0
-        """Updates that were not finite or were altered."""
+        """Number of updates that were not finite or were altered."""
         self.discarded = 0
-        """Unused valid updates, and cancelled tasks."""
+        """Number of valid updates that were not used, and of cancelled tasks."""
         self.failed = 0
-        """Tasks that failed on the client."""
+        """Number of tasks that failed on the client."""
         self.lost = 0
-        """Tasks whose client disconnected."""
+        """Number of tasks whose client disconnected."""
         self.applied = 0
-        """Applied updates; an update applied in two versions counts twice."""
+        """Number of applied updates; an update that was applied in two versions counts twice."""
         self.staleness_sum = 0
-        """Sum of the staleness of applied updates; divided by ``applied``, their mean staleness."""
+        """Sum of the staleness of all applied updates; divided by ``applied``, it is their mean staleness."""
         self.staleness_max = 0
         self.applied_weight: npt.NDArray[np.float64] = np.zeros(count)
         """Total weight of each client's applied updates."""
 
         self._next_task = 0
-        self._tasks: dict[int, tuple[int, int]] = {}  # task → client, version
-        self._running: dict[int, int] = {}  # client → task, in order of starts
+        self._tasks: dict[int, tuple[int, int]] = {}  # task → (client, base version)
+        self._running: dict[int, int] = {}  # client → task, in the order in which the tasks started
         self.cancelled: set[int] = set()
-        self._leaving: set[int] = set()  # clients that disconnect at the end of their task
-        self._updates: dict[int, Update] = {}  # task → held update, in arrival order
+        self._leaving: set[int] = set()  # clients that disconnect when their task ends
+        self._updates: dict[int, Update] = {}  # task → held update, in order of arrival
         self._trips = array("i", [0]) * count
         self._trained_from = array("i", [-1]) * count
-        self._starters: tuple[int, set[int]] = (0, set())  # version, clients whose last task started from it
+        self._starters: tuple[int, set[int]] = (0, set())  # a version, and clients whose last task uses it
         self.present = bytearray(count)
-        """By client: 1 if it is connected, else 0."""
+        """One byte for each client: 1 if the client is connected, 0 otherwise."""
 
     @property
     def running(self) -> Collection[int]:
-        """Clients with a task, in order of their starts."""
+        """Clients with a task, in the order in which their tasks started."""
         return self._running.keys()
 
     @property
@@ -89,8 +91,10 @@ class Ledger:
         return len(self._running)
 
     def trained_from(self, client: int) -> int:
-        """Base version of the client's last task; −1 before its first task and after a task without an
-        update."""
+        """Return the base version of the client's last task.
+
+        It is −1 before the client's first task, and after a task that ended without an update.
+        """
         return self._trained_from[client]
 
     @property
@@ -100,11 +104,14 @@ class Ledger:
         return clients if version == self.version else ()
 
     def update(self, task: int) -> Update:
-        """The held update of ``task``. Raises `KeyError` after its ``Release`` is returned."""
+        """Return the held update of a task. Raises `KeyError` once the core has returned its ``Release``."""
         return self._updates[task]
 
     def connect(self, client: int) -> bool:
-        """Mark the client as connected and without a task; False if it is unknown or already connected."""
+        """Mark a client as connected and without a task.
+
+        Returns False if the client is unknown or already connected.
+        """
         if not 0 <= client < len(self.present) or self.present[client]:
             return False
         self.present[client] = 1
@@ -112,14 +119,14 @@ class Ledger:
         return True
 
     def _set_without_task(self, client: int) -> None:
-        """Add the client to ``idle`` or ``ineligible``."""
+        """Add the client to ``idle`` if it may start a task, otherwise to ``ineligible``."""
         if self.participation is None or self.participation.may_start(client, self.version):
             self.idle.add(client)
         else:
             self.ineligible.add(client)
 
     def update_eligibility(self) -> None:
-        """Move ineligible clients that have become eligible to ``idle``."""
+        """Move the clients that may start a task again from ``ineligible`` to ``idle``."""
         if self.participation is not None and self.participation.changed:
             self.participation.changed, clients = False, sorted(self.ineligible)
             self.ineligible.clear()
@@ -127,7 +134,7 @@ class Ledger:
                 self._set_without_task(client)
 
     def disconnect(self, client: int) -> None:
-        """Mark the client as disconnected, if it is connected. Its task must have ended."""
+        """Mark the client as disconnected, if it is connected. Its task must have ended before this call."""
         if self.connected(client):
             self.present[client] = 0
             if client in self.ineligible:
@@ -139,7 +146,7 @@ class Ledger:
         return 0 <= client < len(self.present) and self.present[client] == 1
 
     def start(self, client: int) -> tuple[int, int] | None:
-        """Start an idle client's next task; return (task, trip), or None if the client is not idle."""
+        """Start the next task of an idle client; return the pair (task, trip), or None if it is not idle."""
         if not (0 <= client < len(self.present) and self.idle.discard(client)):
             return None
         task, trip = self._next_task, self._trips[client]
@@ -155,20 +162,23 @@ class Ledger:
 
     @property
     def next_task(self) -> int:
-        """Number of the task that starts next."""
+        """The number that the next task will get."""
         return self._next_task
 
     @property
     def tasks(self) -> Collection[int]:
-        """Running tasks."""
+        """The tasks that are running."""
         return self._tasks.keys()
 
     def task_of(self, client: int) -> int | None:
-        """The client's running task, if any."""
+        """Return the client's running task, or None if it has none."""
         return self._running.get(client)
 
     def base_of(self, client: int, task: int) -> int | None:
-        """Base version of the client's running task; None if ``task`` is not running or not this client's."""
+        """Return the base version of a client's running task.
+
+        Returns None if the task is not running, or is not this client's task.
+        """
         owner, version = self._tasks.get(task, (None, None))
         return version if owner == client else None
 
@@ -185,16 +195,19 @@ class Ledger:
         return cancelled
 
     def forget_base(self, client: int) -> None:
-        """Record that the client's last task gave no update: the client may train from that version again."""
+        """Record that the client's last task ended without an update.
+
+        The client may then train from the same version again.
+        """
         if client not in self._running:
             self._trained_from[client] = -1
             self._starters[1].discard(client)
 
     def hold(self, event: Arrived, version: int) -> Update:
-        """Hold an arrived update; its staleness is the number of versions from its base to ``version``.
+        """Hold an update that arrived; its staleness is the number of versions from its base to ``version``.
 
-        In a private run, including one with local noise only, the update's examples and steps are those that
-        the device declares, and its loss is NaN.
+        In a private run, including one in which only clients add noise, the update's numbers of examples and
+        steps are the ones declared for the client before the run, and its loss is NaN.
         """
         base, staleness = event.base_version, version - event.base_version
         known = (event.examples, event.steps, event.loss)
@@ -218,13 +231,13 @@ class Ledger:
         return self._updates.get(update.task) is update
 
     def forget(self, tasks: Iterable[int]) -> None:
-        """Remove these tasks' updates from ``held``."""
+        """Remove the updates of these tasks from ``held``."""
         for task in tasks:
             del self._updates[task]
         self.held = list(self._updates.values())
 
     def apply(self, tasks: Sequence[int], weights: Sequence[float]) -> None:
-        """Count these tasks' held updates as applied with these weights."""
+        """Count the held updates of these tasks as applied with these weights."""
         self.applied += len(tasks)
         for task, weight in zip(tasks, weights, strict=True):
             update = self._updates[task]

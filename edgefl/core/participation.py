@@ -1,4 +1,4 @@
-"""Limits on the clients that may start: participations in a private run, and times of an arrival process."""
+"""Rules on when a client may start a task: participation limits of private runs, and arrival processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from edgefl.strategies.base import Arrivals
 
 
 class Participation:
-    """Counts each client's participations in a private run, and checks them against its limits.
+    """Counts how often each client participated in a private run, and checks the counts against the limits.
 
-    A participation is an applied update; running tasks and held updates count as applied. With local noise,
-    every task that the client starts counts, even if its update is not used: the server may have seen it.
+    A participation is an applied update; running tasks and held updates count as if they were applied. With
+    local noise, every task that a client starts is a participation, even if its update is not used, because
+    the server may have seen the update.
 
     >>> part = Participation(Privacy(clip_norm=1.0, max_participations=2, min_separation=3), clients=1)
     >>> part.record([Train(client=0, task=7, version=0, trip=0)])
@@ -29,16 +30,16 @@ class Participation:
     def __init__(self, rules: Privacy, clients: int) -> None:
         self._most, self._apart = rules.max_participations, rules.min_separation
         self.applied = [0] * clients
-        """Number of each client's applied updates or, with local noise, of its tasks."""
+        """Number of applied updates of each client or, with local noise, number of its tasks."""
         self._counts_tasks = rules.local_noise_multiplier > 0
         self._in_flight = [0] * clients
         self._last = [-self._apart] * clients
         self._owners: dict[int, int] = {}  # task in flight → client
         self.changed = False
-        """Set when an ineligible client may have become eligible."""
+        """True if a client that was not allowed to start a task may be allowed to start one now."""
 
     def may_start(self, client: int, version: int) -> bool:
-        """True if the limits allow an update of this client that starts from ``version``."""
+        """Return True if the limits allow this client to train an update from ``version``."""
         pending = 0 if self._counts_tasks else self._in_flight[client]
         if self._most is not None and self.applied[client] + pending >= self._most:
             return False
@@ -46,11 +47,11 @@ class Participation:
         return not near and (self._apart == 1 or not self._in_flight[client])
 
     def exhausted(self, client: int) -> bool:
-        """True if the client has no participation left."""
+        """Return True if the client has used up its maximum number of participations."""
         return self._most is not None and self.applied[client] >= self._most
 
     def record(self, actions: Iterable[Action]) -> None:
-        """Record the tasks that these actions start, and those that they release without applying them."""
+        """Record the tasks that these actions start or release. Applied tasks are recorded by `apply`."""
         for action in actions:
             if type(action) is Train:
                 self._owners[action.task] = action.client
@@ -73,8 +74,8 @@ class Participation:
 class Schedule:
     """Generates the times of an arrival process, in order.
 
-    ``constant``: the times k/rate for k = 1, 2, …; ``poisson``: exponentially distributed gaps of mean
-    1/rate.
+    ``constant`` arrivals happen at the times k/rate for k = 1, 2, …; the gaps between ``poisson`` arrivals
+    are exponentially distributed with mean 1/rate.
 
     >>> schedule = Schedule(Arrivals("constant", 2.0), np.random.default_rng(0))
     >>> schedule.next_s, schedule.due(1.2), schedule.next_s
@@ -85,10 +86,10 @@ class Schedule:
         self._process, self._rng = process, rng
         self._count = 0
         self.next_s = self._after(0.0)
-        """Emulated time of the next arrival."""
+        """Emulated time of the next arrival, in seconds."""
 
     def due(self, now_s: float) -> int:
-        """Return the number of arrivals since the last call, up to and including ``now_s``."""
+        """Return the number of arrivals since the last call, up to and including the time ``now_s``."""
         before = self._count
         while self.next_s <= now_s:
             self._count += 1

@@ -1,4 +1,4 @@
-"""Calls a strategy's methods and validates their results: a user's own strategy may return anything."""
+"""Calls a strategy's methods and validates the results, since a user's own strategy may return anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from edgefl.strategies.rows import Rows
 
 
 def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
-    """Call a method and convert its result with ``read``. Raises `RunError` if either raises."""
+    """Call a method and convert its result with ``read``.
+
+    Raises `RunError` if the method or the conversion raises an exception.
+    """
     try:
         result = getattr(strategy, method)(*args)
         return result if read is None else read(result)
@@ -27,7 +30,8 @@ def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any]
 def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
     """Return the `RunError` for an exception that a strategy raised.
 
-    The error names the last line of the traceback in the file of the strategy's class, or of a base class.
+    The error names the last line of the traceback that is in the file of the strategy's class or, if there is
+    none, in the file of one of its base classes.
     """
     what = f"strategy {type(strategy).__name__}.{method} raised {type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -40,12 +44,12 @@ def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
 
 
 def invalid(strategy: Strategy, method: str, allowed: str, got: str) -> RunError:
-    """Return the error for an invalid result of a strategy's method."""
+    """Return the `RunError` for an invalid result of a strategy's method."""
     return RunError(f"strategy {type(strategy).__name__}.{method} must return {allowed}, got {got}")
 
 
 def step(result: Any) -> Step | None:
-    """Convert a result to a `Step` of plain numbers, or None."""
+    """Convert the result of `Strategy.step` to a `Step` of plain numbers, or to None."""
     if result is None:
         return None
     updates_, weights, base_scale, keep, parts, release = result
@@ -59,7 +63,10 @@ def _vector_sum(weights: Sequence[float], base_scale: float, into_model: float) 
 
 
 def updates(result: Any) -> tuple[Update, ...]:
-    """Convert a result to a tuple of updates; None, the result of a method without ``return``, is empty."""
+    """Convert a result to a tuple of updates.
+
+    None, which a method without a ``return`` returns, becomes an empty tuple.
+    """
     converted = () if result is None else tuple(result)
     for update in converted:
         if not isinstance(update, Update):
@@ -68,7 +75,7 @@ def updates(result: Any) -> tuple[Update, ...]:
 
 
 def until(result: Any) -> Until | None:
-    """Convert a result to an `Until` of plain numbers, or None."""
+    """Convert the result of `Strategy.until` to an `Until` of plain numbers, or to None."""
     if result is None:
         return None
     at_s, gain, per_step, steps = result
@@ -76,19 +83,21 @@ def until(result: Any) -> Until | None:
 
 
 def possible(until: Until, now_s: float) -> bool:
-    """Return True if a task can end as ``until`` requires: with a finite gain, after at least one step or at
-    a finite time, and not in the past."""
+    """Return True if a task can end as ``until`` requires.
+
+    The end must be after at least one step or at a finite time, not in the past, and with a finite gain.
+    """
     ends = until.at_s < math.inf if until.steps is None else until.steps >= 1
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
 
 
 def time_s(result: Any) -> float | None:
-    """Convert a result to an emulated time, or None."""
+    """Convert the result of `Strategy.wake_s` to an emulated time in seconds, or to None."""
     return None if result is None else float(result)
 
 
 def weights(strategy: Strategy, step: Step, holds: Callable[[Update], bool]) -> dict[int, float]:
-    """Validate a step; return the weight of each task, summed over all occurrences of its update."""
+    """Validate a step; return each task's weight, summed over all occurrences of its update in the step."""
     got = f"{len(step.weights)} for {len(step.updates)}"
     if not step.updates or len(step.updates) != len(step.weights):
         raise invalid(strategy, "step", "a weight for each of one or more updates", got)
@@ -120,7 +129,7 @@ def combined(strategy: Strategy, rows: Rows, step_weights: Sequence[float]) -> l
 
 
 def check_private(strategy: Strategy, step: Step, most: float) -> None:
-    """Raise `RunError` if a private run's step exceeds the sensitivity for which its noise is scaled."""
+    """Raise `RunError` if a step of a private run exceeds the sensitivity for which the noise was scaled."""
     if step.keep or step.base_scale != 1.0 or step.parts:
         raise invalid(strategy, "step", "only weights under [privacy]", "keep, a base_scale or parts")
     total: dict[int, float] = {}
