@@ -1,17 +1,17 @@
 """Federated-learning algorithms, one file per paper.
 
-A file's name is the name of its built-in strategy. These files are not strategies; the arrow points to
-strategies that use them:
+A file's name is the name of its built-in strategy. The following files are not strategies; the arrows point
+to strategies that use them:
 
     base.py          the interface: Client, View, Update, Step, Until, Strategy
     rows.py          the parameters of a step's updates             → median, trimmed-mean, krum, rfa
     asynchronous.py  starts clients without rounds                    → fedasync
     buffered.py      the same, with a step when a buffer is full      → fedbuff, fedstaleweight, asysg, …
-    polled.py        polls clients at intervals, in mid-training      → favano, quafl
-    rounds.py        draws a cohort, waits for its updates, steps     → fedavg, fedprox, fedavgm, fedadam, …
+    polled.py        polls clients at intervals, while they train     → favano, quafl
+    rounds.py        draws a cohort and waits for its updates         → fedavg, fedprox, fedavgm, fedadam, …
 
-The core passes a View to the strategy, which returns the clients to start and the next Step. A strategy of
-your own derives from `Asynchronous`, `Buffered`, `Polled` or `Rounds`:
+The core passes a View to the strategy, which returns the clients to start and the next Step. Your own
+strategy can be a subclass of `Asynchronous`, `Buffered`, `Polled` or `Rounds`:
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ _SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "polled", "rounds",
 
 
 def names() -> list[str]:
-    """Return the names of the built-in strategies, sorted.
+    """Return the names of the built-in strategies in alphabetical order.
 
     >>> "fedbuff" in names()
     True
@@ -87,11 +87,11 @@ def names() -> list[str]:
 
 
 def resolve(table: Mapping[str, Any], search_path: Iterable[str | Path] = ()) -> Strategy:
-    """Create the strategy that an experiment's ``[strategy]`` table describes: its ``name`` and fields.
+    """Create the strategy that the ``[strategy]`` table of an experiment describes by a ``name`` and fields.
 
-    A name such as ``"my_module:Mine"`` is imported by `edgefl.loading`, which searches the folders of
-    ``search_path`` first. Raises `ConfigError` for an unknown name or field, a wrong type or a value out of
-    range.
+    A name such as ``"my_module:Mine"`` is imported by `edgefl.loading`, which first searches the folders in
+    ``search_path``. Raises `ConfigError` for an unknown name or field, for a value of the wrong type, and for
+    a value out of range.
 
     >>> resolve({"name": "fedbuff", "buffer_size": 5}).buffer_size
     5

@@ -14,16 +14,16 @@ from edgefl.strategies.base import Client, LocalTerms, Step, TripInputs, Update,
 
 @dataclass
 class Delays:
-    """Each client's trip times, in emulated seconds, and its number of examples."""
+    """The duration of each client's trips, and its number of examples. Times are in emulated seconds."""
 
     examples: list[int]
-    """n_k: number of each client's examples at its last update."""
+    """n_k: number of examples that each client had at its last update."""
     begun_s: dict[int, float]
-    """Start time of each client's last trip."""
+    """Time at which each client's last trip started."""
     mean_s: list[float]
     """Mean duration of each client's finished trips."""
     trips: list[int]
-    """Number of each client's finished trips."""
+    """Number of finished trips of each client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,10 @@ class ASOFed(Asynchronous):
 
     The gradient of a trip is ∇s_k = w_k − y, where w_k is the downloaded model and y results from SGD on
     f_k(y) + (λ/2)·‖y − w_k‖². The client sends Δζ_k = −(∇s_k − v_k + h_k), then sets
-    h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k. r_k = max(1, ln d_k) compensates for the delay d_k, the mean
-    duration of the client's trips in emulated seconds; the paper does not give the unit of d_k. With
-    ``data.growth`` clients gain examples during the run, as in the paper. Difference from the paper: the
-    server's feature learning is omitted, since it is not a weighted sum of updates.
+    h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k. The factor r_k = max(1, ln d_k) compensates for the delay d_k,
+    which is the mean duration of the client's trips in emulated seconds; the paper does not state the unit of
+    d_k. With ``data.growth``, clients gain examples during the run, as in the paper. Unlike in the paper, the
+    server does no feature learning, since this is not a weighted sum of updates.
 
     >>> ASOFed().step_size(math.e ** 2), ASOFed().step_size(0.5)
     (2.0, 1.0)
@@ -48,7 +48,7 @@ class ASOFed(Asynchronous):
     beta: Decay = 0.5
     """β: weight of the previous value of h_k in the moving average h_k."""
     dynamic_step: bool = True
-    """Scale updates by r_k. False: r_k = 1."""
+    """Whether updates are scaled by r_k; if False, r_k = 1."""
 
     def local_rule(self) -> LocalTerms:
         return LocalTerms(prox_mu=self.lam)
@@ -81,7 +81,7 @@ class ASOFed(Asynchronous):
         return super().arrive(state, update, view)
 
     def step_size(self, mean_s: float) -> float:
-        """Return r_k of a client whose trips take ``mean_s`` emulated seconds on average."""
+        """Return r_k for a client whose trips take ``mean_s`` emulated seconds on average."""
         return max(1.0, math.log(mean_s)) if self.dynamic_step and mean_s > 0.0 else 1.0
 
     def step(self, state: Delays, view: View) -> Step | None:

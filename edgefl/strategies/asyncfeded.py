@@ -1,4 +1,7 @@
-"""AsyncFedED: step size by Euclidean distance, adaptive local steps (Wang et al. 2022, arXiv:2205.13797)."""
+"""AsyncFedED: step sizes from Euclidean distances, adaptive numbers of local steps.
+
+Wang et al. 2022, arXiv:2205.13797.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from edgefl.strategies.base import Client, Step, Until, Update, View
 
 @dataclass
 class LocalSteps:
-    """K_i: number of local steps on each client's next trip, and on its first trip."""
+    """K_i, the number of local steps, for the next trip and for the first trip of each client."""
 
     next: list[int]
     first: list[int]
@@ -26,10 +29,10 @@ class LocalSteps:
 class AsyncFedED(Asynchronous):
     """w ← w + η_i·Δ_i on every arrival, with η_i = λ/(γ_i + ε) and γ_i = ‖w_n − w_k‖/‖Δ_i‖.
 
-    γ_i is the distance that the global model moved since client i's download, divided by the norm of the
-    client's update. The client's next trip has K_i ← K_i + ⌊(γ̄ − γ_i)·κ⌋ local steps, at least one, which
-    drives γ_i towards γ̄. The first trip has the steps of ``[training]``. The paper tunes λ, ε, γ̄ and κ for
-    each data set and does not bound K_i.
+    γ_i is the distance by which the global model moved since client i downloaded it, divided by the norm of
+    the client's update. The client's next trip has K_i ← K_i + ⌊(γ̄ − γ_i)·κ⌋ local steps, but at least one;
+    this drives γ_i towards γ̄. The first trip has as many steps as ``[training]`` sets. The paper tunes λ, ε,
+    γ̄ and κ for each data set and does not bound K_i.
 
     >>> strategy = AsyncFedED(lam=2.0, epsilon=0.5)
     >>> strategy.rate(norm=2.0, distance=3.0)
@@ -41,13 +44,13 @@ class AsyncFedED(Asynchronous):
     lam: Positive = 1.0
     """λ: numerator of the step size η_i."""
     epsilon: Positive = 1.0
-    """ε: added to γ_i, so that η_i is at most λ/ε."""
+    """ε: constant that is added to γ_i, so that η_i is at most λ/ε."""
     target: NonNegative = 3.0
     """γ̄: target of the staleness γ_i."""
     kappa: NonNegative = 1.0
-    """κ: local steps added per unit of γ̄ − γ_i; 0: every trip has the steps of ``[training]``."""
+    """κ: local steps added per unit of γ̄ − γ_i; if κ = 0, every trip has the steps of ``[training]``."""
     max_growth: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """Upper bound on K_i, as a multiple of the client's first K_i."""
+    """Upper bound on K_i, as a multiple of the number of steps of the client's first trip."""
 
     def max_held(self, clients: int) -> int:
         return 1
@@ -60,14 +63,14 @@ class AsyncFedED(Asynchronous):
         return Until(steps=state.next[client]) if self.kappa else None
 
     def staleness(self, norm: float, distance: float) -> float:
-        """Return γ of an update with this ``norm``.
+        """Return the staleness γ of an update with this L2 norm.
 
         ``distance`` is the L2 distance from the update's base version to the current model.
         """
         return distance / norm if norm else math.inf if distance else 0.0
 
     def rate(self, norm: float, distance: float) -> float:
-        """Return η of an update with this norm and distance."""
+        """Return the step size η for an update, from its L2 norm and its distance as in `staleness`."""
         return self.lam / (self.staleness(norm, distance) + self.epsilon)
 
     def arrive(self, state: LocalSteps, update: Update, view: View) -> Sequence[Update]:

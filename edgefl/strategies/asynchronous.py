@@ -16,24 +16,26 @@ from edgefl.strategies.base import Arrivals, Strategy, Update, View, check_fits
 
 @dataclass(frozen=True, kw_only=True)
 class Asynchronous(Strategy):
-    """Start clients without rounds. A subclass defines `step`."""
+    """Starts clients without rounds. A subclass defines `step`."""
 
     concurrency: Count | None = None
     """Number of clients that train at once, drawn uniformly from the idle ones; default: the whole fleet."""
     restart: Literal["immediate", "new-version", "after-step"] = "immediate"
-    """When a client may train again after its update. ``immediate``: at once; ``new-version``: once there is
-    a version from which it has not trained; ``after-step``: after the step that uses its update, so that no
-    step has two updates of one client (FedBuff's appendix D and FedStaleWeight's appendix A; their proofs
-    assume that all clients are equally likely to be in a step)."""
+    """When a client may train again after its update has arrived.
+
+    With ``immediate`` it may train again at once; with ``new-version``, as soon as there is a version from
+    which it has not trained; with ``after-step``, after the step that uses its update, so that no step uses
+    two updates of one client (appendix D of FedBuff and appendix A of FedStaleWeight, whose proofs assume
+    that all clients are equally likely to be in a step)."""
     arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
-    """``as-needed``: clients start whenever fewer than ``concurrency`` train. Otherwise they start at the
-    times of an arrival process: each arrival starts one idle client, drawn uniformly, but has no effect while
-    ``concurrency`` clients train."""
+    """When clients start. With ``as-needed`` they start whenever fewer than ``concurrency`` clients train.
+    Otherwise they start at the times of an arrival process: each arrival starts one idle client, drawn
+    uniformly, but has no effect while ``concurrency`` clients train."""
     arrival_rate_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
-    """Arrivals per emulated second, for ``constant`` and ``poisson``."""
+    """Arrivals per emulated second, if the arrival process is ``constant`` or ``poisson``."""
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Maximum staleness of an update. A task whose update would exceed it is cancelled, and an update that
-    exceeds it on arrival is discarded."""
+    """Maximum staleness of an update. A task whose update would exceed this maximum is cancelled, and an
+    update that exceeds it on arrival is discarded."""
 
     def check(self, clients: int) -> None:
         check_fits("concurrency", self.concurrency, clients)
@@ -61,7 +63,7 @@ class Asynchronous(Strategy):
         return False
 
     def contributors(self, state: Any, view: View) -> Collection[int]:
-        """Return the clients with an update for the next step."""
+        """Return the clients whose updates the next step will use."""
         return {update.client for update in view.held}
 
     def assign(self, state: Any, view: View) -> Sequence[int]:

@@ -15,7 +15,7 @@ class AsySG(Buffered):
     """w ← w − γ Σ_m g_m over a buffer of M stale gradients: AsySG-con, Algorithm 1.
 
     With ``training.steps = 1`` an update is −η_ℓ·g, so γ = server_lr · training.lr. Gradients are summed, not
-    averaged. Unlike in the paper, clients may make several local steps; then whole updates are summed.
+    averaged. Unlike in the paper, clients may take several local steps; whole updates are then summed.
     """
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:

@@ -1,4 +1,7 @@
-"""The interface between a run and an algorithm: the inputs and outputs of a strategy."""
+"""The interface between a run and an algorithm: the inputs and outputs of a strategy.
+
+A trip is one execution of a task by a client: download of the model, training, upload of the update.
+"""
 
 from __future__ import annotations
 
@@ -25,31 +28,31 @@ class Update(NamedTuple):
     client: int
     base_version: int
     staleness: int
-    """Versions published between the client's download and the update's arrival: τ = n − k."""
+    """Number of versions published between the client's download and the arrival of its update: τ = n − k."""
     examples: int
     steps: int
     loss: float
     at_s: float
     norm: float = 0.0
-    """L2 norm of the uploaded vector; 0 unless `Strategy.measures` is set."""
+    """L2 norm of the uploaded vector; 0 unless `Strategy.measures` is True."""
     distance: float = 0.0
-    """‖w_n − w_k‖ at arrival: L2 distance from the base version w_k to the current version w_n; 0 unless
-    `Strategy.measures` is set."""
+    """‖w_n − w_k‖ on arrival: the L2 distance from the base version w_k to the current version w_n; 0 unless
+    `Strategy.measures` is True."""
 
 
 Vector = npt.NDArray[Any]
 
 
 class TripInputs(NamedTuple):
-    """Inputs of a client's trip besides the module being trained. In a run all vectors are float32[size]."""
+    """Inputs of a client's trip in addition to the module to train. In a run, vectors are float32[size]."""
 
     version: int
     start: Vector
     """w_k, the downloaded model."""
     vectors: Mapping[str, Vector] = {}
-    """Vectors broadcast with the model, by name."""
+    """Vectors that are broadcast with the model, keyed by their names."""
     send: Mapping[str, Vector] = {}
-    """A vector of zeros for each broadcast vector; the client changes it in place and uploads it with its
+    """For each broadcast vector a vector of zeros, which the client changes in place and uploads with its
     update."""
     kept: Mapping[str, Vector] = {}
     """The client's own vectors, which persist from trip to trip; the client changes them in place."""
@@ -59,11 +62,11 @@ class VectorSum(NamedTuple):
     """The next value of an auxiliary vector v: v ← base_scale · v + Σ_k weights[k] · u_k.
 
     u_k is the change of v that the k-th update contains, or the k-th model update if only the server keeps v.
-    After the server optimiser, model ← model + into_model · v.
+    After the step of the server optimiser, model ← model + into_model · v.
     """
 
     weights: Sequence[float]
-    """One weight per update of the step."""
+    """One weight for each update of the step."""
     base_scale: float = 1.0
     into_model: float = 0.0
 
@@ -72,23 +75,23 @@ class VectorSum(NamedTuple):
 class LocalTerms:
     """Terms added to a client's SGD gradient: the proximal term μ (y − w_k) and the strategy's vectors.
 
-    A user's training function must apply them itself.
+    The user's own training function must add these terms itself.
     """
 
     prox_mu: float = 0.0
-    """μ of the proximal term."""
+    """Weight μ of the proximal term."""
     control: tuple[str, str] | None = None
-    """Names of a broadcast vector c and a client vector c_i: c − c_i is added to the gradient. After Q steps
-    with learning rates η_q the client keeps c_i⁺ = c_i − c + (w_k − y)/Σ η_q and sends c_i⁺ − c_i (SCAFFOLD's
-    option II)."""
+    """Names of a broadcast vector c and a client vector c_i; c − c_i is added to the gradient. After Q steps
+    with learning rates η_q the client keeps c_i⁺ = c_i − c + (w_k − y)/Σ η_q and sends c_i⁺ − c_i (option II
+    of SCAFFOLD)."""
     linear: str | None = None
     """Name of a client vector h_i that is subtracted from the gradient. At the end of the trip,
-    h_i ← h_i − μ (y − w_k) (FedDyn)."""
+    h_i ← h_i − μ (y − w_k), as in FedDyn."""
     lr: Mapping[str, float] | Sequence[float] | None = None
-    """Factors on ``training.lr``: by device profile (default 1), or one per client."""
+    """Factors on ``training.lr``: keyed by device profile (1 if a profile is missing), or one per client."""
 
     def lr_factor(self, client: int, profile: str) -> float:
-        """Return the factor on ``training.lr`` for a client with this device profile.
+        """Return the factor by which ``training.lr`` is multiplied for a client with this device profile.
 
         >>> LocalTerms(lr={"moto-g4": 0.5}).lr_factor(3, "moto-g4"), LocalTerms().lr_factor(3, "pi-4")
         (0.5, 1.0)
@@ -99,7 +102,7 @@ class LocalTerms:
 
     @property
     def vectors(self) -> bool:
-        """True if a trip uses vectors besides the model."""
+        """True if a trip uses other vectors in addition to the model."""
         return self.control is not None or self.linear is not None
 
 
@@ -109,71 +112,73 @@ NO_TERMS = LocalTerms()
 class Step(NamedTuple):
     """The next version: base_scale · w + Σ_k weights[k] · updates[k], then the server optimiser.
 
-    The step's updates are released unless ``keep`` is set; all others stay held. An update may occur more
-    than once (sampling with replacement): its weights add up.
+    The memory of the step's updates is freed unless ``keep`` is True; all other updates stay held. An update
+    may occur more than once, for example after sampling with replacement; its weights then add up.
     """
 
     updates: Sequence[Update]
     weights: Sequence[float]
     base_scale: float = 1.0
     keep: bool = False
-    """Continue to hold the used updates, so that later steps can use them again."""
+    """Whether the server continues to hold the used updates, so that later steps can use them again."""
     parts: Mapping[str, VectorSum] = {}
-    """Sums for auxiliary vectors, by name. By default a broadcast vector is summed with the model's weights,
-    and a vector that only the server keeps does not change."""
+    """Sums for auxiliary vectors, keyed by the vector's name. By default, changes of a broadcast vector are
+    summed with the same weights as the updates of the model, and a vector that only the server keeps does not
+    change."""
     release: Sequence[Update] = ()
-    """Held updates to release after this step."""
+    """Held updates that are released, so that their memory is freed, after this step."""
 
 
 class Until(NamedTuple):
-    """End of a task: a given time, at which the client sends its unfinished model, or a number of steps."""
+    """When a task ends: at a given time, when the client sends its unfinished model, or after some steps."""
 
     at_s: float = math.inf
-    """Emulated time of the run, s. A client that is downloading at that time sends the downloaded model."""
+    """Time in emulated seconds. A client that is downloading at that time sends the downloaded model."""
     gain: float = 1.0
     """The client sends w_k + gain·(y − w_k), or gain·Δ, where y is its model at the end of the task."""
     per_step: bool = False
-    """Divide ``gain`` by the number of steps made; after 0 steps the gain has no effect."""
+    """Whether ``gain`` is divided by the number of steps taken; after 0 steps, the gain has no effect."""
     steps: int | None = None
-    """Number of local steps; None: that of ``[training]``."""
+    """Number of local steps; None stands for the number that ``[training]`` sets."""
 
 
 class Sampling(NamedTuple):
-    """A uniform draw of a step's clients from the whole fleet."""
+    """How the clients of a step are drawn uniformly from the whole fleet."""
 
     rate: float
     """Probability that a client is drawn."""
     poisson: bool
-    """True: clients are drawn independently. False: a fixed number is drawn without replacement."""
+    """True if each client is drawn independently; False if a fixed number is drawn without replacement."""
 
 
 class Arrivals(NamedTuple):
-    """An arrival process: clients request work by themselves. A request not served at once is lost."""
+    """An arrival process, in which clients ask for work at times of their own. A request that the server does
+    not serve at once is lost."""
 
     kind: Literal["constant", "poisson"]
-    """``constant``: equal gaps between arrivals; ``poisson``: exponentially distributed gaps."""
+    """Gaps between arrivals: all equal (``constant``), or exponentially distributed (``poisson``)."""
     rate_per_s: float
     """Arrivals per emulated second."""
 
 
 class Client(NamedTuple):
-    """Properties of one client, known before the run starts."""
+    """Properties of one client that are known before the run starts."""
 
     client: int
     profile: str
     examples: int
     steps: int = 1
-    """Local steps per trip."""
+    """Number of local steps per trip."""
     down_s: float = 0.0
-    """Duration of the first download according to the profile, emulated seconds."""
+    """Duration of the first download according to the device profile, in emulated seconds."""
     compute_s: float = 1.0
-    """Total duration of the first trip's steps, emulated seconds."""
+    """Total duration of all steps of the first trip, in emulated seconds."""
     up_s: float = 0.0
-    """Duration of the first upload according to the profile, emulated seconds."""
+    """Duration of the first upload according to the device profile, in emulated seconds."""
 
 
 class View(Protocol):
-    """The run's state as a strategy sees it: live and read-only, and valid only during the call."""
+    """The state of the run as a strategy sees it: always current, read-only, and valid only during a call."""
 
     @property
     def version(self) -> int: ...
@@ -181,15 +186,15 @@ class View(Protocol):
     def now_s(self) -> float: ...
     @property
     def devices(self) -> Sequence[Client]:
-        """Every client of the fleet, connected or not; ``devices[i].client == i``."""
+        """All clients of the fleet, connected or not; ``devices[i].client == i``."""
 
     @property
     def idle(self) -> Sequence[int]:
-        """Connected clients without a task that are eligible for one, ascending."""
+        """Connected clients that have no task and may start one, in ascending order."""
 
     @property
     def running(self) -> Collection[int]:
-        """Clients with a task, in order of their starts; ``in`` is O(1)."""
+        """Clients with a task, in the order in which their tasks started; the operator ``in`` takes O(1)."""
 
     @property
     def training(self) -> int:
@@ -197,54 +202,57 @@ class View(Protocol):
 
     @property
     def openings(self) -> int:
-        """Maximum number of clients to start now; with `Arrivals`, the number of arrivals not yet served."""
+        """Maximum number of clients that may start now; with `Arrivals`, the number of unserved arrivals."""
 
     @property
     def held(self) -> Sequence[Update]:
-        """Arrived updates not yet used or discarded, in arrival order."""
+        """Updates that have arrived and are still held by the server, in order of arrival."""
 
     def trained_from(self, client: int) -> int:
-        """Base version of the client's last task; −1 before its first task and after a task without an
-        update."""
+        """Return the base version of the client's last task.
+
+        It is −1 before the client's first task, and after a task that ended without an update.
+        """
 
     @property
     def up_to_date(self) -> Collection[int]:
-        """Clients whose `trained_from` is the current version."""
+        """Clients for which `trained_from` returns the current version."""
 
     @property
     def rng(self) -> np.random.Generator:
-        """The run's random stream for strategies, seeded by the experiment's seed."""
+        """The run's random generator for strategies, seeded with the experiment's seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """Base class of strategies: hyperparameters are frozen fields; `begin` returns the mutable state.
 
-    A strategy chooses the idle clients to start (`assign`) and the weights of the next step once it is due
-    (`step`). If an update of the step proves to be invalid, `step` is called again, so only `stepped` may
-    record in the state that the step was applied.
+    A strategy chooses the idle clients to start (`assign`), and the weights of the next step once it is due
+    (`step`). If an update of the step proves to be invalid, `step` is called again. Therefore, only `stepped`
+    may record in the state that the step was applied.
 
     The constructor checks each field against its annotation and raises a `ConfigError` that names the field.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "delta"
-    """Content of an update: Δ = y_Q − w_k, or the model y_Q."""
+    """Content of an update: the change Δ = y_Q − w_k, or the model y_Q."""
     measures: ClassVar[bool] = False
-    """Measure `Update.norm` and `Update.distance` of arriving updates. The server then stores the base
-    versions of running tasks: at most one more model per client."""
+    """Whether the server measures `Update.norm` and `Update.distance` of arriving updates. It then stores
+    the base versions of running tasks, which are at most one more model per client."""
 
     reads: ClassVar[Literal["metadata", "updates"]] = "metadata"
-    """``updates``: `combine` reads the parameters of a step's updates. ``[privacy]`` is then refused unless
-    only clients add noise, because the server's noise protects sums, not single updates."""
+    """With ``updates``, `combine` reads the parameters of a step's updates. ``[privacy]`` is then allowed
+    only if just the clients add noise, because the server's noise protects sums, not single updates."""
     vectors: ClassVar[tuple[str, ...]] = ()
-    """Names of model-sized vectors that are broadcast with the model; each update contains their changes."""
+    """Names of model-sized vectors that are broadcast with the model; each update contains changes of
+    them."""
     server_vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that only the server keeps."""
     client_vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that each client keeps from trip to trip. All vectors start as zeros."""
 
     server_lr: Positive = 1.0
-    """η_g: the server's learning rate, a factor on the weighted sum of updates."""
+    """η_g: the server's learning rate, by which the weighted sum of updates is multiplied."""
 
     def __post_init__(self) -> None:
         _check_vectors(type(self))
@@ -257,52 +265,53 @@ class Strategy:
                 raise fault
 
     def local_rule(self) -> LocalTerms:
-        """Return the terms of a client's SGD in addition to the experiment's ``[training]``."""
+        """Return the terms that clients add to the SGD described by the experiment's ``[training]`` table."""
         return NO_TERMS
 
     def train(self, model: Any, examples: Any, context: Any) -> None:
-        """Train a client's model in place. A subclass may override this to replace ``[training]``'s SGD.
+        """Train a client's model in place. A subclass may override this to replace the SGD of ``[training]``.
 
-        ``model`` is the `torch.nn.Module`; it holds w_k at the start and must hold y at the end. ``examples``
-        is an `edgefl.learning.custom.ClientExamples`, ``context`` an `edgefl.learning.custom.Context`. The
-        method runs in the clients' processes, so it cannot change the strategy's state (docs/clients.md).
+        ``model`` is the `torch.nn.Module`, which holds w_k at the start and must hold y at the end.
+        ``examples`` is an `edgefl.learning.custom.ClientExamples`, and ``context`` is an
+        `edgefl.learning.custom.Context`. The method runs in the clients' processes, so it cannot change the
+        strategy's state (docs/clients.md).
         """
         raise NotImplementedError
 
     def begin_trip(self, model: Vector, given: TripInputs) -> None:
-        """Change ``model``, which holds w_k, in place before the client's training starts from it.
+        """Change ``model``, which holds w_k, in place before the client starts to train it.
 
-        This and `end_trip` run in the clients' processes, so they cannot change the strategy's state.
+        This method and `end_trip` run in the clients' processes, so they cannot change the strategy's state.
         """
 
     def end_trip(self, model: Vector, given: TripInputs) -> None:
-        """Change the trained model in place before its upload, and the vectors in ``send`` and ``kept``."""
+        """Change the trained model, and the vectors in ``send`` and ``kept``, in place before the upload."""
 
     def optimizer(self) -> ServerOptimizer:
-        """Return the server optimiser, used in every step."""
+        """Return the server optimiser, which is used in every step."""
         return ServerOptimizer(lr=self.server_lr)
 
     @property
     def remark(self) -> str:
-        """A one-line warning about valid but ill-matched hyperparameters; "" if there is none."""
+        """A one-line warning about valid hyperparameters that do not fit together; "" if there is none."""
         return ""
 
     def check(self, clients: int) -> None:
         """Raise `ConfigError` if the hyperparameters do not suit a fleet of ``clients``."""
 
     def max_held(self, clients: int) -> int:
-        """Return the maximum number of held updates when a step is due."""
+        """Return the maximum number of updates that are held when a step is due."""
         return clients
 
     def max_training(self, clients: int) -> int:
-        """Return the maximum number of clients with a task at once.
+        """Return the maximum number of clients that have a task at the same time.
 
-        This number determines the size of the parameter buffer and the load of the host.
+        This number determines the size of the parameter buffer and the load on the host.
         """
         return clients
 
     def slots(self, clients: int) -> int:
-        """Return the number of update slots for a run: one per running task and one per held update."""
+        """Return the number of update slots in the parameter buffer: one per running task and held update."""
         return self.max_training(clients) + self.max_held(clients)
 
     @property
@@ -312,42 +321,47 @@ class Strategy:
 
     @property
     def starts_together(self) -> bool:
-        """True if all clients of a round start at once: then they have no random phase at the run's start."""
+        """True if all clients of a round start at once; the first tasks then start without a random wait."""
         return self.lockstep
 
     @property
     def closed(self) -> bool:
         """True if the clients that one call of `assign` returns form a round that no other client can join.
-        Only then can updates have pairwise masks (docs/secure.md)."""
+
+        Updates can have pairwise masks only in such rounds (docs/secure.md).
+        """
         return False
 
     def own_weight(self, examples: int, steps: int) -> float | None:
-        """Return a client's weight in a step, up to a factor that all updates of the step share.
+        """Return a client's weight in a step, up to a factor that is common to all updates of the step.
 
         Return None if the numbers of examples and local steps do not determine the weight before the trip.
-        Pairwise masks need this weight, because with them each client weights its own update.
+        Pairwise masks need this weight, because each client must multiply its update by the weight itself.
         """
         return None
 
     @property
     def transfers_apart(self) -> bool:
-        """True if transfers overlap training. A trip is then training only, and the strategy itself waits
-        `Client.down_s` and `Client.up_s` for transfers."""
+        """True if transfers overlap training.
+
+        A trip then consists of training only, and the strategy itself waits for transfers, which take
+        `Client.down_s` and `Client.up_s`.
+        """
         return False
 
     def max_weight(self, clients: int) -> float | None:
         """Return the maximum weight of one update in a step, for a fleet of ``clients``; None if unbounded.
 
-        ``[privacy]`` needs this bound: with the clipping norm it limits the influence of one update.
+        ``[privacy]`` needs this bound: together with the clipping norm it limits an update's influence.
         """
         return None
 
     def sampling(self, clients: int) -> Sampling | None:
-        """Return the `Sampling` of clients if each step draws them anew and uniformly; else None."""
+        """Return how clients are sampled if each step draws them anew and uniformly; otherwise None."""
         return None
 
     def arrivals(self) -> Arrivals | None:
-        """Return the arrival process of the clients; None: any idle client may start at any time."""
+        """Return the arrival process of the clients, or None if any idle client may start at any time."""
         return None
 
     def begin(self, devices: Sequence[Client]) -> Any:
@@ -355,30 +369,36 @@ class Strategy:
         return None
 
     def assign(self, state: Any, view: View) -> Sequence[int]:
-        """Return the idle clients to start now, in order. Called after every event."""
+        """Return the idle clients that shall start now, in order. Called after every event."""
         raise NotImplementedError
 
     def until(self, state: Any, client: int, view: View) -> Until | None:
-        """Return the end of the task that ``client`` will start; None: after the steps of ``[training]``."""
+        """Return the end of the task that ``client`` is about to start.
+
+        With None, the task ends after the number of steps that ``[training]`` sets.
+        """
         return None
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
-        """Record the arrival of ``update``, which is now held. Returns held updates to discard, if any."""
+        """Record the arrival of ``update``, which is now held. Return the held updates to discard, if any."""
         return ()
 
     def lost(self, state: Any, client: int, view: View) -> None:
-        """Record that a task gave no update: the client left, failed, was cancelled or sent a bad update."""
+        """Record that a task ended without a valid update.
+
+        The client left or failed, its task was cancelled, or it sent a bad update.
+        """
 
     def cancel(self, state: Any, view: View) -> Sequence[int]:
-        """Return the clients whose running task should be cancelled. Called after every new version."""
+        """Return the clients whose running tasks shall be cancelled. Called after every new version."""
         return ()
 
     def step(self, state: Any, view: View) -> Step | None:
-        """Return the next step if it is due, else None. Called after every event."""
+        """Return the next step if it is due, otherwise None. Called after every event."""
         raise NotImplementedError
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float] | Vector:
-        """Combine a step's updates, if `reads` is ``updates``; ``weights`` are those of the `Step`.
+        """Combine the updates of a step, if `reads` is ``updates``; ``weights`` are the `Step`'s weights.
 
         Returns one weight per update, to be used instead of ``weights``, or a vector float32[D], to be used
         instead of the weighted sum. The result must depend only on the arguments, since a step may be
@@ -390,12 +410,15 @@ class Strategy:
         """Record that ``step`` was applied; ``view.version`` is the new version."""
 
     def wake_s(self, state: Any, view: View) -> float | None:
-        """Return the emulated time at which to call `step` and `assign` even if no event happens."""
+        """Return the emulated time, in seconds, at which to call `step` and `assign` even without an event.
+
+        Return None if there is no such time.
+        """
         return None
 
 
 def importance(by: Literal["examples", "uniform"], devices: Sequence[Client]) -> list[float]:
-    """Return p_i of the objective Σ p_i·f_i: each client's share of the fleet's examples, or 1/n.
+    """Return the weights p_i in the objective Σ p_i·f_i: each client's share of all examples, or 1/n.
 
     >>> importance("examples", [Client(0, "pi-4", 30), Client(1, "pi-4", 90)])
     [0.25, 0.75]
@@ -407,7 +430,7 @@ def importance(by: Literal["examples", "uniform"], devices: Sequence[Client]) ->
 
 
 def check_fits(field: str, number: int | None, clients: int) -> None:
-    """Raise `ConfigError` if ``number``, the value of ``strategy.FIELD``, exceeds the fleet's ``clients``."""
+    """Raise `ConfigError` if ``number``, the value of a strategy's field, exceeds the number of clients."""
     if number is not None and number > clients:
         raise ConfigError(f"strategy.{field} must be at most the fleet's {clients} clients, got {number}")
 

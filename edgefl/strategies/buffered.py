@@ -1,4 +1,4 @@
-"""Asynchronous strategies that step when a buffer of updates is full."""
+"""Asynchronous strategies that publish a new version whenever a buffer of updates is full."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from edgefl.strategies.base import Step, Update, View, check_fits
 
 @dataclass(frozen=True, kw_only=True)
 class Buffered(Asynchronous):
-    """Clients train at their own pace; the model steps when ``buffer_size`` updates are held.
+    """Clients train at their own pace; a new version is made when ``buffer_size`` updates are held.
 
     A subclass may define `weights`.
     """
 
     buffer_size: Count | None = None
-    """Updates per step (FedBuff's K, FedStaleWeight's b); default 10, or the whole fleet if it is smaller."""
+    """Updates per step (K in FedBuff, b in FedStaleWeight); default 10, or one per client of a smaller
+    fleet."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        """Return the weight of each update of a full buffer; by default they are equal and sum to 1."""
+        """Return the weights of the updates in a full buffer; by default they are equal and sum to 1."""
         return [1.0 / len(updates)] * len(updates)
 
     def size(self, clients: int) -> int:

@@ -18,8 +18,9 @@ from edgefl.strategies.buffered import Buffered
 class CA2FL(Buffered):
     """w ← w + η_g·v, v = h + (1/M) Σ_{i∈S} (Δ_i − h_i), h = (1/n) Σ_i h_i over all n clients.
 
-    S are the M = ``buffer_size`` updates of a full buffer. h_i is the last update of client i that an earlier
-    step used, or 0 if there is none. After the step, h_i ← Δ_i for i ∈ S. The server stores n updates.
+    S is the set of the M = ``buffer_size`` updates in a full buffer. h_i is the last update of client i that
+    an earlier step used, or 0 if there is none. After the step, h_i ← Δ_i for i ∈ S. The server stores n
+    updates.
     """
 
     restart: Literal["immediate", "new-version", "after-step"] = "new-version"
@@ -32,11 +33,11 @@ class CA2FL(Buffered):
         return clients + self.size(clients)
 
     def begin(self, devices: Sequence[Client]) -> dict[int, Update]:
-        """Return an empty cache of h_i, by client."""
+        """Return an empty cache of the updates h_i, keyed by client."""
         return {}
 
     def lost(self, state: dict[int, Update], client: int, view: View) -> None:
-        """Drop the client's cached update if it proved to be invalid when it was summed."""
+        """Remove the client's update from the cache if it proved to be invalid when it was summed."""
         if client in state and state[client].task not in {update.task for update in view.held}:
             del state[client]
 

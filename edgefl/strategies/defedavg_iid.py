@@ -17,9 +17,9 @@ class Links:
     """Transfer times of a fleet whose clients download while they train."""
 
     broadcast_s: float
-    """Duration of a broadcast to the clients' receive buffers, emulated seconds."""
+    """Duration of a broadcast to the receive buffers of the clients, in emulated seconds."""
     free_s: dict[int, float] = field(default_factory=dict)
-    """Emulated time at which each client's last upload ends."""
+    """Time at which each client's last upload ends, in emulated seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +28,23 @@ class DeFedAvgIID(Buffered):
 
     A client restarts at once, from the newest model. With ``overlap``, clients download into a receive buffer
     while they train (section 2.2.1): a client trains, uploads, and restarts from the newest version in its
-    receive buffer. Transfer times are then constant: each upload of a client takes as long as its first one,
-    and each broadcast takes the mean of the clients' first download times.
+    receive buffer. Transfer times are then constant: every upload of a client takes as long as its first
+    upload, and every broadcast takes as long as the clients' first downloads on average.
     """
 
     overlap: bool = False
-    """Download while training, as in the paper; else a trip is a download, then training, then an upload."""
+    """Whether clients download while they train, as in the paper; otherwise a trip is a download, then
+    training, then an upload."""
 
     @property
     def transfers_apart(self) -> bool:
         return self.overlap
 
     def max_held(self, clients: int) -> int:
-        """Return one buffer's size; with ``overlap`` more, for the updates of versions being broadcast."""
+        """Return the size of a buffer.
+
+        With ``overlap`` it is larger, because the updates of versions that are being broadcast are also held.
+        """
         return 3 * clients if self.overlap else super().max_held(clients)
 
     def begin(self, devices: Sequence[Client]) -> Links:
@@ -79,16 +83,19 @@ class DeFedAvgIID(Buffered):
         return [1.0 / len(updates)] * len(updates)
 
     def _received_s(self, update: Update, view: View) -> float:
-        """Return the emulated time at which the server has received the update."""
+        """Return the emulated time, in seconds, at which the server has received the update."""
         return update.at_s + view.devices[update.client].up_s
 
     def _first(self, view: View) -> list[Update]:
-        """Return the updates of the next version: the first n that the server receives."""
+        """Return the updates for the next version, which are the first n updates that the server receives."""
         order = sorted(view.held, key=lambda update: (self._received_s(update, view), update.task))
         return order[: self.size(len(view.devices))]
 
     def _due_s(self, state: Links, view: View) -> float:
-        """Return the emulated time at which clients receive the next version; ∞ if updates are missing."""
+        """Return the emulated time, in seconds, at which clients receive the next version.
+
+        It is infinite if updates for the next version are still missing.
+        """
         updates = self._first(view)
         if len(updates) < self.size(len(view.devices)):
             return math.inf

@@ -14,28 +14,31 @@ from edgefl.strategies.base import Client, Step, Strategy, Update, View
 
 @dataclass
 class Buffers:
-    """Send buffers, the round's uploads, and the version that is being broadcast. Times are emulated."""
+    """The clients' send buffers, the uploads of the current round, and the version that is being broadcast.
+
+    Times are in emulated seconds.
+    """
 
     broadcast_s: float = 0.0
-    """Duration of a broadcast to the clients' receive buffers, seconds."""
+    """Duration of a broadcast to the receive buffers of the clients."""
     latest: dict[int, Update] = field(default_factory=dict)
-    """Content of each client's send buffer."""
+    """The update in each client's send buffer."""
     sampled: list[int] = field(default_factory=list)
-    """Clients of the current round."""
+    """Clients that were drawn for the current round."""
     uploads: dict[int, tuple[Update, float]] = field(default_factory=dict)
-    """Upload of each sampled client: the update, and the time at which the upload ends."""
+    """The upload of each sampled client: its update, and the time at which the upload ends."""
     sending: list[Update] = field(default_factory=list)
     """Updates of the version that is being broadcast."""
     arrives_s: float = math.inf
     """Time at which the broadcast ends."""
 
     def upload(self, update: Update, takes_s: float, now_s: float) -> None:
-        """Start the upload of a sampled client's update."""
+        """Start to upload the update of a sampled client."""
         self.uploads[update.client] = (update, now_s + takes_s)
 
     @property
     def collected_s(self) -> float:
-        """Time at which the round's last upload ends; infinite if an upload has not started."""
+        """Time at which the last upload of the round ends; infinite if an upload has not started."""
         if not self.sampled or len(self.uploads) < len(set(self.sampled)):
             return math.inf
         return max(through_s for _, through_s in self.uploads.values())
@@ -48,26 +51,28 @@ class DeFedAvgNIID(Strategy):
     Clients train without pause, each from the newest model in its receive buffer; a finished update
     overwrites the client's send buffer. With ``takes = "when-selected"`` a sampled client uploads and empties
     its send buffer, or uploads its next finished update if the buffer is empty (lines 10 to 14). After the
-    last upload the model steps, the next sample is drawn and the new version is broadcast. Clients continue
-    to train meanwhile; a client that finishes before the broadcast ends restarts from the previous version.
-    Each upload of a client takes as long as its first one, and a broadcast takes the mean of the clients'
-    first download times. A client drawn twice counts twice. A sampled client that disconnects with an empty
-    send buffer is replaced by another draw.
+    last upload the model is updated, the next sample is drawn and the new version is broadcast. Clients
+    continue to train meanwhile; a client that finishes before the broadcast ends restarts from the previous
+    version. Every upload of a client takes as long as its first upload, and every broadcast takes as long as
+    the clients' first downloads on average. A client that is drawn twice counts twice. A sampled client that
+    disconnects with an empty send buffer is replaced by another draw.
     """
 
     participants: Count | None = None
     """n: number of clients drawn per step; default 10, or the whole fleet if it is smaller. n may exceed the
-    fleet's size."""
+    size of the fleet."""
     takes: Literal["when-selected", "newest"] = "when-selected"
-    """Which update of a sampled client is used: the one in its send buffer when it is selected (Algorithm 1),
-    or its newest one when every sampled client has sent an update. With ``newest`` a trip is a download, then
-    training, then an upload, and steps and broadcasts take no time."""
+    """Which update of a sampled client is used: with ``when-selected``, the update in its send buffer when
+    the client is selected (Algorithm 1); with ``newest``, its newest update when every sampled client has
+    sent one. With ``newest`` a trip is a download, then training, then an upload, and steps and broadcasts
+    take no time."""
     pause: bool = False
-    """A client trains again only after its send buffer is emptied, to save energy (section 2.3)."""
+    """Whether a client waits until its send buffer is empty before it trains again, to save energy (section
+    2.3)."""
 
     @property
     def literal(self) -> bool:
-        """True if buffers work as in Algorithm 1."""
+        """True if the send and receive buffers work as in Algorithm 1."""
         return self.takes == "when-selected"
 
     @property
@@ -75,12 +80,15 @@ class DeFedAvgNIID(Strategy):
         return self.literal
 
     def size(self, clients: int) -> int:
-        """Return n for a fleet of ``clients``."""
+        """Return n, the number of clients drawn per step, for a fleet of ``clients``."""
         return self.participants or min(10, clients)
 
     def max_held(self, clients: int) -> int:
-        """Return one update per client, for its send buffer; with ``literal`` (Algorithm 1), also the uploads
-        of this and of the previous round."""
+        """Return the maximum number of held updates.
+
+        There is one update per client, in its send buffer; if buffers work as in Algorithm 1, there are also
+        the uploads of this round and of the previous round.
+        """
         return clients + (2 * min(self.size(clients), clients) if self.literal else 0)
 
     def begin(self, devices: Sequence[Client]) -> Buffers:
@@ -139,11 +147,11 @@ class DeFedAvgNIID(Strategy):
         return Step(updates, [1.0 / len(updates)] * len(updates))
 
     def draw(self, state: Buffers, view: View, present: Sequence[int], count: int) -> list[int]:
-        """Draw ``count`` of the ``present`` clients uniformly with replacement."""
+        """Draw ``count`` clients from ``present``, uniformly and with replacement."""
         return [present[index] for index in view.rng.integers(len(present), size=count).tolist()]
 
     def _sample(self, state: Buffers, view: View) -> None:
-        """Draw a round's clients, or replacements for members that can no longer deliver an update."""
+        """Draw the clients of a round, or replacements for clients that can no longer deliver an update."""
         if not state.sampled and not view.held:
             return
         have = state.uploads if self.literal else state.latest

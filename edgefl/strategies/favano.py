@@ -1,4 +1,4 @@
-"""FAVANO: polls clients at fixed intervals, during training (Leconte et al. 2023, arXiv:2305.16099)."""
+"""FAVANO: polls clients at fixed intervals while they train (Leconte et al. 2023, arXiv:2305.16099)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from edgefl.strategies.polled import Polled, Polls
 
 @dataclass(frozen=True, kw_only=True)
 class FAVANO(Polled):
-    """w ← (w + Σ_{i∈S} u_i)/(s + 1) at k·``interval_s``, S a uniform sample of s clients (Algorithm 1).
+    """w ← (w + Σ_{i∈S} u_i)/(s + 1) at the times k·``interval_s``, with a uniform sample S of s clients.
 
-    u_i = w_init + (y_i − w_init)/α_i is the debiased model of client i, where y_i is its model after the E
-    local steps since its last poll. A client stops after the K steps of ``training``. Polled clients restart
-    from the new model; the others continue to train. α_i is E[min(E, K)] (``deterministic``) or
-    P(E > 0)·min(E, K) (``stochastic``). E is random because the time of the client's next poll is: each poll
-    includes the client with probability s/n. All its steps are assumed to take as long as on its first trip.
+    This is Algorithm 1 of the paper. u_i = w_init + (y_i − w_init)/α_i is the debiased model of client i,
+    where y_i is its model after the E local steps since its last poll. A client stops after the K steps of
+    ``[training]``. Polled clients restart from the new model; the others continue to train. α_i is E[min(E,
+    K)] (``deterministic``) or P(E > 0)·min(E, K) (``stochastic``). E is random because the time of the
+    client's next poll is random: each poll includes the client with probability s/n. All steps of a client
+    are assumed to take as long as on its first trip.
     """
 
     form: Literal["deterministic", "stochastic"] = "deterministic"
-    """α_i = E[min(E, K)], or P(E > 0)·min(E, K)."""
+    """Form of α_i: E[min(E, K)] (``deterministic``) or P(E > 0)·min(E, K) (``stochastic``)."""
 
     def until(self, state: Polls, client: int, view: View) -> Until:
         first_s = self.first_poll(state, view) * self.interval_s - view.now_s
@@ -33,9 +34,10 @@ class FAVANO(Polled):
         return super().until(state, client, view)._replace(gain=gain, per_step=self.form == "stochastic")
 
     def alpha(self, device: Client, first_s: float, clients: int) -> float:
-        """Return the mean of min(E, K), or P(E > 0), where E are a client's local steps until its next poll.
+        """Return the mean of min(E, K), or P(E > 0), for E local steps of a client until its next poll.
 
-        The client's first possible poll is ``first_s`` seconds from now.
+        ``form`` selects the result. The client's first possible poll is ``first_s`` emulated seconds from
+        now.
 
         >>> FAVANO(participants=1, interval_s=2.0).alpha(Client(0, "pi-4", 60, steps=3), 2.0, clients=2)
         3.0
@@ -47,7 +49,7 @@ class FAVANO(Polled):
         step_s = device.compute_s / max(1, device.steps)
         last = 0
         if chance < 1.0:
-            # Consider polls until all K steps are done, or until the rest has a probability below 1e-12.
+            # Consider polls until all K steps are done, or until later polls have a probability below 1e-12.
             busy_s = device.down_s + device.compute_s - first_s
             bound = math.ceil(math.log(1e-12) / math.log1p(-chance))
             last = min(max(0, math.ceil(busy_s / self.interval_s - 1e-9)), bound)

@@ -21,9 +21,9 @@ class FedAdagrad(FedAvg):
 
     server_lr: Positive = 0.03
     beta1: Decay = 0.0
-    """Decay of the first moment."""
+    """β1: decay rate of the first moment m."""
     epsilon: Positive = 1e-3
-    """ε: degree of adaptivity (the paper's τ); a smaller value adapts more."""
+    """ε: degree of adaptivity (τ in the paper); a smaller value adapts more."""
 
     def optimizer(self) -> ServerOptimizer:
         return ServerOptimizer(kind="adagrad", lr=self.server_lr, beta1=self.beta1, epsilon=self.epsilon)

@@ -21,11 +21,11 @@ class FedAdam(FedAvg):
 
     server_lr: Positive = 0.03
     beta1: Decay = 0.9
-    """Decay of the first moment."""
+    """β1: decay rate of the first moment m."""
     beta2: Decay = 0.99
-    """Decay of the second moment."""
+    """β2: decay rate of the second moment v."""
     epsilon: Positive = 1e-3
-    """ε: degree of adaptivity (the paper's τ); a smaller value adapts more."""
+    """ε: degree of adaptivity (τ in the paper); a smaller value adapts more."""
 
     def optimizer(self) -> ServerOptimizer:
         return ServerOptimizer(

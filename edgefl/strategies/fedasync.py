@@ -1,4 +1,4 @@
-"""FedAsync: every arriving update makes a step (Xie et al. 2019, arXiv:1903.03934)."""
+"""FedAsync: the server takes a step for every arriving update (Xie et al. 2019, arXiv:1903.03934)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgefl.strategies.base import LocalTerms, Step, View
 class FedAsync(Asynchronous):
     """w ← (1 − α_τ)·w + α_τ·y_i with α_τ = α·s(τ), where y_i is the client's model.
 
-    s(τ) is 1 (``constant``), (1 + τ)^−a (``polynomial``), or 1 for τ ≤ h and 1/(a·(τ − h) + 1) for τ > h
-    (``hinge``), section 5.2.
+    As in section 5.2, s(τ) is 1 (``constant``), (1 + τ)^−a (``polynomial``), or 1 for τ ≤ h and
+    1/(a·(τ − h) + 1) for τ > h (``hinge``).
 
     >>> FedAsync(alpha=0.6).mixing(staleness=3)
     0.3
@@ -25,21 +25,21 @@ class FedAsync(Asynchronous):
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     alpha: Share = 0.6
-    """α: mixing weight of a model without staleness."""
+    """α: mixing weight of a model whose staleness is 0."""
     scaling: Literal["constant", "polynomial", "hinge"] = "polynomial"
     """Form of the staleness discount s(τ)."""
     a: NonNegative | None = None
-    """Parameter a of s(τ); default: the paper's 0.5 for ``polynomial`` and 10 for ``hinge``."""
+    """Parameter a of s(τ); by default 0.5 for ``polynomial`` and 10 for ``hinge``, as in the paper."""
     h: NonNegative = 4.0
-    """Parameter h of s(τ), for ``hinge``: maximum staleness without a discount."""
+    """Parameter h of s(τ) for ``hinge``: the maximum staleness that is not discounted."""
     rho: NonNegative = 0.0
-    """μ of the proximal term in the client's objective (the paper's option II)."""
+    """Weight μ of the proximal term in the client's objective (option II in the paper)."""
 
     def local_rule(self) -> LocalTerms:
         return LocalTerms(prox_mu=self.rho)
 
     def mixing(self, staleness: int) -> float:
-        """Return α_τ, the mixing weight of a model of this staleness."""
+        """Return α_τ, the mixing weight of a model with this staleness."""
         if self.scaling == "constant":
             return self.alpha
         if self.scaling == "polynomial":

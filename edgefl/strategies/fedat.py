@@ -1,5 +1,7 @@
-"""FedAT: rounds within tiers of equally fast clients, asynchronous across tiers (Chai et al. 2021, SC,
-arXiv:2010.05958)."""
+"""FedAT: synchronous rounds within tiers of similarly fast clients; tiers are asynchronous to each other.
+
+Chai et al. 2021, SC, arXiv:2010.05958.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,17 @@ class Tier:
 
     clients: list[int]
     rounds: int = 0
-    """T_m: number of the tier's rounds that are in the global model."""
+    """T_m: number of rounds of this tier that the global model includes."""
     running: set[int] = field(default_factory=set)
-    """Members of the current round that have not delivered."""
+    """Clients of the current round that have not delivered an update yet."""
     arrived: dict[int, Update] = field(default_factory=dict)
-    """By task, the updates of the current round."""
+    """The updates of the current round, keyed by task."""
     models: dict[int, Update] = field(default_factory=dict)
-    """By task, the updates of the last complete round, whose average is the tier's model."""
+    """The updates of the last complete round, keyed by task; their average is the tier's model."""
 
     @property
     def complete(self) -> bool:
-        """True if all members of the current round have delivered or were lost."""
+        """True if all clients of the current round have delivered an update or were lost."""
         return bool(self.arrived) and not self.running
 
 
@@ -39,15 +41,15 @@ class Tier:
 class FedAT(Strategy):
     """w ← Σ_m (T_{M+1−m} / T)·w_m over M tiers, where T_m is the number of rounds that tier m has completed.
 
-    Tier 1 has the clients with the shortest trips, tier M those with the longest. w_m = Σ_k (n_k/N)·y_k is
-    the average of the models of tier m's last round, weighted by examples, and T = Σ_m T_m. Slow tiers
-    complete fewer rounds, so each slow tier is weighted by the larger number of rounds of a fast tier. Each
-    tier starts its next round at once, from the newest global model. A client minimises
-    f_k(y) + (λ/2)·‖y − w‖².
+    Tier 1 consists of the clients with the shortest trips, and tier M of the clients with the longest trips.
+    w_m = Σ_k (n_k/N)·y_k is the average of the models from the last round of tier m, weighted by examples,
+    and T = Σ_m T_m. Slow tiers complete fewer rounds, so each slow tier is weighted by the larger number of
+    rounds of a fast tier. Each tier starts its next round at once, from the newest global model. A client
+    minimises f_k(y) + (λ/2)·‖y − w‖².
 
-    Differences from the paper: Until a tier has completed its first round, the current global model is used
-    in place of the tier's model; the paper uses the initial model. Tiers do not change during a run, and
-    updates are not compressed by polyline encoding.
+    Differences from the paper: until a tier has completed its first round, the current global model is used
+    in place of the tier's model, whereas the paper uses the initial model. Tiers do not change during a run,
+    and updates are not compressed by polyline encoding.
 
     >>> FedAT(tiers=3).mixing([4, 2, 1])
     [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]
@@ -56,17 +58,17 @@ class FedAT(Strategy):
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     tiers: Count | None = None
-    """M: number of tiers, which have equally many clients; default 5, or one per client in a smaller
-    fleet."""
+    """M: number of tiers, each with the same number of clients (± 1); default 5, or one tier per client in a
+    smaller fleet."""
     cohort: Count = 10
-    """Number of clients in a tier's round, drawn uniformly; all clients if the tier has fewer."""
+    """Number of clients drawn uniformly for a round of a tier; a smaller tier trains all its clients."""
     lam: NonNegative = 0.4
     """λ: weight of the proximal term."""
     gather_s: NonNegative = 10.0
-    """Maximum time that the first rounds wait until the whole fleet is connected, emulated seconds."""
+    """Maximum time, in emulated seconds, that the first rounds wait for the whole fleet to connect."""
 
     def size(self, clients: int) -> int:
-        """Return the number of tiers of a fleet of ``clients``."""
+        """Return the number of tiers for a fleet of ``clients``."""
         return self.tiers or min(5, clients)
 
     def check(self, clients: int) -> None:
@@ -87,7 +89,10 @@ class FedAT(Strategy):
         return 2 * self.max_training(clients)
 
     def slots(self, clients: int) -> int:
-        """Return two slots per member: for its task or new model, and for its model of the last round."""
+        """Return two update slots per client of a round.
+
+        One is for the client's task or new model, the other for its model from the last round.
+        """
         return 2 * self.max_training(clients)
 
     def begin(self, devices: Sequence[Client]) -> list[Tier]:
@@ -116,10 +121,10 @@ class FedAT(Strategy):
         return ()
 
     def lost(self, state: list[Tier], client: int, view: View) -> None:
-        """Forget the client's task, and any models that were found invalid and so are no longer held."""
+        """Forget the client's task, and all models that are no longer held because they were invalid."""
         held = {update.task for update in view.held}
         for tier in state:
-            if client not in view.running:  # else its task still runs, and an earlier update was invalid
+            if client not in view.running:  # if its task still runs, an earlier update was invalid
                 tier.running.discard(client)
             for models in (tier.arrived, tier.models):
                 for task in models.keys() - held:
@@ -129,7 +134,10 @@ class FedAT(Strategy):
         return self.gather_s if view.version == 0 else None
 
     def mixing(self, rounds: Sequence[int]) -> list[float]:
-        """Return the weight of each tier's model; ``rounds`` counts their completed rounds, fast to slow."""
+        """Return the weight of each tier's model, from the numbers of rounds that the tiers have completed.
+
+        Tiers are in order from fast to slow.
+        """
         return [count / sum(rounds) for count in reversed(rounds)]
 
     def step(self, state: list[Tier], view: View) -> Step | None:

@@ -13,35 +13,37 @@ from edgefl.strategies.base import Sampling, Update, View
 from edgefl.strategies.rounds import Round, Rounds
 
 MIN_POISSON_COHORT = 40
-"""Minimum mean size of a Poisson cohort: the probability e⁻⁴⁰ of an empty cohort is negligible against δ."""
+"""Minimum mean size of a Poisson cohort, which is empty with probability e⁻⁴⁰: negligible compared with δ."""
 
 DRAWS_AND_SUMS = (
     *("begin", "assign", "_whole_round", "draw", "size", "members", "round_size", "until"),
     *("arrive", "lost", "cancel", "step", "stepped", "weights"),
 )
 """Methods that decide which clients are in a step, and with which weights. If a subclass overrides any of
-these, the draw may not be uniform, or one client's update may change the weights of others. The subclass must
-then declare `sampling` itself."""
+them, clients may not be drawn uniformly, or the update of one client may change the weights of others. The
+subclass must then define `sampling` itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Rounds):
-    """w ← w + η_g Σ_i p_i·Δ_i over a round's cohort of n clients, with p_i ∝ examples, or p_i = 1/n.
+    """w ← w + η_g Σ_i p_i·Δ_i over a cohort of n clients per round.
+
+    The weight p_i is proportional to the client's number of examples, or 1/n.
 
     >>> FedAvg(cohort=10, over_selection=1.3).members(clients=100)
     13
     """
 
     weighting: Literal["examples", "uniform"] = "examples"
-    """Weight clients by the number of examples that they train on, or equally."""
+    """Whether clients are weighted by the number of examples on which they train, or equally."""
     replacement: bool = False
-    """Draw members with replacement: a client drawn twice trains once and counts twice. McMahan draws without
-    replacement; DeFedAvg's baseline (Wang 2024, eqs. 2 and 3) draws with replacement and uses uniform
-    weights."""
+    """Whether the clients of a round are drawn with replacement; a client that is drawn twice trains once and
+    counts twice. McMahan et al. draw without replacement; the baseline of DeFedAvg (Wang 2024, eqs. 2 and 3)
+    draws with replacement and uses uniform weights."""
     cohorts: Literal["fixed", "poisson"] = "fixed"
-    """``poisson``: each client joins a round independently with probability cohort/fleet, and each update has
-    weight 1/cohort, whatever the round's size. This gives the lowest ε for the same noise
-    (docs/privacy.md)."""
+    """With ``fixed``, a round has ``cohort`` updates. With ``poisson``, each client joins a round
+    independently with probability cohort/fleet, and each update has the weight 1/cohort, whatever the size of
+    the round. This leads to the lowest ε for the same noise (docs/privacy.md)."""
 
     def check(self, clients: int) -> None:
         super().check(clients)
@@ -72,7 +74,8 @@ class FedAvg(Rounds):
                 raise ConfigError(f"strategy.cohorts = 'poisson' also requires {needs}")
 
     def _max_cohort(self, clients: int) -> int:
-        """Return the maximum size of a round; for Poisson cohorts the mean plus 9 standard deviations."""
+        """Return the maximum size of a round; for Poisson cohorts, it is the mean plus 9 standard
+        deviations."""
         size = self.size(clients)
         return size if self.cohorts == "fixed" else min(clients, math.ceil(size + 9 * math.sqrt(size)))
 

@@ -14,21 +14,22 @@ from edgefl.strategies.buffered import Buffered
 
 @dataclass(frozen=True, kw_only=True)
 class FedBuff(Buffered):
-    """w ← w + η_g · (1/K) Σ_j s(τ_j)·Δ_j over a buffer of K, with s(τ) = (1 + τ)^−exponent.
+    """w ← w + η_g · (1/K) Σ_j s(τ_j)·Δ_j over a buffer of K updates, with s(τ) = (1 + τ)^−exponent.
 
     Algorithm 1 (line 13) divides by K, and appendix B.2 uses a weighted sum, not a weighted average, so stale
-    updates give a smaller step; ``normalize`` divides by Σ s(τ_j) instead.
+    updates lead to a smaller step; with ``normalize``, the sum is divided by Σ s(τ_j) instead.
 
     >>> FedBuff(buffer_size=2).size(clients=24)
     2
     """
 
     exponent: NonNegative = 0.5
-    """Exponent of s(τ); 0 ignores staleness."""
+    """Exponent of the staleness discount s(τ); with 0, staleness has no effect."""
     normalize: bool = False
-    """Divide by Σ s(τ_j) instead of K."""
+    """Whether the sum is divided by Σ s(τ_j) instead of K."""
     weighting: Literal["uniform", "examples"] = "uniform"
-    """Equal weights, or by examples: w_j = n_j·s(τ_j), with Σ n_j in place of K (appendix C.6.2)."""
+    """With ``examples``, w_j = n_j·s(τ_j), with Σ n_j in place of K (appendix C.6.2), for n_j examples; with
+    ``uniform``, the number of examples does not matter."""
     momentum: Decay = 0.0
     """Momentum of the server's SGD."""
 

@@ -12,7 +12,7 @@ from edgefl.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
-    """θ ← 1/|P| Σ_{k∈P} θ_k − h/α, h ← h − α/m Σ_{k∈P} (θ_k − θ), for a cohort P of a fleet of m clients.
+    """θ ← 1/|P| Σ_{k∈P} θ_k − h/α, h ← h − α/m Σ_{k∈P} (θ_k − θ), for a cohort P from a fleet of m clients.
 
     A client minimises L_k(y) − ⟨g_k, y⟩ + (α/2)·‖y − θ‖², then sets g_k ← g_k − α (y − θ), the gradient of
     L_k at the minimum. The paper minimises exactly; here the client runs the SGD steps of ``[training]``.

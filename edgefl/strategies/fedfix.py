@@ -1,4 +1,4 @@
-"""FedFix: aggregates at fixed intervals (Fraboni et al. 2023, JMLR 24(110), arXiv:2206.10189)."""
+"""FedFix: aggregation at fixed intervals (Fraboni et al. 2023, JMLR 24(110), arXiv:2206.10189)."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from edgefl.strategies.base import Client, Step, Strategy, View, importance
 
 @dataclass
 class Intervals:
-    """The index of the current interval, and of the interval in which each client's last task started."""
+    """The indices of the current interval and of the interval in which each client's last task started."""
 
     running: int = 0
-    """Current interval; interval k lasts from k·``interval_s`` to (k + 1)·``interval_s``."""
+    """Index of the current interval; interval k lasts from k·``interval_s`` to (k + 1)·``interval_s``."""
     begun: dict[int, int] = field(default_factory=dict)
-    """Interval in which each client's last task started."""
+    """Index of the interval in which each client's last task started."""
     importance: list[float] = field(default_factory=list)
-    """p_i of each client."""
+    """p_i: the weight of each client in the federated objective."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedFix(Strategy):
-    """w ← w + η_g Σ_i d_i·Δ_i at k·``interval_s`` over all updates that arrived since the last step.
+    """w ← w + η_g Σ_i d_i·Δ_i at the times k·``interval_s``, over all updates since the last step.
 
-    d_i = ⌈T_i/Δt⌉·p_i, where T_i is the duration of the client's trip and p_i its importance. A client that
-    is in every m-th step thus has weight m·p_i in that step and p_i per step on average, as the optimum of
-    the federated objective requires. ⌈T_i/Δt⌉ is the number of intervals that the trip spans, counted for
-    each trip because durations vary. A client restarts from the version that contains its update.
+    d_i = ⌈T_i/Δt⌉·p_i, where T_i is the duration of the client's trip and p_i is the client's importance. A
+    client that is in every m-th step thus has the weight m·p_i in such a step and p_i per step on average, as
+    the optimum of the federated objective requires. ⌈T_i/Δt⌉ is the number of intervals that the trip spans,
+    counted for each trip because durations vary. A client restarts from the version that contains its update.
 
     >>> FedFix(importance_by="uniform").begin([Client(0, "pi-4", 30), Client(1, "pi-4", 90)]).importance
     [0.5, 0.5]
     """
 
     interval_s: Positive = 10.0
-    """Δt: time between steps, emulated seconds."""
+    """Δt: time between two steps, in emulated seconds."""
     importance_by: Literal["examples", "uniform"] = "examples"
-    """p_i: the client's share of the fleet's examples, or 1/n."""
+    """Whether p_i is the client's share of the fleet's examples (``examples``) or 1/n (``uniform``)."""
 
     @property
     def lockstep(self) -> bool:
         return True
 
     def slots(self, clients: int) -> int:
-        """Return one slot per client: a client does not train while its update is held."""
+        """Return one update slot per client, because a client does not train while its update is held."""
         return clients
 
     def begin(self, devices: Sequence[Client]) -> Intervals:
@@ -66,7 +66,7 @@ class FedFix(Strategy):
         return None
 
     def weight(self, state: Intervals, client: int) -> float:
-        """Return d_i of an update that is summed at the end of the current interval."""
+        """Return the weight d_i of a client's update that is summed at the end of the current interval."""
         return (state.running + 1 - state.begun[client]) * state.importance[client]
 
     def stepped(self, state: Intervals, step: Step, view: View) -> None:

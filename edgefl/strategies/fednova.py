@@ -12,9 +12,9 @@ from edgefl.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(FedAvg):
-    """w ← w + η_g · τ_eff · Σ_i p_i·Δ_i/τ_i, where τ_i are client i's local steps and τ_eff = Σ_i p_i·τ_i.
+    """w ← w + η_g · τ_eff · Σ_i p_i·Δ_i/τ_i, where client i makes τ_i local steps and τ_eff = Σ_i p_i·τ_i.
 
-    This is the form for plain SGD, where the normaliser ‖a_i‖₁ is the number of steps.
+    This is the form of the algorithm for plain SGD, where the normaliser ‖a_i‖₁ is the number of steps.
     """
 
     def max_weight(self, clients: int) -> float | None:

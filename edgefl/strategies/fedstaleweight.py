@@ -16,59 +16,62 @@ from edgefl.strategies.buffered import Buffered
 
 @dataclass
 class Expectation:
-    """E[τ_i] of every client, and the mean of the raw weight α over arrivals."""
+    """The expected staleness E[τ_i] of every client, and the mean over all arrivals of the raw weight α."""
 
     average: MovingAverage
     relative: list[float]
-    """n·p_i of every client."""
+    """n·p_i for every client i, where n is the number of clients."""
     arrivals: int = 0
     raw_mean: float = 0.0
     credit: dict[int, float] = field(default_factory=dict)
-    """By client: weight withheld by ``max_step`` and not applied since."""
+    """Credit of each client: the weight that ``max_step`` withheld and that no later step has applied."""
     due: dict[int, float] = field(default_factory=dict)
-    """By client: weight in the last computed step, including credit, before ``max_step`` reduced it."""
+    """Weight of each client in the last computed step, including credit, before ``max_step`` reduced it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedStaleWeight(Buffered):
-    """w ← w + η_g Σ_j α_j·Δ_j over a buffer of b, α_j ∝ p_j·(E[τ_j] + 1) or p_j·(b·E[τ_j] + 1) (``form``).
+    """w ← w + η_g Σ_j α_j·Δ_j over a buffer of b updates.
 
-    E[τ_i] is a moving average of the staleness of client i's updates on arrival, the current one included.
-    The weights of a buffer add up to 1, so updates without staleness are averaged with weights ∝ p_j, as in
-    FedAvg. p_i is the share of all weight that client i should have (eq. 1); a subclass may override
-    `importance`.
+    α_j is proportional to p_j·(E[τ_j] + 1) or to p_j·(b·E[τ_j] + 1), as ``form`` selects. E[τ_i] is a moving
+    average of the staleness that client i's updates have on arrival, including the current update. The
+    weights in a buffer add up to 1, so updates without staleness are averaged with weights proportional to
+    p_j, as in FedAvg. p_i is the share of the total weight that client i should have (eq. 1); a subclass may
+    override `importance`.
 
     >>> FedStaleWeight().raw(staleness=2.0, size=5), FedStaleWeight(restart="immediate").raw(2.0, size=5)
     (3.0, 11.0)
     """
 
     importance_by: Literal["uniform", "examples"] = "uniform"
-    """p_i: 1/n, or the client's share of the fleet's examples."""
+    """Whether p_i is 1/n (``uniform``) or the client's share of the fleet's examples (``examples``)."""
     restart: Literal["immediate", "new-version", "after-step"] = "after-step"
-    """``after-step`` is the paper's rule (appendix A); its published benchmark uses ``new-version``."""
+    """When a client may train again; ``after-step`` is the rule in the paper (appendix A), whose published
+    benchmark uses ``new-version``."""
     form: Literal["by-restart", "derivation", "algorithm-1"] = "by-restart"
-    """``derivation`` is b·E[τ_i] + 1 (eq. 8), ``algorithm-1`` is E[τ_i] + 1 (Algorithm 1). A fair weight is
-    the inverse of the client's rate of updates. With ``after-step`` a client is in one of every E[τ_i] + 1
-    versions, so ``algorithm-1`` is fair. With ``immediate`` and ``new-version`` it sends one of every
-    b·E[τ_i] + 1 updates, so ``derivation`` is fair. ``by-restart`` selects the fair one."""
+    """Form of the weight: ``derivation`` is b·E[τ_i] + 1 (eq. 8), and ``algorithm-1`` is E[τ_i] + 1
+    (Algorithm 1). A fair weight is the inverse of the rate at which a client sends updates. With the restart
+    rule ``after-step`` a client is in one of every E[τ_i] + 1 versions, so ``algorithm-1`` is fair. With
+    ``immediate`` and ``new-version`` it sends one of every b·E[τ_i] + 1 updates, so ``derivation`` is fair.
+    ``by-restart`` selects the form that is fair for the restart rule."""
     normalize: Literal["buffer", "running", "credit"] = "buffer"
-    """Divisor of the weights. ``buffer``, as in the paper: the buffer's own Σ α. This violates the fairness
-    of eq. 3, since a slow client's large weight also increases its divisor. ``running``, not in the paper: b
-    times the mean α over all arrivals. ``credit``: as ``running``, but later steps add the weight that
-    ``max_step`` withheld."""
+    """Divisor of the weights. With ``buffer``, as in the paper, it is the sum of α over the buffer. This
+    violates the fairness of eq. 3, since the large weight of a slow client also increases its divisor. With
+    ``running``, which is not in the paper, it is b times the mean α over all arrivals. ``credit`` is like
+    ``running``, but later steps add the weight that ``max_step`` withheld."""
     max_step: Positive = 2.0
-    """With ``running`` and ``credit``: maximum sum of a buffer's weights. It limits the total weight of
-    clients that contribute to few versions (docs/findings.md gives the threshold)."""
+    """Maximum sum of the weights in a buffer, with ``running`` and ``credit``. It limits the total weight of
+    clients that contribute to few versions (docs/findings.md states the threshold)."""
     average: Literal["window", "cumulative", "exponential"] = "window"
     """Kind of moving average that estimates E[τ_i]."""
     window: Count = 5
-    """Number of observations in the window."""
+    """Number of observations in the window of the moving average."""
     decay: Decay = 0.8
-    """With ``exponential``: m ← decay·m + (1 − decay)·τ."""
+    """Decay of the ``exponential`` average: m ← decay·m + (1 − decay)·τ."""
 
     @property
     def fair_form(self) -> Literal["derivation", "algorithm-1"]:
-        """The form with fair weights under this restart rule."""
+        """The value of ``form`` whose weights are fair under this restart rule."""
         return "algorithm-1" if self.restart == "after-step" else "derivation"
 
     @property
@@ -90,11 +93,11 @@ class FedStaleWeight(Buffered):
         return Expectation(average, [one / mean for one in p])
 
     def importance(self, devices: Sequence[Client]) -> Sequence[float]:
-        """Return p_i of each client, at least 0; they must add up to 1."""
+        """Return the share p_i of each client; shares must be at least 0 and add up to 1."""
         return importance(self.importance_by, devices)
 
     def raw(self, staleness: float, size: int) -> float:
-        """Return α before normalisation for p_i = 1/n, an expected ``staleness`` and a buffer of ``size``."""
+        """Return α before normalisation for p_i = 1/n, from the expected staleness and the buffer's size."""
         form = self.fair_form if self.form == "by-restart" else self.form
         return (size if form == "derivation" else 1) * staleness + 1.0
 
@@ -115,7 +118,7 @@ class FedStaleWeight(Buffered):
             for update, mean in zip(updates, means, strict=True)
         ]
         if self.normalize == "buffer":
-            total = sum(raw) or 1.0  # 0 if p_j = 0 for the whole buffer
+            total = sum(raw) or 1.0  # the sum is 0 if p_j = 0 for all clients in the buffer
             return [one / total for one in raw]
         fair: Sequence[float] = [one / (size * (state.raw_mean or 1.0)) for one in raw]
         if self.normalize == "credit":
@@ -126,7 +129,8 @@ class FedStaleWeight(Buffered):
     def _with_credit(
         self, state: Expectation, updates: Sequence[Update], fair: Sequence[float]
     ) -> Sequence[float]:
-        """Add each client's credit to its first update. Sets ``state.due`` to the clients' total weights."""
+        """Add the credit of each client to its first update; set ``state.due`` to the clients' total
+        weights."""
         state.due, paid = {}, []
         for update, one in zip(updates, fair, strict=True):
             before = state.due.get(update.client)
@@ -135,7 +139,7 @@ class FedStaleWeight(Buffered):
         return paid
 
     def stepped(self, state: Expectation, step: Step, view: View) -> None:
-        """Credit each client with the part of its weight that the step did not apply."""
+        """Record the part of each client's weight that the step did not apply as the client's credit."""
         if self.normalize != "credit":
             return
         left = dict(state.due)

@@ -17,23 +17,25 @@ from edgefl.strategies.rows import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(Buffered):
-    """w ← w + η_g · (1/m) Σ Δ_i over the m updates with the lowest scores in a buffer of K.
+    """w ← w + η_g · (1/m) Σ Δ_i over the m updates with the lowest scores in a buffer of K updates.
 
-    An update's score is the sum of the squared distances to its K − f − 2 nearest neighbours (section 4),
-    where f is the number of attackers per buffer that the rule tolerates. m = 1 is Krum, m > 1 is Multi-Krum
-    (section 5). Of updates with equal scores the earlier one is preferred. With ``restart = "new-version"``
-    and ``max_staleness = 0``, all updates of a step start from the same version, as in the paper's rounds.
+    The score of an update is the sum of the squared distances to its K − f − 2 nearest neighbours (section
+    4), where f is the number of attackers per buffer that the rule tolerates. The rule is Krum if m = 1, and
+    Multi-Krum if m > 1 (section 5). Of several updates with equal scores, earlier updates are preferred. With
+    ``restart = "new-version"`` and ``max_staleness = 0``, all updates of a step start from the same version,
+    as in the paper's rounds.
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"
 
     attackers: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """f; default: the maximum that proposition 4.2 allows, ⌊(K − 3) / 2⌋, or 0 for a buffer of 1 or 2."""
+    """f: number of attackers per buffer that are tolerated. The default is the maximum that proposition 4.2
+    allows, ⌊(K − 3) / 2⌋, or 0 for a buffer of one or two updates."""
     selected: Count = 1
     """m: number of updates that are averaged."""
 
     def tolerated(self, size: int) -> int:
-        """Return f for a buffer of ``size`` updates."""
+        """Return f, the number of attackers that are tolerated in a buffer of ``size`` updates."""
         return max(0, (size - 3) // 2) if self.attackers is None else self.attackers
 
     def check(self, clients: int) -> None:
@@ -52,7 +54,7 @@ class Krum(Buffered):
     def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float]:
         count = len(rows)
         nearest = max(1, count - self.tolerated(count) - 2)
-        # The first value of each sorted row is the update's distance to itself, 0.
+        # The first value in each sorted row is the distance from the update to itself, which is 0.
         scores = np.sort(rows.sq_distances, axis=1)[:, 1 : 1 + nearest].sum(axis=1)
         chosen = set(np.argsort(scores, kind="stable")[: self.selected].tolist())
         return [1.0 / self.selected if row in chosen else 0.0 for row in range(count)]

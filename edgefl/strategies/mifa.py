@@ -1,4 +1,4 @@
-"""MIFA: reuses the last update of unavailable clients (Gu et al. 2021, NeurIPS, arXiv:2106.04159)."""
+"""MIFA: reuses the last updates of unavailable clients (Gu et al. 2021, NeurIPS, arXiv:2106.04159)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from edgefl.strategies.base import Step, Strategy, Update, View
 
 @dataclass(frozen=True, kw_only=True)
 class MIFA(Strategy):
-    """w ← w + (η/N) Σ_i G_i over all N clients, where G_i is the last update of client i, 0 before its first.
+    """w ← w + (η/N) Σ_i G_i over all N clients, where G_i is client i's last update, or 0 if there is none.
 
-    All connected clients train in a round; the step is due when each of them has delivered or disconnected. A
-    client that connects during a round waits for the next round. The server stores N updates, each scaled by
-    the client learning rate of the round in which it was made. The paper stores G_i/η_t and applies the
-    current η_t, which is equivalent if the client learning rate is constant.
+    All connected clients train in a round; the step is due when each of them has delivered its update or has
+    disconnected. A client that connects during a round waits for the next round. The server stores N updates,
+    each scaled by the client learning rate of the round in which it was made. The paper stores G_i/η_t and
+    applies the current η_t, which is equivalent if the client learning rate is constant.
     """
 
     gather_s: NonNegative = 10.0
-    """Maximum time that the first round waits until the whole fleet is connected, emulated seconds; the paper
-    waits for all clients."""
+    """Maximum time, in emulated seconds, that the first round waits for the whole fleet to connect. In the
+    paper, it waits for all clients without a limit."""
 
     @property
     def lockstep(self) -> bool:
@@ -48,5 +48,5 @@ class MIFA(Strategy):
         return self.gather_s if view.version == 0 else None
 
     def _delivered(self, view: View) -> bool:
-        """Return True if a client has delivered in this round."""
+        """Return True if a client has delivered an update in this round."""
         return any(update.base_version == view.version for update in view.held)

@@ -1,4 +1,5 @@
-"""Pisces: asynchronous training, clients selected by utility (Jiang et al. 2022, SoCC, arXiv:2206.09264)."""
+"""Pisces: asynchronous training of clients selected by utility (Jiang et al. 2022, SoCC,
+arXiv:2206.09264)."""
 
 from __future__ import annotations
 
@@ -21,80 +22,84 @@ class Profiles:
 
     staleness: MovingAverage
     latency_s: list[float]
-    """Duration of each client's last trip, emulated seconds; before its first trip, by its profile."""
+    """Duration of each client's last trip, in emulated seconds. Before the client's first trip, it is the
+    duration that the device profile predicts for download and training."""
     utility: dict[int, float] = field(default_factory=dict)
-    """Utility of each client that has delivered."""
+    """Utility of each client that has delivered an update."""
     begun_s: dict[int, float] = field(default_factory=dict)
-    """Emulated time at which each client's last trip started."""
+    """Time at which each client's last trip started, in emulated seconds."""
     stepped_s: float = 0.0
-    """Emulated time of the last step."""
+    """Time of the last step, in emulated seconds."""
     exploration: float = 1.0
-    """Probability that a new trip is given to a client without a utility."""
+    """Probability that a client without a utility is selected for a new trip."""
     losses: dict[int, dict[int, float]] = field(default_factory=dict)
-    """By base version, the last loss of each client that trained from it; used to detect outliers."""
+    """For each base version, the last loss of each client that trained from it; used to detect outliers."""
     outlying: dict[int, int] = field(default_factory=dict)
-    """Number of times that each client's loss was an outlier."""
+    """How many times the loss of each client was an outlier."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pisces(Asynchronous):
     """w ← w + η_g Σ_i p_i·(E[τ_i] + 1)^−γ·Δ_i over all held updates, at intervals of I = L_max/(b + 1).
 
-    L_max is the duration of the last trip of the slowest running client, so the model steps about b times
-    during this client's current trip. This bounds the staleness of its update; the bound is b + 1 if trip
-    durations are constant and a step coincides with an arrival. Whenever fewer than ``concurrency`` clients
-    train, the clients with the largest utility U_i = |B_i|·L_i/(E[τ_i] + 1)^β start, where B_i are the
-    client's examples, L_i is their loss and E[τ_i] is the mean staleness of the client's last updates. With
-    probability ``exploration``, which decays, a random client without a utility starts instead. A client
-    whose update is held waits for the step, so ``restart`` has no effect.
+    L_max is the duration of the last trip of the slowest running client, so the model is updated about b
+    times during this client's current trip. This bounds the staleness of its update; the bound is b + 1 if
+    trip durations are constant and a step coincides with an arrival. Whenever fewer than ``concurrency``
+    clients train, the clients with the largest utility U_i = |B_i|·L_i/(E[τ_i] + 1)^β start, where B_i are
+    the client's examples, L_i is the loss on them and E[τ_i] is the mean staleness of the client's last
+    updates. With probability ``exploration``, which decays, a random client without a utility starts instead.
+    A client whose update is held waits for the step, so ``restart`` has no effect.
 
-    The discount (E[τ_i] + 1)^−γ and the exploration follow the authors' release in Plato;
-    ``staleness_discount = 0`` and ``exploration = 1`` disable them.
+    The discount (E[τ_i] + 1)^−γ and the exploration follow the authors' published code in the framework
+    Plato; ``staleness_discount = 0`` and ``exploration = 1`` disable them.
 
-    With ``credits``, clients with outlying losses are excluded (section 5.2). Each arrival creates a pool of
-    losses: the newest loss of each client that trained from one of the ``outlier_window`` base versions up to
-    that of the arriving update. If the pool has at least ``concurrency`` losses, those that DBSCAN classifies
-    as noise are outliers. A client that was an outlier ``credits`` times does not start again.
+    If ``credits`` is set, clients with outlying losses are excluded (section 5.2). Each arrival creates a
+    pool of losses: the newest loss of each client that trained from one of the last ``outlier_window`` base
+    versions up to the base version of the arriving update. If the pool contains at least ``concurrency``
+    losses, the losses that DBSCAN classifies as noise are outliers. A client whose loss was an outlier
+    ``credits`` times does not start again.
 
-    Differences: L_i is the mean loss over a trip's steps; in the paper it is the root mean square over the
-    examples. The authors' release pools utilities instead of losses.
+    Differences from the paper: L_i is the mean loss over the steps of a trip, whereas in the paper it is the
+    root mean square over the examples. The authors' code pools utilities instead of losses.
 
     >>> Pisces().utility(examples=100, loss=2.0, staleness=3.0)
     100.0
     """
 
     staleness_bound: Count = 5
-    """b: number of the server's steps during a trip of the slowest running client."""
+    """b: number of steps that the server takes during a trip of the slowest running client."""
     staleness_penalty: NonNegative = 0.5
-    """β: exponent by which staleness lowers a client's utility."""
+    """β: exponent with which staleness reduces a client's utility."""
     staleness_discount: NonNegative = 0.5
-    """γ: exponent by which staleness lowers an update's weight; 0: no discount."""
+    """γ: exponent with which staleness reduces the weight of an update; with 0, there is no discount."""
     exploration: Share = 0.3
-    """Initial probability that a new trip is given to a client without a utility."""
+    """Initial probability that a client without a utility is selected for a new trip."""
     exploration_decay: Share = 0.99
     """Factor by which the probability ``exploration`` is multiplied each time that clients start."""
     min_exploration: Share = 0.1
-    """Minimum of the probability ``exploration`` after its decay."""
+    """Lower bound of the probability ``exploration`` as it decays."""
     window: Count = 5
-    """E[τ_i] is the client's mean staleness over this many of its latest updates."""
+    """Number of a client's latest updates over which its mean staleness E[τ_i] is computed."""
     weighting: Literal["examples", "uniform"] = "examples"
-    """p_i ∝ examples, or p_i = 1/n for a step of n updates; the p_i add up to 1."""
+    """Whether p_i is proportional to the number of examples, or 1/n for a step of n updates; the p_i add up
+    to 1."""
 
     credits: Count | None = None
-    """Number of times that a client's loss may be an outlier before it is excluded (5 in the release); None:
-    no client is excluded."""
+    """Number of times that the loss of a client must be an outlier before the client is excluded (5 in the
+    authors' code). With None, no client is excluded."""
     outlier_window: Count = 5
     """Number of base versions whose losses are pooled."""
     outlier_distance: Positive = 0.5
-    """DBSCAN's ε: distance within which losses are neighbours. A loss with at least ``concurrency`` / 2
-    neighbours, itself included, is in a cluster, and so are its neighbours; all others are outliers."""
+    """ε of DBSCAN: the distance within which two losses are neighbours. A loss that has at least
+    ``concurrency`` / 2 neighbours, including itself, is in a cluster, and so are its neighbours; all other
+    losses are outliers."""
 
     @property
     def lockstep(self) -> bool:
         return True
 
     def slots(self, clients: int) -> int:
-        """Return one slot per client: a client does not train while its update is held."""
+        """Return one update slot per client, because a client does not train while its update is held."""
         return clients
 
     def begin(self, devices: Sequence[Client]) -> Profiles:
@@ -130,7 +135,7 @@ class Pisces(Asynchronous):
         state.latency_s[client] = update.at_s - state.begun_s[client]
         staleness = state.staleness.observe(client, float(update.staleness))
         utility = self.utility(update.examples, update.loss, staleness)
-        if not math.isnan(utility):  # without a loss, the previous utility stays
+        if not math.isnan(utility):  # if the trip reports no loss, the previous utility remains
             state.utility[client] = utility
             if self.credits is not None:
                 self._count_outliers(state, update, view)
@@ -141,7 +146,9 @@ class Pisces(Asynchronous):
         return self.credits is not None and state.outlying.get(client, 0) >= self.credits
 
     def outliers(self, losses: Mapping[int, float], neighbours: int) -> list[int]:
-        """Return the clients whose loss DBSCAN classifies as noise, if ``neighbours`` losses make a cluster.
+        """Return the clients whose losses DBSCAN classifies as noise.
+
+        A cluster needs a loss with at least ``neighbours`` neighbours.
 
         >>> Pisces(outlier_distance=0.5).outliers({0: 1.0, 1: 1.2, 2: 1.1, 3: 2.0, 4: 1.4}, neighbours=3)
         [3]
@@ -152,7 +159,8 @@ class Pisces(Asynchronous):
         return [client for client, within in zip(losses, clustered.tolist(), strict=True) if not within]
 
     def _count_outliers(self, state: Profiles, update: Update, view: View) -> None:
-        """Pool the losses of recent base versions up to that of ``update``, and count the outliers in it."""
+        """Pool the losses of recent base versions up to that of ``update``, and count each client's
+        outliers."""
         newest, size = update.base_version, self.concurrency or len(view.devices)
         state.losses.setdefault(newest, {})[update.client] = update.loss
         pool: dict[int, float] = {}
@@ -166,7 +174,7 @@ class Pisces(Asynchronous):
             del state.losses[version]
 
     def wake_s(self, state: Profiles, view: View) -> float:
-        """Return the time of the next step: the interval I after the last step."""
+        """Return the time of the next step, which follows the last step after the interval I."""
         slowest_s = max((state.latency_s[client] for client in view.running), default=0.0)
         return state.stepped_s + slowest_s / (self.staleness_bound + 1)
 

@@ -1,4 +1,4 @@
-"""Strategies whose server polls clients at fixed intervals, during their training."""
+"""Strategies in which the server polls clients at fixed intervals, while they train."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update, View, 
 
 @dataclass
 class Polls:
-    """Clients of each poll, drawn in advance, and the poll at which each client's task ends."""
+    """The clients of each poll, which are drawn in advance, and the poll at which each client's task ends."""
 
     next: int = 1
-    """Number of the next poll; poll k is at time k · interval."""
+    """Index of the next poll; poll k happens at the time k · ``interval_s``."""
     drawn: dict[int, frozenset[int]] = field(default_factory=dict)
-    """Clients of each poll."""
+    """Clients drawn for each poll, keyed by the index of the poll."""
     due: dict[int, int] = field(default_factory=dict)
-    """Poll at which each client's task ends."""
+    """Index of the poll at which each client's task ends."""
     taken: list[Update] = field(default_factory=list)
-    """Updates of a poll whose clients may already restart, but which is not summed yet."""
+    """Updates of the current poll that are not summed yet, although their clients may already restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Polled(Strategy):
-    """w ← (w + Σ_{i∈S} u_i)/(s + 1) at k·``interval_s``, S a uniform sample of s clients, u_i their updates.
+    """w ← (w + Σ_{i∈S} u_i)/(s + 1) at the times k·``interval_s``, with a uniform sample S of s clients.
 
-    Samples are drawn in advance, so the end of each task is known when it starts, and the device's speed
-    determines the number of steps until then. A poll omits sampled clients that are disconnected. A subclass
-    defines u_i.
+    u_i is the update of client i, which a subclass defines. Samples are drawn in advance, so the end of each
+    task is known when it starts, and the speed of the device determines the number of steps until then. A
+    poll omits sampled clients that are disconnected.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     participants: Count | None = None
-    """s: clients per poll; default 10, or the whole fleet if it is smaller."""
+    """s: number of clients per poll; default 10, or the whole fleet if it is smaller."""
     interval_s: Positive = 10.0
-    """Time between two polls, emulated seconds."""
+    """Time between two polls, in emulated seconds."""
 
     def size(self, clients: int) -> int:
         """Return s, the number of clients per poll, for a fleet of ``clients``."""
@@ -49,7 +49,7 @@ class Polled(Strategy):
         check_fits("participants", self.participants, clients)
 
     def slots(self, clients: int) -> int:
-        """Return one slot per client: a client does not train while its update is held."""
+        """Return one update slot per client, because a client does not train while its update is held."""
         return clients
 
     @property
@@ -71,7 +71,7 @@ class Polled(Strategy):
         return Until(poll * self.interval_s)
 
     def first_poll(self, state: Polls, view: View) -> int:
-        """Return the first poll that may include a client that starts now."""
+        """Return the index of the first poll that may include a client that starts now."""
         return max(state.next + bool(state.taken), math.floor(view.now_s / self.interval_s) + 1)
 
     def lost(self, state: Polls, client: int, view: View) -> None:
@@ -90,7 +90,7 @@ class Polled(Strategy):
         return None
 
     def close(self, state: Polls) -> None:
-        """Finish the current poll and advance to the next."""
+        """Finish the current poll and advance to the next poll."""
         del state.drawn[state.next]
         state.next, state.taken = state.next + 1, []
 
@@ -107,7 +107,7 @@ class Polled(Strategy):
         return state.next * self.interval_s
 
     def sample(self, state: Polls, poll: int, view: View) -> frozenset[int]:
-        """Return the clients of the given poll. Polls are drawn in order, whatever the order of calls."""
+        """Return the clients of a poll. Polls are always drawn in order, whatever the order of the calls."""
         for number in range(max(state.drawn, default=state.next - 1) + 1, poll + 1):
             clients = len(view.devices)
             drawn = view.rng.choice(clients, self.size(clients), replace=False, shuffle=False)

@@ -14,26 +14,30 @@ from edgefl.strategies.polled import Polled, Polls
 
 @dataclass(frozen=True, kw_only=True)
 class QuAFL(Polled):
-    """X ← (X + Σ_{i∈S} Y_i)/(s + 1) and X_i ← (X + s·Y_i)/(s + 1), S a sample of s clients.
+    """X ← (X + Σ_{i∈S} Y_i)/(s + 1) and X_i ← (X + s·Y_i)/(s + 1), with a sample S of s clients.
 
-    At k·``interval_s`` each polled client sends its model Y_i, which includes the local steps since its last
-    poll (at most the K steps of ``training``). It receives the server's model X from before this average, and
-    continues from X_i, the weighted average of X and Y_i. Clients thus keep their own models. Uploads are
-    encoded in ``server.update_format``. Differences from the paper: there is no lattice quantiser, downloads
-    are not rounded, and the variant that weights clients by speed is not implemented.
+    At the times k·``interval_s`` each polled client sends its model Y_i, which includes the local steps since
+    its last poll (at most the K steps of ``[training]``). The client receives the model X that the server had
+    before this average, and continues from X_i, the weighted average of X and Y_i. Clients thus keep models
+    of their own. Uploads are encoded in the format that ``server.update_format`` sets. Differences from the
+    paper: there is no lattice quantiser, downloads are not rounded, and the variant that weights clients by
+    speed is not implemented.
     """
 
     client_vectors: ClassVar[tuple[str, ...]] = ("own",)
 
     participants: Count = 1
-    """s: clients per poll."""
+    """s: number of clients per poll."""
 
     def slots(self, clients: int) -> int:
-        """Return one slot per client, and one per polled client, which trains while its update waits."""
+        """Return one update slot per client, and one more per polled client.
+
+        A polled client already trains again while its last update waits to be summed.
+        """
         return clients + self.size(clients)
 
     def begin_trip(self, model: Vector, given: TripInputs) -> None:
-        if given.kept["own"].any():  # zeros before the first trip
+        if given.kept["own"].any():  # before the first trip, the vector contains zeros
             model += self.participants / (self.participants + 1) * (given.kept["own"] - model)
 
     def end_trip(self, model: Vector, given: TripInputs) -> None:
@@ -46,7 +50,7 @@ class QuAFL(Polled):
     def step(self, state: Polls, view: View) -> Step | None:
         if not state.taken:
             if (step := super().step(state, view)) is not None:
-                state.taken = list(step.updates)  # summed after `assign` has restarted these clients
+                state.taken = list(step.updates)  # they are summed after `assign` has restarted the clients
             return None
         if held := [update for update in state.taken if update in view.held]:
             return self.average(held)

@@ -17,7 +17,7 @@ from edgefl.strategies.rows import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Rfa(Buffered):
-    """w ← w + η_g · v, where v minimises Σ α_k ‖v − Δ_k‖: the geometric median of a buffer's updates.
+    """w ← w + η_g · v, where v minimises Σ α_k ‖v − Δ_k‖: the geometric median of the updates in a buffer.
 
     The smoothed Weiszfeld algorithm (algorithm 2) repeats β_k = α_k / max(ν, ‖v − Δ_k‖) and
     v = Σ β_k Δ_k / Σ β_k, starting from v = Σ α_k Δ_k, where the α_k sum to 1. The algorithm needs only the
@@ -30,9 +30,10 @@ class Rfa(Buffered):
     iterations: Count = 3
     """Number of iterations of the algorithm; the paper uses 3."""
     smoothing: Annotated[float, msgspec.Meta(gt=0)] = 1e-6
-    """ν: lower bound of the distance by which α_k is divided; it prevents a division by 0."""
+    """ν: lower bound on the distance by which α_k is divided; it prevents a division by 0."""
     weighting: Literal["examples", "uniform"] = "examples"
-    """α_k: proportional to the clients' numbers of examples, as in the paper, or equal."""
+    """Whether the weights α_k are proportional to the clients' numbers of examples, as in the paper, or
+    equal."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         counts = [update.examples if self.weighting == "examples" else 1 for update in updates]

@@ -1,4 +1,4 @@
-"""Synchronous strategies: draw a cohort, train it from one version, sum its updates."""
+"""Synchronous strategies: draw a cohort of clients, let it train from one version, and sum its updates."""
 
 from __future__ import annotations
 
@@ -17,52 +17,54 @@ from edgefl.strategies.base import Client, Step, Strategy, Update, View, check_f
 
 @dataclass
 class Round:
-    """Members of one round and their progress."""
+    """The members of one round, which are the clients that take part in it, and their progress."""
 
     version: int = -1
     """Base version of the round; −1 before the first round."""
     drawn: list[int] = field(default_factory=list)
-    """Members that have not started because their cancelled task of the last round has not ended yet."""
+    """Members that have not started yet, because their cancelled task of the last round has not ended."""
     running: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     size: int = 0
-    """Number of updates that end the round."""
+    """Number of updates after which the round ends."""
     copies: dict[int, int] = field(default_factory=dict)
-    """Number of times that each member was drawn."""
+    """How many times each member was drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Strategy):
-    """Draw a round's members uniformly from the connected clients, and step after ``cohort`` updates.
+    """Draws the members of a round uniformly from the connected clients, and steps after ``cohort`` updates.
 
-    Members are drawn without replacement unless a subclass overrides `draw`. A member that has not delivered
-    when the step is made is cancelled, or its update is discarded. A lost member is replaced by another draw.
-    A subclass defines `weights`.
+    Members are drawn without replacement unless a subclass overrides `draw`. If a member has not delivered
+    its update when the server takes the step, its task is cancelled or its update is discarded. A member that
+    is lost is replaced by another draw. A subclass defines `weights`.
 
-    With ``redraw = false`` a lost member is not replaced: a round's members start together, and the step
-    follows after ``cohort`` updates, or after those of all remaining members if these are fewer.
+    With ``redraw = false`` a lost member is not replaced: the members of a round start together, and the step
+    follows after ``cohort`` updates, or after the updates of all remaining members if there are fewer.
     """
 
     cohort: Count | None = None
-    """Number of updates per round; default 10, or as many as the fleet allows if it is smaller."""
+    """Number of updates per round; default 10, or as many as a smaller fleet allows."""
     over_selection: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-    """Number of members drawn for each update that the round waits for (1.3 in Bonawitz et al. 2019)."""
+    """Ratio of the number of members drawn to the number of updates for which the round waits (1.3 in
+    Bonawitz et al. 2019)."""
     redraw: bool = True
-    """Replace a lost member by another draw. Pairwise masks need ``false``, which is then the default."""
+    """Whether a lost member is replaced by another draw. Pairwise masks need ``false``, which is then the
+    default."""
     gather_s: NonNegative = 10.0
-    """Maximum time that the first round waits until the whole fleet is connected, emulated seconds. The wait
-    avoids favouring the clients that connect first."""
+    """Maximum time, in emulated seconds, that the first round waits for the whole fleet to connect. Otherwise
+    the clients that connect first would be favoured."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        """Return the weight of each update of a round."""
+        """Return the weight of each update in a round."""
         raise NotImplementedError
 
     def draw(self, state: Round, view: View, free: Sequence[int], count: int) -> Sequence[int]:
-        """Draw ``count`` members from the ``free`` clients; a client drawn twice counts twice."""
+        """Draw ``count`` members from the ``free`` clients; a client that is drawn twice counts twice."""
         return sample(free, count, view.rng)
 
     def round_size(self, view: View) -> int:
-        """Return the number of updates that end the next round; a subclass may draw it at random."""
+        """Return the number of updates after which the next round ends; a subclass may draw it at random."""
         return self.size(len(view.devices))
 
     def size(self, clients: int) -> int:
@@ -93,7 +95,10 @@ class Rounds(Strategy):
         return True
 
     def max_training(self, clients: int) -> int:
-        """Return a round's members plus as many clients whose cancelled task may still run."""
+        """Return the maximum number of clients with a task.
+
+        Besides the members of a round, as many clients may still have a cancelled task of the last round.
+        """
         return min(clients, self.members(clients) * (1 if self.over_selection == 1.0 else 2))
 
     def begin(self, devices: Sequence[Client]) -> Round:
@@ -132,7 +137,7 @@ class Rounds(Strategy):
         return start
 
     def _whole_round(self, state: Round, view: View) -> Sequence[int]:
-        """Return all members of the next round, if no round is under way and enough clients are idle."""
+        """Return all members of the next round, if no round is running and enough clients are idle."""
         clients = len(view.devices)
         count = min(self.members(clients), len(view.idle) + view.training)
         room = self.max_training(clients) - view.training

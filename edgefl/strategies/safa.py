@@ -1,4 +1,4 @@
-"""SAFA: rounds that tolerate lag, over a cache of models (Wu et al. 2021, IEEE TC, arXiv:1910.01355)."""
+"""SAFA: rounds that tolerate lag, with a cache of models (Wu et al. 2021, IEEE TC, arXiv:1910.01355)."""
 
 from __future__ import annotations
 
@@ -18,44 +18,47 @@ class Cache:
     """The cache of clients' models, and the state of the current round."""
 
     models: dict[int, Update] = field(default_factory=dict)
-    """Last model of each client; for a client without an entry, the global model is used."""
+    """Last model of each client; for a client that has no entry here, the global model is used."""
     bypassed: dict[int, Update] = field(default_factory=dict)
-    """By client, models that arrived in the last round and were not picked; they enter the next sum."""
+    """Models, keyed by client, that arrived in the last round and were not picked; the next sum includes
+    them."""
     picked: frozenset[int] = frozenset()
     """Clients whose models were picked in the last round."""
     seen: frozenset[int] = frozenset()
     """Tasks of held updates that arrived in earlier rounds."""
     began_s: float = 0.0
-    """Emulated time at which the round started."""
+    """Time at which the round started, in emulated seconds."""
     given: dict[int, int] = field(default_factory=dict)
-    """The version that each client received last."""
+    """The last version that each client received."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SAFA(Strategy):
     """w ← Σ_k (n_k/N)·w_k over a cache of each client's last model; client k holds n_k of all N examples.
 
-    A round picks the first ``participants`` models from clients not picked in the last round, and then ends.
-    If no client is training any more, or after ``round_limit_s``, models from clients picked in the last
-    round make up the difference, in order of arrival. Picked models enter the cache before the sum, other
-    arrived models after it. A client that delivered restarts in the next round. The others continue to train.
-    A client whose base version is more than ``lag_tolerance`` versions old is cancelled and restarts from the
-    newest version; its cache entry becomes the global model.
+    A round picks the first ``participants`` models that arrive from clients not picked in the last round, and
+    then ends. If no client is training any more, or after ``round_limit_s``, models from clients picked in
+    the last round fill the remaining places, in order of arrival. Picked models are put into the cache before
+    the sum, and other models that arrived are put into it after the sum. A client that delivered its model
+    restarts in the next round, while the other clients continue to train. A client whose base version is more
+    than ``lag_tolerance`` versions old is cancelled and restarts from the newest version; its cache entry
+    becomes the global model.
 
     Differences from the paper: (1) A cache entry that is not the client's own model (at the start, or after
-    too much lag) is the current global model. The paper uses the global model of the time when the entry was
-    made, which needs one more model per client; trajectories differ by up to 110%. (2) A client that goes
-    offline loses its undelivered work.
+    too much lag) is the current global model. In the paper it is the global model at the time when the entry
+    was made, which needs one more model per client; trajectories differ by up to 110%. (2) A client that goes
+    offline loses the work that it has not delivered.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     participants: Count | None = None
-    """Models per round (the paper's C·m, with m clients); default 10, or the whole fleet if it is smaller."""
+    """Number of models per round (C·m in the paper, for m clients); default 10, or one per client of a
+    smaller fleet."""
     lag_tolerance: Annotated[int, msgspec.Meta(ge=0)] = 5
-    """τ: maximum age of a training client's base version, in versions."""
+    """τ: maximum age, in versions, of the base version from which a client trains."""
     round_limit_s: Positive | None = None
-    """T_lim: maximum duration of a round, emulated seconds; None: no limit."""
+    """T_lim: maximum duration of a round, in emulated seconds; None if there is no limit."""
 
     def size(self, clients: int) -> int:
         """Return the number of updates per round, for a fleet of ``clients``."""
@@ -72,7 +75,10 @@ class SAFA(Strategy):
         return 3 * clients
 
     def slots(self, clients: int) -> int:
-        """Return three slots per client: for its task, and for its models in ``models`` and ``bypassed``."""
+        """Return three update slots per client.
+
+        They are for the client's task, and for its models in `Cache.models` and `Cache.bypassed`.
+        """
         return 3 * clients
 
     def begin(self, devices: Sequence[Client]) -> Cache:
@@ -92,9 +98,9 @@ class SAFA(Strategy):
         return (update,) if update.staleness > self.lag_tolerance else ()
 
     def lost(self, state: Cache, client: int, view: View) -> None:
-        """Drop the client's cached models that are no longer held.
+        """Remove the client's models from the cache if the server no longer holds them.
 
-        A model stops being held if it proves to be invalid when it is summed.
+        The server stops holding a model that proves to be invalid when it is summed.
         """
         held = {update.task for update in view.held}
         for models in (state.models, state.bypassed):
@@ -109,7 +115,7 @@ class SAFA(Strategy):
         return version - state.given[client] > self.lag_tolerance
 
     def pick(self, state: Cache, view: View) -> list[Update] | None:
-        """Return the round's picked models; None while the round continues."""
+        """Return the models that the round picked, or None while the round continues."""
         arrived, size = self.arrived(state, view), self.size(len(view.devices))
         first = [update for update in arrived if update.client not in state.picked]
         if len(first) < size:
@@ -135,7 +141,8 @@ class SAFA(Strategy):
     def stepped(self, state: Cache, step: Step, view: View) -> None:
         made, used = view.version, {update.task for update in step.updates}
         arrived = self.arrived(state, view)
-        # A client that delivered gets the new version now, so its entry stays its own model despite any lag.
+        # A client that delivered its model receives the new version now, so its cache entry remains its own
+        # model, however large its lag was.
         state.given.update(dict.fromkeys((update.client for update in arrived), made))
         state.picked = frozenset(update.client for update in arrived if update.task in used)
         state.bypassed = {update.client: update for update in arrived if update.task not in used}

@@ -1,4 +1,4 @@
-"""SCAFFOLD: averaging with client drift correction (Karimireddy et al. 2020, ICML, arXiv:1910.06378)."""
+"""SCAFFOLD: averaging with correction of client drift (Karimireddy et al. 2020, ICML, arXiv:1910.06378)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from edgefl.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
-    """x ← x + η_g/|S| Σ_{i∈S} Δ_i and c ← c + 1/N Σ_{i∈S} Δc_i over a cohort S of a fleet of N (Algorithm 1).
+    """x ← x + η_g/|S| Σ_{i∈S} Δ_i and c ← c + 1/N Σ_{i∈S} Δc_i for a cohort S from a fleet of N clients.
 
-    A client makes K steps y ← y − η_l (g_i(y) − c_i + c), then keeps c_i⁺ = c_i − c + (x − y)/(K η_l), the
-    paper's option II. It downloads c with the model, and uploads Δc_i = c_i⁺ − c_i with its update: twice the
-    bytes each way. The algorithm requires plain SGD (no ``training.momentum``).
+    This is Algorithm 1 of the paper. A client takes K steps y ← y − η_l (g_i(y) − c_i + c), and then keeps
+    c_i⁺ = c_i − c + (x − y)/(K η_l), which is option II of the paper. It downloads c with the model, and
+    uploads Δc_i = c_i⁺ − c_i with its update, which doubles the bytes of both transfers. The algorithm
+    requires plain SGD (no ``training.momentum``).
 
     >>> Scaffold(cohort=2).local_rule().control
     ('c', 'c_i')

@@ -17,15 +17,15 @@ from edgefl.strategies.rows import Rows
 class TrimmedMean(Buffered):
     """w ← w + η_g · trmean_β(Δ_1, …, Δ_K) (definition 2, algorithm 1, option II).
 
-    For each parameter, the β·K smallest and β·K largest of the K values are left out, and the others are
-    averaged. With ``restart = "new-version"`` and ``max_staleness = 0``, all updates of a step start from the
-    same version, as in the paper's rounds.
+    For each parameter, the β·K smallest and β·K largest of the K values are left out, and the other values
+    are averaged. With ``restart = "new-version"`` and ``max_staleness = 0``, all updates of a step start from
+    the same version, as in the paper's rounds.
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"
 
     beta: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2
-    """β: share of values left out at each end; β·K is rounded down."""
+    """β: share of the values that is left out at each end; β·K is rounded down."""
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Vector:
         trim = int(self.beta * len(rows) + 1e-9)
