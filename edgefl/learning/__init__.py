@@ -1,12 +1,13 @@
 """Models as flat vectors, data sets and their partition among clients, local training, evaluation.
 
     flat.py        a module's parameters as views of one flat float32 vector
-    models.py      built-in models by name, timm's, and the user's own; networks.py: models from papers
+    models.py      built-in models by name, timm's models, and the user's own models
+    networks.py    models from papers
     benchmark_networks.py  networks whose training times were measured on phones
-    data.py        data sets by name, and the user's own
+    data.py        data sets by name, and the user's own data sets
     published_sets.py  digits, MNIST, FashionMNIST, CIFAR-10, and diabetes, a regression data set
-    download.py    published data sets from the network
-    hugging_face.py  images from the Hugging Face hub
+    download.py    downloads of published data sets
+    hugging_face.py  images from the Hugging Face Hub
     leaf.py        the data sets of the LEAF benchmark
     array_set.py   arrays in a safetensors file
     dataset.py     examples in memory, converted to float32 one batch at a time
@@ -15,13 +16,16 @@
     own_process.py  runs packages whose threads would not survive a fork
     growth.py      local data that grow during a run
     rule.py        the steps and batch sizes of a trip, as data
-    losses.py      losses by name, and the user's own
-    train.py       a client's local SGD; custom.py: training by the user's function
+    losses.py      losses by name, and the user's own losses
+    train.py       a client's local SGD
+    custom.py      training by the user's function
     attacks.py     clients that send harmful updates
-    flower_client.py  training by a Flower app's client
+    flower_client.py  training by the client of a Flower app
     evaluate.py    evaluation of a model
     arithmetic.py  device, precision, memory layout, torch's random stream
-    work.py        work of a step by class of operation; operations.py: its data types; live.py: live tensors
+    work.py        the work of a step, counted by class of operation
+    operations.py  data types for the work of a step
+    live.py        memory of live tensors
 
 The modules `growth`, `rule` and `operations` do not import torch.
 """

@@ -1,4 +1,4 @@
-"""Device, precision and memory layout of training, and torch's random stream."""
+"""The device, precision and memory layout of training, and torch's random stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def torch_seed(seed: int, device: torch.device = CPU) -> Iterator[None]:
-    """Seed torch's CPU and device random streams, and restore their former state at the end.
+    """Seed the random streams of torch for the CPU and the device, and restore their former state at the end.
 
     >>> with torch_seed(1):
     ...     first = torch.rand(1)
@@ -45,7 +45,9 @@ def torch_seed(seed: int, device: torch.device = CPU) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """Device, precision and memory layout of training. Each choice gives different but reproducible bits.
+    """Device, precision and memory layout of training.
+
+    Different choices lead to slightly different results, each of which is reproducible bit by bit.
 
     >>> import numpy as np
     >>> Arithmetic(memory_format="channels_last").batch(np.zeros((2, 1, 4, 4), np.float32)).stride()
@@ -63,8 +65,8 @@ class Arithmetic:
     def check(self) -> None:
         """Raise `ConfigError` if the device is missing.
 
-        This does not call ``torch.cuda``, which may initialise CUDA: processes that are forked after that
-        cannot use CUDA.
+        The method does not call ``torch.cuda``, which may initialise CUDA: processes that are forked after
+        the initialisation cannot use CUDA.
         """
         if self.device == "cuda" and (torch.version.cuda is None or not driver_present()):
             built = "this torch is built for the CPU" if torch.version.cuda is None else "no device found"
@@ -74,21 +76,24 @@ class Arithmetic:
         """Move a model to this device. Call this in the process that trains or evaluates the model."""
         if self.device == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.backends.cudnn.benchmark = False  # it chooses algorithms by run time, which varies
+            torch.backends.cudnn.benchmark = False  # if True, it chooses algorithms by run time, which varies
             torch.use_deterministic_algorithms(True, warn_only=True)
             flat.move(torch.device("cuda"))
 
     def batch(self, inputs: NDArray[Any], device: torch.device | None = None) -> Tensor:
-        """Convert a batch to a tensor with the layout that the model uses."""
+        """Convert a batch to a tensor with the memory layout that the model uses."""
         batch = torch.from_numpy(inputs)
         if self.memory_format == "channels_last" and batch.dim() == 4:
             _, channels, height, width = batch.shape
             strides = (height * width * channels, 1, width * channels, channels)
-            # With one channel both layouts have the same bytes; convolutions choose by the strides.
+            # With one channel both layouts have the same bytes; convolutions recognise them by the strides.
             batch = batch.contiguous(memory_format=torch.channels_last).as_strided(batch.shape, strides)
         return batch if device is None else batch.to(device)
 
     def cast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass: with bfloat16, torch computes suitable layers in bfloat16."""
+        """Return the context manager for a forward pass.
+
+        If the precision is bfloat16, torch computes suitable layers in bfloat16 within this context.
+        """
         lower = self.precision == "bfloat16"
         return torch.autocast(device.type, dtype=torch.bfloat16) if lower else nullcontext()

@@ -1,8 +1,8 @@
 """A data set of arrays in one safetensors file: ``data.name = "arrays"``, ``data.path`` names the file.
 
-The file holds ``train_x``, ``train_y``, ``test_x`` and ``test_y`` as in `Dataset`, and ``owners`` if each
-training example belongs to a user. Optional metadata: ``name``, and ``classes`` if the labels do not include
-all classes.
+The file contains ``train_x``, ``train_y``, ``test_x`` and ``test_y`` as in `Dataset`, and also ``owners`` if
+each training example belongs to a user. The metadata may contain the ``name`` of the data set, and the number
+of ``classes``, which is needed if some classes do not occur in the labels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
 def load_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read the file's arrays by name, and its metadata. Raises `ConfigError` for an invalid file."""
+    """Read the arrays of a file, keyed by their names, and its metadata; raise `ConfigError` if it is
+    invalid."""
     try:
         with safe_open(path, framework="numpy") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -36,9 +37,9 @@ def load_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def save_arrays(data: Any, folder: Path) -> Path:
-    """Write a `Dataset`, or four arrays in the order of `PARTS`, to a file in ``folder`` named by its hash.
+    """Write a `Dataset`, or four arrays in the order of `PARTS`, to a file in ``folder``; return its path.
 
-    Raises `ConfigError` for anything else.
+    The name of the file contains a hash of its content. Raises `ConfigError` if ``data`` is anything else.
     """
     metadata, owners = {}, None
     if isinstance(data, Dataset):

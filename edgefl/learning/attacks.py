@@ -1,10 +1,11 @@
 """Attackers: clients that send harmful updates, to test strategies that should resist them.
 
-sign-flip    −scale·Δ in place of the update Δ (Li et al. 2019, RSA, arXiv:1811.03761)
-gaussian     normal noise with the norm scale·‖Δ‖, in expectation, in place of Δ (Blanchard et al. 2017)
-label-flip   an update trained with class C − 1 − y in place of y (Fang et al. 2020, arXiv:1911.11815)
-alie         mean − z · standard deviation of each parameter, over the honest updates that the attacker
-             computes on several attackers' data (Baruch et al. 2019, "A Little Is Enough", arXiv:1902.06156)
+sign-flip    sends −scale·Δ in place of the update Δ (Li et al. 2019, RSA, arXiv:1811.03761)
+gaussian     sends normal noise with the expected norm scale·‖Δ‖ in place of Δ (Blanchard et al. 2017)
+label-flip   trains with the class C − 1 − y in place of y, for C classes (Fang et al. 2020, arXiv:1911.11815)
+alie         sends mean − z · standard deviation for each parameter, over the honest updates that the attacker
+             computes on the data of several attackers (Baruch et al. 2019, "A Little Is Enough",
+             arXiv:1902.06156)
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ AttackFunction = Callable[[Floats, int, int, np.random.Generator], None]
 
 
 def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple[int, ...]:
-    """Return the clients that attack, ascending. Their number is ``rules.share`` of all, rounded.
+    """Return the clients that attack, in ascending order.
 
-    The seed draws the clients. Raises `ConfigError` if the rounded number is 0 or that of all clients.
+    They are a share ``rules.share`` of all clients, rounded to a whole number, and are drawn with the seed.
+    Raises `ConfigError` if the rounded number is 0, or if it includes all clients.
 
     >>> attacking_clients(Attackers(share=0.2), 10, seed=1)
     (3, 6)
@@ -54,10 +56,11 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
 
 
 def alie_z(clients: int, attackers: int) -> float:
-    """Return z of ``alie`` (Baruch et al. 2019, algorithm 3): Φ(z) = (n − m − s)/(n − m), s = ⌊n/2 + 1⌋ − m.
+    """Return the factor z of the attack ``alie`` for n clients and m attackers.
 
-    The attackers and s honest clients with more extreme updates form a majority. ``attackers`` must be fewer
-    than half of the ``clients``.
+    As in algorithm 3 of Baruch et al. 2019, it follows from Φ(z) = (n − m − s)/(n − m), s = ⌊n/2 + 1⌋ − m:
+    the attackers and s honest clients with more extreme updates form a majority. Fewer than half of the
+    clients may be attackers.
 
     >>> round(alie_z(50, 24), 2), alie_z(10, 2)
     (1.43, 0.0)
@@ -67,7 +70,7 @@ def alie_z(clients: int, attackers: int) -> float:
 
 
 class Attack:
-    """Changes the data and updates of a run's attacking clients; by default there are none."""
+    """Changes the data and the updates of the clients that attack; by default no client attacks."""
 
     def __init__(
         self,
@@ -100,7 +103,8 @@ class Attack:
             raise ConfigError(f"fleet.attackers.kind: {unknown('attack', rules.kind, have)}")
 
     def targets(self, client: int, honest: Any) -> Any:
-        """Return the training targets that this client uses."""
+        """Return the training targets that this client uses, which differ from ``honest`` if it flips
+        labels."""
         return self._flipped if self._flipped is not None and client in self._clients else honest
 
     def replaces_update(self, client: int) -> bool:
@@ -108,10 +112,10 @@ class Attack:
         return client in self._clients and self._flipped is None
 
     def colluders(self, client: int, trip: int) -> list[int]:
-        """Return the other attackers on whose data an ``alie`` attacker trains too: up to 7, drawn per trip.
+        """Return up to 7 other attackers on whose data an ``alie`` attacker also trains, drawn for each trip.
 
-        It trains on the data of each of them separately, always from the version that it downloaded. The list
-        is empty for other clients and other attacks.
+        The client trains on the data of each of these attackers separately, always from the version that it
+        downloaded. The list is empty for other clients and other attacks.
         """
         if not self._z or client not in self._clients:
             return []
@@ -123,10 +127,10 @@ class Attack:
     def change(
         self, trained: Floats, base: Floats, client: int, trip: int, others: Sequence[Floats] = ()
     ) -> None:
-        """Change a trained model, in place, if the client attacks; ``base`` is the model that it downloaded.
+        """Change a trained model in place if the client attacks; ``base`` is the model that it downloaded.
 
-        ``others`` are the updates that an ``alie`` attacker computed on the data of its `colluders`, each of
-        the model's shape. Raises `TrainingError` if the user's function fails.
+        ``others`` are the updates that an ``alie`` attacker computed on the data of its `colluders`; each has
+        the shape of the model. Raises `TrainingError` if the user's own attack function fails.
         """
         rules = self._rules
         if rules is None or not self.replaces_update(client):
@@ -151,9 +155,9 @@ class Attack:
 
 
 def _alie_z_of(rules: Attackers, clients: int, attackers: int) -> float:
-    """Return ``rules.z`` if it is set, else z by the paper's formula.
+    """Return ``rules.z`` if it is set, otherwise the z that follows from the formula in the paper.
 
-    Raises `ConfigError` for fewer than two attackers, or if the formula gives no z above 0.
+    Raises `ConfigError` if there are fewer than two attackers, or if the formula yields no z above 0.
     """
     key, fleet = "fleet.attackers", f"{attackers} attackers of {clients} clients"
     if attackers < 2:
@@ -161,5 +165,5 @@ def _alie_z_of(rules: Attackers, clients: int, attackers: int) -> float:
     if rules.z is not None:
         return rules.z
     if 2 * attackers >= clients or (found := alie_z(clients, attackers)) <= 0.0:
-        raise ConfigError(f"{key}.z: the paper's formula gives no z above 0 for {fleet}; set z")
+        raise ConfigError(f"{key}.z: the paper's formula yields no z above 0 for {fleet}; set z")
     return found

@@ -1,9 +1,10 @@
-"""The five image networks whose training in MNN was measured on phones.
+"""The five image networks whose training with the library MNN was measured on phones.
 
-AlexNet (Krizhevsky et al. 2012), GoogLeNet (Szegedy et al. 2015), LeNet-5 (LeCun et al. 1998), MobileNetV2
-(Sandler et al. 2018) and SqueezeNet 1.0 (Iandola et al. 2016), with ten classes, except MobileNetV2 with
-1,000. They follow the papers and the parameter counts published with the measurements (UbiquitousLearning,
-Benchmark-On-Device-Training @752659f). GoogLeNet's count differs: 6.0 million parameters here, 6.8 there.
+They are AlexNet (Krizhevsky et al. 2012), GoogLeNet (Szegedy et al. 2015), LeNet-5 (LeCun et al. 1998),
+MobileNetV2 (Sandler et al. 2018) and SqueezeNet 1.0 (Iandola et al. 2016). MobileNetV2 has 1,000 classes, the
+others have ten. The networks follow the papers and the parameter counts that were published with the
+measurements (UbiquitousLearning, Benchmark-On-Device-Training @752659f). The count for GoogLeNet differs: it
+has 6.0 million parameters here, but 6.8 million there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Branches(nn.Module):
-    """Applies several parts to one input and concatenates their outputs along the channels."""
+    """Applies several submodules to one input and concatenates their outputs along the channels."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -26,7 +27,7 @@ class Branches(nn.Module):
 
 
 class Residual(nn.Sequential):
-    """Adds the input to the output of the layers."""
+    """A sequence of layers whose input is added to its output."""
 
     def forward(self, input: Tensor) -> Tensor:
         made: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
@@ -42,7 +43,7 @@ def _halve(padding: int = 1) -> nn.MaxPool2d:
 
 
 def lenet() -> nn.Module:
-    """LeNet-5 for images of 28 × 28 × 1.
+    """Create LeNet-5 for images of 28 × 28 × 1.
 
     >>> sum(p.numel() for p in lenet().parameters())
     349980
@@ -52,7 +53,7 @@ def lenet() -> nn.Module:
 
 
 def alexnet() -> nn.Module:
-    """AlexNet for images of 224 × 224 × 3, without its split into two halves, with one hidden layer.
+    """Create AlexNet for images of 224 × 224 × 3, not split into two halves and with one hidden layer.
 
     >>> round(sum(p.numel() for p in alexnet().parameters()) / 1e6)
     30
@@ -76,7 +77,7 @@ def _inception(inputs: int, one: int, three: tuple[int, int], five: tuple[int, i
 
 
 def googlenet() -> nn.Module:
-    """GoogLeNet for images of 224 × 224 × 3, without auxiliary classifiers.
+    """Create GoogLeNet for images of 224 × 224 × 3, without auxiliary classifiers.
 
     >>> round(sum(p.numel() for p in googlenet().parameters()) / 1e6, 2)
     5.98
@@ -105,7 +106,7 @@ def _fire(inputs: int, squeezed: int, expanded: int) -> nn.Module:
 
 
 def squeezenet() -> nn.Module:
-    """SqueezeNet 1.0 for images of 224 × 224 × 3.
+    """Create SqueezeNet 1.0 for images of 224 × 224 × 3.
 
     >>> round(sum(p.numel() for p in squeezenet().parameters()) / 1e6, 2)
     0.74
@@ -131,7 +132,7 @@ def _inverted(inputs: int, outputs: int, stride: int, expansion: int) -> nn.Modu
 
 
 def mobilenet_v2() -> nn.Module:
-    """MobileNetV2 for images of 224 × 224 × 3.
+    """Create MobileNetV2 for images of 224 × 224 × 3.
 
     >>> sum(p.numel() for p in mobilenet_v2().parameters())
     3504872
@@ -153,7 +154,7 @@ MNN: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
     "Squeezenet": (squeezenet, (3, 224, 224)),
     "GoogLenet": (googlenet, (3, 224, 224)),
 }
-"""Networks and their image shapes, by the names used in the measurements."""
+"""Networks and the shapes of their images, keyed by the names used in the measurements."""
 
 NAMED = {make.__name__: (make, shape) for make, shape in MNN.values()}
-"""The networks of `MNN` by the names of their functions."""
+"""The networks in `MNN`, keyed by the names of the functions that create them."""

@@ -1,8 +1,8 @@
 """A client's training by the user's own function, ``train(model, examples, context)``.
 
-``model`` holds the downloaded w_k at the start and the trained y at the end. `ClientExamples` are the
-client's examples; `Context` describes the trip and counts its steps, which pace the device. Examples:
-docs/clients.md.
+``model`` contains the downloaded parameters w_k at the start and the trained parameters y at the end.
+`ClientExamples` are the examples of the client; `Context` describes the trip (download, training and upload)
+and counts its steps, which determine the time on the device. docs/clients.md contains example functions.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Context:
     """One trip of one client: its identifiers, its inputs, and the count of its steps.
 
     ``client``, ``trip`` and ``version`` are whole numbers, ``rule`` is the experiment's ``[training]`` table,
-    ``criterion(outputs, targets)`` is the experiment's loss, and ``rng`` is the trip's own numpy generator
-    (torch is also seeded for the trip). ``start`` is w_k and ``vectors`` are the strategy's broadcast
-    vectors: float32 of shape (size,), read-only. Vectors written to ``send[name]`` are sent with the update.
-    ``kept[name]`` is the client's state between trips; a change takes effect once the server accepts the
-    update.
+    ``criterion(outputs, targets)`` is the experiment's loss, and ``rng`` is a numpy generator for this trip
+    (torch is also seeded for the trip). ``start`` is w_k, and ``vectors`` are the vectors that the strategy
+    broadcasts; all are read-only and float32 of shape (size,). Vectors written to ``send[name]`` are sent
+    with the update. ``kept[name]`` is a vector that the client keeps between trips; a change takes effect
+    once the server accepts the update.
     """
 
     def __init__(
@@ -69,39 +69,40 @@ class Context:
         self.vectors = {name: _read_only(vector) for name, vector in given.vectors.items()}
         self.send, self.kept = given.send, given.kept
         self.metrics: dict[str, float] = {}
-        """Values passed to `log`."""
+        """The values that were passed to `log`, keyed by name."""
         self.steps = 0
         """Number of steps recorded so far."""
         self.examples = 0
         """Number of examples used in these steps."""
         self.counted: int | None = None
-        """Number of examples by which a strategy weights the update; None: all of the client's examples."""
+        """Number of examples by which a strategy weights the update; None if all the client's examples
+        count."""
         self.stopped: BaseException | None = None
-        """Exception that ended the trip from outside: the task was cancelled, or the device lacks memory."""
+        """Exception with which edgefl ended the trip: the task was cancelled, or the device lacks memory."""
         self._sizes, self._done = sizes, done
         self._loss, self._weight = 0.0, 0
 
     @property
     def left(self) -> int:
-        """Number of steps left in this trip."""
+        """Number of steps that are left in this trip."""
         return len(self._sizes) - self.steps
 
     @property
     def loss(self) -> float:
-        """Mean of the losses passed to `step`, weighted by examples; NaN without any."""
+        """Mean of the losses passed to `step`, weighted by examples; NaN if none was passed."""
         return self._loss / self._weight if self._weight else math.nan
 
     def step(self, examples: int, loss: float | Tensor | None = None) -> bool:
         """Record one step on this number of examples; return True while the trip has steps left.
 
-        Under the wall clock this waits until the device would have finished the step. It raises an exception
-        if the task was cancelled. It raises `TrainingError` if the trip has no steps left: ``[training]``
-        limits their number, and so do strategies that end trips at a given time.
+        Under the wall clock, the call waits until the device would have finished the step. It raises an
+        exception if the task was cancelled, and `TrainingError` if the trip has no steps left: ``[training]``
+        limits the number of steps, and so do strategies that end trips at a given time.
         """
         count = operator.index(examples)
         if count < 1:
             raise ValueError(f"step: examples must be at least 1 (got {count})")
-        if self.stopped is not None:  # the function caught the exception and continued
+        if self.stopped is not None:  # the user's function caught the exception and continued
             raise self.stopped
         if self.left <= 0:
             raise TrainingError(
@@ -117,7 +118,10 @@ class Context:
         return self.left > 0
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Record metrics of this trip. The last value of a name is kept; non-finite values become NaN."""
+        """Record metrics of this trip; a later value replaces an earlier one of the same name.
+
+        Values that are not finite become NaN.
+        """
         for name, value in metrics.items():
             figure = _figure(value)
             self.metrics[name] = figure if math.isfinite(figure) else math.nan
@@ -128,7 +132,8 @@ class Context:
             )
 
     def finish(self) -> None:
-        """Record the declared steps that the function did not make: the device spends their time anyway."""
+        """Account for the declared steps that the function did not take: the device spends their time
+        anyway."""
         for size in self._sizes[self.steps :]:
             self._account(size)
 
@@ -142,7 +147,7 @@ class Context:
 
 
 class ClientExamples:
-    """A client's examples, as torch tensors."""
+    """The examples of a client, as torch tensors."""
 
     def __init__(
         self,
@@ -159,18 +164,19 @@ class ClientExamples:
 
     @cached_property
     def x(self) -> Tensor:
-        """All inputs, of shape (n, *input_shape)."""
+        """All inputs, as a tensor of shape (n, *input_shape)."""
         return self._tensors_of(self._rows)[0]
 
     @cached_property
     def y(self) -> Tensor:
-        """All labels, of shape (n, …)."""
+        """All labels, as a tensor of shape (n, …)."""
         return self._tensors_of(self._rows)[1]
 
     def batches(self, size: int | None = None, epochs: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of ``size`` (default: ``training.batch_size``) in a new seeded order each epoch.
+        """Yield batches of ``size`` (default: ``training.batch_size``), in a new seeded order in each epoch.
 
-        The batches end after ``epochs``, or when the trip has no steps left. Call `Context.step` after each.
+        There are no more batches after ``epochs``, or when the trip has no steps left. Call `Context.step`
+        after each batch.
         """
         context = self._context
         size, epoch = size or context.rule.batch_size, 0
@@ -190,7 +196,7 @@ class ClientExamples:
 
 
 class CustomTrainer:
-    """Trains ``flat`` in place with the user's ``function``, which error messages call ``name``.
+    """Trains a model in place with the user's ``function``, which error messages refer to as ``name``.
 
     >>> from torch import nn, optim
     >>> def train(model, examples, context):
@@ -235,10 +241,11 @@ class CustomTrainer:
         steps: int | None = None,
         rule: LocalRule | None = None,
     ) -> TrainResult:
-        """Run one trip from the model's current state on the examples ``rows`` of ``x`` and ``y``.
+        """Run one trip from the model's current state, on the examples in ``rows`` of ``x`` and ``y``.
 
-        ``done`` and ``steps`` are as in `edgefl.learning.train.Trainer.run`; ``rule`` overrides the trainer's
-        rule. If the function fails, raises a `TrainingError` that names the function and the line.
+        ``done`` and ``steps`` are as in `edgefl.learning.train.Trainer.run`; ``rule`` replaces the rule of
+        the trainer. If the function fails, the method raises a `TrainingError` that names the function and
+        the line.
         """
         flat, rule, device = self._flat, rule or self._rule, self._flat.vector.device
         sizes = list(rule.batches(len(rows), steps))
@@ -251,7 +258,7 @@ class CustomTrainer:
                 with torch_seed(int(rng.integers(2**63)), device):
                     self._call(ClientExamples(x, y, rows, context, self._tensors), context)
                 self._gather()
-            finally:  # the next trip in this process may be another client's
+            finally:  # the next trip in this process may belong to another client
                 flat.restore()
                 set_grad_enabled(True)
                 set_default_dtype(float32)
@@ -276,12 +283,12 @@ class CustomTrainer:
             self._function(self._flat.module, examples, context)
         except MemoryError:
             raise
-        except BaseException as error:  # sys.exit or KeyboardInterrupt would end the process
+        except BaseException as error:  # also SystemExit and KeyboardInterrupt, which would end the process
             if error is not context.stopped:
                 raise raised(self._function, self._name, error) from error
             raise
         finally:
-            if os.getpid() != process:  # the function forked: the copy of the client must end here
+            if os.getpid() != process:  # the function forked, and the copy of the client must end here
                 os._exit(0)
         if context.stopped is not None:  # the function suppressed the exception
             raise context.stopped
@@ -306,7 +313,7 @@ def check_function(function: Any, name: str) -> None:
 
 
 def raised(function: Any, name: str, error: BaseException) -> TrainingError:
-    """Return a one-line error for a failure in the user's function, with file and line number."""
+    """Return a one-line error for a failure in the user's function, with the file name and line number."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
     frame = next((one for one in reversed(frames) if one.filename == file), frames[-1])
@@ -316,7 +323,8 @@ def raised(function: Any, name: str, error: BaseException) -> TrainingError:
 
 
 def _place(function: Any) -> str:
-    """Return " (FILE:LINE)" of a function's definition; "" for a callable without code."""
+    """Return the place where a function is defined, as " (FILE:LINE)"; "" for a callable without Python
+    code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
 

@@ -1,9 +1,10 @@
 """Load data sets by name, or from the user's own function.
 
-Files are searched in ``data.path``. Without it they are searched in ``$EDGEFL_DATA`` or, if that is not set,
-in ``$XDG_CACHE_HOME/edgefl/data`` (``~/.cache/edgefl/data``), and then in Debian's folder of data sets. In
-each folder, the data set's own subfolder is searched first. Without ``data.path`` and ``$EDGEFL_DATA``,
-missing files of MNIST, FashionMNIST and CIFAR-10 are downloaded (`edgefl.learning.download`).
+Files are searched for in ``data.path``. If this is not set, they are searched for in ``$EDGEFL_DATA`` or, if
+this is not set either, in ``$XDG_CACHE_HOME/edgefl/data`` (by default ``~/.cache/edgefl/data``), and then in
+Debian's folder of data sets. In each folder, the data set's own subfolder is searched first. If neither
+``data.path`` nor ``$EDGEFL_DATA`` is set, missing files of MNIST, FashionMNIST and CIFAR-10 are downloaded
+(`edgefl.learning.download`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = ["NAMES", "Dataset", "Images", "load_data"]
 
 NAMES = ("arrays", "digits", "diabetes", "mnist", "fashion-mnist", "cifar-10", "leaf")
 DEBIAN = Path("/usr/share/datasets")
-"""Folder of Debian's data packages, such as dataset-fashion-mnist."""
+"""Folder into which Debian's packages of data sets, such as dataset-fashion-mnist, are installed."""
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw"),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
@@ -51,7 +52,7 @@ FOLDERS = {
     "leaf": ("leaf",),
 }
 SPLIT_HERE = ("digits", "diabetes")
-"""Data sets without a published split into training and test examples."""
+"""Data sets that were published without a split into training and test examples."""
 IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
 FILES = {
     "mnist": f"{IDX_FILES} (or .gz)",
@@ -62,12 +63,13 @@ FILES = {
 
 
 def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Dataset:
-    """Load the data set named in ``[data]``, with a random sample of ``max_examples`` training examples.
+    """Load the data set named in ``[data]``.
 
-    A function ``"my_module:load"`` is called as ``load(spec=…, seed=…)`` and returns a `Dataset`, or four
-    arrays (train_x, train_y, test_x, test_y), whose targets are classes, tokens or floats (`Targets`).
-    ``search_path`` contains the folder of the experiment file. Raises `ConfigError` for an unknown name, a
-    missing or invalid file, or a user's function that fails or returns invalid data.
+    ``max_examples`` limits the training examples to a random sample of this size. A function
+    ``"my_module:load"`` is called as ``load(spec=…, seed=…)`` and returns a `Dataset`, or the four arrays
+    (train_x, train_y, test_x, test_y), whose targets are classes, tokens or floats (`Targets`).
+    ``search_path`` contains the folder of the experiment file. Raises `ConfigError` if the name is unknown,
+    if a file is missing or invalid, or if a user's function fails or returns invalid data.
 
     >>> data = load_data(Data(name="digits", max_examples=100), seed=0)
     >>> len(data.train_x), len(data.train_y), len(data.test_x), data.classes
@@ -146,14 +148,17 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
 
 
 def _given(spec: Data) -> str:
-    """Return the name of the setting that gives the data's folder; "" if files may be downloaded."""
+    """Return the name of the setting that specifies the folder of the data; "" if files may be downloaded."""
     return "data.path" if spec.path is not None else "EDGEFL_DATA" if os.environ.get("EDGEFL_DATA") else ""
 
 
 def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
-    """Return the folders to search. A relative ``data.path`` is resolved against the search path and cwd."""
+    """Return the folders to search.
+
+    A relative ``data.path`` is resolved against the search path and the current directory.
+    """
     if spec.path is not None:
-        path = Path(os.path.expanduser(spec.path))  # Path.expanduser raises for an unknown user
+        path = Path(os.path.expanduser(spec.path))  # Path.expanduser raises an error for an unknown user
         return list(dict.fromkeys((folder / path).resolve() for folder in (*search_path, Path.cwd())))
     if home := os.environ.get("EDGEFL_DATA"):
         return [Path(os.path.expanduser(home)), DEBIAN]
@@ -167,7 +172,10 @@ def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:
 
 
 def _validating(dataset: Dataset, fraction: float, evaluate_on: str) -> Dataset:
-    """Move validation examples out of the training part; they replace the test examples if requested."""
+    """Move validation examples out of the training part.
+
+    They replace the test examples if ``evaluate_on`` is "validation".
+    """
     if (count := len(dataset.train_y)) < 2:
         raise ConfigError(f"data.validation_fraction: needs two training examples or more, got {count}")
     order = stream(0, "validation").permutation(count)
@@ -177,7 +185,7 @@ def _validating(dataset: Dataset, fraction: float, evaluate_on: str) -> Dataset:
 
 
 def _with_train_rows(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
-    """Restrict the training part to these rows, in the order of the file."""
+    """Restrict the training part to these rows, which stay in the order of the file."""
     rows, x = np.sort(rows), dataset.train_x
     few: Examples = x.take(rows) if isinstance(x, Images | Tokens) else np.asarray(x[rows])
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -185,7 +193,7 @@ def _with_train_rows(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
 
 
 def _checked(got: Any, name: str) -> Dataset:
-    """Convert a user's data to a consistent `Dataset`, or raise `ConfigError`."""
+    """Convert data from a user to a consistent `Dataset`; raise `ConfigError` if this is impossible."""
     if isinstance(got, tuple | list) and len(got) == 4:
         parts = _parts(name, *got)
         data = Dataset.of(name, parts, _classes(parts))
@@ -210,7 +218,10 @@ def _parts(name: str, x: Any, y: Any, test_x: Any, test_y: Any) -> tuple[tuple[A
 
 
 def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
-    """Return one more than the largest class, or the largest token of inputs and targets; None for floats."""
+    """Return the number of classes, or None if the targets are floats.
+
+    It is one more than the largest class, or one more than the largest token in inputs and targets.
+    """
     targets = [y for _, y in parts]
     if targets[0].dtype.kind == "f":
         return None
@@ -219,18 +230,18 @@ def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
 
 
 def _tokens(x: Any) -> NDArray[Any]:
-    """Return the inputs' tokens; an empty array for images and floats."""
+    """Return the tokens of inputs, or an empty array if the inputs are images or floats."""
     raw = x.raw if isinstance(x, Tokens) else x
     return raw if isinstance(raw, np.ndarray) and raw.dtype.kind in "iu" else np.zeros(0, np.int64)
 
 
 def _check_part(data: Dataset, part: str, x: Examples, y: Targets) -> None:
-    """Raise `ConfigError` if inputs and targets of one ``part`` contradict each other or the data set."""
+    """Raise `ConfigError` if the inputs and targets of a part contradict each other or the data set."""
     if len(x) != len(y):
-        raise ConfigError(f"{part}_x has {len(x)} rows, {part.rpartition(' ')[2]}_y has {len(y)}")
+        raise ConfigError(f"{part}_x has {len(x)} rows, but {part.rpartition(' ')[2]}_y has {len(y)}")
     held, shape, classes = x[:1].shape[1:], tuple(data.input_shape), data.classes
     if held != shape:
-        raise ConfigError(f"{part}_x has examples of shape {held}, input_shape is {shape}")
+        raise ConfigError(f"{part}_x has examples of shape {held}, but input_shape is {shape}")
     if (y.dtype.kind == "f") != (classes is None) or y.shape[1:] != data.target_shape:
         kind = "floats" if classes is None else f"whole numbers in [0, {classes})"
         raise ConfigError(
@@ -242,7 +253,7 @@ def _check_part(data: Dataset, part: str, x: Examples, y: Targets) -> None:
 
 
 def _check_owners(owners: Any, examples: int, name: str) -> None:
-    """Raise `ConfigError` unless owners hold one whole number for each training example."""
+    """Raise `ConfigError` unless ``owners`` contains one whole number for each training example."""
     if isinstance(owners, np.ndarray) and owners.dtype.kind in "iu" and owners.shape == (examples,):
         return
     got = (
@@ -274,7 +285,7 @@ def _inputs(values: Any, name: str, part: str) -> Any:
     """Convert floats to float32 and whole numbers (tokens) to int64; return `Examples` unchanged."""
     if isinstance(values, Images | Tokens):
         return values
-    inputs = np.asarray(values, order="C")  # models flatten a batch with view(), which needs this order
+    inputs = np.asarray(values, order="C")  # models flatten a batch with view(), which requires C order
     if inputs.ndim < 2 or inputs.dtype.kind not in "fiu":
         raise ConfigError(
             f"data.name: {name!r}: {part} must be numbers of shape (n, ...) "
@@ -286,7 +297,7 @@ def _inputs(values: Any, name: str, part: str) -> Any:
 def _finite(values: NDArray[Any], name: str, part: str) -> NDArray[np.float32]:
     with np.errstate(all="ignore"):
         floats: NDArray[np.float32] = values.astype(np.float32, copy=False)
-        finite = np.isfinite(floats.sum(dtype=np.float64))  # unlike isfinite(floats), allocates no array
+        finite = np.isfinite(floats.sum(dtype=np.float64))  # unlike isfinite(floats), this allocates no array
     if not finite:
         raise ConfigError(
             f"data.name: {name!r}: {part} must be finite float32 numbers (got NaN or an infinite one)"

@@ -1,4 +1,4 @@
-"""Examples in memory: stored as in the files, converted to float32 one batch at a time."""
+"""Examples in memory, which are stored as in the files and converted to float32 one batch at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Bytes = NDArray[np.uint8]
 
 
 class Examples(Protocol):
-    """Inputs by row number: a numpy array, or an object that creates an array of the requested rows."""
+    """Inputs that are indexed by row: a numpy array, or an object that creates an array of the requested
+    rows."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, rows: Any, /) -> NDArray[Any]: ...
@@ -23,7 +24,8 @@ class Examples(Protocol):
 class Images:
     """Images stored as uint8 of shape (n, channels, height, width); indexing returns (x/top − mean)/std.
 
-    Float32 copies would take four times the memory, including the resident memory of each forked client.
+    Copies in float32 would need four times as much memory, including the resident memory of each forked
+    client.
 
     >>> images = Images(np.full((2, 1, 1, 2), 255, np.uint8), top=255, mean=[0.5], std=[0.25])
     >>> images[np.array([1])].tolist()
@@ -54,12 +56,13 @@ class Images:
         return batch
 
     def take(self, rows: NDArray[np.int64] | slice) -> Images:
-        """Return some of the images, still as bytes (a copy, unless ``rows`` is a slice)."""
+        """Return the images in ``rows``, still stored as bytes; they are a copy unless ``rows`` is a
+        slice."""
         return Images(self.raw[rows], top=self.top, mean=self.mean, std=self.std)
 
 
 class Tokens:
-    """Token numbers, stored in the smallest sufficient integer type; indexing returns int64.
+    """Tokens as whole numbers, stored in the smallest integer type that suffices; indexing returns int64.
 
     >>> Tokens(np.array([[3, 1], [0, 2]], np.uint8))[np.array([1])]
     array([[0, 2]])
@@ -82,23 +85,24 @@ class Tokens:
         return chosen
 
     def take(self, rows: NDArray[np.int64] | slice) -> Tokens:
-        """Return some of the rows, still in the small integer type."""
+        """Return the tokens in ``rows``, still stored in the same integer type."""
         return Tokens(self.raw[rows])
 
 
 Labels: TypeAlias = NDArray[np.int64]
 Targets: TypeAlias = NDArray[Any]
-"""Classes int64 (n,), tokens int64 (n, length), or numbers float32 (n, *target_shape)."""
+"""Classes as int64 of shape (n,), tokens as int64 of shape (n, length), or numbers as float32 of shape
+(n, *target_shape)."""
 Part: TypeAlias = tuple[Examples, Targets]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Training and test examples: inputs and targets by row.
+    """Training and test examples; each row of the inputs belongs to the same row of the targets.
 
     ``train_x`` and ``test_x`` are float32 arrays of shape (n, *input_shape), int64 arrays of tokens, or
-    `Images` or `Tokens`, which create such arrays for requested rows. Targets (`Targets`) are one class per
-    example or per token, each in [0, classes), or float numbers: then ``classes`` is None.
+    `Images` or `Tokens` objects, which create such arrays for the requested rows. Targets (`Targets`) are one
+    class per example or per token, each in [0, classes), or float numbers, in which case ``classes`` is None.
     """
 
     name: str
@@ -109,7 +113,8 @@ class Dataset:
     classes: int | None
     input_shape: tuple[int, ...]
     owners: Labels | None = None
-    """For each training example, its user's number (for the partition ``natural``); None without users."""
+    """Number of the user to whom each training example belongs, for the partition ``natural``; None if the
+    data set has no users."""
 
     @classmethod
     def of(
@@ -122,7 +127,7 @@ class Dataset:
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """Shape of one example's target; () for a class."""
+        """Shape of the target of one example; () if the target is a class."""
         return self.train_y.shape[1:]
 
     @property
@@ -132,12 +137,12 @@ class Dataset:
 
     @property
     def labels(self) -> Labels | None:
-        """Class of each training example; None for other targets."""
+        """Class of each training example; None if the targets are not one class per example."""
         return None if self.classes is None or self.target_shape else self.train_y
 
     @property
     def targets(self) -> str:
-        """Text for messages that describes the targets."""
+        """Description of the targets, for messages."""
         if self.labels is not None:
             return "classes"
         return f"{'float' if self.classes is None else 'token'} targets of shape {self.target_shape}"

@@ -1,8 +1,8 @@
 """Download published data sets into the cache folder, and check the SHA-256 of each file.
 
-The addresses of MNIST and FashionMNIST are those that torchvision uses; that of CIFAR-10 is its publisher's.
-``EDGEFL_OFFLINE=1`` forbids downloads; ``EDGEFL_MIRROR=http://host/folder`` replaces the addresses by
-``http://host/folder/NAME/FILE``.
+MNIST and FashionMNIST are downloaded from the addresses that torchvision uses, and CIFAR-10 from the site of
+its publisher. ``EDGEFL_OFFLINE=1`` forbids downloads. ``EDGEFL_MIRROR=http://host/folder`` replaces the
+addresses with ``http://host/folder/NAME/FILE``.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from edgefl.learning.published_sets import TEST_BATCH
 from edgefl.terminal import say
 
 SILENCE_S = 15.0
-"""A download ends with an error if the server sends nothing for this long."""
+"""A download fails if the server sends nothing for this number of seconds."""
 SLOWEST_BYTES_PER_S = 50_000
-"""Minimum speed of a download. It may take `SILENCE_S` longer than it would at this speed."""
+"""Minimum speed of a download, which may take `SILENCE_S` longer than it would at this speed."""
 PIECE = 1 << 16
 
 
 class NotDownloaded(Exception):
-    """The reason why files could not be downloaded."""
+    """Files could not be downloaded; the message states the reason."""
 
 
 class Source(NamedTuple):
-    """A data set on a server."""
+    """A published data set: its address on a server, and its files."""
 
     address: str
     files: dict[str, str]
-    """SHA-256 of each file."""
+    """SHA-256 of each file, keyed by the file's name."""
     megabytes: float
-    """Total size of the files."""
+    """Total size of the files, in megabytes."""
 
 
 SOURCES = {
@@ -85,8 +85,8 @@ def offline() -> bool:
 def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
     """Download the files of the data set ``name`` into ``folder``, unless another process has done so.
 
-    ``complete`` returns True if all files are there. A file gets its final name only after its checksum was
-    verified. Raises `NotDownloaded`.
+    ``complete`` returns True if all files are there. A file gets its final name only after its checksum has
+    been verified. Raises `NotDownloaded` if the download fails.
     """
     if offline():
         raise NotDownloaded("EDGEFL_OFFLINE is set")
@@ -110,7 +110,10 @@ def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
 
 
 def _checked(mirror: str) -> str:
-    """Return ``mirror``, the value of EDGEFL_MIRROR. Raises `NotDownloaded` if it is not an address."""
+    """Return the value of EDGEFL_MIRROR without a trailing slash.
+
+    Raises `NotDownloaded` if the value is not an address.
+    """
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(mirror)
         whole = parts.hostname and not re.search(r"[\s\x00-\x1f\x7f]", mirror)
@@ -121,7 +124,7 @@ def _checked(mirror: str) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that only one process at a time downloads into the folder."""
+    """Hold a lock on the folder, so that only one process at a time downloads into it."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
@@ -154,10 +157,10 @@ def _fetch(address: str, file: Path, sha256: str) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Write the archive's ``.bin`` files into ``folder``, without the archive's subfolders.
+    """Write the ``.bin`` files of the archive into ``folder``, ignoring the archive's subfolders.
 
-    The files get their final names after all have been written, the test batch last: a data set without its
-    test batch counts as incomplete and is downloaded again.
+    The files get their final names after all of them have been written. The test batch is renamed last,
+    because a data set without a test batch counts as incomplete and is downloaded again.
     """
     partials: dict[Path, Path] = {}
     try:

@@ -1,4 +1,4 @@
-"""Evaluation of a model: mean loss, accuracy for classes, and the user's own metrics."""
+"""Evaluation of a model: the mean loss, the accuracy if targets are classes, and the user's own metrics."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ Counts = NDArray[np.int64]
 KEY = "evaluation.function"
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MOST_COUNTED = 10_000
-"""Maximum number of classes for which results are counted by class: the counts must fit into a message."""
+"""Maximum number of classes for which results are counted by class; the counts must fit into a message."""
 
 
 class EvalResult(NamedTuple):
-    """Mean loss and accuracy, and the numbers of ``correct`` and of all examples by class, int64[classes].
+    """Mean loss, accuracy, and the numbers of correct examples and of all examples in each class.
 
-    ``accuracy`` is NaN if targets are not classes or the outputs are not logits for them. The counts are then
-    empty; they are also empty for tokens, and for more than `MOST_COUNTED` classes. ``metrics`` are the
-    result of the user's function; ``problem`` is the reason if that function returned none.
+    ``accuracy`` is NaN if the targets are not classes or the outputs are not logits for the classes. The
+    counts ``correct`` and ``total`` are int64[classes]; they are empty if there is no accuracy, if the
+    targets are tokens, or if there are more than `MOST_COUNTED` classes. ``metrics`` is the result of the
+    user's function; ``problem`` is the reason why that function returned no metrics.
     """
 
     loss: float
@@ -46,14 +47,14 @@ class EvalResult(NamedTuple):
     problem: str = ""
 
     def with_metrics(self, found: Mapping[str, float]) -> EvalResult:
-        """Add the user's metrics; ``loss`` and ``accuracy`` among them replace the result's own."""
+        """Add the user's metrics, which replace the loss and the accuracy if they include them."""
         own = {name: value for name, value in found.items() if name not in ("loss", "accuracy")}
         loss, accuracy = found.get("loss", self.loss), found.get("accuracy", self.accuracy)
         return self._replace(loss=loss, accuracy=accuracy, metrics=own)
 
 
 class OwnEvaluation:
-    """The user's ``evaluate(model, x, y)``, which returns a mapping of names to numbers."""
+    """The user's own function ``evaluate(model, x, y)``, which returns a mapping of names to numbers."""
 
     def __init__(self, name: str, search_path: Sequence[Path], seed: int) -> None:
         self._name = name
@@ -61,10 +62,10 @@ class OwnEvaluation:
         self._seed = int(stream(seed, "evaluation").integers(2**63))
 
     def measure(self, flat: FlatModel, x: Examples, y: NDArray[Any]) -> dict[str, float]:
-        """Call the function on the model in evaluation mode; return its finite metrics.
+        """Call the user's function on the model in evaluation mode; return the metrics that are finite.
 
         The function receives the first ``len(y)`` rows of ``x``, and ``y``, as tensors on the model's device.
-        Raises a one-line `ConfigError` if it fails or does not return a mapping of names to numbers.
+        If it fails or does not return a mapping of names to numbers, a `ConfigError` of one line is raised.
         """
         module, device, training = flat.module, flat.vector.device, flat.module.training
         flat.push()
@@ -91,7 +92,7 @@ class OwnEvaluation:
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
             self._refuse(f"names of 1 to {LONGEST_NAME} letters", repr(name)[:80])
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            if not isinstance(value, str | bytes):  # float() would parse these
+            if not isinstance(value, str | bytes):  # float() would parse strings and bytes
                 return float(value)
         self._refuse("numbers", f"{type(value).__name__} for {name!r}")
 
@@ -109,8 +110,9 @@ def evaluate(
 ) -> EvalResult:
     """Evaluate the model on the first ``len(y)`` rows of ``x``, ``batch`` examples at a time.
 
-    Uses evaluation mode and float32, whatever the training precision. ``classes`` is None for float targets.
-    Raises ValueError if there are no examples or a class is not in [0, classes).
+    The model is in evaluation mode and computes in float32, whatever the precision of the training.
+    ``classes`` is None for float targets. Raises ValueError if there are no examples or if a class is not in
+    [0, classes).
 
     >>> from torch import nn
     >>> flat = FlatModel(nn.Linear(2, 3)); flat.load(np.float32([0, 0, 0, 0, 0, 0, 1, 0, 0]))

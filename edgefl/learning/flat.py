@@ -1,4 +1,4 @@
-"""A module's parameters as views of one flat vector, so that one operation copies a whole model."""
+"""The parameters of a module as views of one flat vector, so that one operation copies a whole model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from edgefl.parameters.buffer import blocks
 
 
 class Entry(NamedTuple):
-    """One tensor of the layout: elements ``offset`` to ``offset + size`` of the vector, row-major."""
+    """One tensor of a model, stored row by row in the elements ``offset`` to ``offset + size`` of the
+    vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,14 +41,14 @@ class Entry(NamedTuple):
 
 
 class _Attributes:
-    """Snapshot of a module and its submodules: classes, attributes, parameters, buffers, hooks."""
+    """A snapshot of the classes, attributes, parameters, buffers and hooks of a module and its submodules."""
 
     def __init__(self, module: nn.Module) -> None:
         self._kinds = [(part, type(part)) for part in module.modules()]
         own = [vars(part) for part, _ in self._kinds]
         self._dicts = [*own, *(value for each in own for value in each.values() if isinstance(value, dict))]
         self._first = [each.copy() for each in self._dicts]
-        # Flat lists make the comparison fast: most trips change nothing.
+        # Flat lists make the comparison fast, since most trips change nothing.
         self._sizes = [*map(len, self._dicts)]
         self._full = [each for each in self._dicts if each]
         self._keys = [*chain.from_iterable(self._full)]
@@ -73,13 +74,14 @@ class FlatModel:
     The memory after the vector has room for ``vectors`` more vectors of the same size, at the offsets that
     `edgefl.parameters.buffer.blocks` defines.
 
-    The module works as before; only the memory of its tensors changes. The vector holds the trainable
-    parameters first (in the module's order), then frozen ones, then float buffers such as the running
-    statistics of batch normalisation. A parameter that is used twice is stored once. Integer buffers are not
-    in the vector; they are reset at the start of each training, so that no trip sees another's values.
+    The module works as before; only the memory of its tensors changes. The vector contains the trainable
+    parameters first (in the module's order), then the frozen parameters, then float buffers such as the
+    running statistics of batch normalisation. A parameter that is used twice is stored once. Integer buffers
+    are not in the vector; they are reset at the start of each training, so that no trip sees the values of
+    another trip.
 
-    Raises `ConfigError` for a module without trainable parameters, or with tensors that are not dense float32
-    on the CPU.
+    Raises `ConfigError` if the module has no trainable parameters, or if it has tensors that are not dense,
+    float32 and on the CPU.
 
     >>> flat = FlatModel(nn.Linear(3, 2))
     >>> flat.size, [(entry.name, entry.shape, entry.offset) for entry in flat.layout]
@@ -91,15 +93,15 @@ class FlatModel:
 
     module: nn.Module
     vector: Tensor
-    """The parameters, float32 of shape (size,)."""
+    """The parameters, as a float32 tensor of shape (size,)."""
     array: Floats
-    """The same memory as a numpy array; after `move` to another device, a copy in host memory."""
+    """The memory of ``vector`` as a numpy array; after `move` to another device, a copy in host memory."""
     whole: Floats
-    """``array``, followed by the memory for vectors."""
+    """``array``, followed by the memory for the additional vectors."""
     grad: Tensor
-    """Gradients of the trainable parameters, float32 of shape (trainable,)."""
+    """The gradients of the trainable parameters, as a float32 tensor of shape (trainable,)."""
     weights: Tensor
-    """Trainable part of the vector, float32 of shape (trainable,)."""
+    """The trainable part of the vector, as a float32 tensor of shape (trainable,)."""
     layout: tuple[Entry, ...]
     buffers: int
     """Number of elements in the module's float buffers, which are at the end of the vector."""
@@ -125,20 +127,20 @@ class FlatModel:
         self._bind(set(trainable))
 
     def _bind(self, trainable: Collection[str]) -> None:
-        """Make the module's tensors views of the vector, and their gradients views of ``grad``."""
+        """Turn the module's tensors into views of the vector, and their gradients into views of ``grad``."""
         self.weights = self.vector[: self.trainable]
         self.grad = torch.zeros_like(self.weights)
         self._places: list[tuple[nn.Module, Entry, Tensor, Tensor, bool]] = []
         self._gradients: list[tuple[str, Tensor, Tensor]] = []
         self._trained: list[Tensor] = []
-        """The trainable parameters' views of the vector."""
+        """For each trainable parameter, its view of the vector."""
         for entry in self.layout:
             tensor = _tensor(self.module, entry.name)
             tensor.data = view = self.vector[entry.part].view(entry.shape)
             owner = self.module.get_submodule(entry.name.rpartition(".")[0])
             self._places.append((owner, entry, tensor, view, tensor.requires_grad))
             if entry.name in trainable:
-                tensor.grad = None  # it may be on another device
+                tensor.grad = None  # the old gradient may be on another device
                 self._trained.append(view)
                 self._gradients.append((entry.name, tensor, self.grad[entry.part].view(entry.shape)))
         self.prepare()
@@ -153,11 +155,11 @@ class FlatModel:
         np.copyto(self.array, source)
 
     def move(self, device: torch.device) -> None:
-        """Compute on ``device`` from now on; `push` and `pull` copy the parameters from and to ``array``."""
+        """Move the model to ``device``; `push` and `pull` then copy the parameters from and to ``array``."""
         self._apart = True
         self.vector = self.vector.to(device, copy=True)
         self._fixed = [(name, first.to(device)) for name, first in self._fixed]
-        self.module.to(device)  # tensors outside the vector
+        self.module.to(device)  # this moves the tensors outside the vector
         self._bind([name for name, _, _ in self._gradients])
 
     def push(self) -> None:
@@ -171,7 +173,7 @@ class FlatModel:
             torch.from_numpy(self.array).copy_(self.vector)
 
     def prepare(self) -> None:
-        """Point the gradients at ``grad`` and reset the buffers that are not in the vector."""
+        """Use ``grad`` as the parameters' gradients, and reset the buffers that are not in the vector."""
         for _, parameter, gradient in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
@@ -180,17 +182,17 @@ class FlatModel:
                 self.module.get_buffer(name).copy_(first)
 
     def training_mode(self) -> None:
-        """Call `nn.Module.train` unless all submodules are in training mode; checking is faster."""
+        """Call `nn.Module.train` unless all submodules are in training mode; this check is faster."""
         if not all(module.training for module in self._modules):
             self.module.train()
 
     def discard_gradients(self) -> None:
-        """Let the next backward pass allocate the gradients, which is faster than adding to zeros."""
+        """Let the next backward pass allocate the gradients, which is faster than adding them to zeros."""
         for _, parameter, _ in self._gradients:
             parameter.grad = None
 
     def gather_gradients(self) -> None:
-        """Copy the gradients of the last backward pass to ``grad``; zeros for unused parameters."""
+        """Copy the gradients of the last backward pass to ``grad``, with zeros for unused parameters."""
         used = [(own, parameter.grad) for _, parameter, own in self._gradients if parameter.grad is not None]
         if len(used) < len(self._gradients):
             self.grad.zero_()
@@ -213,8 +215,9 @@ class FlatModel:
     def restore(self) -> None:
         """Restore the attributes that the module and its submodules had when this object was created.
 
-        Undoes removed, replaced or frozen tensors, added or removed layers and hooks, and changed training
-        flags; does not undo changes inside an object that an attribute holds, such as a list.
+        This restores tensors that were removed, replaced or frozen, layers and hooks that were added or
+        removed, and training flags that were changed. It does not undo changes inside an object to which an
+        attribute refers, such as a list.
         """
         self._attributes.restore()
         for _, _, tensor, view, trains in self._places:
@@ -234,10 +237,11 @@ class FlatModel:
             )
 
     def gather(self) -> None:
-        """Copy tensors that training moved to other memory back into the vector.
+        """Copy tensors that the training moved to other memory back into the vector.
 
         `torch.nn.utils.vector_to_parameters`, an assignment to ``parameter.data`` or a new `nn.Parameter`
-        moves a tensor. Raises `ConfigError` for a tensor that is missing or has another shape or dtype kind.
+        moves a tensor. Raises `ConfigError` if a tensor is missing, has another shape, or is not of a
+        floating-point type.
         """
         moved = []
         for entry, tensor, view in self._unbound():
@@ -247,12 +251,15 @@ class FlatModel:
                     f"left no floating-point tensor of shape {entry.shape} in {entry.name!r} "
                     f"(got {got.removeprefix('torch.')})"
                 )
-            moved.append((view, tensor.detach().clone()))  # it may overlap another tensor in the vector
+            moved.append((view, tensor.detach().clone()))  # a copy, since it may overlap another view
         for view, values in moved:
             view.copy_(values)
 
     def _unbound(self) -> Iterator[tuple[Entry, Tensor | None, Tensor]]:
-        """Yield entries whose tensor is not the expected view: entry, tensor (None if missing), view."""
+        """Yield each entry whose tensor is not the expected view of the vector.
+
+        Each item is the entry, the tensor (None if it is missing) and the expected view.
+        """
         for owner, entry, _, view, _ in self._places:
             tensor = getattr(owner, entry.leaf, None)
             if not isinstance(tensor, Tensor):
@@ -262,7 +269,7 @@ class FlatModel:
 
 
 def _columns(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the targets, and the gradients as dense tensors."""
+    """Split pairs of targets and gradients into two lists; the gradients become dense tensors."""
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for _, gradient in pairs]
     return [target for target, _ in pairs], dense
 
@@ -272,7 +279,11 @@ def _same_layout(tensor: Tensor, view: Tensor) -> bool:
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], ...]:
-    """Return the tensors of ``module``: trainable and frozen parameters, float buffers, and all others."""
+    """Return four groups of tensors in ``module``.
+
+    They are the trainable parameters, the frozen parameters, the persistent float buffers and all other
+    buffers.
+    """
     persistent = module.state_dict(keep_vars=True).keys()
     trainable: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
@@ -306,7 +317,7 @@ def _refuse(name: str, tensor: Tensor) -> None:
 
 
 def _refuse_overlap(tensors: dict[str, Tensor]) -> None:
-    """Raise `ConfigError` if two parameters share memory: in the vector they would be separate."""
+    """Raise `ConfigError` if two parameters share memory, because they would be separate in the vector."""
     ranges = []
     for name, tensor in tensors.items():
         if tensor.numel():

@@ -1,8 +1,8 @@
 """Use a Flower client in edgefl: ``training.function = "flower:my_app:client_fn"``, or a `ClientApp`.
 
-Each trip is one Flower train message, created and answered by Flower's own code. The model's arrays have the
-keys and order of ``state_dict()``; the reply holds the trained model. docs/flower.md lists what the app
-receives.
+For each trip (download, training and upload), Flower's own code creates one train message and answers it. The
+arrays of the model have the keys and the order of ``state_dict()``; the reply contains the trained model.
+docs/flower.md lists what the app receives.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from edgefl.toml import flat
 
 PREFIX = "flower:"
 EXAMPLES_KEY = "num-examples"
-"""Metric by which Flower's strategies weight replies."""
+"""Name of the metric by which Flower's strategies weight replies."""
 
 
 class Reply(NamedTuple):
-    """Trained arrays by key, number of training examples, and the client's metrics."""
+    """The trained arrays keyed by name, the number of training examples, and the client's metrics."""
 
     arrays: Mapping[str, NDArray[Any]]
     examples: object
@@ -40,10 +40,11 @@ class Reply(NamedTuple):
 
 
 class FlowerTraining:
-    """A training function that calls a Flower app; created once, called for each trip.
+    """A training function that calls a Flower app; it is created once and called for each trip.
 
-    ``name`` is the experiment's ``training.function``, ``folders`` are searched for the app's module, and
-    ``clients`` is the number of partitions. Raises `ConfigError` if Flower or the app is missing or invalid.
+    ``name`` is the value of ``training.function`` in the experiment, ``folders`` are searched for the app's
+    module, and ``clients`` is the number of partitions. Raises `ConfigError` if Flower or the app is missing
+    or invalid.
     """
 
     def __init__(self, name: str, folders: Sequence[Path], clients: int) -> None:
@@ -58,7 +59,7 @@ class FlowerTraining:
         if not isinstance(given, ClientApp):
             given = call(lambda: ClientApp(client_fn=given), name, "training.function")
         self._app, self._clients = given, clients
-        self.__module__ = app_name.partition(":")[0]  # so that errors name lines of the app's file
+        self.__module__ = app_name.partition(":")[0]  # so that errors refer to lines of the app's file
         self._run_config = run_config(sys.modules[self.__module__].__file__)
 
     def __call__(self, model: torch.nn.Module, examples: ClientExamples, context: Context) -> None:
@@ -81,11 +82,11 @@ class FlowerTraining:
 
     @property
     def _older(self) -> bool:
-        """True for a ``client_fn`` of the older API, whose messages have other keys."""
+        """True if the app is a ``client_fn`` of Flower's older API, whose messages use different keys."""
         return self._app._call is not None
 
     def _message(self, sent: Any, context: Context) -> Any:
-        """Create a train message like those of Flower's own strategies."""
+        """Create a train message like the messages of Flower's own strategies."""
         from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
 
         rule = context.rule
@@ -137,7 +138,7 @@ def _older_answer(content: Any) -> Reply:
 
 
 def _load(state: Mapping[str, torch.Tensor], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Copy arrays into the model: by key if the keys are the model's, otherwise in order."""
+    """Copy arrays into the model: by key if they have the keys of the model, otherwise in order."""
     if arrays.keys() != state.keys():
         arrays = dict(zip(state, arrays.values(), strict=False)) if len(arrays) == len(state) else {}
     for key, tensor in state.items():
@@ -159,7 +160,10 @@ def _count(examples: object) -> int | None:
 
 @contextmanager
 def _steps_accounted(examples: ClientExamples, context: Context) -> Iterator[None]:
-    """Record each step of a torch optimiser; if the app makes none, record all steps after it returns."""
+    """Record each step of a torch optimiser.
+
+    If the app takes no such step, all steps of the trip are recorded after the app has returned.
+    """
     sizes = context.rule.batches(len(examples), context.left)
 
     def made(*_: object) -> None:
@@ -177,7 +181,7 @@ def _steps_accounted(examples: ClientExamples, context: Context) -> Iterator[Non
 
 @contextmanager
 def _seeded(rng: np.random.Generator) -> Iterator[None]:
-    """Seed Python's and numpy's global generators, which apps use, and restore their state at the end."""
+    """Seed the global generators of Python and numpy, which apps use, and restore their state at the end."""
     before, numpys = random.getstate(), np.random.get_state()
     random.seed(int(rng.integers(2**63)))
     np.random.seed(int(rng.integers(2**32)))
@@ -189,7 +193,8 @@ def _seeded(rng: np.random.Generator) -> Iterator[None]:
 
 
 def run_config(module: str | None) -> dict[str, Any]:
-    """Return the app's ``[tool.flwr.app.config]``, flattened as Flower does; {} without one."""
+    """Return the table ``[tool.flwr.app.config]`` of the app, flattened as Flower does; {} if there is
+    none."""
     for folder in Path(module or "").resolve().parents:
         try:
             app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]

@@ -1,8 +1,8 @@
 """Partitioners of Flower Datasets: ``data.partition = "flwr:NAME"``, with ``data.partition_args``.
 
-A separate process runs the partitioner and writes the rows of all clients to a file in the cache folder,
-because the threads of Flower Datasets would not survive the fork of clients. Later processes and runs with
-the same examples, clients, seed and arguments read the file.
+The partitioner runs in a separate process, because the threads of Flower Datasets would not survive the fork
+of clients. The process writes the row numbers of all clients to a file in the cache folder. Later processes
+and runs with the same examples, clients, seed and arguments read this file.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from edgefl.learning.own_process import end, run_module
 
 PREFIX = "flwr:"
 LABEL, ROW = "label", "row"
-"""Columns of the table that is partitioned: the class, if examples have one, and the row number."""
+"""Names of the columns in the table to partition: the class, if each example has one, and the row number."""
 Rows = NDArray[np.int64]
 
 
 def flower_rows(
     name: str, arguments: Mapping[str, Any], targets: Targets, clients: int, rng: np.random.Generator
 ) -> list[Rows]:
-    """Return the row numbers of each client: client i has partition i of the partitioner ``name``.
+    """Return the row numbers of each client: client i gets partition i of the Flower partitioner ``name``.
 
-    Clients have the order of the fleet's profiles, so if partitions grow with i, the last profiles get the
-    most examples (docs/models.md). The partitioner divides the rows in an order drawn from ``rng``. This
-    function sets its number of partitions, its column of classes and its seed, unless ``arguments`` does.
-    Raises `ConfigError` if the package is missing, if the partitioner rejects its arguments, or if it makes
-    another number of partitions.
+    Clients are in the order of the fleet's device profiles, so if partitions grow with i, the last profiles
+    get the most examples (docs/models.md). The partitioner divides the rows in an order drawn from ``rng``.
+    Unless ``arguments`` contains them, this function sets the partitioner's number of partitions, its column
+    of classes and its seed. Raises `ConfigError` if the package is not installed, if the partitioner rejects
+    its arguments, or if it does not make one partition per client.
     """
     order = rng.permutation(len(targets))
     request = {
@@ -61,7 +61,8 @@ def flower_rows(
 def divide(request: Mapping[str, Any], partitioners: Any, table: Any) -> bytes:
     """Return the content of the cache file: the rows and the size of each partition of ``table``.
 
-    Raises `ConfigError` if there is no such partitioner, or if it makes another number of partitions.
+    Raises `ConfigError` if Flower Datasets has no partitioner of the requested name, or if the partitioner
+    does not make one partition per client.
     """
     base, name, clients = partitioners.Partitioner, request["name"], request["clients"]
     kinds = {
@@ -76,16 +77,16 @@ def divide(request: Mapping[str, Any], partitioners: Any, table: Any) -> bytes:
     made: Any = kinds[name](**{key: given[key] for key in given if key in takes} | request["arguments"])
     made.dataset = table
     if made.num_partitions != clients:
-        raise ConfigError(f"makes {made.num_partitions} partitions, the fleet has {clients} clients")
+        raise ConfigError(f"makes {made.num_partitions} partitions, but the fleet has {clients} clients")
     parts = [np.asarray(made.load_partition(client)[ROW], np.int64) for client in range(clients)]
     sizes = np.array([len(part) for part in parts], np.int64)
     return save({"rows": np.concatenate(parts), "sizes": sizes})
 
 
 def write(file: Path) -> None:
-    """Read a request from standard input, divide its rows, and write the result to ``file``.
+    """Read a request from standard input, partition its rows, and write the result to ``file``.
 
-    Raises `ConfigError`, and the package's own errors.
+    Raises `ConfigError`, and any errors that the package itself raises.
     """
     try:
         import datasets

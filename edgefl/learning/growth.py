@@ -1,4 +1,4 @@
-"""The number of examples that a client has on each trip, if its local data grow during the run."""
+"""The number of examples that a client has on each trip, if the client's data grow during the run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from edgefl.seeds import stream
 
 
 class GrowingData:
-    """Numbers of examples by client and trip; ``final`` is each client's number n_k after all growth.
+    """The number of examples that each client has on each trip; ``final`` is each client's final number n_k.
 
-    On trip t (the first is 0) client k has ⌈min(1, start + t·r_k)·n_k⌉ examples, at least one. Its rate r_k
-    is drawn uniformly from [``least_per_trip``, ``most_per_trip``] by the experiment's seed.
+    On trip t (the first trip is 0) client k has ⌈min(1, start + t·r_k)·n_k⌉ examples, but at least one. The
+    rate r_k is drawn uniformly from [``least_per_trip``, ``most_per_trip``] with the experiment's seed.
 
     >>> grows = GrowingData([40], Growth(start=0.5, least_per_trip=0.125, most_per_trip=0.125), seed=1)
     >>> [grows.held(0, trip) for trip in range(6)]
@@ -25,7 +25,7 @@ class GrowingData:
         self._rates: dict[int, float] = {}
 
     def held(self, client: int, trip: int) -> int:
-        """Return the number of the client's examples on its trip number ``trip``."""
+        """Return the number of examples that the client has on a trip, where the first trip is 0."""
         growth, final = self._growth, self.final[client]
         if growth is None:
             return final

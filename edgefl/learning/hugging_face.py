@@ -1,4 +1,4 @@
-"""Images with classes from the Hugging Face hub: ``data.name = "hf:NAME"`` or ``"hf:NAME:CONFIG"``.
+"""Images with classes from the Hugging Face Hub: ``data.name = "hf:NAME"`` or ``"hf:NAME:CONFIG"``.
 
 A separate process downloads the data set with the package ``datasets`` and converts it to a file of arrays in
 the cache folder, because the threads of that package would not survive the fork of clients. Later runs read
@@ -30,16 +30,16 @@ from edgefl.terminal import say
 
 PREFIX = "hf:"
 LABELS = ("label", "labels", "fine_label")
-"""Possible names of the column of classes."""
+"""Possible names of the column that contains the classes."""
 TESTS = ("test", "validation", "valid")
-"""Possible names of the split on which the model is measured."""
+"""Possible names of the split on which the model is evaluated."""
 
 
 def load_from_hub(name: str) -> Dataset:
-    """Load the data set ``name``, which starts with `PREFIX`; pixels are standardised by channel.
+    """Load the data set ``name``, which starts with `PREFIX`; pixels are standardised for each channel.
 
     If the data set has no test split, the test part is empty. Raises `ConfigError` if the data set cannot be
-    fetched, or does not have images with classes.
+    downloaded, or does not consist of images with classes.
     """
     file = _file_of(name)
     if not file.is_file():
@@ -58,7 +58,8 @@ def load_from_hub(name: str) -> Dataset:
 
 
 def _file_of(name: str) -> Path:
-    """Return the cache file of a data set, which is different for each name and each local folder."""
+    """Return the path of the cache file for a data set; it is different for each name and each local
+    folder."""
     path, colon, configuration = name.removeprefix(PREFIX).partition(":")
     if not path:
         raise ConfigError(f"data.name {name!r}: no name after {PREFIX!r}, expected one such as 'hf:cifar10'")
@@ -69,7 +70,8 @@ def _file_of(name: str) -> Path:
 
 
 def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
-    """Return the mean and the standard deviation of each channel; 1 in place of a deviation of 0."""
+    """Return the mean and the standard deviation of each channel; a standard deviation of 0 is replaced by
+    1."""
     values, means, stds = np.arange(256) / 255, [], []
     for channel in range(images.shape[1]):
         rows = (images[start : start + 1000, channel].ravel() for start in range(0, len(images), 1000))
@@ -80,7 +82,8 @@ def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
 
 
 def convert(splits: Mapping[str, Any]) -> bytes:
-    """Return the cache file's content. Raises `ConfigError` if the splits hold no images with classes."""
+    """Return the content of the cache file; raise `ConfigError` if the splits contain no images with
+    classes."""
     if "train" not in splits:
         raise ConfigError(f"must have a split 'train', got {', '.join(splits)}")
     features = splits["train"].features
@@ -106,8 +109,8 @@ def convert(splits: Mapping[str, Any]) -> bytes:
 def _pixels(pictures: Sequence[Any], like: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
     """Return images as uint8 of shape (n, channels, height, width).
 
-    All must have the size of the images in ``like``, or without it that of the first picture. Raises
-    `ConfigError` for another size.
+    All pictures must have the size of the images in ``like``, or of the first picture if ``like`` is None.
+    Raises `ConfigError` if a picture has another size.
     """
     if like is None:
         first = pictures[0]
@@ -119,14 +122,17 @@ def _pixels(pictures: Sequence[Any], like: NDArray[np.uint8] | None) -> NDArray[
     for row, picture in enumerate(pictures):
         if (picture.height, picture.width) != shape[1:]:
             got = f"{picture.height}×{picture.width} and {shape[1]}×{shape[2]}"
-            raise ConfigError(f"images must have one size, got {got}")
+            raise ConfigError(f"images must all have the same size, got {got}")
         pixels = np.asarray(picture.convert(mode), np.uint8)
         found[row] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
     return found
 
 
 def fetch(name: str, file: Path) -> None:
-    """Fetch the data set ``name`` and write ``file``. Raises `ConfigError`, and the package's own errors."""
+    """Download the data set ``name`` and write it to ``file``.
+
+    Raises `ConfigError`, and any errors that the package itself raises.
+    """
     try:
         import datasets
     except ModuleNotFoundError:

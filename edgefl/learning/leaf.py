@@ -1,4 +1,6 @@
-"""Data sets in the format of the LEAF benchmark (Caldas et al. 2018, arXiv:1812.01097): JSON files by user.
+"""Data sets in the format of the LEAF benchmark: JSON files of examples per user.
+
+LEAF is by Caldas et al. 2018 (arXiv:1812.01097). The files are:
 
     FOLDER/train/*.json, FOLDER/test/*.json
     {"users": [NAME, …], "num_samples": [COUNT, …], "user_data": {NAME: {"x": […], "y": […]}, …}}
@@ -6,7 +8,7 @@
 The first example determines the kind of data:
 
 =============  ====================================  ========================================  =======
-first ``x``    as in                                 becomes                                   classes
+first ``x``    as in                                 is converted to                           classes
 =============  ====================================  ========================================  =======
 784 numbers    FEMNIST                               an image of 1×28×28                       62
 other numbers  the synthetic data                    a vector                                  max + 1
@@ -15,9 +17,9 @@ a file's name  CelebA: pictures beside the JSON      a photo of 3 × ``data.imag
 a string       Shakespeare: 80 letters               its letters; the label is the next one    80
 =============  ====================================  ========================================  =======
 
-The user of every training example is recorded, so that ``partition = "natural"`` can give each client one
-user's data. All files are loaded before a run starts; if a data set does not fit in memory, sample it with
-LEAF's own script.
+The user of every training example is recorded, so that ``partition = "natural"`` can assign the data of one
+user to each client. All files are loaded before a run starts; if a data set does not fit in memory, sample it
+with LEAF's own script.
 """
 
 from __future__ import annotations
@@ -43,13 +45,14 @@ MOST_BYTES = 4 << 30
 Labels = NDArray[np.int64]
 
 WORDS = 25
-"""Words per tweet, as in LEAF. Shorter tweets are padded in front (LEAF: at the end), so that the last input
-of a recurrent network is a word."""
+"""Number of words per tweet, as in LEAF. Shorter tweets are padded in front, so that the last input of a
+recurrent network is a word; LEAF pads them at the end."""
 VOCABULARY = 10_000
-"""Number of words with a token of their own: the most frequent in the training tweets (FedBuff's B.1)."""
+"""Number of words that have a token of their own: the words that are most frequent in the training tweets, as
+in appendix B.1 of FedBuff."""
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 MOST_LABELS = 100_000
-"""Labels must be below this bound if the number of classes is not known in advance."""
+"""Upper bound of the labels (exclusive), if the number of classes is not known in advance."""
 LETTERS = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
 """The 80 characters of LEAF's Shakespeare data."""
 PHOTO = re.compile(r"[\w-]+\.(jpg|jpeg|png)", re.IGNORECASE)
@@ -57,18 +60,20 @@ _WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
 class Kind:
-    """One of the kinds of data in the table above."""
+    """A kind of data set, such as images or tweets; the table in the module's documentation lists all
+    kinds."""
 
     name: str
     classes: int | None = None
-    """Number of classes; None: one more than the largest label."""
+    """Number of classes; None if it is one more than the largest label."""
 
     def parse(self, values: list[Any], where: str) -> Any:
-        """Check and convert one user's inputs."""
+        """Check and convert the inputs of one user; ``where`` names the file and the user in error
+        messages."""
         raise NotImplementedError
 
     def labels(self, values: list[Any], where: str) -> Labels:
-        """Check and convert one user's labels: whole numbers, which may be written as 1.0 or "1"."""
+        """Check and convert the labels of one user: whole numbers, which may be written as 1.0 or "1"."""
         top = MOST_LABELS if self.classes is None else self.classes
         numbers = []
         for value in values:
@@ -110,7 +115,7 @@ class Numbers(Kind):
 
 
 def _images(parts: list[NDArray[np.float32]]) -> Examples:
-    """Join images, and convert them to bytes if that is lossless: LEAF writes a byte k as k/255."""
+    """Join images, and convert them to bytes if this loses nothing: LEAF writes a byte k as k/255."""
     rows = np.concatenate(parts).reshape(-1, 1, 28, 28)
     levels = np.rint(rows * np.float32(255.0))
     if rows.min() >= 0.0 and rows.max() <= 1.0 and float(np.abs(rows * 255.0 - levels).max()) < 1e-3:
@@ -119,7 +124,7 @@ def _images(parts: list[NDArray[np.float32]]) -> Examples:
 
 
 class Tweets(Kind):
-    """Tweets as token numbers: the most frequent training words, numbered by frequency."""
+    """Tweets as tokens: the most frequent words of the training tweets, numbered in order of frequency."""
 
     name = "sent140"
     classes = 2
@@ -146,7 +151,7 @@ class Tweets(Kind):
 
 
 class Lines(Kind):
-    """Lines of text as numbers, one per character; the label is the next character."""
+    """Lines of text as tokens, one token per character; the label is the next character."""
 
     name = "shakespeare"
     classes = len(LETTERS)
@@ -179,14 +184,16 @@ class Lines(Kind):
 
 
 PHOTO_FOLDERS = ("raw/img_align_celeba", "img_align_celeba", "images")
-"""Folders of the pictures, beside ``train`` and ``test``; LEAF uses the first."""
+"""Possible folders of the pictures, which are beside ``train`` and ``test``; LEAF uses the first of them."""
 HALF = (0.5, 0.5, 0.5)
 
 
 class Photos(Kind):
-    """Square photos of ``size`` pixels: the shorter side is scaled to ``size``, the longer one cropped.
+    """Square photos of ``size`` × ``size`` pixels.
 
-    Pixels are normalised with mean and standard deviation 0.5. FedBuff (B.1) uses a size of 32; LEAF uses 84.
+    The shorter side of a photo is scaled to ``size`` pixels, and the longer side is then cropped. Pixel
+    values are normalised with a mean and a standard deviation of 0.5. FedBuff (B.1) uses a size of 32, and
+    LEAF uses 84.
     """
 
     name = "celeba"
@@ -213,7 +220,7 @@ class Photos(Kind):
         return first, second
 
     def _picture(self, file: Path, where: str) -> NDArray[np.uint8]:
-        from PIL import Image  # imported only for photos: every client is forked from this process
+        from PIL import Image  # imported only for photos, because every client is forked from this process
 
         try:
             with Image.open(file) as photo:
@@ -247,14 +254,15 @@ _user = msgspec.json.Decoder(_User)
 
 
 def find_leaf(folder: Path) -> list[Path] | None:
-    """Return [``folder``] if it holds LEAF's two folders, each with at least one JSON file."""
+    """Return [``folder``] if it contains LEAF's two folders, each with at least one JSON file; else None."""
     return [folder] if all(any((folder / split).glob("*.json")) for split in SPLITS) else None
 
 
 def load_leaf(folder: Path, image_size: int) -> Dataset:
-    """Load the data set from the folder that `find_leaf` returned; photos get ``image_size`` pixels per side.
+    """Load the data set from the folder that `find_leaf` returned.
 
-    Raises a one-line `ConfigError` naming the file and the user if a file is not in LEAF's format.
+    Photos are converted to squares of ``image_size`` pixels per side.
+    If a file is not in LEAF's format, raises a `ConfigError` of one line that names the file and the user.
     """
     kind: Kind | None = None
     examples: dict[str, list[Any]] = {split: [] for split in SPLITS}
@@ -276,7 +284,10 @@ def load_leaf(folder: Path, image_size: int) -> Dataset:
 
 
 def _users(folder: Path) -> Iterator[tuple[str, _User]]:
-    """Yield each user with examples, in file order: file and name for error messages, and the user's data."""
+    """Yield the users who have examples, in the order of the files.
+
+    Each item is a text with the file and the user's name, for error messages, and the user's data.
+    """
     seen: set[str] = set()
     for file in sorted(folder.glob("*.json")):
         found = _read(file)
@@ -310,7 +321,7 @@ def _read(file: Path) -> _File:
 
 
 def kind_of(first: Any, where: str, folder: Path, image_size: int) -> Kind:
-    """Return the kind of data, determined by the first example."""
+    """Return the kind of data, which the first example determines."""
     if isinstance(first, list) and first and all(type(item) in (int, float) for item in first):
         return Numbers(len(first))
     if isinstance(first, list) and len(first) == 5 and all(isinstance(item, str) for item in first):

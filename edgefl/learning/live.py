@@ -1,4 +1,7 @@
-"""Trace the memory of live tensors: storages from the operation that creates them until they are freed."""
+"""Trace the memory of live tensors.
+
+A tensor is live from the operation that creates its storage until the storage is freed.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from torch import Tensor
 _CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten.convolution_backward)
 
 LiveLines = tuple[tuple[float, float], ...]
-"""Pairs (bytes, bytes per example): a step's peak is the maximum of bytes + examples × bytes per example."""
+"""Pairs (bytes, bytes per example). The peak memory of a step is the maximum, over all pairs, of bytes +
+examples × bytes per example."""
 
 
 class LiveTensors:
-    """Bytes of live storages after each operation.
+    """Counts the bytes of live tensors after each operation.
 
-    ``known`` tensors, such as weights, are not counted. A storage counts from the first operation that
+    Tensors in ``known``, such as weights, are not counted. A storage counts from the first operation that
     creates or uses it until it is freed.
 
     >>> live = LiveTensors()
@@ -32,7 +36,7 @@ class LiveTensors:
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         self.line: list[int] = []
-        """Live bytes at each operation, including temporaries inside it."""
+        """Number of live bytes at each operation, including temporary memory inside the operation."""
         self._bytes = 0
         self._storages: dict[int, weakref.ref[Any] | None] = {}
         for tensor in known:
@@ -40,11 +44,12 @@ class LiveTensors:
 
     @property
     def bytes(self) -> int:
-        """Live bytes now."""
+        """Number of bytes that are live now."""
         return self._bytes
 
     def note(self, operation: Any, args: Sequence[Any], tensors: Iterable[Any]) -> None:
-        """Record an operation: ``tensors`` are its arguments and results, ``args`` the positional ones."""
+        """Record an operation with its positional arguments; ``tensors`` are all its arguments and
+        results."""
         for tensor in tensors:
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
@@ -54,7 +59,8 @@ class LiveTensors:
         self.line.append(self._bytes + _inside(operation, args))
 
     def release(self, tensor: Tensor) -> None:
-        """Stop counting a parameter's complete gradient, which is counted separately from other tensors."""
+        """Stop counting the complete gradient of a parameter, which is counted separately from other
+        tensors."""
         storage = tensor.untyped_storage()
         if self._storages.get(storage._cdata) is not None:
             self._storages[storage._cdata] = None
@@ -67,7 +73,8 @@ class LiveTensors:
 
 
 def _inside(operation: Any, args: Sequence[Any]) -> int:
-    """Return the bytes of a convolution's temporaries: oneDNN copies operands to another memory layout."""
+    """Return the temporary bytes of a convolution, since oneDNN copies its operands to another memory
+    layout."""
     if operation not in _CONVOLUTIONS:
         return 0
     operands = args[: 3 if operation is _CONVOLUTIONS[1] else 2]
@@ -75,10 +82,10 @@ def _inside(operation: Any, args: Sequence[Any]) -> int:
 
 
 def live_lines(low: Sequence[int], high: Sequence[int], batches: tuple[int, int]) -> LiveLines:
-    """Fit the live bytes of each operation as a line in the batch size, from traces at two batch sizes.
+    """Fit the live bytes of each operation as a linear function of the batch size, from traces at two sizes.
 
-    Return only the lines that are the highest at some batch size. If the two traces have different numbers of
-    operations, the result is the single line through their peaks.
+    Return only the lines that are highest at some batch size. If the two traces have different numbers of
+    operations, the result is the single line through the peaks of both.
 
     >>> live_lines([10, 40], [12, 40], (2, 4))
     ((40.0, 0.0), (8.0, 1.0))

@@ -1,8 +1,9 @@
-"""Losses: torch's by name, or the user's own function.
+"""Losses: torch's losses by name, or the user's own function.
 
-`cross_entropy`  takes logits (batch, *targets, classes) and classes: one per example or per token
-`mse`, `l1`, `huber`, `bce`  take outputs and float targets of one shape: torch.nn.functional's `mse_loss`,
-                 `l1_loss`, `huber_loss`, `binary_cross_entropy_with_logits`, each the mean over all numbers
+`cross_entropy`  takes logits of shape (batch, *targets, classes), and one class per example or per token
+`mse`, `l1`, `huber`, `bce`  take outputs and float targets of the same shape. They are `mse_loss`, `l1_loss`,
+                 `huber_loss` and `binary_cross_entropy_with_logits` of torch.nn.functional, and return the
+                 mean over all numbers
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ KEY = "training.loss"
 
 
 def make_loss(name: str, data: Dataset, search_path: Sequence[Path] = ()) -> Loss:
-    """Return the loss named by ``training.loss``: it maps a batch's outputs and targets to a scalar tensor.
+    """Return the loss named in ``training.loss``, which maps the outputs and targets of a batch to a scalar.
 
-    ``"my_module:loss"`` is called as ``loss(outputs, targets)`` with the model's outputs. Raises
-    `ConfigError` for an unknown name, or a loss that does not fit the targets of ``data``.
+    A function ``"my_module:loss"`` is called as ``loss(outputs, targets)`` with the outputs of the model.
+    Raises `ConfigError` if the name is unknown, or if the loss does not fit the targets of ``data``.
 
     >>> import numpy as np
     >>> x, y = np.zeros((4, 2), np.float32), np.ones((4, 1), np.float32)
@@ -53,7 +54,7 @@ def make_loss(name: str, data: Dataset, search_path: Sequence[Path] = ()) -> Los
     if (name == "cross_entropy") != (data.classes is not None):
         takes, other = ("classes", FLOAT_LOSSES) if name == "cross_entropy" else ("float targets", NAMES[:1])
         raise ConfigError(
-            f"{KEY}: {name!r} takes {takes}, data {data.name!r} has {data.targets}; "
+            f"{KEY}: {name!r} takes {takes}, but data {data.name!r} has {data.targets}; "
             f"use {', '.join(other)} or my_module:loss"
         )
     if name == "cross_entropy":
@@ -62,7 +63,8 @@ def make_loss(name: str, data: Dataset, search_path: Sequence[Path] = ()) -> Los
 
 
 def loss_on_zeros(loss: Loss, data: Dataset) -> Callable[[Any], Tensor]:
-    """Return the loss as a function of the outputs, with all-zero targets on the outputs' device."""
+    """Return the loss as a function of the outputs only; the targets are zeros on the device of the
+    outputs."""
     dtype = torch.from_numpy(data.train_y[:0]).dtype
 
     def of_outputs(outputs: Any) -> Tensor:
@@ -83,7 +85,7 @@ def _of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _of_one_shape(loss: Loss) -> Loss:
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.shape != targets.shape:  # torch would broadcast
+        if outputs.shape != targets.shape:  # torch would broadcast them
             raise ConfigError(
                 f"model: outputs must be of the targets' shape {tuple(targets.shape)} "
                 f"(got {tuple(outputs.shape)})"

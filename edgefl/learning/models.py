@@ -1,7 +1,8 @@
-"""Models by name, and the user's own.
+"""Models by name, and the user's own models.
 
-A model maps inputs, float32 of shape (batch, *input_shape) or tokens, to logits of shape (batch, classes).
-For float targets of k numbers, ``classes`` is k, and the outputs are predictions instead of logits.
+A model maps inputs, which are tokens or float32 of shape (batch, *input_shape), to logits of shape (batch,
+classes). If each target is k float numbers, ``classes`` is k, and the outputs are predictions instead of
+logits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Shape = tuple[int, ...]
 
 
 def mlp(input_shape: Shape, classes: int, *, hidden: Sequence[Any] = (64,)) -> nn.Module:
-    """Fully connected layers with ReLU between them; ``hidden`` are the widths of the hidden layers.
+    """Create fully connected layers with ReLU between them; ``hidden`` is the list of hidden widths.
 
     >>> sum(p.numel() for p in mlp((1, 8, 8), 10, hidden=[32]).parameters())
     2410
@@ -62,21 +63,22 @@ INPUTS: dict[str, tuple[Shape, int]] = {
     "lstm-sent140": ((25,), 2),
     "lstm-shakespeare": ((80,), 80),
 }
-"""Example shape and number of classes of the data that each model was published with."""
+"""Shape of an example, and number of classes, in the data with which each model was published."""
 TIMM = "timm:"
 OTHERS = ("my_module:make", "timm:NAME")
-"""Forms of the name of a user's own model and of a timm network."""
+"""How the name of a user's own model, and the name of a timm network, are written."""
 
 
 def make_model(
     spec: Model, input_shape: Shape, classes: int, seed: int, search_path: Sequence[Path] = ()
 ) -> nn.Module:
-    """Create the model named in ``[model]``, with initial weights drawn by ``seed``.
+    """Create the model named in ``[model]``, with initial weights drawn with ``seed``.
 
-    ``classes`` is the data's `Dataset.outputs`. A function ``"my_module:make"`` is called as
-    ``make(input_shape=…, classes=…, **args)`` and returns a `torch.nn.Module`; ``"timm:resnet18"`` is timm's
-    network of this name. torch's global random stream is unchanged. Raises `ConfigError` for an unknown model
-    or argument, or if the user's function is missing, fails or does not return a module.
+    ``classes`` is `Dataset.outputs` of the data set. A function ``"my_module:make"`` is called as
+    ``make(input_shape=…, classes=…, **args)`` and returns a `torch.nn.Module`; ``"timm:resnet18"`` stands for
+    the network of this name in timm. The global random stream of torch is unchanged. Raises `ConfigError` if
+    the model or an argument is unknown, or if the user's function is missing, fails or does not return a
+    module.
 
     >>> first = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
     >>> again = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
@@ -113,10 +115,10 @@ def model_to_trace(
 ) -> tuple[nn.Module, Shape]:
     """Create the model ``name``; return it and the shape of one example.
 
-    The default shape is that of the data with which the model was published (`INPUTS`). Tensors are created
-    on ``device``: by default on torch's meta device for a timm network, so that they use no memory, and on
-    the CPU for other models. Raises `ConfigError` like `make_model`, and for a user's own model without a
-    shape.
+    By default, the shape is that of the data with which the model was published (`INPUTS`). Tensors are
+    created on ``device``; by default this is torch's meta device for a timm network, so that its tensors need
+    no memory, and the CPU for other models. Raises `ConfigError` like `make_model`, and also for a user's own
+    model if no shape is given.
 
     >>> model_to_trace("cnn-femnist")[1]
     (1, 28, 28)
@@ -135,10 +137,10 @@ def model_to_trace(
 
 
 def timm_network(name: str, input_shape: Shape, classes: int, **args: Any) -> nn.Module:
-    """Create timm's network ``name`` for images of shape ``input_shape``; ``args`` are passed to timm.
+    """Create the network ``name`` of timm for images of shape ``input_shape``; ``args`` are passed to timm.
 
-    Raises `ConfigError` if timm is not installed or has no such network, or if the network rejects such
-    images.
+    Raises `ConfigError` if timm is not installed or has no network of this name, or if the network does not
+    accept images of this shape.
     """
     own = timm_input(name)
     arguments: dict[str, Any] = {"in_chans": input_shape[0], "num_classes": classes, **args}
@@ -154,7 +156,7 @@ def timm_network(name: str, input_shape: Shape, classes: int, **args: Any) -> nn
 
 
 def timm_input(name: str) -> Shape:
-    """Return the image shape for which the network was designed: channels, height, width."""
+    """Return the shape (channels, height, width) of the images for which a timm network was designed."""
     timm = _timm()
     if not timm.is_model(name):
         raise ConfigError(
@@ -175,8 +177,8 @@ def _timm() -> Any:
 def _imported() -> Any:
     """Import timm, even if torchvision's compiled operators do not match this torch.
 
-    timm imports torchvision, whose import then fails because its operators are missing. This function
-    declares their names to torch and imports timm again. No network here uses these operators.
+    timm imports torchvision, and this import fails if the operators of torchvision are missing. This function
+    then declares the names of the operators to torch and imports timm again. No network here uses them.
     """
     try:
         import timm
@@ -193,4 +195,5 @@ def _imported() -> Any:
 
 
 _KEPT: list[Any] = []
-"""Library objects that keep the declared operators alive: torch removes them when the object is deleted."""
+"""Library objects of the declared operators. They are kept because torch removes the operators when the
+object is deleted."""

@@ -1,4 +1,7 @@
-"""Networks from papers, for images (batch, channels, height, width) or int64 tokens (batch, length)."""
+"""Networks from papers.
+
+Their inputs are images of shape (batch, channels, height, width), or int64 tokens of shape (batch, length).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ Shape = tuple[int, ...]
 
 
 def cnn_fedbuff(input_shape: Shape, classes: int, *, width: int = 32, dropout: float = 0.1) -> nn.Module:
-    """FedBuff's four-layer CNN for CIFAR-10 and CelebA (Nguyen et al. 2022, B.1): LEAF's CNN with GroupNorm.
+    """Create FedBuff's CNN for CIFAR-10 and CelebA (Nguyen et al. 2022, B.1): LEAF's CNN with GroupNorm.
 
-    Four times: 3×3 convolution of ``width`` channels (stride 1, padding 2), GroupNorm with one channel per
-    group, ReLU, 2×2 max pool; then dropout and one linear layer. The paper does not give width, kernel and
-    groups; they are those of its simulator, FLSim. FLSim shares one GroupNorm among the four layers; here
-    each layer has its own. There are 31,786 parameters for 32×32×3 and ten classes.
+    The network consists of four blocks, a dropout and one linear layer. Each block is a 3×3 convolution with
+    ``width`` channels (stride 1, padding 2), a GroupNorm with one channel per group, a ReLU and a 2×2 max
+    pool. The paper does not state the width, the kernel size and the number of groups; the values here are
+    taken from its simulator, FLSim. FLSim uses one GroupNorm for all four blocks, whereas each block has its
+    own here. The network has 31,786 parameters for 32×32×3 images and ten classes.
 
     >>> sum(p.numel() for p in cnn_fedbuff((3, 32, 32), 10).parameters())
     31786
@@ -37,13 +41,14 @@ def cnn_fedbuff(input_shape: Shape, classes: int, *, width: int = 32, dropout: f
 def cnn_defedavg(
     input_shape: Shape, classes: int, *, channels: tuple[int, int] = (32, 64), hidden: int = 512
 ) -> nn.Module:
-    """DeFedAvg's CNN (Wang et al. 2024, §4.1.1): two 5×5 convolutions with 2×2 max pools, two linear layers.
+    """Create DeFedAvg's CNN: two 5×5 convolutions with 2×2 max pools, and two linear layers.
 
-    The convolutions are unpadded: only then is the input of the linear layers 1,024 numbers for 28×28×1
-    images and 1,600 for 32×32×3 images, as in the paper. The 582,026 parameters for 28×28×1 are 2.33 MB =
-    2.22 MiB (paper: 2.2 MB), and the 878,538 for 32×32×3 are 3.51 MB = 3.35 MiB (paper: 3.53 MB). The paper's
-    cost of a step, 17.0 and 31.4 MFLOP, is that of one example with four operations per multiply-add (4.27
-    and 7.83 million multiply-adds), not that of a batch of ten.
+    It is described in section 4.1.1 of Wang et al. 2024. The convolutions are unpadded, because only then the
+    linear layers have 1,024 inputs for 28×28×1 images and 1,600 inputs for 32×32×3 images, as in the paper.
+    The 582,026 parameters for 28×28×1 images need 2.33 MB = 2.22 MiB (2.2 MB in the paper), and the 878,538
+    parameters for 32×32×3 images need 3.51 MB = 3.35 MiB (3.53 MB in the paper). The cost of a step in the
+    paper, 17.0 and 31.4 MFLOP, is the cost of one example with four operations per multiply-add (4.27 and
+    7.83 million multiply-adds), not the cost of a batch of ten examples.
 
     >>> [sum(p.numel() for p in cnn_defedavg(s, 10).parameters()) for s in ((1, 28, 28), (3, 32, 32))]
     [582026, 878538]
@@ -58,11 +63,11 @@ def cnn_defedavg(
 
 
 def cnn_celeba(input_shape: Shape, classes: int, *, width: int = 32) -> nn.Module:
-    """LEAF's CNN for CelebA (Caldas et al. 2018), with GroupNorm instead of BatchNorm, as in FedBuff.
+    """Create LEAF's CNN for CelebA (Caldas et al. 2018), with GroupNorm instead of BatchNorm as in FedBuff.
 
-    Four times: 3×3 convolution of ``width`` channels (``same`` padding), GroupNorm with one channel per
-    group, 2×2 max pool that rounds odd sizes up, ReLU; then one linear layer. There are 31,202 parameters for
-    84×84×3 and two classes.
+    The network consists of four blocks and one linear layer. Each block is a 3×3 convolution with ``width``
+    channels (``same`` padding), a GroupNorm with one channel per group, a 2×2 max pool that rounds odd sizes
+    up, and a ReLU. The network has 31,202 parameters for 84×84×3 images and two classes.
 
     >>> sum(p.numel() for p in cnn_celeba((3, 84, 84), 2).parameters())
     31202
@@ -77,10 +82,10 @@ def cnn_celeba(input_shape: Shape, classes: int, *, width: int = 32) -> nn.Modul
 
 
 def cnn_femnist(input_shape: Shape, classes: int, *, hidden: int = 2048) -> nn.Module:
-    """LEAF's CNN for FEMNIST (Caldas et al. 2018): two convolutions with 2×2 max pools, two linear layers.
+    """Create LEAF's CNN for FEMNIST (Caldas et al. 2018): two convolutions with max pools, two linear layers.
 
-    The convolutions are 5×5 with ``same`` padding, and have 32 and 64 channels. There are 6,603,710
-    parameters for 28×28 and 62 classes.
+    The convolutions are 5×5 with ``same`` padding and have 32 and 64 channels; the max pools are 2×2. The
+    network has 6,603,710 parameters for 28×28 images and 62 classes.
 
     >>> sum(p.numel() for p in cnn_femnist((1, 28, 28), 62).parameters())
     6603710
@@ -93,7 +98,7 @@ def cnn_femnist(input_shape: Shape, classes: int, *, hidden: int = 2048) -> nn.M
 def _two_and_two(
     before: int, channels: tuple[int, int], latent: int, hidden: int, classes: int, padding: int | str = 0
 ) -> nn.Module:
-    """Two 5×5 convolutions, each with ReLU and a 2×2 max pool, and two linear layers."""
+    """Create a CNN of two 5×5 convolutions, each with a ReLU and a 2×2 max pool, and two linear layers."""
     layers: list[nn.Module] = []
     for one, after in pairwise((before, *channels)):
         layers += [nn.Conv2d(one, after, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
@@ -109,14 +114,14 @@ def cnn_groupnorm(
     hidden: int = 128,
     stages: int = 2,
 ) -> nn.Module:
-    """The CNNs of FedStaleWeight's experiments (Ma 2024, §6.2), as in its published benchmark.
+    """Create a CNN from FedStaleWeight's experiments (Ma 2024, §6.2), as in the published benchmark.
 
-    A stage is two 3×3 convolutions (``same`` padding), each followed by ReLU and GroupNorm with four channels
-    per group, then a 2×2 max pool and channel dropout (0.3 in the first stage, 0.5 in others). The
-    convolutions have 32, 64 or 128 channels in stage 1, 2 or 3. The stages are followed by a linear layer to
-    128 with ReLU, GroupNorm (32 groups) and dropout 0.5, and a linear layer to the classes. The benchmark
-    uses two stages for FashionMNIST (468,458 parameters on 28×28×1 images) and three for CIFAR-10 (551,722 on
-    32×32×3).
+    A stage consists of two 3×3 convolutions (``same`` padding), each followed by a ReLU and a GroupNorm with
+    four channels per group, and of a 2×2 max pool and channel dropout (0.3 in the first stage, 0.5 in the
+    others). The convolutions have 32, 64 and 128 channels in stages 1, 2 and 3. After the stages, there are a
+    linear layer with 128 outputs, a ReLU, a GroupNorm with 32 groups, a dropout of 0.5, and a linear layer
+    with one output per class. The benchmark uses two stages for FashionMNIST (468,458 parameters for 28×28×1
+    images) and three stages for CIFAR-10 (551,722 parameters for 32×32×3 images).
 
     >>> sum(p.numel() for p in cnn_groupnorm((1, 28, 28), 10).parameters())
     468458
@@ -145,14 +150,14 @@ def cnn_groupnorm(
 
 
 def _image(input_shape: Shape) -> int:
-    """Return the number of channels of an image."""
+    """Return the number of channels in an image of this shape."""
     if len(input_shape) != 3:
         raise ConfigError(f"model: a CNN needs images of shape (channels, height, width) (got {input_shape})")
     return input_shape[0]
 
 
 def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], times: int) -> int:
-    """Return the size of the feature map after ``shrink`` was applied ``times`` times to height and width."""
+    """Return the size of the feature map after ``shrink`` was applied to height and width ``times`` times."""
     _image(input_shape)
     sides = input_shape[1:]
     for _ in range(times):
@@ -163,7 +168,7 @@ def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], tim
 
 
 class _LastOutput(nn.Module):
-    """Embedding and stacked LSTM; returns the last layer's output after the last token."""
+    """An embedding and a stacked LSTM; the output is that of the last layer after the last token."""
 
     def __init__(self, tokens: int, embedding: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -185,12 +190,12 @@ def lstm_sent140(
     linear: int = 128,
     dropout: float = 0.1,
 ) -> nn.Module:
-    """FedBuff's tweet classifier (Nguyen et al. 2022, B.1): LEAF's model with more words and with dropout.
+    """Create FedBuff's classifier of tweets (Nguyen et al. 2022, B.1): LEAF's model, more words and dropout.
 
     The layers are an embedding of 10,000 words (and two more tokens, for padding and unknown words) in 300
-    dimensions, two LSTM layers of 100, dropout 0.1 between and after them, and linear layers to 128 and to
-    the classes. The paper uses the fixed embedding of GloVe; here the embedding is trained, since the data do
-    not include GloVe's vectors.
+    dimensions, two LSTM layers of width 100 with a dropout of 0.1 between and after them, a linear layer with
+    128 outputs, and a linear layer with one output per class. The paper uses the fixed embedding GloVe; here
+    the embedding is trained, since the data do not include the vectors of GloVe.
 
     >>> sum(p.numel() for p in lstm_sent140((25,), 2).parameters())
     3255386
@@ -206,7 +211,9 @@ def lstm_sent140(
 
 
 def lstm_shakespeare(input_shape: Shape, classes: int, *, embedding: int = 8, hidden: int = 256) -> nn.Module:
-    """LEAF's next-letter model (Caldas et al. 2018): an embedding of 8, two LSTMs of 256, a linear layer.
+    """Create LEAF's model that predicts the next letter (Caldas et al. 2018).
+
+    It consists of an embedding in 8 dimensions, two LSTM layers of width 256 and a linear layer.
 
     >>> sum(p.numel() for p in lstm_shakespeare((80,), 80).parameters())
     819920

@@ -1,4 +1,4 @@
-"""The work of a training or inference step, as data: amounts by class of operation."""
+"""The work of a training or inference step, as data: an amount for each class of operation."""
 
 from __future__ import annotations
 
@@ -8,58 +8,63 @@ import msgspec
 
 
 class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work of one step by class of operation: floating-point operations (a multiply-add is two) and bytes.
+    """Work of one step for each class of operation: floating-point operations and bytes.
 
-    Bytes are those of the tensors that an operation reads and writes. A view moves none.
+    A multiply-add counts as two operations. Bytes are the bytes of the tensors that an operation reads and
+    writes; an operation that returns a view moves no bytes.
 
     >>> StepWork(conv_flop=2.0, calls=1.0) + StepWork(matmul_flop=4.0).scaled(0.5)
     StepWork(conv_flop=2.0, ..., matmul_flop=2.0, ..., calls=1.0, ...)
     """
 
     conv_flop: float = 0.0
-    """Convolutions with kernels above 1 × 1, including grouped ones."""
+    """Floating-point operations of convolutions with kernels larger than 1 × 1, including grouped
+    convolutions."""
     thin_flop: float = 0.0
-    """Ungrouped convolutions with kernels above 1 × 1 and up to four input channels, such as those of a
-    network's first layer. So few channels do not fill vector registers."""
+    """Floating-point operations of ungrouped convolutions with kernels larger than 1 × 1 and at most four
+    input channels, for example in the first layer of a network. So few channels do not fill vector
+    registers."""
     pointwise_flop: float = 0.0
-    """1 × 1 convolutions."""
+    """Floating-point operations of 1 × 1 convolutions."""
     depthwise_flop: float = 0.0
-    """Forward pass of convolutions with groups of up to four input channels."""
+    """Floating-point operations in the forward pass of convolutions whose groups have at most four input
+    channels."""
     depthwise_backward_flop: float = 0.0
     matmul_flop: float = 0.0
-    """Matrix products, attention, and work that a module declares."""
+    """Floating-point operations of matrix products and attention, and operations that a module declares."""
     recurrent_flop: float = 0.0
-    """Matrix products in recurrent cells."""
+    """Floating-point operations of matrix products in recurrent cells."""
     depthwise_planes: float = 0.0
-    """Number of depthwise groups × number of images, summed over the forward pass and each gradient."""
+    """Number of depthwise groups times number of images, summed over the forward pass and each gradient."""
     conv_bytes: float = 0.0
-    """Bytes moved by convolutions. The fields below are the bytes moved by other kinds of operations."""
+    """Bytes that convolutions move. The following fields are the bytes that other kinds of operations
+    move."""
     matmul_bytes: float = 0.0
     norm_bytes: float = 0.0
     pool_bytes: float = 0.0
     elementwise_bytes: float = 0.0
-    """Bytes moved by all other operations."""
+    """Bytes that operations of no other kind move, such as elementwise operations."""
     copy_bytes: float = 0.0
     calls: float = 0.0
-    """Number of operations of any class."""
+    """Number of operations of all classes."""
     parameters: float = 0.0
     """Number of parameters that the step updates."""
 
     @property
     def flop(self) -> float:
-        """Floating-point operations of all classes."""
+        """Number of floating-point operations of all classes."""
         return sum(value for name, value in self._items() if name.endswith("_flop"))
 
     @property
     def bytes(self) -> float:
-        """Bytes moved by operations of all classes."""
+        """Number of bytes that operations of all classes move."""
         return sum(value for name, value in self._items() if name.endswith("_bytes"))
 
     def __add__(self, other: StepWork) -> StepWork:
         return StepWork(**{name: value + getattr(other, name) for name, value in self._items()})
 
     def scaled(self, factor: float) -> StepWork:
-        """Return the work of ``factor`` such steps."""
+        """Return the work of this step multiplied by ``factor``."""
         return StepWork(**{name: value * factor for name, value in self._items()})
 
     def _items(self) -> Iterator[tuple[str, float]]:
@@ -67,7 +72,7 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class BatchWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of one step as a function of its batch size.
+    """Work of one step as a function of the batch size.
 
     >>> BatchWork(fixed=StepWork(calls=3.0), per_example=StepWork(conv_flop=2.0)).at(10).conv_flop
     20.0
@@ -76,10 +81,11 @@ class BatchWork(msgspec.Struct, frozen=True, kw_only=True):
     fixed: StepWork
     per_example: StepWork
     live: tuple[tuple[float, float], ...] = ()
-    """Pairs (bytes, bytes per example) of lines whose maximum is `live_bytes`; empty without a trace."""
+    """Pairs (bytes, bytes per example) of linear functions whose maximum is `live_bytes`; empty if memory was
+    not traced."""
 
     def live_bytes(self, batch: float) -> float:
-        """Return the peak of live bytes in a step: batch, activations and temporaries.
+        """Return the peak memory of a step in bytes: the batch, activations and temporary tensors.
 
         >>> BatchWork(fixed=StepWork(), per_example=StepWork(), live=((40.0, 0.0), (8.0, 1.0))).live_bytes(50)
         58.0

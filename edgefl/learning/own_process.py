@@ -1,4 +1,4 @@
-"""Run packages whose threads would not survive the fork of clients, each in a process of its own."""
+"""Run packages in separate processes, if their threads would not survive the fork of clients."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edgefl.terminal import say
 def run_module(
     module: str, *arguments: str, about: str, text: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run ``python -m module`` with ``text`` as its standard input and additional environment variables.
+    """Run ``python -m module`` with ``text`` as its standard input and with additional environment variables.
 
-    If the process fails, raises `ConfigError` with ``about`` and the last line that it printed.
+    If the process fails, raises a `ConfigError` that contains ``about`` and the last line that it printed.
     """
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -31,7 +31,8 @@ def run_module(
 
 
 def end(work: Callable[[], None]) -> int:
-    """Call ``work`` and return the process's exit code; if ``work`` fails, print one line with the reason."""
+    """Call ``work`` and return the exit code for the process; if ``work`` fails, print the reason in one
+    line."""
     try:
         work()
     except (ConfigError, RunError) as error:

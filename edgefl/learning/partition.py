@@ -1,30 +1,32 @@
 """Partition of the training examples among clients.
 
-`iid`        an even random split.
-`dirichlet`  as in Hsu et al. 2019 and FedBuff: every client holds the same number of examples (± 1), with
-             class shares drawn from Dirichlet(α · p), where p are the classes' shares in the data. Examples
-             are drawn without replacement; when a class is used up, the client gets more examples of its
-             other classes, in proportion to their shares.
+`iid`        examples are split evenly and at random.
+`dirichlet`  as in Hsu et al. 2019 and FedBuff, every client holds the same number of examples (± 1), with
+             class shares drawn from Dirichlet(α · p), where p contains the share of each class in the data.
+             Examples are drawn without replacement; when a class is used up, the client gets more examples
+             of its other classes, in proportion to their shares.
 `shards`     every client holds ``classes_per_client`` different classes; every class is held by equally many
              clients (± 1) and split evenly among them, as in DeFedAvg with two classes per client.
-`by-device`  the clients of a profile named in ``labels`` hold the labels listed there; each label is split
-             evenly, at random, among all clients that hold it. Clients of other profiles hold the labels
-             that ``labels`` does not contain, or all labels if it contains every label. This split is used
-             in FedStaleWeight's experiment (§6.2).
+`by-device`  the clients of a device profile named in ``labels`` hold the labels listed there; each label is
+             split evenly, at random, among all clients that hold it. Clients of other profiles hold the
+             labels that ``labels`` does not contain, or all labels if it contains every label. This split is
+             used in FedStaleWeight's experiment (§6.2).
 
 `natural`    each client holds the examples of one user of the data set; users are drawn at random if there
              are more users than clients. LEAF's data sets have users.
 
-`flwr:Partitioner`  a partitioner of Flower Datasets (``flower_partition``); client i holds its partition i.
+`flwr:Partitioner`  a partitioner of Flower Datasets divides the examples (``flower_partition``); client i
+             holds partition i.
 
-`my_module:split`  the user's function, called as ``split(labels=…, profiles=…, rng=…)``. It returns an array
-             of row numbers for each client in ``profiles``, drawn with the generator ``rng``. Clients may
-             share rows, so that a fleet may be larger than the data set.
+`my_module:split`  the user's function is called as ``split(labels=…, profiles=…, rng=…)``. It returns an
+             array of row numbers for each client in ``profiles``, drawn with the generator ``rng``. Several
+             clients may hold the same rows, so that a fleet may be larger than the data set.
 
-Every client gets at least one example and, except with a user's function, no example is held twice. All
-examples are assigned, except those of users without a client and those of labels that no client may hold.
-There are such labels with ``shards`` if ``classes_per_client`` times the number of clients is less than the
-number of classes, and with ``by-device`` if ``labels`` contains every profile but not every label.
+Every client holds at least one example and, except with a user's function, no example is held twice. All
+examples are assigned, except the examples of users to whom no client is assigned and the examples of labels
+that no client may hold. There are such labels with ``shards`` if ``classes_per_client`` times the number of
+clients is less than the number of classes, and with ``by-device`` if ``labels`` contains every profile but
+not every label.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ Rows = NDArray[np.int64]
 
 
 class Parts(LazySequence[Rows]):
-    """Row numbers of all clients in one int64 array: client 0 has the first ``sizes[0]`` rows, and so on.
+    """The row numbers of all clients in one int64 array: client 0 has the first ``sizes[0]`` rows, and so on.
 
     >>> parts = Parts(np.array([7, 4, 2]), np.array([2, 1])).ascending()
     >>> parts[0], parts.sizes, parts.owners
@@ -61,13 +63,13 @@ class Parts(LazySequence[Rows]):
 
     @classmethod
     def of(cls, parts: Sequence[NDArray[Any]]) -> Parts:
-        """Create parts from one array of whole numbers per client."""
+        """Create a partition from one array of row numbers per client."""
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
         return cls(np.concatenate(parts, dtype=np.int64, casting="unsafe"), sizes)
 
     @classmethod
     def evenly(cls, rows: Rows, clients: int) -> Parts:
-        """Split ``rows`` into consecutive parts of equal size; the first ones get the remainder."""
+        """Split ``rows`` into consecutive parts of equal size; the first parts get the remaining rows."""
         each, more = divmod(len(rows), clients)
         sizes = np.full(clients, each)
         sizes[:more] += 1
@@ -75,11 +77,11 @@ class Parts(LazySequence[Rows]):
 
     @property
     def owners(self) -> Rows:
-        """The client that holds each of ``rows``."""
+        """For each of ``rows``, the client that holds it."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def ascending(self) -> Parts:
-        """Return the parts with each client's rows sorted."""
+        """Return the same partition with the rows of each client in ascending order."""
         first = self.owners * (int(self.rows.max(initial=0)) + 1)
         return Parts(np.sort(first + self.rows) - first, self.sizes)
 
@@ -99,11 +101,11 @@ def partition(
     owners: Rows | None = None,
     search_path: Sequence[Path] = (),
 ) -> Parts:
-    """Assign row numbers to clients: a sorted int64 array for each client in ``profiles``.
+    """Assign rows to clients; return a sorted int64 array of row numbers for each client in ``profiles``.
 
-    ``targets`` are the targets of the training examples, and ``owners`` are the examples' users, for
-    ``natural``. Raises `ConfigError` if the requested split is impossible, such as a split by classes if the
-    targets are not classes.
+    ``targets`` are the targets of the training examples, and ``owners`` contains the user of each example,
+    for ``natural``. Raises `ConfigError` if the requested split is impossible, for example a split by classes
+    of targets that are not classes.
 
     >>> held = partition(Data(), np.arange(10) % 2, ["pi-4"] * 3, classes=2, seed=0)
     >>> [len(rows) for rows in held], sorted(np.concatenate(held).tolist()) == list(range(10))
@@ -131,7 +133,7 @@ def partition(
         case by_classes:
             if classes is None or targets.ndim > 1:
                 raise ConfigError(
-                    f"data.partition: {by_classes!r} needs one class per example, these targets are "
+                    f"data.partition: {by_classes!r} needs one class per example, but these targets are "
                     f"{targets.dtype} of shape {targets.shape[1:]}; use iid or natural"
                 )
             parts = _by_classes(spec, targets, profiles, classes, rng)
@@ -139,9 +141,10 @@ def partition(
 
 
 def hold_out(parts: Sequence[Rows], fraction: float, seed: int) -> tuple[Parts, Parts]:
-    """Split each client's rows into training and test rows; at least one of each if it has two or more.
+    """Split the rows of each client into training and test rows.
 
-    The choice depends only on the seed and the client's number. Rows stay sorted.
+    Unless ``fraction`` is 0, a client with two or more rows has at least one row of each kind. The choice
+    depends only on the seed and the client's index. Rows stay sorted.
 
     >>> train, test = hold_out([np.arange(10), np.array([7])], 0.3, seed=0)
     >>> [len(rows) for rows in (*train, *test)], sorted([*train[0], *test[0]]) == list(range(10))
@@ -177,7 +180,7 @@ def _own(
     rng: np.random.Generator,
     search_path: Sequence[Path],
 ) -> Parts:
-    """Call the user's split function and check the result."""
+    """Call the user's own split function and check its result."""
     split = load_attribute(name, "data.partition", search_path)
     arguments = {"labels": targets, "profiles": list(profiles), "rng": rng}
     try:
@@ -188,9 +191,10 @@ def _own(
 
 
 def _checked(name: str, parts: Sequence[NDArray[Any]], targets: Targets, profiles: Sequence[str]) -> Parts:
-    """Return the parts, sorted. Raises `ConfigError` unless each client has one, with one or more rows.
+    """Check that each client has at least one row; return the rows of each client in ascending order.
 
-    The rows of a part must be distinct rows of the data.
+    Raises `ConfigError` if the number of parts is not the number of clients, or if the rows of a part are not
+    distinct rows of the data.
     """
     if len(parts) != len(profiles):
         raise ConfigError(
@@ -239,7 +243,7 @@ def _dirichlet(
     quotas = np.full(clients, len(labels) // clients)
     quotas[rng.permutation(clients)[: len(labels) % clients]] += 1
     parts: list[Rows] = [np.empty(0, np.int64)] * clients
-    # The last client gets the remaining examples, so the order must not follow the device profiles.
+    # The last client gets the remaining examples, so clients must not be in the order of device profiles.
     for client in rng.permutation(clients):
         shares = np.zeros(classes)
         shares[present] = rng.dirichlet(prior)
@@ -252,7 +256,10 @@ def _dirichlet(
 
 
 def _draw(shares: NDArray[np.float64], left: Rows, quota: int, rng: np.random.Generator) -> Rows:
-    """Draw a client's number of examples per class: ``quota`` in all, by ``shares``, at most ``left``."""
+    """Draw the number of examples that a client gets from each class, according to ``shares``.
+
+    The client gets ``quota`` examples in total, and at most ``left[c]`` from class c.
+    """
     counts = np.zeros_like(left)
     while (need := quota - int(counts.sum())) > 0:
         free = left - counts
@@ -271,7 +278,7 @@ def _shards(per_client: int, labels: Rows, clients: int, rng: np.random.Generato
     places[rng.permutation(len(present))[: clients * per_client % len(present)]] += 1
     holders: dict[int, list[int]] = {int(label): [] for label in present}
     for client in rng.permutation(clients):
-        # Later clients always have a valid choice if each client gets the classes with the most places left.
+        # If each client gets the classes with the most places left, later clients always have a valid choice.
         order = np.lexsort((rng.random(len(present)), -places))[:per_client]
         places[order] -= 1
         for index in order:
@@ -302,7 +309,7 @@ def _holders(named: dict[str, list[int]], profiles: Sequence[str], classes: int)
 def _split_labels(
     labels: Rows, holders: dict[int, list[int]], clients: int, rng: np.random.Generator
 ) -> list[Rows]:
-    """Split each label's examples evenly among its holders; the remainder is assigned at random."""
+    """Split the examples of each label evenly among its holders; the remainder is assigned at random."""
     parts: list[list[Rows]] = [[] for _ in range(clients)]
     for label, clients_of in sorted(holders.items()):
         rows = rng.permutation(np.flatnonzero(labels == label))

@@ -1,11 +1,11 @@
-"""Published data sets: scikit-learn's digits (1,797 of 8×8) and diabetes, MNIST, FashionMNIST, CIFAR-10.
+"""Published data sets: digits and diabetes from scikit-learn, MNIST, FashionMNIST and CIFAR-10.
 
-MNIST and FashionMNIST are published in the IDX format, gzipped or not: a big-endian header (two zero bytes,
-type 0x08 for uint8, the number of dimensions, each dimension as a 32-bit number), then the bytes, row-major
-(LeCun et al., yann.lecun.com/exdb/mnist).
+The digits are 1,797 images of 8×8 pixels. MNIST and FashionMNIST are published in the IDX format, gzipped or
+not: a big-endian header (two zero bytes, the type 0x08 for uint8, the number of dimensions, each dimension as
+a 32-bit number), followed by the bytes in row-major order (LeCun et al., yann.lecun.com/exdb/mnist).
 
-CIFAR-10 (Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html) is read in its binary version: records of one
-label byte and 3,072 bytes, channel by channel.
+CIFAR-10 (Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html) is read in its binary version, which consists of
+records of one byte for the label and 3,072 bytes for the image, channel by channel.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from edgefl.learning.dataset import Dataset, Images
 from edgefl.seeds import stream
 
 CLASSES = 10
-"""Number of classes in each of these data sets except diabetes, whose targets are numbers."""
+"""Number of classes in each of these data sets; only the targets of diabetes are not classes but numbers."""
 
 DIGITS_TOP = 16
 DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3762
-"""Mean and standard deviation of the pixels of all digits, as fractions of `DIGITS_TOP`."""
+"""Mean and standard deviation of the pixels in all digits, as fractions of `DIGITS_TOP`."""
 
 
 def load_digits(
     test_fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
 ) -> Dataset:
-    """Load the digits; ``test_fraction`` of each class, drawn by ``seed``, are test examples.
+    """Load the digits; a fraction ``test_fraction`` of each class, drawn with ``seed``, are test examples.
 
     >>> digits = load_digits(0.2, seed=0)
     >>> len(digits.train_x), len(digits.test_x), digits.input_shape, digits.train_x[:2].dtype
@@ -59,7 +59,7 @@ def _split(
     validation: float,
     evaluate_on: str,
 ) -> Dataset:
-    """Separate test and validation examples; the validation examples are the same for every seed."""
+    """Separate the test and validation examples; the validation examples are the same for every seed."""
     apart = np.zeros(len(labels), np.bool_)
     if validation:
         apart = held_out(labels, validation, 0, "validation")
@@ -72,7 +72,7 @@ def _split(
 def held_out(
     labels: NDArray[np.int64], fraction: float, seed: int, purpose: str = "test-split"
 ) -> NDArray[np.bool_]:
-    """Mark the test examples: ``fraction`` of each class, rounded to a whole number of at least one.
+    """Mark the test examples, which are a ``fraction`` of each class, rounded to a whole number above 0.
 
     >>> held_out(np.array([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0).sum()
     np.int64(2)
@@ -89,9 +89,9 @@ def held_out(
 def redraw_split(
     dataset: Dataset, fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
 ) -> Dataset:
-    """Pool all images of a data set and draw ``fraction`` of each class by ``seed`` as test examples.
+    """Pool all images of a data set, and draw a ``fraction`` of each class with ``seed`` as test examples.
 
-    Raises `ConfigError` unless the examples are images of classes.
+    Raises `ConfigError` unless the examples are images.
     """
     train, known = dataset.train_x, dataset.test_x
     if not (isinstance(train, Images) and isinstance(known, Images)):
@@ -108,7 +108,10 @@ IDX_SPLITS = ("train", "t10k")
 
 
 def find_idx(folder: Path) -> list[Path] | None:
-    """Return the four files (training images and labels, test images and labels) if all are in ``folder``."""
+    """Return the four files of training images and labels, test images and labels.
+
+    Return None if one of them is missing in ``folder``.
+    """
     found = []
     for split in IDX_SPLITS:
         for stem in ("images-idx3", "labels-idx1"):
@@ -122,7 +125,10 @@ def find_idx(folder: Path) -> list[Path] | None:
 
 
 def load_idx(name: str, files: Sequence[Path]) -> Dataset:
-    """Load the data set ``name`` from the files of `find_idx`. Raises `ConfigError` for an invalid file."""
+    """Load the data set ``name`` from the files that `find_idx` returned.
+
+    Raises `ConfigError` if a file is invalid.
+    """
     mean, std = MEAN_STD[name]
     parts: list[tuple[Images, NDArray[np.int64]]] = []
     for images_file, labels_file in (files[:2], files[2:]):
@@ -141,7 +147,8 @@ def load_idx(name: str, files: Sequence[Path]) -> Dataset:
 
 
 def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read a uint8 array with this number of dimensions from an IDX file; else raise `ConfigError`."""
+    """Read a uint8 array with this number of dimensions from an IDX file; raise `ConfigError` if there is
+    none."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             return _parse_idx(file, stream, dimensions)
@@ -183,14 +190,17 @@ Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def find_cifar(folder: Path) -> list[Path] | None:
-    """Return the training batches in ``folder`` (at least one) and, last, its test batch."""
+    """Return the files of the training batches in ``folder``, followed by the file of the test batch.
+
+    Return None if the test batch or all training batches are missing.
+    """
     train = [folder / name for name in BATCHES if (folder / name).is_file()]
     test = folder / TEST_BATCH
     return [*train, test] if train and test.is_file() else None
 
 
 def load_cifar(files: Sequence[Path]) -> Dataset:
-    """Load CIFAR-10 from the files that `find_cifar` returned. Raises `ConfigError` for an invalid one."""
+    """Load CIFAR-10 from the files that `find_cifar` returned. Raises `ConfigError` if a file is invalid."""
     *train, test = map(_read_batch, files)
     parts = []
     for batches in (train, [test]):
@@ -214,12 +224,12 @@ def _read_batch(file: Path) -> Batch:
 
 
 def load_diabetes(test_fraction: float, seed: int) -> Dataset:
-    """Load the patients; ``test_fraction`` of them, drawn by ``seed``, are test examples.
+    """Load the diabetes patients; a fraction ``test_fraction``, drawn with ``seed``, are test examples.
 
-    Each of the 442 patients has ten measurements (age, sex, body mass index, blood pressure, six of blood
-    serum); the target is the progression of the disease after a year (Efron et al. 2004, "Least Angle
-    Regression"). Every column, including the target, is scaled to mean 0 and standard deviation 1 over the
-    training part.
+    Each example is one of 442 patients, described by ten numbers (age, sex, body mass index, blood pressure
+    and six measurements of blood serum); the target is the progression of the disease after a year (Efron et
+    al. 2004, "Least Angle Regression"). Every column, including the target, is scaled to a mean of 0 and a
+    standard deviation of 1 over the training part.
 
     >>> data = load_diabetes(0.2, seed=0)
     >>> data.train_x.shape, data.train_y.shape, len(data.test_y), data.classes
@@ -236,7 +246,7 @@ def load_diabetes(test_fraction: float, seed: int) -> Dataset:
 
 
 def read_bundled_table(name: str, *files: str, **options: Any) -> NDArray[np.float64]:
-    """Read the files of a table that is bundled with scikit-learn; the targets are the last column.
+    """Read the files of a table that is bundled with scikit-learn; the last column contains the targets.
 
     If the files are not found, scikit-learn's own function is called with ``options``.
     """

@@ -1,4 +1,7 @@
-"""A client's training as data: the number of steps of a trip and their batch sizes. Does not import torch."""
+"""A client's training as data: the number of steps in a trip, and their batch sizes.
+
+This module does not import torch. A trip is a client's download, training and upload.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from edgefl.strategies.base import NO_TERMS, LocalTerms, Strategy
 
 
 class Work(NamedTuple):
-    """Work of one trip: its steps, and their examples (an example counts each time it is used)."""
+    """The work of one trip: the number of steps, and the number of examples in them.
+
+    An example counts each time it is used.
+    """
 
     steps: int
     examples: int
@@ -21,7 +27,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRule:
-    """A client's training on one trip: ``steps`` or ``epochs`` of SGD (neither given: one epoch).
+    """A client's training on one trip: ``steps`` or ``epochs`` of SGD, or one epoch if neither is given.
 
     >>> LocalRule(epochs=2, batch_size=4, lr=0.1).work(10)
     Work(steps=6, examples=20)
@@ -35,23 +41,26 @@ class LocalRule:
     weight_decay: float = 0.0
     lr_normalization: bool = False
     terms: LocalTerms = NO_TERMS
-    """Terms that the strategy adds to the gradient."""
+    """Terms that the strategy adds to the gradient of each step."""
 
     @classmethod
     def of(cls, training: Training, terms: LocalTerms = NO_TERMS) -> LocalRule:
-        """Create the rule from the experiment's ``[training]`` and the strategy's gradient terms."""
+        """Create the rule from the experiment's ``[training]`` table and the strategy's gradient terms."""
         own = {item.name: getattr(training, item.name) for item in fields(cls) if item.name != "terms"}
         return cls(**own, terms=terms)
 
     @property
     def state_vectors(self) -> int:
-        """Number of weight-sized vectors that SGD needs: momentum 1, proximal term 2, vector terms 1."""
+        """Number of vectors that SGD needs in addition to weights and gradient, each as large as the weights.
+
+        Momentum needs one vector, the proximal term needs two, and terms with vectors need one.
+        """
         return (self.momentum > 0) + 2 * (self.terms.prox_mu > 0) + bool(self.terms.vectors)
 
     def batches(self, examples: int, steps: int | None = None) -> Iterator[int]:
-        """Yield each step's batch size for a client with this number of examples.
+        """Yield the batch size of each step for a client with this number of examples.
 
-        The last batch of an epoch may be short. ``steps`` overrides the rule's number of steps.
+        The last batch of an epoch may be smaller. ``steps`` overrides the rule's number of steps.
         """
         epoch = math.ceil(examples / self.batch_size)
         if steps is None:
@@ -60,7 +69,7 @@ class LocalRule:
             yield min(self.batch_size, examples - step % epoch * self.batch_size)
 
     def work(self, examples: int) -> Work:
-        """Return the work of one trip of a client with this number of examples."""
+        """Return the work of one trip for a client with this number of examples."""
         sizes = list(self.batches(examples))
         return Work(len(sizes), sum(sizes))
 

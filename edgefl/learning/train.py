@@ -2,9 +2,9 @@
 
     y_0 = w_k;   y_{q+1} = y_q − η_ℓ · v_q,   v_q = m · v_{q−1} + g(y_q) + λ y_q + μ (y_q − w_k)
 
-with momentum m, weight decay λ and FedProx's μ (Li et al. 2020); g(y) may include vectors that the client
-keeps (`edgefl.strategies.base.LocalTerms`). With LR normalisation a step on a short batch of n < B examples
-uses η_ℓ · n / B (FedBuff, Nguyen et al. 2022, §5 and C.6).
+with the momentum m, the weight decay λ and the weight μ of FedProx (Li et al. 2020); g(y) may include vectors
+that the client keeps (`edgefl.strategies.base.LocalTerms`). With ``lr_normalization``, a step on a short
+batch of n < B examples uses the learning rate η_ℓ · n / B (FedBuff, Nguyen et al. 2022, §5 and C.6).
 """
 
 from __future__ import annotations
@@ -30,21 +30,24 @@ Rows = NDArray[np.int64]
 
 
 class TrainResult(NamedTuple):
-    """Steps and examples of one trip, and its mean training loss (not finite if it diverged)."""
+    """Result of one trip: its numbers of steps and examples, and its mean training loss.
+
+    The loss is not finite if the training diverged.
+    """
 
     steps: int
     examples: int
     loss: float
     metrics: Mapping[str, float] = {}
-    """Metrics logged by the user's function."""
+    """Metrics that the user's function logged."""
     counted: int | None = None
-    """Number of examples by which the update is weighted; None: all of the client's examples."""
+    """Number of examples by which the update is weighted; None if all the client's examples count."""
     failed: str = ""
-    """With local noise: the reason why the client sends only noise; empty if it sends an update."""
+    """With local noise, the reason why the client sends only noise; empty if it sends an update."""
 
 
 class Trainer:
-    """Trains ``flat`` in place by SGD; one trainer can serve any number of clients in sequence.
+    """Trains the model ``flat`` in place by SGD; one trainer can serve any number of clients in sequence.
 
     >>> from torch import nn
     >>> flat = FlatModel(nn.Linear(2, 3))
@@ -74,9 +77,9 @@ class Trainer:
     ) -> TrainResult:
         """Run one trip from the model's current state on ``rows`` (default: all) of ``x`` and ``y``.
 
-        Each epoch uses a new order of the rows. ``steps`` overrides the rule's number of steps. ``done(n)``
-        is called after each step on n examples; an exception from it ends the training. The same ``rng``
-        gives the same bits, dropout included.
+        Each epoch uses the rows in a new order. ``steps`` overrides the rule's number of steps. ``done(n)``
+        is called after each step on n examples; if it raises an exception, the training ends. The same
+        ``rng`` leads to exactly the same result, including dropout.
         """
         own = np.arange(len(y), dtype=np.int64) if rows is None else rows
         if len(own) == 0:
@@ -116,7 +119,7 @@ class Trainer:
         return TrainResult(made, examples, total / examples if made else math.nan)
 
     def _stepper(self, rule: LocalRule, terms: _VectorTerms | None) -> Callable[[float], None]:
-        """Return a function that updates the weights, with only the terms that the rule needs."""
+        """Return a function that updates the weights and computes only the terms that the rule needs."""
         flat, weights, grad, mu = self._flat, self._flat.weights, self._flat.grad, rule.terms.prox_mu
         if not (mu or terms or rule.momentum or rule.weight_decay):
             return flat.descend
@@ -139,7 +142,7 @@ class Trainer:
         return step
 
     def _vector(self, name: str) -> Tensor:
-        """Return an uninitialised vector of the weights' size, which is reused on each trip."""
+        """Return an uninitialised vector as large as the weights, which is reused on each trip."""
         weights, kept = self._flat.weights, self._vectors.get(name)
         if kept is None or kept.device != weights.device:
             kept = self._vectors[name] = torch.empty_like(weights)
@@ -147,7 +150,8 @@ class Trainer:
 
 
 class _VectorTerms:
-    """Gradient terms that depend on a trip's vectors, and the change of these vectors at the trip's end."""
+    """Gradient terms that depend on the vectors of a trip, and the changes of these vectors after the
+    trip."""
 
     def __init__(self, flat: FlatModel, terms: LocalTerms, given: TripInputs | None) -> None:
         assert given is not None, "a trip with vector terms needs their vectors"
@@ -163,12 +167,12 @@ class _VectorTerms:
         self._shift = torch.from_numpy(shift).to(flat.weights.device)
 
     def add(self, grad: Tensor, rate: float) -> None:
-        """Add the terms to the gradient of a step with learning rate ``rate``."""
+        """Add the terms to the gradient of a step whose learning rate is ``rate``."""
         grad.add_(self._shift)
         self._rates += rate
 
     def finish(self) -> None:
-        """After the last step, write the vectors that the client keeps and sends."""
+        """Change the vectors that the client keeps and the vectors that it sends, after the last step."""
         part, given, terms = slice(self._flat.trainable), self._given, self._terms
         moved = self._flat.weights.cpu().numpy() - given.start[part]
         if terms.control is not None:

@@ -1,12 +1,12 @@
 """Count the work of a training step by class of operation.
 
-A device's time for a step depends on the kinds of operations, not only on the number of floating-point
-operations: a depthwise convolution reaches a hundredth of the rate of a dense one, and an elementwise
-operation takes as long as moving its bytes.
+The time that a device needs for a step depends on the kinds of operations, not only on the number of
+floating-point operations: a depthwise convolution reaches a hundredth of the rate of a dense convolution, and
+an elementwise operation takes as long as it takes to move its bytes.
 
-step_work(module, …)     work of one step on a batch of a given size
-batch_work(module, …)    work for any batch size: a fixed part and a part per example
-traced_work(train, …)    the same for a user's training function, by tracing it
+step_work(module, …)     counts the work of one step on a batch of a given size
+batch_work(module, …)    counts the work for any batch size: a fixed part and a part per example
+traced_work(train, …)    counts the same for a user's training function, by running it
 WorkMeter                counts the torch operations of any code
 """
 
@@ -37,11 +37,11 @@ from edgefl.learning.live import LiveTensors, live_lines
 from edgefl.learning.operations import BatchWork, StepWork
 
 BATCHES = (2, 4)
-"""Batch sizes at which `batch_work` counts; batch normalisation does not accept 1."""
+"""Batch sizes for which `batch_work` counts the work; batch normalisation does not accept a batch of 1."""
 FEW_CHANNELS = 4
-"""Maximum input channels per group of a depthwise (grouped) or thin (ungrouped) convolution."""
+"""Maximum number of input channels per group in a depthwise (grouped) or thin (ungrouped) convolution."""
 FREE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
-"""Layers whose weight may be a matrix although they compute no matrix product."""
+"""Layers that compute no matrix product although their weight may be a matrix."""
 
 __all__ = [
     "BatchWork",
@@ -67,19 +67,20 @@ def step_work(
     trained: Collection[nn.Parameter] | None = None,
     meta: bool = True,
 ) -> StepWork:
-    """Count the work of one training step (forward, backward, update) on a batch, or of inference.
+    """Count the work of one training step (forward, backward, update) on a batch, or of an inference step.
 
-    ``input_shape`` and ``dtype`` are those of one example. ``loss`` maps outputs to a scalar; the default is
-    the cross entropy of logits. ``trained`` are the parameters that the step updates; default: all that
-    require a gradient. The module and torch's random stream are not changed. The step runs on torch's meta
-    device, which computes nothing, but whose imports take seconds and 80 MiB. Without ``meta``, or if a
-    module cannot run there, the step runs on the module's device with inputs of zeros. Recurrent layers
-    always run on meta, because a CPU multiplies the inputs of all time steps at once, which changes the
-    number of calls and bytes.
+    ``input_shape`` and ``dtype`` describe one example. ``loss`` maps outputs to a scalar; by default it is
+    the cross entropy of logits. ``trained`` contains the parameters that the step updates; by default these
+    are all parameters that require a gradient. The module and torch's random stream are not changed. The step
+    runs on torch's meta device, which computes nothing, but whose imports take seconds and 80 MiB. If
+    ``meta`` is False, or if a module cannot run on the meta device, the step runs on the module's device with
+    inputs of zeros. Recurrent layers always run on the meta device, because a CPU multiplies the inputs of
+    all time steps at once, which changes the numbers of calls and bytes.
 
-    If the module has an attribute ``flops_per_example`` (forward and backward), this value is used instead
-    of counting; a layer's value is added to the count of the other layers. Raises `ConfigError` if the module
-    rejects such an input or a layer with a weight matrix cannot be counted.
+    If the module has an attribute ``flops_per_example`` (forward and backward), its value is used instead of
+    a count. If a layer has this attribute, its value is added to the count of the other layers. Raises
+    `ConfigError` if the module does not accept such an input, or if the work of a layer with a weight matrix
+    cannot be counted.
 
     >>> work = step_work(nn.Linear(3, 2), (3,), batch=5)  # forward, and the weight's gradient: 60 each
     >>> work.matmul_flop, work.parameters
@@ -99,7 +100,7 @@ def batch_work(
     loss: Loss | None = None,
     meta: bool = True,
 ) -> BatchWork:
-    """Count the work of a step for any batch size, from the counts at two batch sizes; see `step_work`.
+    """Count the work of a step as a function of the batch size, from counts at two batch sizes (`step_work`).
 
     >>> batch_work(nn.Linear(3, 2), (3,)).at(5) == step_work(nn.Linear(3, 2), (3,), 5)
     True
@@ -119,11 +120,12 @@ def traced_work(
 ) -> BatchWork:
     """Count the work of a training step by running it, for code such as the user's own function.
 
-    ``train(batch)`` runs a whole trip on real tensors with this batch size, and returns its steps and their
-    examples. Two batch sizes separate the work of a step from that of each example; if the second does not
-    change the batches, all work is attributed to the step. Work done once per trip is divided among its
-    steps. An optimiser's operations are counted like any others. The memory of ``known`` tensors (the
-    model's) is not part of `BatchWork.live_bytes`.
+    ``train(batch)`` runs the whole training of a client on real tensors with this batch size, and returns the
+    numbers of steps and of examples in them. Runs with two batch sizes separate the work per step from the
+    work per example; if the second size does not change the batches, all work is attributed to the step. Work
+    that is done once per training is divided among its steps. The operations of an optimiser are counted like
+    any others. The memory of the tensors in ``known``, which belong to the model, is not part of
+    `BatchWork.live_bytes`.
 
     >>> layer, x = nn.Linear(3, 2), torch.zeros(8, 3)
     >>> def train(batch):
@@ -151,7 +153,7 @@ def traced_work(
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """One step whose work is counted."""
+    """One training or inference step whose work is counted."""
 
     input_shape: tuple[int, ...]
     batch: int
@@ -162,7 +164,8 @@ class _Step(msgspec.Struct, frozen=True):
     def work(
         self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool
     ) -> tuple[StepWork, list[int]]:
-        """Return the step's work, declared or counted, and its live bytes at each traced operation."""
+        """Return the step's work, declared or counted, and the number of live bytes at each traced
+        operation."""
         line: list[int] = []
         declared = getattr(module, "flops_per_example", None)
         if declared is not None:
@@ -176,7 +179,10 @@ class _Step(msgspec.Struct, frozen=True):
     def on_meta_or_real(
         self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool
     ) -> tuple[StepWork, list[int]]:
-        """Return the step's work and live bytes; raises `ConfigError` if the step cannot run."""
+        """Return the step's work and live bytes, from a run on the meta device or on the module's device.
+
+        Raises `ConfigError` if the step cannot run.
+        """
         try:
             if meta or any(isinstance(part, nn.RNNBase) for part in module.modules()):
                 return self.count(*_copied(module, updated, meta=True))
@@ -196,9 +202,10 @@ class _Step(msgspec.Struct, frozen=True):
             ) from error
 
     def count(self, module: nn.Module, device: str) -> tuple[StepWork, list[int]]:
-        """Return the step's work, and its live bytes after each operation. This may modify ``module``.
+        """Return the step's work, and the number of live bytes after each operation.
 
-        A parameter's gradient counts as live until it is complete. Complete gradients are counted separately.
+        The gradient of a parameter counts as live until it is complete; complete gradients are counted
+        separately. This method may modify ``module``.
         """
         module.train(not self.inference)
         meter = WorkMeter(chain(module.parameters(), module.buffers()))
@@ -232,7 +239,10 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
 
 
 def _copied(module: nn.Module, updated: Sequence[nn.Parameter], *, meta: bool) -> tuple[nn.Module, str]:
-    """Copy the module so that it trains only ``updated``; return it and its device (meta: without data)."""
+    """Copy the module, so that the copy trains only ``updated``; return the copy and its device.
+
+    With ``meta``, the copy is on the meta device and contains no data.
+    """
     memo: dict[int, Any] = {}
     if meta:
         memo = {id(t): _hollow(t) for t in chain(module.parameters(), module.buffers())}
@@ -258,17 +268,18 @@ _COPIES = (
     "constant_pad_nd", "slice_backward", "select_backward", "unfold_backward",
 )  # fmt: skip
 _MOVES = (*_COPIES, "add", "add_", "sub", "sub_")
-"""Operations that use a weight matrix without a matrix product: only their bytes are counted."""
+"""Operations that may use a weight matrix without a matrix product; only their bytes are counted."""
 _CELLS = frozenset(
     f"{cell}{suffix}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for suffix in ("", "_cell")
 )
 
 
 class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the work of torch operations within its context.
+    """Counts the work of the torch operations that run within its context.
 
-    Uses the formulas of `torch.utils.flop_counter` for matrix products, but not its `FlopCounterMode`, whose
-    imports take a second and 60 MiB, and which counts a grouped convolution's gradient as a dense one's.
+    It uses the formulas of `torch.utils.flop_counter` for matrix products, but not its `FlopCounterMode`,
+    whose imports take a second and 60 MiB, and which counts the gradient of a grouped convolution as if the
+    convolution were dense.
 
     >>> with WorkMeter() as meter:
     ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
@@ -277,43 +288,44 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        """``known`` tensors do not count as live memory."""
+        """Create a meter; the tensors in ``known`` do not count as live memory."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = LiveTensors(known)
         self._amounts: Counter[str] = Counter()
         self._cells = _Cells()
         self._shapes = _ShapeCache()
         self._moved: set[int] = set()
-        """Storages of tensors that were added or copied."""
+        """Storages of the tensors that were used in an addition or a copy."""
         self._updated: dict[int, int] = {}
-        """Numbers of parameters, keyed by the storage of a tensor that was updated."""
+        """Number of elements in each tensor that was updated, keyed by the storage of the tensor."""
 
     def gradient_done(self, parameter: Tensor) -> None:
-        """Record that a parameter's gradient is complete."""
+        """Record that the gradient of a parameter is complete."""
         assert parameter.grad is not None
         self.live.release(parameter.grad)
 
     def moves(self, tensor: Tensor) -> bool:
-        """Return True if a tensor was used in an addition or a copy, like a positional embedding."""
+        """Return True if a tensor was used in an addition or a copy, as a positional embedding is."""
         return tensor.untyped_storage()._cdata in self._moved
 
     @property
     def flop(self) -> float:
-        """Floating-point operations so far."""
+        """Number of floating-point operations so far."""
         return float(sum(amount for name, amount in self._amounts.items() if name.endswith("_flop")))
 
     @property
     def updated_parameters(self) -> int:
-        """Number of parameters that were written so far: elements of tensors that require a gradient."""
+        """Number of parameters that were updated so far, counted as elements of tensors that require a
+        gradient."""
         return sum(self._updated.values())
 
     def work(self) -> StepWork:
-        """Return the work so far."""
+        """Return the work counted so far."""
         return StepWork(**{name: float(amount) for name, amount in self._amounts.items()})
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and skipping would import the compiler
+        return False  # nothing is compiled here, and True would import the compiler
 
     def __enter__(self) -> WorkMeter:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -359,7 +371,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _ShapeCache:
-    """Runs operations. On tensors without data, it computes the result of equal arguments only once.
+    """Runs operations and remembers the shapes of results on tensors without data, to compute them only once.
 
     torch computes many of these results in Python, which takes a millisecond; a recurrent layer repeats the
     same dozen operations at each step of a sequence.
@@ -367,10 +379,11 @@ class _ShapeCache:
 
     def __init__(self) -> None:
         self._known: dict[Any, list[Any] | None] = {}
-        """By call: ``torch.empty_strided``'s arguments for its result; None if that is not a new tensor."""
+        """For each call, the arguments with which ``torch.empty_strided`` creates its result; None if the
+        result is not a new tensor."""
 
     def result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return ``func(*args, **kwargs)``, or an equal new tensor without data."""
+        """Return ``func(*args, **kwargs)``, or a new tensor without data that has the same shape and type."""
         if not _all_meta(args):
             return func(*args, **kwargs)
         key = func, _described(args), _described([*kwargs.items()])
@@ -384,13 +397,13 @@ class _ShapeCache:
 
 
 def _all_meta(args: Sequence[Any]) -> bool:
-    """Return True if the first tensor of an operation has no data."""
+    """Return True if the first tensor among the arguments of an operation contains no data."""
     first = next((value for value in args if isinstance(value, Tensor)), None)
     return first is not None and first.is_meta
 
 
 def _described(value: Any) -> Any:
-    """Return everything about an argument on which the shape, strides and type of a result depend."""
+    """Return the properties of an argument that determine the shape, the strides and the type of a result."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.stride(), value.dtype
     if isinstance(value, list | tuple):
@@ -399,7 +412,8 @@ def _described(value: Any) -> Any:
 
 
 def _new_tensor(func: Any, args: Sequence[Any], out: Any) -> list[Any] | None:
-    """Return size, strides and type of a result that is one new, dense tensor; None for any other result."""
+    """Return the size, strides and type of a result that is one new, dense tensor; None for any other
+    result."""
     if not isinstance(out, Tensor) or any(one.alias_info for one in func._schema.arguments):
         return None
     storage = out.untyped_storage()
@@ -418,7 +432,7 @@ class _Cells(TorchFunctionMode):
         super().__init__()
         self._inside = False
         self._nodes: list[range] = []
-        """Autograd sequence numbers of the operations of recurrent layers."""
+        """Ranges of autograd sequence numbers of the operations in recurrent layers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -441,13 +455,13 @@ class _Cells(TorchFunctionMode):
 
 
 def _next_node() -> int:
-    """Return the autograd sequence number of the next operation of the forward pass."""
+    """Return the autograd sequence number of the next operation in the forward pass."""
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     return number
 
 
 def _is_view(func: Any) -> bool:
-    """Return True for an operation whose results share its arguments' memory, and which writes nothing."""
+    """Return True for an operation that writes nothing and whose results share memory with its arguments."""
     results = func._schema.returns
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
 
@@ -460,7 +474,10 @@ def _written(func: Any, args: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def _bytes(leaves: Sequence[Any]) -> int:
-    """Return the bytes of all floating-point tensors; indices, whose size differs by runtime, are ignored."""
+    """Return the number of bytes in all floating-point tensors.
+
+    Tensors of indices are ignored, because their size depends on the runtime.
+    """
     found = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
     return sum(tensor.numel() * tensor.element_size() for tensor in found)
 
@@ -474,10 +491,11 @@ def _bytes_kind(operation: str) -> str:
 
 
 def _convolution(packet: Any, args: Sequence[Any], out: Any) -> dict[str, float]:
-    """Return a convolution's operations, forward or backward; for a depthwise one, also its planes.
+    """Return the floating-point operations of a convolution, forward or backward.
 
-    Each of the three results (output, gradients of input and weight) needs one multiply-add for each pair of
-    an output and a weight that contributes to it.
+    For a depthwise convolution, also return its planes (groups times images). Each of the three results (the
+    output, the gradient of the input, the gradient of the weight) needs one multiply-add for each pair of an
+    output element and a weight that contributes to it.
     """
     backward = packet is _aten.convolution_backward
     results, inputs, weight = args[:3] if backward else (out, *args[:2])
@@ -505,13 +523,14 @@ def _convolution_kind(weight: Tensor, groups: int) -> ConvolutionKind:
 
 
 class _Layers:
-    """Layers used in the forward pass, and the operations counted in each."""
+    """The layers that the forward pass uses, and the operations that were counted in each of them."""
 
     def __init__(self, module: nn.Module, meter: WorkMeter) -> None:
         self._module = module
         self._meter = meter
         self._flop: dict[str, float] = {}
-        """Operations of a layer including its children; layers that are not used are absent."""
+        """Floating-point operations of each layer, including its children; layers that are not used are
+        absent."""
         self._entered: list[float] = []
         for name, part in module.named_modules():
             part.register_forward_pre_hook(lambda *_: self._entered.append(self._meter.flop))
@@ -521,7 +540,10 @@ class _Layers:
         self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
 
     def declared_flop(self) -> float:
-        """Return the layers' declared operations per example. Raises `ConfigError` if some are unknown."""
+        """Return the operations per example that layers declare, in total.
+
+        Raises `ConfigError` if a layer with a weight matrix neither declares its operations nor was counted.
+        """
         used = ((name, part) for name, part in self._module.named_modules() if name in self._flop)
         return sum(self._own(name, part) for name, part in used)
 
@@ -541,7 +563,8 @@ class _Layers:
 
 
 def _is_matrix(parameter: nn.Parameter) -> bool:
-    """Return True for weights with at least two dimensions larger than 1; a scale per channel has one."""
+    """Return True for weights with at least two dimensions larger than 1; a scale per channel has only
+    one."""
     return sum(size > 1 for size in parameter.shape) > 1
 
 

@@ -282,7 +282,7 @@ def test_a_users_data_set_has_owners(users):
     ("returned", "message"),
     [
         ("3", r"must return a Dataset or \(train_x, train_y, test_x, test_y\) \(got int\)"),
-        ("x, [0, 1], x, [0, 1, 1]", "train_x has 3 rows, train_y has 2"),
+        ("x, [0, 1], x, [0, 1, 1]", "train_x has 3 rows, but train_y has 2"),
         ("x, [0, 1, -1], x, [0, 1, 1]", "train_y must be whole numbers ≥ 0"),
         ("x, [0, 1, 1], x, [0.5, 1, 1]", r"test_y must be .* \(got float32"),
         ("x, [0, 1, 1], x[:, :1], [0, 1, 1]", "test_x has examples of shape .* input_shape is"),

@@ -62,7 +62,11 @@ def test_what_it_refuses_is_one_line(cache: Path) -> None:
         ("DirichletPartitioner", {"alpha": -1.0}, "ValueError: "),
         ("DirichletPartitioner", {"alhpa": 1.0}, "TypeError: .*alhpa"),
         ("DirichletPartitioner", {"alpha": date(2026, 11, 27)}, ""),
-        ("SizePartitioner", {"partition_sizes": [300, 300]}, "makes 2 partitions, the fleet has 6 clients"),
+        (
+            "SizePartitioner",
+            {"partition_sizes": [300, 300]},
+            "makes 2 partitions, but the fleet has 6 clients",
+        ),
     ):
         with pytest.raises(ConfigError, match=f"^data.partition 'flwr:{name}': .*{words}") as caught:
             split(name, **arguments)

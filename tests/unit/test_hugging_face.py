@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "train.csv").write_text("a,b\n1,x\n")
     for name, words in (
-        ("sizes", "images must have one size, got 9×9 and 8×8$"),
+        ("sizes", "images must all have the same size, got 9×9 and 8×8$"),
         ("text", "must have one column of images and one of classes, got a .*, b "),
         ("nowhere/at-all", "."),
     ):

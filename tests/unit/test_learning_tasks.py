@@ -58,9 +58,9 @@ def test_a_loss_is_torchs_of_its_name(name: str) -> None:
     ("name", "given", "message"),
     [
         ("mean", NUMBERS, "loss 'mean' not found; available: bce, cross_entropy, huber, l1, mse, my_mod"),
-        ("cross_entropy", NUMBERS, r"takes classes, data 'mine' has float targets of shape \(2,\); use mse,"),
-        ("mse", CLASSES, "'mse' takes float targets, data 'mine' has classes; use cross_entropy or"),
-        ("mse", WORDS, r"'mse' takes float targets, data 'mine' has token targets of shape \(5,\)"),
+        ("cross_entropy", NUMBERS, r"takes classes, but data 'mine' has float targets of shape \(2,\); use"),
+        ("mse", CLASSES, "'mse' takes float targets, but data 'mine' has classes; use cross_entropy or"),
+        ("mse", WORDS, r"'mse' takes float targets, but data 'mine' has token targets of shape \(5,\)"),
         ("tried:missing", NUMBERS, "training.loss: attribute of module 'tried' 'missing' not found"),
         ("tried:nothing", NUMBERS, "'tried:nothing' must be a function"),
     ],
@@ -196,7 +196,7 @@ def test_only_an_even_or_a_natural_split_needs_no_classes(given: Dataset) -> Non
     ]
     for spec in by_classes:
         with pytest.raises(
-            ConfigError, match=f"{spec.partition!r} needs one class per example, these targets are"
+            ConfigError, match=f"{spec.partition!r} needs one class per example, but these targets are"
         ):
             partition(spec, *rest)
 
@@ -241,7 +241,7 @@ def test_a_users_targets_say_what_the_task_is(
         ("x, [0, 1.5, np.nan], x, [0.0] * 3", "train_y must be finite float32 numbers"),
         ("x, [1e300, 0, 0], x, [0.0] * 3", "train_y must be finite"),
         ("x / 0, [0, 1, 2], x, [0, 1, 2]", "train_x must be finite"),
-        ("np.zeros((0, 2), int), np.int16(x), x, np.int16(x)", "train_x has 0 rows, train_y has 3"),
+        ("np.zeros((0, 2), int), np.int16(x), x, np.int16(x)", "train_x has 0 rows, but train_y has 3"),
         ("x, x, x, x[:, :1]", r"test_y must be floats, of shape \(2,\) per example \(got float32 of .*3, 1"),
         ("x, [0, 1, 2], x, [0.0, 1, 2]", r"test_y must be whole numbers in \[0, 3\), of shape \(\) per"),
         ("x, ['a', 'b', 'c'], x, [0, 1, 2]", "train_y must be whole numbers ≥ 0 of shape .* or floats"),
