@@ -237,7 +237,7 @@ _TERMS = {
         r"^versions?$",
         "One state of the global model. Each sum at the server produces the next version.",
     ),
-    "worst tenth": (r"worst tenth", "The tenth of the clients with the worst values: the lowest accuracies or the highest losses."),
+    "worst tenth": (r"worst tenth", "The tenth of the clients with the worst values."),
 }
 """For each term, a pattern for the headings that the term explains, and the explanation. If several patterns
 match a heading, the first is used."""
