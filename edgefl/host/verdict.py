@@ -19,8 +19,8 @@ MEDIAN_MAX = 0.05
 P95_MAX = 0.20
 MEAN_MAX = 0.03
 LOAD_MAX = 0.9
-"""Maximum load of the host. In measurements, the emulation was up to 11% slower at loads of 70% and more, which
-the limits on the errors detect, and 65% slower on an overloaded host."""
+"""Maximum load of the host. In measurements, the emulation was up to 11% slower at loads of 70% and more,
+which the limits on the errors detect, and 65% slower on an overloaded host."""
 STEAL_MAX = 0.02
 THROTTLED_MAX = 0.02
 STALE_FACTOR = 2.0
