@@ -1,8 +1,8 @@
 """Use Flower and edgefl together (`docs/flower.md`).
 
-    average.py    `fast`: a Flower strategy whose weighted averages use edgefl's kernels
-    runtime.py    Flower's own runtime on emulated phones, one SuperNode each (`edgefl flower`)
-    server.py     the SuperLink and the app's run, in a separate process
+    average.py    `fast`, which makes a Flower strategy compute its weighted averages with edgefl's kernels
+    runtime.py    Flower's own runtime on emulated phones, each of which runs one SuperNode (`edgefl flower`)
+    server.py     a separate process that runs Flower's SuperLink and starts the app
 
 `edgefl.learning.flower_client` uses a Flower app's clients as edgefl clients. Flower itself
 (`pip install 'edgefl[flower]'`) is imported on first use.

@@ -1,9 +1,9 @@
-"""Compute a Flower strategy's weighted averages with edgefl's kernels, directly on the replies' bytes.
+"""Compute the weighted averages of a Flower strategy with edgefl's kernels, directly on the bytes of replies.
 
-Flower's strategies average in three functions: `aggregate_arrayrecords` for messages, `aggregate` and
-`aggregate_inplace` in the older API. `fast` makes a subclass of the strategy with copies of the methods that
-call them; in the copies, these global names refer to edgefl's functions. Layers that are not float32 are
-still averaged by Flower's function.
+Flower's strategies average with three functions: `aggregate_arrayrecords` in the API with messages, and
+`aggregate` and `aggregate_inplace` in the older API. `fast` creates a subclass of the strategy with copies of
+the methods that call these functions. In the copies, the names of the functions refer to edgefl's functions.
+Layers that are not float32 are still averaged by Flower's functions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ _log = logging.getLogger("flwr")
 def fast(strategy: T) -> T:
     """Return a copy of a Flower strategy that computes its weighted averages with edgefl's kernels.
 
-    The copy's class is a subclass of the strategy's. It averages in the order of the replies: float32 layers
-    are bit-identical to Flower's `aggregate_arrayrecords` (except +0.0 where all terms are −0.0), and equal
-    within float32 rounding to the older API's two functions. Layers of other types are averaged by Flower's
-    function, and a log line reports it. If a strategy wraps another, wrap a fast one:
+    The class of the copy is a subclass of the class of ``strategy``. It averages in the order of the replies.
+    The results for float32 layers are bit-identical to those of Flower's `aggregate_arrayrecords` (except
+    that they are +0.0 where all terms are −0.0), and equal to those of the two functions of the older API
+    within float32 rounding. Layers of other types are averaged by Flower's function, and a log line reports
+    this. If a strategy wraps another one, apply `fast` to the inner strategy:
     ``DifferentialPrivacyServerSideFixedClipping(fast(FedAvg()), …)``.
 
-    Raises `ConfigError` if Flower is not installed, or if the strategy does not use Flower's weighted average
-    (`FedMedian` and others).
+    Raises `ConfigError` if Flower is not installed, or if the strategy does not use Flower's weighted
+    average, as is the case for `FedMedian` and others.
 
     >>> fast(object())  # doctest: +SKIP
     Traceback (most recent call last):
@@ -66,11 +67,11 @@ def fast(strategy: T) -> T:
     return result
 
 
-# ---- methods that average, and their copies --------------------------------------------------------
+# ---- the strategy's methods that average, and their copies -----------------------------------------
 
 
 def _replacements() -> dict[object, Callable[..., Any]]:
-    """Map each of Flower's averaging functions to its replacement."""
+    """Return the replacement of each of Flower's averaging functions, keyed by the function."""
     found: dict[object, Callable[..., Any]] = {}
     for module, name, replacement in (
         ("flwr.serverapp.strategy.strategy_utils", "aggregate_arrayrecords", _average_records),
@@ -86,7 +87,8 @@ def _replacements() -> dict[object, Callable[..., Any]]:
 
 
 def _methods_called(kind: type) -> Iterator[tuple[type, str]]:
-    """Yield the methods that a call runs: the class's own, and the next in the MRO after each `super`."""
+    """Yield the methods that run when an averaging method of a strategy of class ``kind`` is called. These
+    are the method of the first class in the MRO that has one, and the next one if a method calls `super`."""
     for name in _AVERAGING:
         for owner in kind.__mro__:
             method = vars(owner).get(name)
@@ -104,7 +106,7 @@ def _functions_called(method: FunctionType) -> Iterator[tuple[str, FunctionType]
 
 
 def _with_globals(method: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """Copy the method with some of its global names bound to other objects."""
+    """Return a copy of a method in which the global ``names`` refer to other objects."""
     seen = {**method.__globals__, **names}
     made = FunctionType(method.__code__, seen, method.__name__, method.__defaults__, method.__closure__)
     made.__kwdefaults__, made.__doc__ = method.__kwdefaults__, method.__doc__
@@ -115,7 +117,8 @@ def _with_globals(method: FunctionType, names: dict[str, Any]) -> FunctionType:
 
 
 def _average_records(original: Callable[..., Any], records: Sequence[Any], weighted_by_key: str) -> Any:
-    """Replace `aggregate_arrayrecords`: return the weighted average of the records as one ArrayRecord."""
+    """Return the weighted average of the records as one ArrayRecord. This function replaces Flower's
+    `aggregate_arrayrecords`."""
     from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
     metrics = [_all_of(record, MetricRecord)[0] for record in records]
@@ -143,14 +146,15 @@ def _average_records(original: Callable[..., Any], records: Sequence[Any], weigh
 
 
 def _all_of(record: Any, kind: type) -> list[Any]:
-    """Return a message's records of one kind, without the copy that `array_records` makes (10 µs)."""
+    """Return the records of one type in a message. Unlike `array_records`, this makes no copy, which would
+    take 10 µs."""
     return [value for value in record.values() if isinstance(value, kind)]
 
 
 def _average_arrays(
     original: Callable[..., Any], results: Sequence[tuple[list[NDArray[Any]], int]]
 ) -> list[NDArray[Any]]:
-    """Replace `aggregate`: return the weighted average of lists of arrays."""
+    """Return the weighted average of several lists of arrays. This function replaces Flower's `aggregate`."""
     factors = _factors([examples for _, examples in results])
     if factors is None or len({len(arrays) for arrays, _ in results}) != 1:
         return list(original(results))
@@ -165,7 +169,8 @@ def _average_arrays(
 
 
 def _average_results(original: Callable[..., Any], results: Sequence[tuple[Any, Any]]) -> list[NDArray[Any]]:
-    """Replace `aggregate_inplace`: return the weighted average of the clients' results as arrays."""
+    """Return the weighted average of the clients' results as a list of arrays. This function replaces
+    Flower's `aggregate_inplace`."""
     factors = _factors([answer.num_examples for _, answer in results])
     tensors = [answer.parameters.tensors for _, answer in results]
     if factors is None or len({len(each) for each in tensors}) != 1:
@@ -186,7 +191,7 @@ def _average_results(original: Callable[..., Any], results: Sequence[tuple[Any, 
 
 
 def _factors(weights: Sequence[float]) -> list[float] | None:
-    """Divide each weight by their sum; None if the sum is zero or not finite."""
+    """Return each weight divided by the sum of all weights, or None if the sum is zero or not finite."""
     total = sum(weights)
     return [weight / total for weight in weights] if total and math.isfinite(total) else None
 
@@ -194,34 +199,38 @@ def _factors(weights: Sequence[float]) -> list[float] | None:
 def _each(
     keys: Sequence[Any], array: Callable[[Any], Any], rest: Callable[[list[Any]], list[Any]]
 ) -> list[Any]:
-    """Average every layer with ``array``, and those for which it returns None with ``rest`` (Flower)."""
+    """Average every layer with the function ``array``. If it returns None for a layer, average this layer
+    with the function ``rest``, which calls Flower."""
     found = {key: array(key) for key in keys}
     slow = [key for key, average in found.items() if average is None]
     if slow:
-        _log.info("edgefl: Flower averages %d of %d layers: not float32 of one shape", len(slow), len(found))
+        _log.info(
+            "edgefl: Flower averages %d of %d layers: not float32 arrays of one shape", len(slow), len(found)
+        )
         found.update(zip(slow, rest(slow), strict=True))
     return list(found.values())
 
 
-# ---- sums over npy files, in which Flower sends arrays ---------------------------------------------
+# ---- sums of arrays in npy files, the format in which Flower sends arrays --------------------------
 
 
 class Npys(NamedTuple):
-    """npy files of float32 arrays of one shape and memory order: their common header, and their data."""
+    """npy files of float32 arrays that have the same shape and memory order: the common header of the files,
+    and the data of each file."""
 
     header: bytes
     flat: list[Floats]
 
     def summed(self, factors: Sequence[float]) -> bytes:
-        """Return the weighted sum as an npy file."""
+        """Return the weighted sum of the arrays as the content of an npy file."""
         start = len(self.header)
-        made = BytesIO(bytes(start + self.flat[0].nbytes))  # zero pages use no memory before they are written
+        made = BytesIO(bytes(start + self.flat[0].nbytes))  # zero pages take no memory until they are written
         with made.getbuffer() as view:
             view[:start] = self.header
             out = np.frombuffer(view, np.float32, offset=start)
             layers.sum_into(out, self.flat, factors)
             del out
-        return made.getvalue()  # no copy: a BytesIO copies only memory that is shared
+        return made.getvalue()  # this makes no copy, because a BytesIO copies only shared memory
 
     def arrays(self) -> list[Floats]:
         shape, fortran, _ = _form(self.header)
@@ -230,12 +239,13 @@ class Npys(NamedTuple):
 
 @lru_cache(4096)
 def _form(header: bytes) -> tuple[tuple[int, ...], bool, Any]:
-    """Parse an npy 1.0 header: shape, whether memory is in Fortran order, dtype."""
+    """Parse the header of an npy 1.0 file; return the shape, whether the array is in Fortran order, and the
+    dtype."""
     return np.lib.format.read_array_header_1_0(BytesIO(header[8:]))
 
 
 def _npys(files: Sequence[bytes]) -> Npys | None:
-    """Parse npy files of float32 arrays with one header; None for anything else."""
+    """Parse npy files of float32 arrays with the same header. Return None if the files are anything else."""
     first = files[0]
     start = 10 + int.from_bytes(first[8:10], "little")
     header = first[:start]
@@ -250,7 +260,8 @@ def _npys(files: Sequence[bytes]) -> Npys | None:
 
 
 def _sum_arrays(arrays: Sequence[NDArray[Any]], factors: Sequence[float]) -> Floats | None:
-    """Return the weighted sum of float32 arrays of one shape; None for anything else."""
+    """Return the weighted sum of float32 arrays with the same shape. Return None if the arrays have different
+    shapes or another dtype."""
     found = [np.asarray(each) for each in arrays]
     if not all(each.shape == found[0].shape and each.dtype == np.float32 for each in found):
         return None

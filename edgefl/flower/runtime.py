@@ -1,8 +1,9 @@
-"""Flower's own runtime on emulated phones: a SuperLink on this host, and SuperNodes limited to a device.
+"""Run a Flower app with Flower's own runtime on emulated phones.
 
-A SuperNode and every process it starts are one phone of `edgefl.programs`; its connection to the SuperLink
-passes through the device's link. The SuperLink and ``flwr run`` (`server.py`) are not limited. Flower's
-installed programs and the app run unchanged.
+Each SuperNode (Flower's client process) and every process that it starts are slowed down together like one
+phone of `edgefl.programs`. Its connection to the SuperLink (Flower's server process) passes through the
+phone's emulated link. The SuperLink and ``flwr run`` (`server.py`) run on this host without limits. The
+programs that Flower installs, and the app, run unchanged.
 """
 
 from __future__ import annotations
@@ -32,29 +33,30 @@ _NODE_LINE = re.compile(rb"(Receiving|Sending): (\w+)\S* message")
 
 
 class NodeMessage(NamedTuple):
-    """One message that a SuperNode received and answered."""
+    """A message that a SuperNode received and answered."""
 
     phone: int
     kind: str
-    """``train``, ``evaluate`` or ``query``."""
+    """Kind of the message: ``train``, ``evaluate`` or ``query``."""
     number: int
-    """Number of the message, counted from 1 for each kind."""
+    """Index of the message among the phone's messages of the same kind, counted from 1."""
     seconds: float
-    """Wall seconds from receipt by the SuperNode to the start of its answer; resolution 0.2 s."""
+    """Wall seconds from the receipt of the message by the SuperNode to the start of its answer, with a
+    resolution of 0.2 s."""
 
 
 class FlowerResult(NamedTuple):
-    """Result of running a Flower app on phones."""
+    """Result of a Flower app that ran on emulated phones."""
 
     exit_code: int
-    """0 if the app's run completed, 1 if not, 128 + n after signal n."""
+    """0 if the app's run completed, 1 if it did not, and 128 + n if signal n ended it."""
     phones: ProgramsResult
-    """Result of the SuperNodes. They are stopped after the app's run, so their exit codes mean nothing."""
+    """Results of the SuperNodes. They are stopped after the app's run, so their exit codes mean nothing."""
     messages: tuple[NodeMessage, ...]
 
 
 def check(app: Path) -> None:
-    """Raise `ConfigError` if ``app`` is not a Flower app's folder or Flower is not installed."""
+    """Raise `ConfigError` if ``app`` is not the folder of a Flower app, or if Flower is not installed."""
     try:
         tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -70,10 +72,12 @@ def check(app: Path) -> None:
 def run(
     app: Path, phones: Sequence[Phone], options: ProgramOptions, run_config: Sequence[str] = ()
 ) -> FlowerResult:
-    """Run a Flower app on these phones to its end. This sets the phones' commands and connections.
+    """Run a Flower app on these phones until it ends. This function sets the commands and the connections of
+    the phones.
 
-    The app's ServerApp starts once all SuperNodes are online; ``run_config`` has the format of ``flwr run``.
-    Raises `ConfigError` for invalid arguments, `RunError` if a SuperNode ends before the app starts.
+    The app's ServerApp starts once all SuperNodes are online. ``run_config`` contains values for the option
+    ``--run-config`` of ``flwr run``. Raises `ConfigError` if an argument is invalid, and `RunError` if a
+    SuperNode ends before the app starts.
     """
     check(app)
     with ExitStack() as stack:
@@ -105,19 +109,21 @@ def run(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 on which nothing listens now."""
+    """Return ``count`` ports of 127.0.0.1 on which no process currently listens."""
     with ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
 
 
 def _path() -> str:
-    """Return the search path of commands: this Python's folder, where Flower's are, then PATH."""
+    """Return the search path for commands: the folder of this Python, which contains Flower's commands, and
+    then the folders in PATH."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Return the environment of a Flower program: own FLWR_HOME, one thread by default, no telemetry."""
+    """Return the environment variables of a Flower program. They set FLWR_HOME to ``home``, set one thread by
+    default, and turn off telemetry."""
     home.mkdir(parents=True, exist_ok=True)
     return {
         "PATH": _path(),
@@ -129,7 +135,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _node(phone: Phone, number: int, count: int, way: int, link: int, port: int, home: Path) -> Phone:
-    """Return the phone with a SuperNode as its command."""
+    """Return a copy of ``phone`` whose command is a SuperNode."""
     command = (
         *("flower-supernode", "--insecure", "--superlink", f"{{connect:{way}}}"),
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -159,7 +165,7 @@ def _server(app: Path, port: int, nodes: int, home: Path, out: Path, run_config:
 
 
 class _NodeLog:
-    """Reads the lines that a SuperNode logs when it receives or answers a message."""
+    """Reads a SuperNode's log, which contains a line for each message that it receives or answers."""
 
     def __init__(self, phone: int, out: Path) -> None:
         self._phone, self.messages = phone, list[NodeMessage]()
@@ -168,7 +174,7 @@ class _NodeLog:
         self._started: dict[str, float] = {}
 
     def read(self) -> None:
-        """Parse the complete lines written since the last call."""
+        """Parse the complete lines that were written since the last call."""
         for path in self._folder.glob(self._pattern):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))

@@ -1,9 +1,10 @@
-"""The server side of a Flower app on phones, in a separate process: a SuperLink, then ``flwr run``.
+"""The server of a Flower app that runs on emulated phones. This separate process starts a SuperLink (Flower's
+server process) and then ``flwr run``.
 
     python -m edgefl.flower.server APP PORT SUPERNODES LOG [KEY=VALUE …]
 
-The exit code is 0 if the app's run completed, 130 after SIGINT. The caller tracks the process tree, so
-everything started here ends with it.
+The exit code is 0 if the app's run completed, 1 if it did not, and 130 after SIGINT. The caller tracks all
+processes that are started here, and ends them when this process ends.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 from edgefl.terminal import say
 
 CONNECTION = "edgefl"
-"""Name of the SuperLink in the Flower configuration that `edgefl.flower.runtime` writes."""
+"""Name of the SuperLink in the Flower configuration file that `edgefl.flower.runtime` writes."""
 POLL_S = 1.0
 
 
 def flwr(*words: str) -> dict[str, Any] | None:
-    """Run a ``flwr`` command and return its JSON answer; None while the SuperLink does not answer."""
+    """Run a ``flwr`` command; return its JSON output, or None if the SuperLink does not answer yet."""
     process = subprocess.run(
         ["flwr", *words, CONNECTION, "--format", "json"], capture_output=True, text=True, check=False
     )
@@ -31,7 +32,8 @@ def flwr(*words: str) -> dict[str, Any] | None:
 
 
 def wait_for(superlink: subprocess.Popen[bytes], nodes: int) -> bool:
-    """Wait until this many SuperNodes are online; return False if the SuperLink ends first."""
+    """Wait until the given number of SuperNodes are online; return False if the SuperLink ends before
+    that."""
     while superlink.poll() is None:
         answer = flwr("supernode", "list") or {}
         if sum(node["status"] == "online" for node in answer.get("nodes", [])) >= nodes:

@@ -1,4 +1,5 @@
-"""Messages between node and supervisor, in addition to those between the supervisor and its zygote."""
+"""Messages between a node and the supervisor, in addition to the messages between a supervisor and a
+zygote."""
 
 from __future__ import annotations
 
@@ -11,50 +12,53 @@ from edgefl.host.channel import Refused
 from edgefl.run.control import Adopted, Cleared, Departed, Fingerprint, Spawned, ToZygote
 
 Figure = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
-"""A number reported by a node. It is bounded because the node may be untrusted."""
+"""A number that a node reports. It is bounded because the node may be untrusted."""
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """Node → supervisor: offer to host peers of the run."""
+    """Message from a node to the supervisor: the node offers to host peers (clients or workers) of the
+    run."""
 
     host: tuple[str, int, str]
-    """CPU, usable cores and system, as `edgefl.host.capacity.Host`."""
+    """The node's CPU, its number of usable cores and its operating system (`edgefl.host.capacity.Host`)."""
     machine: str
-    """Id of the running system: nodes on the same system share its cores."""
+    """Id of the node's running operating system. Nodes with the same id share the cores of one machine."""
     cores: Figure
-    """Usable cores, by affinity and quota."""
+    """Number of cores that the node may use, given its CPU affinity and its CPU quota."""
     software: dict[str, str]
-    """Versions, by name, of the software that affects the bits of the results."""
+    """Versions of the software that affects the bits of the results, keyed by package name."""
     workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
-    """Number of workers hosted under the virtual clock."""
+    """Number of workers that the node hosts under the virtual clock."""
     device: str = ""
-    """Profile of the node's single client, if it emulates one client only."""
+    """Device profile of the node's only client; empty if the node may host any number of clients."""
     as_is: bool = False
-    """Do not limit that client, because the node itself is a device of that profile."""
+    """If True, the node's only client is not slowed down, because the node itself is such a device."""
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
-    """Node → supervisor: data and model are loaded; a training step takes ``host_step_s`` CPU seconds."""
+    """Message from a node to the supervisor: the data and the model are loaded, and a training step takes
+    ``host_step_s`` CPU seconds on the node."""
 
     fingerprint: Fingerprint
     host_step_s: Figure
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """Supervisor → node: no content; sending it detects a dead node."""
+    """Message from the supervisor to a node, without content. If it cannot be sent, the node is lost."""
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
-    """Supervisor → node: the run has ended; end all processes."""
+    """Message from the supervisor to a node: the run has ended, and the node must end all its processes."""
 
     outcome: str
 
 
 class NodeEnded(msgspec.Struct, frozen=True, tag="node-ended"):
-    """Node → supervisor: all processes of the node have ended after the run."""
+    """Message from a node to the supervisor: after the end of the run, all processes of the node have
+    ended."""
 
     usage: dict[str, float | None]
-    """Measurements of `edgefl.host.capacity.UsageMeter`."""
+    """Measurements of `edgefl.host.capacity.UsageMeter` on the node during the run, keyed by name."""
 
 
 ToNode = ToZygote | Alive | Over | Refused

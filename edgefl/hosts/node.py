@@ -1,6 +1,7 @@
-"""A node: a process that joins a run and hosts some of its clients or workers, as forks of a zygote.
+"""A node: a process that joins a run and hosts some of its clients or workers (its peers).
 
-It forwards messages between the supervisor and the zygote. When a node ends, so do all its peers.
+The peers are forks of the node's zygote, a process that has already loaded the data and the model. The node
+forwards messages between the supervisor and the zygote. When a node ends, all its peers end too.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from edgefl.zeromq.door import CallerSocket, endpoint
 from edgefl.zeromq.sockets import Full
 
 REACH_S = 60.0
-"""Time for which a node tries to join, seconds."""
+"""Seconds for which a node tries to reach the run before it gives up."""
 GRACE_S = 10.0
-"""Time within which the zygote must exit before it is killed, seconds."""
+"""Seconds that the zygote has to exit before it is killed."""
 _EVENTS = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
@@ -49,15 +50,18 @@ def join(
     device: str = "",
     as_is: bool = False,
 ) -> str:
-    """Host peers for the run at ``address`` until it ends; return how it ended, or "" if it was completed.
+    """Host clients or workers of the run at ``address`` until it ends; return how it ended, or "" if it was
+    completed.
 
-    Under the virtual clock the node hosts ``workers`` (default: one per usable core); under the wall clock it
-    hosts as many clients as its capacity allows. The user's modules are looked up in the working directory.
+    Under the virtual clock the node hosts ``workers`` worker processes (by default one per usable core);
+    under the wall clock it hosts as many clients as its capacity allows. The user's modules are searched for
+    in the working directory.
 
-    With a ``device``, the node is one client of that profile; with ``as_is``, it is not slowed down.
+    If ``device`` is given, the node hosts only one client, which has this device profile. If ``as_is`` is
+    True, this client is not slowed down.
 
-    Raises `ConfigError` if the run rejects this node, `RunError` if the run cannot be reached or its
-    supervisor is gone.
+    Raises `ConfigError` if the run rejects this node, and `RunError` if the run cannot be reached or if its
+    supervisor has ended.
     """
     say(f"edgefl: looking for a run at {address}", err=True)
     with contextlib.ExitStack() as stack:
@@ -68,7 +72,8 @@ def join(
 
 
 class _NodeSocket(CallerSocket):
-    """A node's connection to the run's door. If it breaks, messages in transit are lost."""
+    """A node's connection to the run's door, the socket at which nodes join. If it breaks, messages in
+    transit are lost."""
 
     def __init__(self, address: str, key: keys.Key) -> None:
         super().__init__(address, key.secret, key.server, events=_EVENTS)
@@ -76,13 +81,13 @@ class _NodeSocket(CallerSocket):
 
     def broke(self) -> bool:
         """Return True if the connection was established and then lost. Raises `ConfigError` if the run does
-        not accept the key."""
+        not accept this node's key."""
         while self._monitor.poll(0):
             event = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected = True
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                raise ConfigError("the run does not accept this key")
+                raise ConfigError("the run does not accept this node's key")
             elif event == zmq.EVENT_CONNECTED:
                 self.reached = True
             elif self.connected:
@@ -125,7 +130,8 @@ class _Node:
             self._end_zygote()
 
     def _turn(self) -> messages.Over | None:
-        """Forward messages in both directions; return the message that ends the run once it has arrived."""
+        """Forward messages in both directions once; return the message that ends the run, if it has
+        arrived."""
         self._send()
         self._line.wait(20 if self._outbox else 1000)
         broke = self._line.broke()
@@ -169,7 +175,7 @@ class _Node:
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
             case control.Adopt():
                 self._usage.begin()
-            case control.Spawn(address=address):  # its host may be 0.0.0.0 or behind a tunnel
+            case control.Spawn(address=address):  # the host in it may be 0.0.0.0 or behind a tunnel
                 port = address.rpartition(":")[2]
                 where = self._address.rpartition(":")[0]
                 message = msgspec.structs.replace(message, address=f"{where}:{port}")
@@ -184,7 +190,7 @@ class _Node:
         self._line.watch(self._zygote.fileno())
 
     def _pass_on(self) -> None:
-        """Forward the zygote's messages to the supervisor. Raises the zygote's error if it has failed."""
+        """Queue the zygote's messages for the supervisor. If the zygote has failed, raise its error."""
         if self._zygote is None:
             return
         try:
@@ -203,7 +209,7 @@ class _Node:
             raise RunError(f"the zygote process {how}") from None
 
     def _report_leaving(self, why: str) -> None:
-        """Tell the supervisor that this node is leaving, if the message can be sent."""
+        """Tell the supervisor that this node is leaving, and ``why``, if the message can be sent."""
         with contextlib.suppress(Full):
             self._line.send([encode([Refused(why, config=False)])])
 

@@ -1,8 +1,9 @@
-"""The nodes of a run: processes, on this host or others, whose zygotes host its clients or workers.
+"""The nodes of a run: processes, on this host or others, that host the run's clients or workers (its peers).
 
-This is the supervisor's side: it accepts nodes that join, assigns peers to them, and detects lost nodes. A
-node (`edgefl.hosts.node`) loads data and model itself. It is accepted only if these are the same as on this
-host and, where the run's bits depend on the node's training, if its training gives the same bits.
+This module runs in the supervisor: it accepts nodes that join, assigns peers to them, and detects lost nodes.
+A node (`edgefl.hosts.node`) loads the data and the model itself. It is accepted only if these are the same as
+on this host. If the bits of the run's results depend on the node's training, its training steps must also
+give the same bits as on this host.
 """
 
 from __future__ import annotations
@@ -37,20 +38,21 @@ from edgefl.zeromq.door import DoorSocket, endpoint
 from edgefl.zeromq.sockets import Full, Unreachable
 
 ALIVE_MS = 1000
-"""Interval between checks that the nodes are still connected, ms."""
+"""Interval between checks that the nodes are still connected, in milliseconds."""
 GRACE_S = 15.0
-"""Time within which nodes must end their peers, seconds; longer than a node gives its zygote."""
+"""Seconds that the nodes have to end their peers. This is longer than a node waits for its zygote."""
 MOST_BYTES = 4 * 2**20
-"""Maximum message size from a node, bytes."""
+"""Maximum size of a message from a node, in bytes."""
 BITS = ("python", "torch", "numpy")
-"""Software, besides edgefl, on which the bits of a training result depend."""
+"""Names of the software, besides edgefl, on which the bits of a training result depend."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _decoder = msgspec.msgpack.Decoder(list[messages.FromNode])
 encode = msgspec.msgpack.encode
 
 
 def software() -> dict[str, str]:
-    """Return the software versions that must be equal on a node and on this host."""
+    """Return the version of each package whose version must be the same on a node as on this host, by
+    name."""
     found = {"python": platform.python_version()}
     for name in ("edgefl", "torch", "numpy"):
         try:
@@ -61,7 +63,8 @@ def software() -> dict[str, str]:
 
 
 def on_nodes(experiment: Experiment, base: Path) -> Experiment:
-    """Return the experiment with ``transport = "wire"``. Raises `ConfigError` if it cannot run on nodes."""
+    """Return the experiment with ``transport = "wire"``, which nodes need. Raises `ConfigError` if the
+    experiment cannot run on nodes."""
     strategy = resolve(experiment.strategy, [base])
     if experiment.server.secure is not None:
         raise ConfigError("[server.secure] needs all clients on this host, not on nodes")
@@ -76,17 +79,17 @@ def on_nodes(experiment: Experiment, base: Path) -> Experiment:
 
 @contextlib.contextmanager
 def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = False) -> Iterator[Nodes]:
-    """Open a run's door for nodes, with the keys in ``folder``; close it at the end.
+    """Open a run's door, the socket at which nodes join, with the keys in ``folder``; close it at the end.
 
-    Raises `ConfigError` if the keys are invalid, or if ``insecure`` is false and, without keys, anybody on
-    the network could join.
+    If ``folder`` is None, anybody who reaches the address may join. Raises `ConfigError` if the keys are
+    invalid, or if anybody on the network could join and ``insecure`` is False.
     """
     host, port = endpoint(bind, "--bind", any_port=True)
     if folder is None and host not in LOOPBACK:
         if not insecure:
             raise ConfigError(
                 f"--bind {bind}: anybody who reaches it could join the run in place of its clients; give "
-                "--keys DIR (edgefl keygen DIR NAME makes them), or --insecure"
+                "--keys DIR (edgefl keygen DIR NAME creates the keys), or --insecure"
             )
         terminal.say(f"edgefl: anybody who reaches {bind} may join this run", err=True)
     known = None if folder is None else keys.read_server(folder)
@@ -113,15 +116,16 @@ class Node:
     name: str
     about: messages.Join
     host_step_s: float = 0.0
-    """CPU seconds of a training step on the node; 0 until it is accepted."""
+    """CPU seconds that a training step takes on the node; 0 until the node is accepted."""
     cores: float = 0.0
-    """The node's share of its machine's cores."""
+    """Number of cores of the machine that this node may use: an equal share for each node on the machine."""
     peers: dict[tuple[control.Role, int], int] = field(default_factory=dict)
-    """Epoch of each peer on the node, by role and number."""
+    """Epoch of each peer on the node, keyed by the peer's role and number."""
     hosted: set[int] = field(default_factory=set)
     """Numbers of all peers that the node has ever hosted."""
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
-    """Reasons for ending peers that move to another node. Their current tasks are not blamed."""
+    """Reason for ending each peer that moves to another node, keyed by role and number. Such an end does not
+    count as a failure of the task that the peer has at that time."""
     cleared: int = 0
     outbox: deque[messages.ToNode] = field(default_factory=deque)
 
@@ -130,7 +134,7 @@ class Node:
         return self.host_step_s > 0.0
 
     def row(self, lost: str = "", usage: dict[str, float | None] | None = None) -> NodeRow:
-        """Return the node's row in the run's record."""
+        """Return the row that describes this node in the run's record."""
         cpu, _, system = self.about.host
         return NodeRow(
             name=self.name,
@@ -147,15 +151,15 @@ class Node:
 
 
 def largest(values: Iterable[float | None]) -> float | None:
-    """Return the largest of the known values; None if there is none."""
+    """Return the largest of the values that are not None, or None if there is no such value."""
     return max((value for value in values if value is not None), default=None)
 
 
 def _together(usages: list[dict[str, float | None]]) -> tuple[float, float]:
-    """Return the shares of one machine's CPU time that the run used, and that other processes used.
+    """Return the share of a machine's CPU time that the run used, and the share that other processes used.
 
-    Each of ``usages`` was measured by one process of the run, whose ``others`` include the run's remaining
-    processes.
+    Each item of ``usages`` was measured by one process of the run. Its ``others`` is the share of all other
+    processes, including the other processes of the run.
     """
     shares = [(usage.get("used") or 0.0, usage.get("others") or 0.0) for usage in usages]
     used, busy = sum(own for own, _ in shares), max(map(sum, shares))
@@ -163,11 +167,12 @@ def _together(usages: list[dict[str, float | None]]) -> tuple[float, float]:
 
 
 class Nodes:
-    """The nodes that joined at ``bind`` (``tcp://HOST:PORT``, or ``*`` as port); implements `Hosts`.
+    """The nodes that join a run at the address ``bind``; implements `Hosts`.
 
-    ``known`` holds the door's secret key and, by name, the public keys of the nodes that may join; if it is
-    None, any node may join. The run waits for ``wanted`` nodes. An instance serves one run. Raises `RunError`
-    if the address is not available.
+    ``bind`` is ``tcp://HOST:PORT``, or ``tcp://HOST:*`` for any free port. ``known`` contains the secret key
+    of the door (the socket at which nodes join) and the public keys of the nodes that may join, keyed by
+    name; if it is None, any node may join. The run waits for ``wanted`` nodes. An instance serves one run.
+    Raises `RunError` if the address is not available.
     """
 
     name, compare = "nodes", True
@@ -179,27 +184,30 @@ class Nodes:
             self._door.admit(name.encode(), key)
         self.wanted, self._bind = wanted, bind
         self.say: Callable[[str], None] = lambda _: None
-        """Shows the user a message."""
+        """Function that shows a message to the user."""
         self.invitation = ""
-        """Line that tells the user how nodes join, shown when the run starts to wait for them."""
+        """Line that tells the user how nodes can join. It is shown when the run starts to wait for them."""
         self.outlook: Callable[[], int] | None = None
-        """If a launcher starts nodes: returns how many may take part; raises `EdgeflError` if none may."""
+        """Function that returns how many nodes may still take part, and raises `EdgeflError` if none may;
+        None if no launcher, such as Ray, starts the nodes."""
         self._nodes: dict[str, Node] = {}
         self._unplaced: list[control.Spawn] = []
-        """Peers that no node can host yet."""
+        """Start messages of the peers that no node can host yet."""
         self._prepare: control.Prepare | None = None
         self._expected: control.Fingerprint | None = None
         self._same_bits = False
         self._waiting: dict[str, messages.Agreed] = {}
-        """Messages of nodes that finished loading before this host, by node."""
+        """Messages of the nodes that have loaded the data and the model but are not yet compared with this
+        host, keyed by node name."""
         self._adopt: control.Adopt | None = None
         self._reserved: dict[int, str] = {}
-        """Node name by client, for clients that are reserved for nodes that are devices."""
+        """Name of the node for which a client is reserved, keyed by client number. Only nodes that host a
+        single client, of a given device profile, have a reserved client."""
         self._clearing = 0
         self._next_check_s = 0.0
         self._closed = False
         self.rows: list[NodeRow] = []
-        """Nodes that hosted peers and have left, or were connected when the run ended."""
+        """Rows of the nodes that have left after hosting peers, and of the nodes that ended with the run."""
 
     @property
     def address(self) -> str:
@@ -207,16 +215,17 @@ class Nodes:
 
     @property
     def door(self) -> str:
-        """Address of the server's door: the next port, or any port if this door is bound to any port."""
+        """Address at which the run's server listens for peers: the port after this one, or any free port if
+        the port of this socket is not fixed either."""
         where, _, port = self._bind.rpartition(":")
         return f"{where}:{int(port) + 1 if port.isdecimal() else '*'}"
 
     @property
     def agreed(self) -> list[Node]:
-        """The nodes that can host peers."""
+        """The accepted nodes, which can host peers."""
         return [node for node in self._nodes.values() if node.agreed]
 
-    # ---- called by the supervisor's loop --------------------------------------------------------
+    # ---- methods that the supervisor's loop calls -----------------------------------------------
 
     def adapted(self, experiment: Experiment, base: Path) -> Experiment:
         return on_nodes(experiment, base)
@@ -228,19 +237,23 @@ class Nodes:
             terminal.say(self.invitation, err=True)
 
     def wait(self, timeout_s: float | None) -> float:
-        """Send the queued messages to the nodes, then wait up to one second for theirs; return 0."""
+        """Send the queued messages to the nodes, then wait up to one second for messages from them.
+
+        Return 0, because the caller need not wait any longer.
+        """
         late = any(not self._send(node) for node in self._nodes.values())
         most_ms = 20 if late else ALIVE_MS
         self._door.wait(most_ms if timeout_s is None else min(round(1000 * timeout_s), most_ms))
         return 0.0
 
     def receive(self) -> Iterator[control.FromHosts]:
-        """Yield the nodes' messages that concern the run, and the ends of lost nodes' peers."""
+        """Yield the messages from nodes that concern the run, and a message for each peer that ended because
+        its node was lost."""
         for name, frames in self._door.receive():
             try:
                 received = _decoder.decode(frames[0])
             except (msgspec.DecodeError, RecursionError, ValueError, IndexError):
-                if name.decode() not in self._nodes:  # perhaps another version of edgefl
+                if name.decode() not in self._nodes:  # the node may have another version of edgefl
                     self._answer(name.decode(), f"its message is not valid for edgefl {software()['edgefl']}")
                 yield from self._lose(name.decode(), "it sent an invalid message")
                 continue
@@ -270,7 +283,7 @@ class Nodes:
         return True
 
     def _send(self, node: Node) -> bool:
-        """Send the node's queued messages; return False if it has not yet received earlier ones."""
+        """Send the queued messages to a node; return False if it has not yet received earlier messages."""
         if node.outbox:
             try:
                 self._door.send(node.name.encode(), [encode(list(node.outbox))])
@@ -312,7 +325,7 @@ class Nodes:
 
     def _join(self, name: str, join: messages.Join) -> None:
         here, names = software(), ("edgefl", *(BITS if self._same_bits else ()))
-        differ = [f"{what} {join.software.get(what)}, here {here[what]}" for what in names
+        differ = [f"{what} {join.software.get(what)}, but this host has {here[what]}" for what in names
                   if join.software.get(what) != here[what]]  # fmt: skip
         if differ:
             self._refuse(name, f"it has {'; '.join(differ)}")
@@ -334,7 +347,8 @@ class Nodes:
             self._door.send(name.encode(), [encode([Refused(why, config=True)])])
 
     def _compare(self) -> Iterator[control.FromHosts]:
-        """Accept nodes with the same data and model as this host, once this host has loaded them."""
+        """Once this host has loaded the data and the model, accept the nodes that have the same, and reject
+        the others."""
         if self._expected is None:
             return
         for name, agreed in list(self._waiting.items()):
@@ -350,7 +364,8 @@ class Nodes:
                 yield from self._accept(self._nodes[name], agreed)
 
     def _reserve(self, node: Node) -> str:
-        """If the node is a device, reserve a client of its profile; return why none is free, else ""."""
+        """If the node is a device, reserve a client with its profile. Return the reason if there is no such
+        client, else ""."""
         device = node.about.device
         if not device:
             return ""
@@ -363,10 +378,10 @@ class Nodes:
             if info.profile == device and number not in self._reserved and (free is None or number in free):
                 self._reserved[number] = node.name
                 return ""
-        return f"this run has no {device} client without a host"
+        return f"this run has no client with the profile {device} that needs a host"
 
     def _accept(self, node: Node, agreed: messages.Agreed) -> Iterator[control.FromHosts]:
-        """Accept a node: give it the peers without a host, and workers from nodes that have too many."""
+        """Accept a node: assign to it peers that no node hosts, and workers of nodes that host too many."""
         node.host_step_s, node.cleared = agreed.host_step_s, self._clearing
         self._share_cores()
         if self._adopt is not None:
@@ -379,7 +394,7 @@ class Nodes:
             self._make_room(f"node {node.name} has room for it")
 
     def _make_room(self, why: str) -> None:
-        """End the workers above each node's share; they are started again on other nodes."""
+        """End the workers by which a node exceeds its share; they are started again on other nodes."""
         carried = sum(node.about.workers for node in self.agreed)
         share = -(-sum(len(node.peers) for node in self.agreed) // carried)
         for node in self.agreed:
@@ -388,13 +403,13 @@ class Nodes:
                 node.outbox.append(control.Expel(*who, epoch))
 
     def _share_cores(self) -> None:
-        """Divide the cores of each machine equally among its nodes."""
+        """Divide the cores of each machine equally among the nodes on it."""
         for node in self.agreed:
             there = sum(other.about.machine == node.about.machine for other in self.agreed)
             node.cores = node.about.cores / there
 
     def _lose(self, name: str, why: str) -> Iterator[control.FromHosts]:
-        """Remove a lost node, and report the end of all its peers."""
+        """Remove a lost node, and yield a message that reports the end of each of its peers."""
         self._waiting.pop(name, None)
         if (node := self._nodes.pop(name, None)) is None:
             return
@@ -411,7 +426,7 @@ class Nodes:
         if self._clearing and all(node.cleared == self._clearing for node in self.agreed):
             yield control.Cleared(self._clearing)
 
-    # ---- the supervisor's commands --------------------------------------------------------------
+    # ---- commands of the supervisor -------------------------------------------------------------
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
         self._prepare, self._same_bits = message, same_bits
@@ -423,13 +438,14 @@ class Nodes:
         yield from self._compare()
 
     def adopt(self, shape: Shape) -> None:
-        """Have the nodes create their buffers; from now on they can host peers."""
+        """Tell the nodes to create their parameter buffers. From now on they can host peers."""
         self._adopt = control.Adopt(initialise=False, shape=shape)
         for node in self.agreed:
             node.outbox.append(self._adopt)
 
     def spawn(self, spawn: control.Spawn) -> None:
-        """Start a peer on the node with the lowest relative load; without a node, the peer waits."""
+        """Start a peer on the node with the lowest load relative to its capacity. If there is no node, the
+        peer waits for one."""
         node = self._host_of(spawn.peer, {node.name: len(node.peers) for node in self.agreed})
         if node is None:
             if not self._unplaced:
@@ -442,7 +458,8 @@ class Nodes:
         node.outbox.append(spawn)
 
     def _host_of(self, number: int, peers: dict[str, int]) -> Node | None:
-        """Return the node reserved for this peer, or the one with the fewest ``peers`` for its capacity."""
+        """Return the node that is reserved for this peer; if there is none, the node with the fewest
+        ``peers`` relative to its capacity."""
 
         def full(name: str) -> float:
             node = self._nodes[name]

@@ -25,7 +25,7 @@ from edgefl.zeromq.keys import public
 AUTO = "auto"
 """Address of the cluster to which this host belongs."""
 HEAD_TIMEOUT_S = 5.0
-"""Seconds to wait for the cluster's head to accept a connection."""
+"""Seconds that the head node of the cluster has to accept a connection."""
 GRACE_S = 10.0
 
 
@@ -33,15 +33,16 @@ GRACE_S = 10.0
 def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = False) -> Iterator[Nodes]:
     """Admit the nodes of the Ray cluster at ``address`` (``HOST:PORT`` or `AUTO`) to a run.
 
-    Each node gets a new key for this run through Ray. The folder ``base`` is sent to the nodes if the
-    experiment names the user's modules.
+    Ray sends each node a new key for this run. If the experiment uses modules of the user, the folder
+    ``base`` is also sent to the nodes.
 
-    Raises `ConfigError` if Ray or the cluster is missing, or no node can take part.
+    Raises `ConfigError` if Ray is not installed, if the cluster cannot be reached, or if no node can take
+    part.
     """
     if find_spec("ray") is None:
         raise ConfigError("--ray needs ray, which is not installed: pip install 'edgefl[ray]'")
     if address != AUTO:
-        _own_address(address)  # fails at once, where Ray would wait
+        _own_address(address)  # this fails at once if no cluster answers, whereas Ray would wait
     if not quiet:
         say(f"edgefl: placing a process on each node of the Ray cluster {address}", err=True)
     child, channel = start_process(
@@ -60,8 +61,8 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
 
 
 def _own_address(head: str) -> str:
-    """Return this host's address as seen from ``head`` (HOST:PORT); raise `ConfigError` if nothing
-    listens."""
+    """Return the address of this host from which it connects to ``head`` (HOST:PORT). Raises `ConfigError` if
+    nothing listens there."""
     host, _, port = head.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         raise ConfigError(f"--ray: must be HOST:PORT of the cluster's head, or {AUTO} (got {head!r})")
@@ -74,7 +75,7 @@ def _own_address(head: str) -> str:
 
 
 def _opened(channel: Channel[FromDriver], address: str) -> Nodes:
-    """Listen for the nodes on which the driver has placed actors."""
+    """Return a `Nodes` object that accepts the nodes on which the driver has placed actors."""
     try:
         placed = channel.receive()
     except Closed:
@@ -92,7 +93,7 @@ def _opened(channel: Channel[FromDriver], address: str) -> Nodes:
 
 
 class _NodeCounter:
-    """Counts the nodes that may still join the run, and shows the user why others do not."""
+    """Counts the nodes that may still take part in the run, and shows the user why other nodes do not."""
 
     def __init__(self, channel: Channel[FromDriver], nodes: Nodes, placed: Placed) -> None:
         self._channel, self._nodes = channel, nodes
@@ -100,7 +101,7 @@ class _NodeCounter:
         self._ends: list[str] = []
 
     def __call__(self) -> int:
-        """Return the number of nodes that may take part. Raises `RunError` if none is left."""
+        """Return the number of nodes that may still take part. Raises `RunError` if no node is left."""
         for name, why in self._absent.items():
             self._nodes.say(f"node {name} does not take part: {why}")
         self._absent = {}

@@ -1,7 +1,8 @@
-"""Ray driver of one run: it starts an actor on each node of the cluster, which hosts peers of the run.
+"""The Ray driver of one run: it starts an actor on each node of the cluster. The actors host the run's peers.
 
-It is a separate process because Ray's core exits when the cluster is lost, prints to the terminal and starts
-threads. It ends when all actors have ended; if the supervisor dies, it dies too, and Ray ends the actors.
+The driver is a separate process because Ray's core prints to the terminal, starts threads, and exits when the
+cluster is lost. The driver ends when all actors have ended. If the supervisor dies, the driver dies too, and
+Ray ends the actors.
 """
 
 from __future__ import annotations
@@ -21,37 +22,38 @@ from edgefl.hosts.node import join
 from edgefl.zeromq.keys import Key, public
 
 CONNECT_S = 60
-"""Seconds that Ray may take to connect; Ray's own limit is ten minutes."""
+"""Seconds that Ray may take to connect to the cluster. Ray's own limit is ten minutes."""
 START_S = 60.0
 """Seconds that a node may take to free its cores and start a process."""
 RESTARTS = 3
 """Number of times Ray restarts an actor whose process was killed while its node is alive."""
 PASSED_ON = ("EDGEFL_DATA", "EDGEFL_MIRROR", "EDGEFL_MODULES", "EDGEFL_OFFLINE")
-"""Environment variables that actors inherit from this process unless their node sets them."""
+"""Names of the environment variables that actors inherit from this process unless their node sets them."""
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed"):
-    """Driver → supervisor: an actor has been started on each of these nodes."""
+    """Message from the driver to the supervisor: an actor has been started on each node in ``joiners``."""
 
     head: str
-    """Address of the cluster's head."""
+    """Address of the head node of the cluster."""
     here: str
-    """Address of this process's node, as the other nodes know it."""
+    """Address at which the other nodes reach the node of this process."""
     joiners: dict[str, bytes]
-    """Public keys, by node name."""
+    """Public key of each node that will join the run, keyed by node name."""
     absent: dict[str, str]
-    """Reasons why no actor was started, by node name."""
+    """Reason why no actor was started on a node, keyed by node name."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """Supervisor → driver: the run accepts nodes at this address, with this public key."""
+    """Message from the supervisor to the driver: the run accepts nodes at this address; ``key`` is the public
+    key of the run."""
 
     address: str
     key: bytes
 
 
 class ActorEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """Driver → supervisor: this node's actor has ended for good."""
+    """Message from the driver to the supervisor: the actor on this node has ended and is not restarted."""
 
     name: str
     why: str
@@ -61,19 +63,21 @@ FromDriver = Placed | ActorEnded | Refused
 
 
 class RayNode:
-    """The actor. Its process is the node (`edgefl.hosts.node`), so the peers it hosts end with it."""
+    """The Ray actor. Its process is a node (`edgefl.hosts.node`), so the peers on the node end with the
+    actor."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         for name, value in environment.items():
             os.environ.setdefault(name, value)
 
     def join(self, address: str, key: Key, workers: int) -> str:
-        """Host peers until the run ends; return the reason for the end."""
+        """Host peers of the run until it ends; return how it ended, or "" if it was completed."""
         return join(address, key, workers=workers)
 
 
 def main(channel_fd: int, parent_pid: int, address: str, code: str) -> None:
-    """Start actors in the cluster at ``address`` and send them ``code``, the folder of the user's modules."""
+    """Start actors in the cluster at ``address``, and send the folder ``code`` with the user's modules to
+    them."""
     become_child(parent_pid, "edgefl-ray")
     channel: Channel[Opened] = Channel.inherit(channel_fd, Opened)
     if not os.environ.get("EDGEFL_TRACEBACK"):
@@ -94,7 +98,7 @@ def _drive(channel: Channel[Opened], address: str, code: str) -> None:
     actors = {name: _actor(*node) for name, node in nodes.items()}
     absent = dict(_unavailable(actors))
     for name in absent:
-        ray.kill(actors.pop(name))  # otherwise it would occupy the cores once they are free
+        ray.kill(actors.pop(name))  # otherwise the actor would occupy the node's cores once they are free
     secrets = {name: os.urandom(32) for name in actors}
     if not secrets:
         why = "; ".join(f"node {name}: {why}" for name, why in absent.items()) or "none has CPU cores"
@@ -113,7 +117,7 @@ def _drive(channel: Channel[Opened], address: str, code: str) -> None:
 
 
 def _connect(address: str, code: str) -> None:
-    """Connect to the cluster and send the user's modules to all nodes. Raises `ConfigError` on failure."""
+    """Connect to the cluster, and send the user's modules to all nodes. Raises `ConfigError` if Ray fails."""
     import ray
 
     environment = {"working_dir": code, "excludes": ["runs"]} if code else {}
@@ -128,7 +132,8 @@ def _connect(address: str, code: str) -> None:
 
 
 def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield each living node that has cores: a readable name, and Ray's node id with the number of cores.
+    """Yield each living node that has cores: a readable name, and a pair of Ray's node id and the number of
+    cores.
 
     >>> node = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeID": "aa", "Resources": {"CPU": 4.0}}
     >>> dict(_named([node, {**node, "NodeID": "bb"}, {**node, "Alive": False}, {**node, "Resources": {}}]))
@@ -143,7 +148,7 @@ def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, in
 
 
 def bracketed(host: str) -> str:
-    """Return an IP address in the form that precedes a port.
+    """Return an IP address in the form in which it is written before a port.
 
     >>> bracketed("10.0.0.1"), bracketed("fd00::1")
     ('10.0.0.1', '[fd00::1]')
@@ -152,7 +157,8 @@ def bracketed(host: str) -> str:
 
 
 def _actor(node: str, cores: int) -> Any:
-    """Start an actor that reserves all cores of a node, so that Ray runs nothing else beside the phones."""
+    """Start an actor that reserves all cores of a node, so that Ray runs nothing else on it during the
+    run."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -169,7 +175,7 @@ def _actor(node: str, cores: int) -> Any:
 
 
 def _unavailable(actors: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the nodes on which no actor could be started, and why."""
+    """Yield each node on which no actor could be started, with the reason."""
     import ray
 
     started = {actor.__ray_ready__.remote(): name for name, actor in actors.items()}
@@ -182,7 +188,7 @@ def _unavailable(actors: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _outcome(result: Any, fine: str = "the run is over") -> str:
-    """Return why an actor's call has ended; ``fine`` if it ended without an error."""
+    """Return the reason why a call of an actor has ended, or ``fine`` if it ended without an error."""
     import ray
 
     try:
@@ -195,6 +201,6 @@ def _outcome(result: Any, fine: str = "the run is over") -> str:
 
 
 def _line(error: BaseException) -> str:
-    """Return the last line of an error's text, which for a traceback names the error."""
+    """Return the last line of an error message. In a traceback this is the line that names the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,5 +1,6 @@
-"""Measure a device's time for each class of operation: here, over ssh, or on phones without Python.
+"""Measure the time that a device takes for each class of torch operation: on this machine, over ssh, or on
+phones without Python.
 
-kit      the measurement: one file that needs only Python and torch
+kit      the measurement kit: one file that needs only Python and torch
 remote   runs the kit in another process or on another host
 """

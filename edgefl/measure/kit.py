@@ -1,13 +1,15 @@
-"""Measure the time of each class of torch operation on a device: eight short workloads, one JSON result.
+"""Measure the time that a device takes for each class of torch operation; write the result as JSON.
 
-This file needs only Python 3.8 and torch 1.13, or newer. Copied to a device,
+This file needs only Python 3.8 and torch 1.13, or newer versions. Copy it to a device and measure the device
+there with
 
     python kit.py --out result.json
 
-measures that device. `edgefl measure` runs the kit here or over ssh, and `edgefl profiles fit result.json`
-makes a profile from the result. Each workload is dominated by a different class of operation. The sizes of
-its parts differ, to separate the cost of operations from the cost of moving bytes. The time of a part is that
-of one step: forward, backward and an update by SGD with momentum, or forward only.
+`edgefl measure` runs the kit on this machine or over ssh, and `edgefl profiles fit result.json` makes a
+device profile from the result. The kit has eight short workloads, each of which is dominated by a different
+class of operation. A workload consists of parts of different sizes, to separate the cost of operations from
+the cost of moving bytes. The time of a part is the time of one step: either a forward pass, a backward pass
+and an update by SGD with momentum, or only a forward pass.
 """
 
 from __future__ import annotations
@@ -27,40 +29,42 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 VERSION = 1
-"""Version of the workloads; it determines how the work of a result's parts is counted."""
+"""Version of the workloads. It determines how the operations in the parts of a result are counted."""
 BATCH = 4
 MINUTES = 8.0
 QUICK_MINUTES = 0.4
 STABLE = 0.01
-"""Relative standard error of a part's mean step time at which its measurement stops."""
+"""Relative standard error of the mean step time below which the measurement of a part stops."""
 LEAST = 5
-"""Minimum number of timed steps of a part, if its share of the time budget allows."""
+"""Minimum number of timed steps of a part, if its share of the time budget allows so many."""
 
 
 class Part(NamedTuple):
-    """One step to be timed."""
+    """One part of a workload: a step whose time is measured."""
 
     make: Callable[[], Any]
-    """Creates the module."""
+    """Function that creates the torch module of this part."""
     shape: tuple[int, ...]
-    """Shape of one example."""
+    """Shape of one example in the input batch."""
     batch: int = BATCH
     train: bool = True
-    """True: forward, backward and update. False: forward only."""
+    """If True, a step is a forward pass, a backward pass and an update. If False, it is only a forward
+    pass."""
 
 
 def loss(outputs: Any) -> Any:
-    """Sum of squares: gives every output a gradient, at the cost of two passes over the outputs."""
+    """Return the sum of the squared outputs. Every output then has a gradient, and the cost is only two
+    passes over the outputs."""
     return outputs.pow(2).sum()
 
 
 def workloads() -> dict[str, dict[str, Part]]:
-    """Return the workloads and their parts, by name."""
+    """Return the parts of each workload. Workloads and parts are keyed by name."""
     import torch
     from torch import nn
 
     class Apply(nn.Module):
-        """A function as a layer."""
+        """A layer that applies a function to its input."""
 
         def __init__(self, function: Callable[[Any], Any]) -> None:
             super().__init__()
@@ -70,7 +74,8 @@ def workloads() -> dict[str, dict[str, Part]]:
             return self.function(x)
 
     class InputGate(nn.Module):
-        """One learned factor, so that a gradient flows back through the layers after it."""
+        """A layer that multiplies its input by one learned factor, so that the backward pass goes through all
+        layers after it."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -80,7 +85,7 @@ def workloads() -> dict[str, dict[str, Part]]:
             return x * self.weight
 
     class Attention(nn.Module):
-        """Two matrix products and a softmax with heads of width 32, without projections."""
+        """Attention without projections: two matrix products and a softmax, with heads of width 32."""
 
         def forward(self, x: Any) -> Any:
             heads = x.view(x.shape[0], x.shape[1], -1, 32).transpose(1, 2)
@@ -96,7 +101,8 @@ def workloads() -> dict[str, dict[str, Part]]:
             return self.cell(x)[0][:, -1]
 
     def conv(channels: Sequence[int], kernel: int = 3, groups: int = 1, stride: int = 1) -> Any:
-        """A chain of convolutions between consecutive channel counts; ``groups=0`` means depthwise."""
+        """Return a sequence of convolutions, each from one number in ``channels`` to the next. ``groups=0``
+        makes them depthwise convolutions."""
         padding = kernel // 2 if stride < kernel else 0
         pairs = [channels[place : place + 2] for place in range(len(channels) - 1)]
         layers = (nn.Conv2d(i, o, kernel, stride, padding, 1, groups or i, bias=False) for i, o in pairs)
@@ -186,7 +192,7 @@ def workloads() -> dict[str, dict[str, Part]]:
 
 
 def stepper(part: Part) -> Callable[[], None]:
-    """Return a function that runs one step of the part."""
+    """Return a function that runs one step of a part."""
     import torch
 
     module, inputs = part.make().train(part.train), torch.randn(part.batch, *part.shape)
@@ -205,7 +211,8 @@ def stepper(part: Part) -> Callable[[], None]:
 
 
 def timed(step: Callable[[], None], budget_s: float) -> dict[str, Any]:
-    """Repeat the step until its time is stable or the budget is used; return its wall and CPU seconds."""
+    """Repeat a step until its time is stable or ``budget_s`` seconds have passed; return the wall seconds and
+    the CPU seconds of a step."""
     end = time.perf_counter() + budget_s
     step()
     wall: list[float] = []
@@ -232,7 +239,8 @@ def _stable(seconds: Sequence[float], budget_s: float) -> bool:
 
 
 def measure(minutes: float, threads: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Time all workloads with this number of threads; return the content of the JSON file."""
+    """Measure all workloads in about ``minutes`` minutes with this number of threads; return the content of
+    the JSON file. ``tell`` is called with a progress line for each part."""
     import torch
 
     torch.set_num_threads(threads)
@@ -253,7 +261,7 @@ def measure(minutes: float, threads: int, tell: Callable[[str], None]) -> dict[s
 
 
 def facts() -> dict[str, Any]:
-    """Return the facts known about the device and its libraries."""
+    """Return what is known about the device, its operating system and the installed libraries."""
     import torch
 
     return {
@@ -272,7 +280,7 @@ def facts() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Return the number of cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -305,7 +313,7 @@ def _ram_mib() -> int | None:
 
 
 def state() -> dict[str, float]:
-    """Return temperature, frequency and load, if the system reports them."""
+    """Return the current temperature, frequency and load of the device, as far as the system reports them."""
     temperatures = _numbers("/sys/class/thermal/thermal_zone*/temp")
     frequencies = _numbers("/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
     readings = {}
@@ -313,7 +321,7 @@ def state() -> dict[str, float]:
         readings["temp_c"] = max(temperatures) / 1e3
     if frequencies:
         readings["mhz"] = max(frequencies) / 1e3
-    with contextlib.suppress(OSError, AttributeError):  # not available to Android apps
+    with contextlib.suppress(OSError, AttributeError):  # Android apps cannot read the load
         readings["load"] = round(os.getloadavg()[0], 2)
     return readings
 
@@ -332,7 +340,7 @@ def _text(path: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line."""
+    """Run the kit with the given command-line arguments, and return the exit code."""
     parser = argparse.ArgumentParser(description="Measure this device's time for each class of operation.")
     parser.add_argument("--out", help="JSON file to write (default: standard output)")
     parser.add_argument("--minutes", type=float, help=f"time budget (default: {MINUTES:g})")

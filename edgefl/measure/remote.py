@@ -1,4 +1,5 @@
-"""Run the measurement kit in a separate process, here or over ssh: its source on stdin, JSON on stdout."""
+"""Run the measurement kit in a separate process, on this machine or over ssh. The process reads the source of
+the kit from its standard input, and writes the result to its standard output as JSON."""
 
 from __future__ import annotations
 
@@ -14,16 +15,18 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.measure import kit
 
 PROGRESS = re.compile(r"^\S+/\S+: .* steps, CV")
-"""Matches the kit's progress line for a finished part."""
+"""Pattern that matches the progress line that the kit prints for a finished part."""
 
 
 def run(
     options: Sequence[str], tell: Callable[[str], None], ssh: str = "", python: str = ""
 ) -> dict[str, Any]:
-    """Run the kit on this machine, or on ``ssh`` (user@host), and return its result; it leaves no file there.
+    """Run the kit on this machine, or on the host ``ssh`` (``HOST`` or ``USER@HOST``), and return its result.
+    The kit leaves no file on that host.
 
-    ``python`` is the interpreter; ``tell`` receives a progress line for each part. Raises a one-line
-    `RunError` if the host cannot be reached or has no torch.
+    ``options`` are the command-line options of the kit, and ``python`` is the Python interpreter. ``tell`` is
+    called with a progress line for each part. Raises a one-line `RunError` if the host cannot be reached or
+    if torch is not installed there.
     """
     if ssh.startswith("-"):
         raise ConfigError(f"--ssh {ssh}: must be HOST or USER@HOST")
@@ -35,7 +38,11 @@ def run(
 
 
 def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, str, str]:
-    """Return exit code, stdout and last stderr line. ``tell`` gets all stderr lines but a failure's last."""
+    """Run a command with the kit's source as its standard input; return the exit code, the standard output
+    and the last line of the standard error.
+
+    ``tell`` is called with each line of the standard error, except with the last line if the command fails.
+    """
     try:
         with (
             open(kit.__file__) as source,

@@ -1,20 +1,21 @@
-"""The parameter buffer: shared memory with published models and updates.
+"""The parameter buffer: shared memory that contains the published models and the updates.
 
-    page 0         header: the buffer's shape, the latest version
-    ring headers   64 bytes each: the entry's version
-    slot headers   64 bytes each: the update's client, task, base version, checksum and state
-    ring           one model and the server optimiser's state vectors per entry, float32[D] each
-    slots          one update each, in the run's `UpdateFormat`
-    sides          per client: which of its two kept blocks is current, and since which task
-    kept           two blocks per client for numbers that it keeps from trip to trip: its strategy's vectors,
-                   and the rounding errors of its last update if error feedback is on
-    tail           writes to the run's record since its last commit: `edgefl.results.tail`
+    page 0         header: the shape of the buffer and the latest version
+    ring headers   64 bytes for each ring entry: the version in the entry
+    slot headers   64 bytes for each slot: client, task, base version, checksum and state of the update in it
+    ring           entries with published models: one model and the state vectors of the server's optimiser,
+                   each D float32 numbers
+    slots          one update in each slot, in the `UpdateFormat` of the run
+    sides          for each client: which of its two kept blocks is current, and the task that made it current
+    kept           two "kept blocks" for each client, with the numbers that it keeps from trip to trip: the
+                   vectors of the strategy and, with error feedback, the rounding errors of its last update
+    tail           data written to the run's record since its last commit (`edgefl.results.tail`)
 
-D is the size of the model plus that of the vectors that a strategy exchanges together with it (see `blocks`).
+D is the size of the model plus the size of the vectors that a strategy exchanges together with it (`blocks`).
 
-The mapping is anonymous (a memfd, or an unlinked file if the kernel has none), so no file outlives the
-processes. The server writes version n+1 into a ring entry without readers and publishes it by one store; a
-client writes only into its task's slot.
+The memory is anonymous (a memfd, or an unlinked file if the kernel has no memfd), so no file outlives the
+processes. The server writes version n+1 into a ring entry that nobody reads, and publishes it with a single
+store to memory. A client writes only into the slot of its task.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ PAGE = 4096
 _FIELDS = "magic layout size ring slots vectors format clients kept tail extra latest_version latest_entry"
 _HEADER = np.dtype([(name, "<i8") for name in _FIELDS.split()])
 WORDS = 8
-"""64-bit words per header of a ring entry or slot: one cache line."""
+"""Number of 64-bit words in the header of a ring entry or of a slot. The header fills one cache line."""
 
 
 class TripPhase:
-    """Phase of a trip after the client has fetched the model; stored in the slot header's ``fetched``."""
+    """Phase of a trip after the client has fetched the model. It is stored in the field ``fetched`` of the
+    slot header."""
 
     DOWN = 1
     COMPUTE = 2
@@ -58,7 +60,8 @@ class TripPhase:
 
 
 class SlotState:
-    """State of a slot: free, leased to a client that may write, or holding a complete update."""
+    """State of a slot: it is free, it is leased to a client that may write to it, or it contains a complete
+    update."""
 
     FREE = 0
     LEASED = 1
@@ -67,9 +70,13 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a buffer: D parameters, ring entries, slots, optimiser vectors per entry, the update format,
-    the number of clients with kept blocks, float32 numbers per kept block, the tail's bytes, and the bytes
-    that follow the numbers of each update."""
+    """Sizes of a buffer.
+
+    In the order of the fields: D, the number of parameters; the numbers of ring entries, of slots, and of
+    optimiser vectors in each ring entry; the update format; the number of clients that have kept blocks; the
+    number of float32 numbers in a kept block; the length of the tail in bytes; and the number of bytes that
+    follow the numbers of each update.
+    """
 
     size: int
     ring: int
@@ -93,17 +100,18 @@ class Shape:
 
     @property
     def update_bytes(self) -> int:
-        """Bytes of one update."""
+        """Length of one update in a slot, in bytes."""
         return self.update_format.nbytes(self.size) + self.extra
 
     @property
     def stride(self) -> int:
-        """Bytes from one vector to the next, a multiple of the page size."""
+        """Distance in bytes from the start of one vector to the start of the next. It is a multiple of the
+        page size."""
         return _pages(self.size * 4)
 
     @property
     def offsets(self) -> tuple[int, int, int, int, int]:
-        """Byte offsets of the ring, slots, sides, kept blocks and tail."""
+        """Offsets in bytes of the ring, the slots, the sides, the kept blocks and the tail."""
         ring = PAGE + _pages((self.ring + self.slots) * 8 * WORDS)
         slots = ring + self.ring * (1 + self.vectors) * self.stride
         sides = slots + self.slots * _pages(self.update_bytes)
@@ -116,7 +124,7 @@ class Shape:
 
 
 class ParameterBuffer:
-    """A view of the shared memory. Every process of a run has its own view of the same memory.
+    """A view of the parameter buffer. Every process of a run has its own view of the same shared memory.
 
     >>> buffer = ParameterBuffer.create(Shape(size=3, ring=2, slots=1))
     >>> buffer.model(0)[:] = [1, 2, 3]
@@ -138,7 +146,7 @@ class ParameterBuffer:
         self._header = whole[: _HEADER.itemsize].view(_HEADER)
         self._entries = whole[PAGE:ring_end].view(np.int64).reshape(-1, WORDS)
         self._slots = whole[ring_end:slots_end].view(np.int64).reshape(-1, WORDS)
-        # One view per vector, made once: slicing costs more than all header writes of a trip.
+        # Each vector has one view, created here, because slicing costs more than all header writes of a trip.
         vectors = range(shape.ring * (1 + shape.vectors))
         self._vectors = [self._floats(ring + index * shape.stride, shape.size) for index in vectors]
         kind = shape.update_format
@@ -146,7 +154,7 @@ class ParameterBuffer:
         self._raws = [whole[start : start + shape.update_bytes] for start in starts]
         self._updates = [kind.values(raw, shape.size) for raw in self._raws]
         self._scales = [kind.scales(raw, shape.size) for raw in self._raws]
-        # Memoryviews read and write plain ints several times faster than numpy.
+        # A memoryview reads and writes plain integers several times faster than a numpy array.
         self.side: memoryview[int] = whole[sides : sides + 8 * shape.clients].view(np.int64).data
         self.state, self.task, self.client, self.base_version, self.fetched, self.lent = (
             self._slots[:, word].data for word in range(6)
@@ -161,17 +169,21 @@ class ParameterBuffer:
 
     @classmethod
     def create(cls, shape: Shape, *, sparse: bool = False, most_bytes: int | None = None) -> ParameterBuffer:
-        """Allocate a zeroed buffer of ``shape``. Raises `RunError` if there is not enough memory.
+        """Create a buffer of the given ``shape`` that contains zeros. Raises `RunError` if there is not
+        enough memory.
 
-        A ``sparse`` buffer allocates pages on the first write. ``most_bytes`` is this process's memory limit,
-        if it is below the machine's memory.
+        If ``sparse`` is True, memory pages are allocated only when they are first written. ``most_bytes`` is
+        the memory limit of this process, if it has one.
         """
         if not shape.possible:
-            raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, the others ≥ 0; got {shape}")
+            raise SlotError(
+                f"a buffer needs size ≥ 1, ring ≥ 2 and slots ≥ 1, and other sizes ≥ 0; got {shape}"
+            )
         fd = _anonymous_file()
         try:
-            # Allocate now, so that a lack of memory is a clear error instead of a SIGBUS later. Check first:
-            # posix_fallocate beyond the available memory would not fail but invoke the OOM killer.
+            # Allocate all memory now, so that a lack of memory causes a clear error and not a SIGBUS later.
+            # Check the available memory first: if posix_fallocate exceeds it, the call does not fail, but the
+            # OOM killer ends a process.
             if sparse:
                 os.ftruncate(fd, shape.total_bytes)
             elif shape.total_bytes > min(psutil.virtual_memory().available, most_bytes or sys.maxsize):
@@ -199,65 +211,71 @@ class ParameterBuffer:
 
     @classmethod
     def attach(cls, fd: int) -> ParameterBuffer:
-        """Map the buffer of a file descriptor. Raises `SlotError` if it does not have this layout."""
+        """Map the buffer behind a file descriptor into memory. Raises `SlotError` if the descriptor is not a
+        buffer with this layout."""
         try:
             memory = mmap.mmap(fd, 0)
         except (OSError, ValueError) as error:
-            raise SlotError(f"descriptor {fd} holds no parameter buffer: {error}") from error
+            raise SlotError(f"descriptor {fd} is not a parameter buffer: {error}") from error
         header: tuple[int, ...] = (0,)
         if len(memory) >= PAGE:
             header = np.frombuffer(memory, _HEADER, count=1)[0].item()
         if header[:2] != (MAGIC, LAYOUT):
-            raise SlotError(f"descriptor {fd} holds no parameter buffer of layout {LAYOUT}")
+            raise SlotError(f"descriptor {fd} is not a parameter buffer of layout {LAYOUT}")
         size, ring, slots, vectors, kind, clients, kept, tail, extra = header[2:11]
         name = dict(enumerate(FORMATS)).get(kind, "")
         shape = Shape(size, ring, slots, vectors, name, clients, kept, tail, extra)
         if not shape.possible or len(memory) < shape.total_bytes:
-            raise SlotError(f"parameter buffer of {len(memory)} bytes cannot hold its header's {shape}")
+            raise SlotError(
+                f"parameter buffer of {len(memory)} bytes is too small for the shape in its header, {shape}"
+            )
         return cls(fd, memory, shape)
 
     @property
     def memory(self) -> Raw:
-        """The whole mapping as bytes. The buffer must be open."""
+        """The whole shared memory as bytes. The buffer must be open."""
         assert self._whole is not None, "the buffer is closed"
         return self._whole
 
     def close(self) -> None:
-        """Close the descriptor. The memory is freed with the last view of it."""
+        """Close the file descriptor. The memory is freed when no view of it is left."""
         if self._whole is not None:
             os.close(self.fd)
             self._whole = None
 
     def model(self, entry: int) -> Floats:
-        """The model in a ring entry, float32[D]."""
+        """Return the model in a ring entry: D float32 numbers."""
         return self._vectors[entry * (1 + self.shape.vectors)]
 
     def digest(self) -> str:
-        """SHA-256 of the latest version's parameters."""
+        """Return the SHA-256 hash of the parameters of the latest version, in hexadecimal digits."""
         return hashlib.sha256(self.model(self.latest[1]).data).hexdigest()
 
     def vectors(self, entry: int) -> list[Floats]:
-        """The server optimiser's state vectors of a ring entry."""
+        """Return the state vectors of the server's optimiser in a ring entry."""
         first = entry * (1 + self.shape.vectors) + 1
         return self._vectors[first : first + self.shape.vectors]
 
     def publish(self, version: int, entry: int) -> None:
-        """Make ``entry`` the latest version. Its parameters must not change until it is retired."""
+        """Make the model in a ring entry the latest version. Its parameters must not change until the entry
+        is retired."""
         self.entry_version[entry] = version
         self._latest_entry[0] = entry
         self._latest_version[0] = version
 
     def retire(self, entry: int) -> None:
-        """Mark an entry as about to be overwritten, so that a concurrent reader detects the change."""
+        """Mark a ring entry that is about to be overwritten, so that a concurrent reader detects the
+        change."""
         self.entry_version[entry] = -1
 
     @property
     def latest(self) -> tuple[int, int]:
-        """The latest version and its ring entry; (−1, −1) before the first."""
+        """The latest version and its ring entry; (−1, −1) before the first version is published."""
         return self._latest_version[0], self._latest_entry[0]
 
     def read_model(self, entry: int, version: int, out: Floats) -> None:
-        """Copy a version to ``out``. Raises `SlotError` if the entry did not hold it throughout the copy."""
+        """Copy a version of the model to ``out``. Raises `SlotError` if the ring entry did not contain this
+        version from the start to the end of the copy."""
         before = self.entry_version[entry]
         np.copyto(out, self.model(entry))
         if before != version or self.entry_version[entry] != version:
@@ -266,19 +284,20 @@ class ParameterBuffer:
             raise SlotError(f"ring entry {entry} holds {held}, not {version}")
 
     def slot(self, slot: int) -> Update:
-        """The update in a slot: D numbers in the run's format."""
+        """Return the update in a slot: D numbers in the update format of the run."""
         return self._updates[slot]
 
     def scales(self, slot: int) -> Floats | None:
-        """The scales of the update in a slot; None if its format has none."""
+        """Return the scales of the update in a slot, or None if the update format has no scales."""
         return self._scales[slot]
 
     def raw(self, slot: int) -> Raw:
-        """The update in a slot as bytes, including scales and extra bytes."""
+        """Return the update in a slot as bytes, including its scales and the extra bytes after them."""
         return self._raws[slot]
 
     def lease(self, slot: int, *, task: int, client: int, base_version: int, lent: bool = False) -> None:
-        """Lease a free slot to a task. ``lent``: keep the base version in the ring until the upload ends."""
+        """Lease a free slot to a task. If ``lent`` is True, the base version stays in the ring until the
+        upload ends. Raises `SlotError` if the slot is not free."""
         if self.state[slot] != SlotState.FREE:
             raise SlotError(f"slot {slot} is not free: it belongs to task {self.task[slot]}")
         self.task[slot] = task
@@ -290,38 +309,42 @@ class ParameterBuffer:
         self.state[slot] = SlotState.LEASED
 
     def written(self, slot: int, *, task: int, checksum: int) -> None:
-        """Mark the update in a leased slot as complete."""
+        """Mark the update in a leased slot as complete. Raises `SlotError` if the slot is not leased to the
+        task."""
         if self.state[slot] != SlotState.LEASED or self.task[slot] != task:
             raise SlotError(f"slot {slot} is not leased to task {task}")
         self.checksum[slot] = checksum
         self.state[slot] = SlotState.WRITTEN
 
     def free(self, slot: int) -> None:
-        """Free a slot. Its client must no longer be able to write to it."""
+        """Free a slot. The client to which it was leased must not be able to write to it any more."""
         self.state[slot] = SlotState.FREE
         self.task[slot] = -1
 
     def kept(self, client: int, *, new: bool = False) -> Floats:
-        """The client's kept numbers after its last accepted trip, float32[shape.kept].
+        """Return the client's current kept block: the float32 numbers that it keeps after its last accepted
+        trip.
 
-        With ``new``: the other block, which its next trip writes and `accepted` makes current.
+        If ``new`` is True, return the client's other block. The client's next trip writes to this block, and
+        `accepted` makes it current.
         """
         place = 2 * client + (self.side[client] & 1 ^ new)
         return self._floats(self._kept + place * _pages(4 * self.shape.kept), self.shape.kept)
 
     def accepted(self, client: int, task: int) -> None:
-        """Make the client's new kept block current, because its update has arrived."""
-        if self.shape.clients:  # side and task are one word, so a kill cannot separate them
+        """Mark the kept block to which the client's last trip wrote as current. This is called when the
+        client's update has arrived."""
+        if self.shape.clients:  # one word contains side and task, so a kill cannot leave only one of them set
             self.side[client] = (task + 1) << 1 | (self.side[client] & 1 ^ 1)
 
     def revert_accepted(self, tasks: Container[int]) -> None:
-        """Undo `accepted` for these tasks, whose arrival was not recorded."""
+        """Undo `accepted` for these tasks, because the run's record does not contain their arrival."""
         for client, word in enumerate(self.side):
             if word >> 1 and (word >> 1) - 1 in tasks:
                 self.side[client] = word & 1 ^ 1
 
     def clear(self) -> None:
-        """Empty all ring entries, slots and kept blocks. No other process may be using them."""
+        """Clear all ring entries, slots and kept blocks. No other process may use them at this time."""
         self._entries[:, 0] = self._latest_version[0] = self._latest_entry[0] = -1
         for slot in range(self.shape.slots):
             self.free(slot)
@@ -329,9 +352,11 @@ class ParameterBuffer:
 
 
 def blocks(size: int, vectors: int = 0) -> list[slice]:
-    """Slices of a model of ``size`` numbers and of the ``vectors`` of the same size after it.
+    """Return the slices of an array that contains a model of ``size`` numbers and, after it, ``vectors``
+    further vectors of the same size.
 
-    Each slice starts at a multiple of `SCALE_BLOCK`, so that no int8 scale spans two of them.
+    Each slice starts at a multiple of `SCALE_BLOCK`, so that no scale of the int8 format applies to two
+    slices.
 
     >>> blocks(1000, vectors=1)
     [slice(0, 1000, None), slice(1024, 2024, None)]
@@ -341,7 +366,8 @@ def blocks(size: int, vectors: int = 0) -> list[slice]:
 
 
 def ring_entries(size: int, vectors: int = 0) -> int:
-    """Number of versions in the ring, each with ``vectors`` optimiser vectors.
+    """Return the number of entries in the ring for models of ``size`` parameters with ``vectors`` vectors of
+    the optimiser.
 
     >>> ring_entries(1_663_370), ring_entries(25_000_000)
     (16, 5)
@@ -361,17 +387,18 @@ def _anonymous_file() -> int:
     return fd
 
 
-# ---- formats of updates: values, then, for int8, padding to 4 bytes and a float32 scale per block ----------
+# ---- formats of updates: the values and, for int8, padding to 4 bytes and a float32 scale for each block ---
 
 Raw = npt.NDArray[np.uint8]
-"""The bytes of an update, as transports and checkpoints treat it."""
+"""An update as an array of bytes, which is how transports and checkpoints treat it."""
 _SCALES_FACTOR = 0x9E3779B97F4A7C15
-"""Weight of the scales' checksum. It is odd, so that different scale checksums give different products; its
-mixed bits avoid cancellation with the values' checksum."""
+"""Factor by which the checksum of the scales is multiplied before it is added to the checksum of the values.
+It is odd, so different checksums of the scales give different products. Its irregular bits make it unlikely
+that a change of the scales is cancelled by a change of the values."""
 
 
 class UpdateFormat(NamedTuple):
-    """The element type of updates, and whether they have scales; see `FORMATS`.
+    """A number format of updates: the type of their elements, and whether they have scales (see `FORMATS`).
 
     >>> FORMATS["int8"].nbytes(1000), FORMATS["bfloat16"].nbytes(1000)
     (1016, 2000)
@@ -382,15 +409,16 @@ class UpdateFormat(NamedTuple):
     scaled: bool = False
 
     def nbytes(self, size: int) -> int:
-        """Bytes of an update with ``size`` parameters, including scales."""
+        """Return the length in bytes of an update with ``size`` parameters, including its scales."""
         return self._scales_at(size) + (4 * -(-size // SCALE_BLOCK) if self.scaled else 0)
 
     def values(self, raw: Raw, size: int) -> Update:
-        """The update's values as a view of its bytes."""
+        """Return the values of an update as a view of its bytes."""
         return raw[: size * np.dtype(self.dtype).itemsize].view(self.dtype)
 
     def scales(self, raw: Raw, size: int) -> Floats | None:
-        """The scale of each block as a view of the update's bytes; None if the format has none."""
+        """Return the scale of each block as a view of the update's bytes, or None if the format has no
+        scales."""
         return raw[self._scales_at(size) : self.nbytes(size)].view(np.float32) if self.scaled else None
 
     def _scales_at(self, size: int) -> int:
@@ -410,5 +438,5 @@ FORMATS = {
 
 
 def with_scales(checksum: int, scales: Floats | None) -> int:
-    """Combine the checksum of an update's values with its scales."""
+    """Combine the checksum of an update's values with a checksum of its scales, if it has scales."""
     return checksum if scales is None else (checksum + _SCALES_FACTOR * kernels.checksum(scales)) % 2**64

@@ -1,7 +1,9 @@
-"""Checkpoints in safetensors files: the model, the server optimiser's state, updates and versions in use.
+"""Checkpoints of a run in safetensors files.
 
-A checkpoint contains only numbers and the sequence number of its last journal entry. Replaying the journal up
-to that entry restores the core's state. A seal, a hash over the whole content, detects damage.
+A checkpoint contains the model, the state of the server's optimiser, the updates in the buffer, and older
+versions that are still in use. It also contains the sequence number of the last journal entry before it:
+replaying the journal up to this entry restores the state of the core. A seal, which is a hash of the whole
+content, reveals damage.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ KEEP = 2
 _KINDS = {"<f4": "F32", "|u1": "U8"}
 
 _BY_NUMBER = {"held": "held", "kept": "kept", "early": "early", "base": "bases"}
-"""Kinds of tensors numbered by task, client or version, and their `SavedState` fields."""
+"""Prefixes in the names of tensors that are numbered by task, client or version, and the `SavedState` field
+in which each kind of tensor is stored."""
 
 Layout = list[tuple[str, list[int], int]]
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """The numerical state of a run at one journal entry."""
+    """The numerical state of a run after one entry of its journal."""
 
     version: int
     journal_seq: int
@@ -45,19 +48,23 @@ class SavedState:
     model: Floats
     vectors: list[Floats]
     held: dict[int, Raw]
-    """Bytes of the updates in the buffer, by task: arrived updates, and computed updates not due yet."""
+    """Bytes of the updates in the buffer, keyed by task: updates that have arrived, and updates that are
+    computed but whose arrival is still to come in emulated time."""
     kept: dict[int, Floats] = field(default_factory=dict)
-    """Numbers that clients keep from trip to trip, by client."""
+    """Numbers that each client keeps from trip to trip, keyed by client."""
     early: dict[int, Floats] = field(default_factory=dict)
-    """Kept numbers after updates that are computed but not due yet, by client."""
+    """Numbers that a client will keep once its computed update arrives in emulated time, keyed by client."""
     bases: dict[int, Floats] = field(default_factory=dict)
-    """Other versions in use, by number: base versions of tasks, or versions to be evaluated."""
+    """Other versions of the model that are in use, keyed by version: base versions of tasks, and versions
+    that are still to be evaluated."""
     answers: bytes = b""
-    """Workers' results for tasks whose arrival is not due yet, msgpack."""
+    """Results from the workers for tasks whose arrival is still to come in emulated time, encoded as
+    msgpack."""
 
 
 def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool = False) -> Path:
-    """Write a checkpoint, and with ``final`` also ``final.safetensors``: the model by tensor name."""
+    """Write a checkpoint to ``folder``, and return its path. If ``final`` is True, also write the model to
+    ``final.safetensors``, with the name and the shape of each parameter tensor from ``layout``."""
     make_folder(folder)
     metadata = {
         "format": FORMAT,
@@ -76,14 +83,15 @@ def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool =
             for name, shape, offset in layout
         }
         replace(folder / "final.safetensors", _safetensors(named, metadata))
-    # Also delete partial files of killed writers.
+    # Delete older checkpoints, and the partial files that killed processes have left.
     for old in (*sorted(folder.glob("journal-*.safetensors"))[:-KEEP], *folder.glob(f"*{PARTIAL}")):
         old.unlink()
     return path
 
 
 def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
-    """Read the newest intact checkpoint not ahead of the journal. Raises `ConfigError` if there is none."""
+    """Read the newest intact checkpoint that is not ahead of the journal, whose last entry is
+    ``journal_seq``. Raises `ConfigError` if there is no such checkpoint."""
     problems = []
     for path in sorted(folder.glob("journal-*.safetensors"), reverse=True):
         try:
@@ -93,11 +101,12 @@ def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
             return state
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             problems.append(f"{path.name}: {error}")
-    raise ConfigError("; ".join([f"{folder} holds no checkpoint to resume from", *problems]))
+    raise ConfigError("; ".join([f"{folder} contains no checkpoint to resume from", *problems]))
 
 
 def forget_after(folder: Path, journal_seq: int) -> None:
-    """Delete checkpoints after this journal entry, from which the journal now continues differently."""
+    """Delete the checkpoints that were written after this journal entry, because the journal now continues
+    differently from this entry on."""
     for path in folder.glob("journal-*.safetensors"):
         if path > _file(folder, journal_seq):
             path.unlink()
@@ -128,11 +137,12 @@ def _read(path: Path) -> SavedState:
 
 
 def read_sealed(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    """Read a checkpoint's metadata and tensors. Raises ValueError if the file was changed since `write`."""
+    """Read the metadata and the tensors of a checkpoint. Raises ValueError if the file has changed since it
+    was written."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
-            raise ValueError(f"format {metadata.get('format')!r}, not {FORMAT!r}")
+            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     if metadata.pop("seal", "") != _seal(tensors, metadata):
         raise ValueError("damaged: the content does not match its seal")
@@ -150,7 +160,8 @@ def _tensors(checkpoint: SavedState) -> dict[str, NDArray[Any]]:
 
 
 def _safetensors(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
-    """Yield the file in pieces: the library's own writer would copy all tensors twice first."""
+    """Yield the content of a safetensors file in pieces. The writer of the safetensors library is not used,
+    because it copies all tensors twice."""
     header: dict[str, Any] = {"__metadata__": {**metadata, "seal": _seal(tensors, metadata)}}
     start = 0
     for name, tensor in tensors.items():
@@ -165,7 +176,8 @@ def _safetensors(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> 
 
 
 def _seal(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> str:
-    """Hash of the metadata and of each tensor's name, dtype, shape and checksum; safetensors has no hash."""
+    """Return a hash of the metadata and of each tensor's name, dtype, shape and checksum. The safetensors
+    format itself contains no hash."""
     parts = [
         (name, tensor.dtype.str, tensor.shape, kernels.checksum(tensor.reshape(-1)))
         for name, tensor in sorted(tensors.items())

@@ -1,8 +1,10 @@
-"""The ε of (ε, δ) user-level differential privacy, by Rényi divergence (Mironov 2017, arXiv:1702.07476).
+"""Computes the ε of user-level (ε, δ)-differential privacy from Rényi divergences (Mironov 2017,
+arXiv:1702.07476).
 
-Two fleets are neighbours if they differ only in one client, whose updates are zero in one of them. Both have
-the same participations, which depend on devices and random draws but not on examples. Therefore failed trips
-and non-finite updates participate as updates of zero (`edgefl.core`).
+Two fleets are neighbours if they differ only in one client, whose updates are zero in one of the fleets. In
+both fleets the same clients participate in the same steps, because participation depends on devices and
+random draws, but not on the clients' examples. To ensure this, failed trips and updates that are not finite
+participate as updates of zero (`edgefl.core`).
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from edgefl.experiment import Privacy
 from edgefl.privacy.tree import place
 
 ORDERS = 1.0 + np.geomspace(1e-2, 1e6, 2000)
-"""Orders α of the divergence over which ε is minimised."""
+"""Orders α of the Rényi divergence over which ε is minimised."""
 SAMPLED_ORDERS = np.arange(2, 257)
-"""Orders for sampled steps, whose bounds hold for integers only."""
+"""Orders α for steps with randomly drawn clients. The bounds for such steps hold for integer orders only."""
 
 
 def gaussian_rdp(orders: ArrayLike, square: ArrayLike) -> NDArray[np.float64]:
-    """Rényi divergence of order α between N(0, 1) and N(shift, 1): α·``square``/2 with ``square`` = shift².
+    """Return the Rényi divergence between N(0, 1) and N(shift, 1) for each order α: α·``square``/2, where
+    ``square`` is shift².
 
-    Mironov 2017, corollary 3. The squared shifts of successive, adaptively chosen steps add up (proposition
-    1).
+    See Mironov 2017, corollary 3. The squared shifts of successive steps add up, even if each step is chosen
+    after the results of earlier ones (proposition 1).
 
     >>> float(gaussian_rdp(8.0, 0.25))
     1.0
@@ -39,12 +42,13 @@ def gaussian_rdp(orders: ArrayLike, square: ArrayLike) -> NDArray[np.float64]:
 def sampled_rdp(
     orders: Sequence[int] | NDArray[np.int64], rate: float, noise_multiplier: float
 ) -> NDArray[np.float64]:
-    """Upper bound on the divergence of a step whose cohort is drawn uniformly without replacement.
+    """Return an upper bound on the Rényi divergence of a step whose clients are drawn uniformly without
+    replacement.
 
-    Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), theorem 9, for integers α ≥ 2, where γ = ``rate``
-    is the cohort's share of the fleet: log(1 + γ² C(α,2) min(4(e^ε(2) − 1), 2e^ε(2)) + 2 Σ_j≥3 γ^j C(α,j)
-    e^((j−1)ε(j))) / (α − 1). Neighbours here differ by a replaced update, which changes a sum by 2L, so ε(j)
-    = 2j/σ².
+    This is theorem 9 of Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), for integers α ≥ 2. With
+    γ = ``rate``, the share of the fleet that is drawn, the bound is log(1 + γ² C(α,2) min(4(e^ε(2) − 1),
+    2e^ε(2)) + 2 Σ_j≥3 γ^j C(α,j) e^((j−1)ε(j))) / (α − 1). In this theorem, neighbours differ in one update,
+    which is replaced by another one. This changes a sum by up to 2L, so ε(j) = 2j/σ².
 
     >>> full = gaussian_rdp(2, 4 / 5.0**2)
     >>> float(sampled_rdp([2], 0.01, 5.0)[0]) < float(full) / 1000
@@ -63,10 +67,11 @@ def sampled_rdp(
 def poisson_rdp(
     orders: Sequence[int] | NDArray[np.int64], rate: float, noise_multiplier: float
 ) -> NDArray[np.float64]:
-    """Divergence of a step for which each client is drawn independently with probability q = ``rate``.
+    """Return the Rényi divergence of a step for which each client is drawn independently with the probability
+    q = ``rate``.
 
-    Mironov, Talwar and Zhang 2019 (arXiv:1908.10530), section 3.3, for integers α ≥ 2:
-    log(Σ_k C(α,k) (1 − q)^(α−k) q^k e^((k² − k)/(2σ²))) / (α − 1).
+    According to Mironov, Talwar and Zhang 2019 (arXiv:1908.10530), section 3.3, it is
+    log(Σ_k C(α,k) (1 − q)^(α−k) q^k e^((k² − k)/(2σ²))) / (α − 1) for integers α ≥ 2.
 
     >>> 2 * float(poisson_rdp([2], 0.01, 5.0)[0]) < float(sampled_rdp([2], 0.01, 5.0)[0])
     True
@@ -83,9 +88,9 @@ def poisson_rdp(
 
 
 def epsilon(orders: NDArray[Any], divergence: NDArray[np.float64], delta: float) -> float:
-    """The smallest ε for ``delta``, over the ``orders`` with their ``divergence``.
+    """Return the smallest ε that holds for ``delta``, given the Rényi ``divergence`` τ(α) at each order α.
 
-    Canonne, Kamath and Steinke 2020 (arXiv:2004.00010), proposition 12:
+    According to Canonne, Kamath and Steinke 2020 (arXiv:2004.00010), proposition 12, each order gives
     ε = τ(α) + log((α − 1)/α) − (log δ + log α)/(α − 1).
 
     >>> round(epsilon(ORDERS, gaussian_rdp(ORDERS, 1.0), 1e-5), 2)  # 4.38 is exact
@@ -96,12 +101,13 @@ def epsilon(orders: NDArray[Any], divergence: NDArray[np.float64], delta: float)
 
 
 def local_epsilon(rules: Privacy, trips: int) -> float:
-    """The ε of (ε, δ)-local differential privacy of all that a client sends in ``trips`` trips.
+    """Return the ε of (ε, δ)-local differential privacy for all uploads of a client in ``trips`` trips.
 
-    For any two data sets that a client might hold, no set of possible uploads is more than e^ε times as
-    likely under one as under the other, up to δ. One upload is a Gaussian mechanism: clipped updates differ
-    by at most 2L and the noise has the deviation σL, so μ = 2/σ. The squares of successive trips add up, even
-    though each trip starts from a model that depends on earlier uploads (`gaussian_rdp`).
+    For any two data sets that a client might have, no set of possible uploads is more than e^ε times as
+    likely with one data set as with the other, except for a probability of δ. One upload is a Gaussian
+    mechanism: clipped updates differ by at most 2L, and the standard deviation of the noise is σL, so the
+    shift is μ = 2/σ. The squared shifts of successive trips add up, even though each trip starts from a model
+    that depends on earlier uploads (`gaussian_rdp`).
 
     >>> rules = Privacy(clip_norm=1.0, local_noise_multiplier=20.0, delta=1e-5)
     >>> round(local_epsilon(rules, 1), 2), round(local_epsilon(rules, 100), 2)  # 0.34 and 4.38 are exact
@@ -113,25 +119,28 @@ def local_epsilon(rules: Privacy, trips: int) -> float:
 
 
 def local_square(rules: Privacy, trips: int) -> float:
-    """Squared shift μ² of a client's uploads in ``trips`` trips; see `local_epsilon`."""
+    """Return the sum of the squared shifts μ² of a client's uploads in ``trips`` trips (see
+    `local_epsilon`)."""
     shift = 2.0 / rules.local_noise_multiplier
     return trips * shift * shift
 
 
 class PrivacyAccount:
-    """The ε spent by the versions of a run so far.
+    """Computes the ε that the versions of a run have spent so far.
 
-    A client's ``squares`` is Σ c²/σ² over all noisy releases, where c is the number of the client's updates
-    in a release. A release is a step, or a node of the tree that is used at least once (with Honaker's
-    estimate: every node). A client's updates in one node count as if they were equal. This is exact for the
-    tree, and an upper bound with Honaker's estimate, because the versions do not reveal each node of a tree.
-    Each quantile count adds c²/(4 σ_b²) (Andrew et al. 2021, theorem 1), since an update of zero counts ½
-    (`Mechanism.clip`).
+    A client's entry in ``squares`` is Σ c²/σ² over all noisy releases, where c is the number of the client's
+    updates in a release. A release is a step; with the tree mechanism, it is a node of the tree that is used
+    at least once (with Honaker's estimate, every node). Several updates of a client in one node count as if
+    they were equal. This is exact for the tree, and an upper bound with Honaker's estimate, because the
+    versions do not reveal each node of a tree. If the clipping norm adapts to a quantile, each count of
+    the updates within the clipping norm adds c²/(4 σ_b²) (Andrew et al. 2021, theorem 1), because an update
+    of zero counts ½ (`Mechanism.clip`).
 
-    If each step's cohort is drawn uniformly from all clients, `poisson_rdp` or `sampled_rdp` gives a second
-    bound, and the lower bound is used; ``sampling`` is the probability that a client is drawn, and whether
-    clients are drawn independently. The noise of a count is scaled to the ``expected`` number of updates in a
-    step: by default the mean number under ``sampling``, else each step's actual number.
+    If the clients of each step are drawn uniformly from the fleet, `poisson_rdp` or `sampled_rdp` gives a
+    second bound, and the lower of the two bounds is used. ``sampling`` then contains the probability that a
+    client is drawn, and whether clients are drawn independently of each other. The noise of a count is
+    proportional to ``expected``, the expected number of updates in a step. By default this is the mean number
+    under ``sampling``; if ``sampling`` is None, it is the actual number of updates in each step.
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=3)
     >>> for clients in ([0, 1], [0, 2]): account.version(clients)
@@ -161,12 +170,13 @@ class PrivacyAccount:
                 self._step_divergence = bound(SAMPLED_ORDERS, rate, together)
         self._expected = expected
         self.squares = np.zeros(clients)
-        """Squared shift of the releases by each client's updates, in squared deviations of the noise."""
+        """Square of the shift that each client's updates cause in all releases, in units of the noise's
+        variance."""
         self.participations = np.zeros(clients, np.int64)
-        """Number of applied updates, by client."""
+        """Number of applied updates of each client."""
 
     def version(self, clients: Sequence[int] | NDArray[np.int64]) -> None:
-        """Record the next version, made with updates of these clients."""
+        """Record the next version of the model, which was computed from updates of these clients."""
         rules, mine = self._rules, np.asarray(clients, np.int64)
         self._versions += 1
         np.add.at(self.participations, mine, 1)
@@ -181,16 +191,18 @@ class PrivacyAccount:
             self._add(mine, 2.0 * rules.count_deviation(self._expected or len(mine)))
 
     def epsilon(self) -> float:
-        """The ε spent so far, for the δ of the rules; infinite without noise."""
+        """Return the ε spent so far for the δ of the experiment's privacy settings. It is infinite if no
+        noise is added."""
         return composed([self], self._rules.delta)
 
     @property
     def worst(self) -> float:
-        """Maximum of ``squares`` over clients."""
+        """Largest entry of ``squares``: that of the client with the least privacy."""
         return float(self.squares.max(initial=0.0))
 
     def sampled_divergence(self) -> NDArray[np.float64]:
-        """Divergence at `SAMPLED_ORDERS`: the minimum of both bounds."""
+        """Return the Rényi divergence at each of `SAMPLED_ORDERS`. It is the lower of the bounds with and
+        without the sampling of clients."""
         plain = gaussian_rdp(SAMPLED_ORDERS, self.worst)
         if self._step_divergence is None:
             return plain
@@ -202,9 +214,10 @@ class PrivacyAccount:
 
 
 def composed(accounts: Sequence[PrivacyAccount], delta: float) -> float:
-    """The ε spent by several runs on the same clients: their divergences add up.
+    """Return the ε that several runs with the same clients have spent together. Their divergences add up.
 
-    Mironov 2017, proposition 1; it also holds if a run's settings depend on the results of earlier runs.
+    See Mironov 2017, proposition 1. This also holds if the settings of a run depend on the results of earlier
+    runs.
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=1)
     >>> account.version([0])
@@ -220,7 +233,8 @@ def composed(accounts: Sequence[PrivacyAccount], delta: float) -> float:
 
 
 def delta_warning(rules: Privacy, clients: int) -> str:
-    """Return a warning if δ ≥ 1/``clients``, which protects no single client; else ""."""
+    """Return a warning if δ is at least 1/``clients``, because no single client is protected then; else
+    ""."""
     if not (rules.noise_multiplier or rules.local_noise_multiplier) or rules.delta < 1.0 / clients:
         return ""
     return (

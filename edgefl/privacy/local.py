@@ -16,23 +16,24 @@ from edgefl.privacy.source import Seeded, Source
 
 @dataclass(frozen=True)
 class LocalNoise:
-    """Sends Δ·min(1, L/‖Δ‖) + N(0, (σL)²) instead of the update Δ, with a random stream per client and trip.
+    """Makes a client send Δ·min(1, L/‖Δ‖) + N(0, (σL)²) instead of its update Δ. Each trip of each client has
+    its own random numbers.
 
     Two updates that a client might send differ by at most 2L after clipping, so σ bounds how much one upload
     reveals about the client's data (`edgefl.privacy.accounting.local_epsilon`).
     """
 
     clip_norm: float
-    """Clipping norm L."""
+    """L, the maximum L2 norm of an update after clipping."""
     noise_multiplier: float
-    """Noise multiplier σ."""
+    """σ, the standard deviation of the noise divided by L."""
     most_trips: int
-    """Maximum number of trips per client; the client's declared ε is for this number."""
+    """Maximum number of trips of each client. The declared ε of a client holds for this number of trips."""
     source: Source
 
     @classmethod
     def of(cls, experiment: Experiment) -> LocalNoise | None:
-        """Return the noise of an experiment's clients; None if they add none."""
+        """Return the local noise of an experiment, or None if its clients add no noise."""
         rules = experiment.privacy
         if rules is None or not rules.local_noise_multiplier or rules.max_participations is None:
             return None
@@ -40,14 +41,16 @@ class LocalNoise:
         return cls(rules.clip_norm, rules.local_noise_multiplier, rules.max_participations, source)
 
     def protect(self, trained: Floats, base: Floats, client: int, trip: int) -> bool:
-        """Change a trained model, in place, into what the client sends; ``base`` is the model it downloaded.
+        """Replace the model ``trained``, in place, by the model that the client sends: ``base``, the model
+        that it downloaded, plus the clipped update and noise.
 
-        An update that is not finite is replaced by zero plus noise; the result is then False. Raises
-        `TrainingError` if the client has already made `most_trips` trips.
+        If the update is not finite, it is replaced by zero before noise is added, and the result is False;
+        otherwise the result is True. Raises `TrainingError` if the client has already made `most_trips`
+        trips.
         """
         if trip >= self.most_trips:
             allowed = f"{self.most_trips} trips are allowed"
-            raise TrainingError(f"privacy.max_participations: {allowed}, got one more")
+            raise TrainingError(f"privacy.max_participations: {allowed}, but the client started another one")
         delta = trained - base
         sent = self.source.normal(delta.size, "local-privacy", client, trip)
         sent *= np.float32(self.noise_multiplier * self.clip_norm)

@@ -1,4 +1,5 @@
-"""A private step: clips its updates, adds noise to their sum and adapts the clipping norm."""
+"""A private step of the server: it clips the updates, adds noise to their sum and adapts the clipping
+norm."""
 
 from __future__ import annotations
 
@@ -17,28 +18,30 @@ from edgefl.privacy.tree import TreeNoise
 
 
 class Clipped(NamedTuple):
-    """A step's updates after clipping."""
+    """The result of clipping the updates of one step."""
 
     weights: list[float]
-    """Factor of each update in the sum: its weight times its clip factor."""
+    """Factor of each update in the sum: the weight of the update times the factor that clips it."""
     within: float
-    """Number of updates with a norm of at most the clipping norm; an update summed as zero counts ½."""
+    """Number of updates whose norm is at most the clipping norm. An update that is summed as zero counts
+    ½."""
 
 
 @dataclass
 class Mechanism:
-    """Σ weights[k]·Δ_k·min(1, L/‖Δ_k‖) plus noise of deviation σ·L·``max_weight`` per tree node or step.
+    """Computes Σ weights[k]·Δ_k·min(1, L/‖Δ_k‖) plus noise. The standard deviation of the noise is
+    σ·L·``max_weight`` in each node of the tree or in each step.
 
-    With local noise the clients have clipped already, and the sum is Σ weights[k]·Δ_k.
+    If the clients add local noise, they have already clipped their updates, and the sum is Σ weights[k]·Δ_k.
 
     L is ``rules.clip_norm``. If L adapts to a quantile γ, each step sets L ← L·exp(−η(b + noise − γ)), where
-    b is the share of updates with a norm of at most L (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
+    b is the share of the updates whose norm is at most L (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
     Here the factor is limited to [1/e, e].
     """
 
     rules: Privacy
     max_weight: float
-    """Maximum weight of one update in a step."""
+    """Maximum weight of an update in a step."""
     source: Source
 
     def __post_init__(self) -> None:
@@ -46,12 +49,12 @@ class Mechanism:
         self.tree = TreeNoise(self.source, rules.restart_every, honaker=rules.honaker)
 
     def clip(self, weights: Sequence[float], squares: Sequence[float] | Doubles, clip_norm: float) -> Clipped:
-        """Clip updates with the squared norms ``squares``; if clients add noise, nothing is clipped, because
-        the norms include the noise. A zero or non-finite update is summed as zero.
+        """Clip updates, whose squared norms are ``squares``. If the clients add noise, nothing is clipped,
+        because the norms include the noise. An update that is zero or not finite is summed as zero.
 
-        `next_norm` releases the number of updates within the bound, minus ½ per update. An update of zero
-        counts ½ and so contributes 0. Any other update contributes ±½, the sensitivity to which the noise of
-        the count is scaled.
+        From the number of updates whose norm is within the clipping norm, `next_norm` subtracts ½ for each
+        update before it uses this number with noise. An update of zero counts ½, so it contributes 0. Any
+        other update contributes ½ or −½. The noise is scaled to this largest contribution.
         """
         sizes = np.asarray(squares, np.float64)
         factors = np.nan_to_num(kernels.clip_factors(squares, clip_norm))
@@ -62,25 +65,28 @@ class Mechanism:
         return Clipped(clipped, float(np.where(empty, 0.5, sizes <= clip_norm**2).sum()))
 
     def deviation(self, clip_norm: float) -> float:
-        """Standard deviation of the noise per tree node or step, in units of the summed update."""
+        """Return the standard deviation of the noise in each node of the tree or in each step, in the unit of
+        the summed update."""
         return self.rules.noise_multiplier * clip_norm * self.max_weight
 
     def noise(self, version: int, size: int, salt: str = "") -> Floats:
-        """Noise of deviation 1 for the step to ``version``; ``salt`` is the digest of its content."""
+        """Return noise with a standard deviation of 1 for the step that computes ``version``; ``salt`` is the
+        digest of the updates in it."""
         if self.rules.mechanism == "tree":
             return self.tree.step(version, size, salt)
         return self.source.normal(size, "privacy-step", version, *([salt] if salt else []))
 
     def next_norm(self, version: int, clipped: Clipped, clip_norm: float, salt: str = "") -> float | None:
-        """Clipping norm after ``version``; None if it is constant."""
+        """Return the clipping norm for the step after ``version``, or None if the clipping norm is
+        constant."""
         rules, count, expected = self.rules, len(clipped.weights), 1.0 / self.max_weight
         if rules.quantile is None:
             return None
         draw = self.source.normal(1, "privacy-quantile", version, *([salt] if salt else []))
         noise = rules.count_deviation(expected) * float(draw[0])
-        # After ½ is subtracted per update, an absent client or an update of zero adds 0, any other ±½ (Andrew
-        # et al. 2021, theorem 1). A fixed cohort's size is public, and this value does not reveal a Poisson
-        # cohort's size.
+        # After ½ is subtracted for each update, an absent client or an update of zero contributes 0, and any
+        # other update ½ or −½ (Andrew et al. 2021, theorem 1). The number of clients in a step is public if
+        # it is fixed. If it is drawn (Poisson sampling), this value does not reveal it.
         share = (clipped.within - count / 2 + noise) / expected + 0.5
         step = -rules.quantile_rate * (share - rules.quantile)
         return min(clip_norm * math.exp(min(max(step, -1.0), 1.0)), MAX_CLIP_NORM)

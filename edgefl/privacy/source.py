@@ -1,4 +1,5 @@
-"""Sources of noise: named normal random numbers, from a secret key or the experiment's seed."""
+"""Sources of noise: normal random numbers, generated from a name and a secret key or the experiment's
+seed."""
 
 from __future__ import annotations
 
@@ -19,27 +20,31 @@ from edgefl.seeds import stream
 
 KEY_BYTES = 32
 KEY_FILE = "noise.key"
-"""File in a run's folder with the secret key; deleted when the run is done."""
+"""Name of the file, in a run's folder, that contains the secret key. It is deleted when the run is done."""
 _CHUNK = 2**15
-"""Numbers generated at a time, so that their bits stay in the cache."""
+"""How many random numbers are generated at a time, so that their random bits stay in the CPU's cache."""
 
 
 class Source(Protocol):
-    """Independent normal numbers for each name (purpose and ids); the same name gives the same numbers."""
+    """A source of normal random numbers. Each name, which consists of a purpose and ids, has its own
+    independent numbers, and the same name always gives the same numbers."""
 
     @property
     def seed(self) -> int:
-        """Seed for draws that must be as secret as the noise: cohorts whose sampling lowers ε."""
+        """Seed for random choices that must be as secret as the noise, such as a random choice of clients
+        that lowers ε."""
 
     def normal(self, size: int, purpose: str, *ids: int | str) -> Floats:
-        """Numbers from N(0, 1): float32 of shape (size,)."""
+        """Return ``size`` random numbers from N(0, 1), as float32."""
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """Digest of the summed content, for use in the noise's name; "" if the source needs none."""
+        """Return a digest of the weights and updates of a step, which becomes a part of the noise's name; ""
+        if the source does not need it."""
 
 
 class Seeded:
-    """Numbers from the experiment's seed. The seed is public, so this noise gives no privacy.
+    """Random numbers generated from the experiment's seed. The seed is public, so this noise gives no
+    privacy.
 
     >>> Seeded(1).normal(2, "tree", 1).tolist() == Seeded(1).normal(2, "tree", 1).tolist()
     True
@@ -49,20 +54,22 @@ class Seeded:
         self.seed = seed
 
     def normal(self, size: int, purpose: str, *ids: int | str) -> Floats:
-        """Numbers from N(0, 1): float32 of shape (size,)."""
+        """Return ``size`` random numbers from N(0, 1), as float32."""
         return stream(self.seed, purpose, *map(int, ids)).standard_normal(size, np.float32)
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """Return "": these numbers do not depend on the summed content."""
+        """Return "", because these numbers do not depend on the content of a step."""
         return ""
 
 
 class Secret:
-    """Numbers from a secret key of 32 bytes: SHAKE-256 of key and name, then the Box-Muller transform.
+    """Random numbers generated from a secret key of 32 bytes. SHAKE-256 of the key and the name gives uniform
+    numbers, and the Box-Muller transform turns them into normal numbers.
 
-    Without the key they are indistinguishable from random numbers and unpredictable from each other. Uniform
-    numbers have 53 bits, which bounds normal ones by 8.6 in magnitude. The result is float32, so the attack
-    on its last bits (Mironov 2012, doi:10.1145/2382196.2382264) is not prevented.
+    Without the key, the numbers cannot be distinguished from truly random numbers, and none can be predicted
+    from others. The uniform numbers have 53 bits, so the normal numbers are at most 8.6 in magnitude. Results
+    are float32 numbers, so the attack on their last bits (Mironov 2012, doi:10.1145/2382196.2382264) is not
+    prevented.
 
     >>> noise = Secret(bytes(32)).normal(100_000, "tree", 1)
     >>> abs(float(noise.mean())) < 0.02, abs(float(noise.std()) - 1) < 0.02
@@ -76,13 +83,13 @@ class Secret:
         self.seed = int(self.digest(b"seed"), 16)
 
     def normal(self, size: int, purpose: str, *ids: int | str) -> Floats:
-        """Numbers from N(0, 1): float32 of shape (size,)."""
+        """Return ``size`` random numbers from N(0, 1), as float32."""
         out, text = np.empty(size, np.float32), " ".join((purpose, *map(str, ids)))
         for first in range(0, size, _CHUNK):
             part = out[first : first + _CHUNK]
             pairs = (part.size + 1) // 2
             bits = hashlib.shake_256(self._key + f"{text} {first}".encode()).digest(16 * pairs)
-            uniform = ((np.frombuffer(bits, "<u8") >> np.uint64(11)) + 1.0) * 2.0**-53  # above 0, at most 1
+            uniform = ((np.frombuffer(bits, "<u8") >> np.uint64(11)) + 1.0) * 2.0**-53  # in (0, 1]
             radius = np.sqrt(-2.0 * np.log(uniform[:pairs]))
             angle = 2.0 * math.pi * uniform[pairs:]
             part[:pairs] = radius * np.cos(angle)
@@ -90,7 +97,8 @@ class Secret:
         return out
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """Keyed hash of the content, which reveals nothing without the key."""
+        """Return a keyed hash of the weights and updates of a step. Without the key, it reveals nothing about
+        them."""
         digest = hashlib.blake2b(key=self._key, digest_size=16)
         for piece in pieces:
             digest.update(piece)
@@ -98,9 +106,10 @@ class Secret:
 
 
 def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> Source:
-    """The noise source of an experiment: its seed, or the secret key in the run's ``folder``.
+    """Return the noise source of an experiment. It uses the experiment's seed, or the secret key in the run's
+    ``folder``.
 
-    A ``fresh`` run generates a new key. Otherwise raises `ConfigError` if the key does not exist.
+    If ``fresh`` is True, a new key is generated. Otherwise, raises `ConfigError` if the key does not exist.
     """
     rules, path = experiment.privacy, folder / KEY_FILE
     if rules is None or rules.noise == "seeded" or not rules.noise_multiplier:

@@ -1,4 +1,5 @@
-"""DP-FTRL noise: a binary tree over the versions (Kairouz et al. 2021, arXiv:2103.00039)."""
+"""DP-FTRL noise, which is organised as a binary tree over the versions (Kairouz et al. 2021,
+arXiv:2103.00039)."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from edgefl.kernels.arguments import Floats
 from edgefl.privacy.source import Source
 
 Node = tuple[int, int]
-"""(level, index), index from 1: the node over leaves (index − 1)·2^level + 1 to index·2^level."""
+"""A node of the tree as (level, index), with an index from 1: the node above the leaves (index − 1)·2^level +
+1 to index·2^level."""
 
 
 def nodes(version: int) -> set[Node]:
-    """The disjoint nodes that cover versions 1 to ``version``: one per binary digit 1.
+    """Return the disjoint nodes that together cover versions 1 to ``version``. There is one node for each
+    binary digit 1 of ``version``.
 
     >>> sorted(nodes(6))  # versions 1 to 4, and 5 to 6
     [(1, 3), (2, 1)]
@@ -23,7 +26,8 @@ def nodes(version: int) -> set[Node]:
 
 
 def place(version: int, restart_every: int | None) -> tuple[int, int]:
-    """Return the number of a version's tree, from 0, and the number of its leaf in that tree, from 1.
+    """Return the index of the tree that contains a version, counted from 0, and the index of the version's
+    leaf in that tree, counted from 1.
 
     >>> place(5, None), place(5, 4)
     ((0, 5), (1, 1))
@@ -33,17 +37,20 @@ def place(version: int, restart_every: int | None) -> tuple[int, int]:
 
 
 class TreeNoise:
-    """Adds N_t − N_{t−1} to version t's step, so that the model's total noise is N_t.
+    """Generates the noise N_t − N_{t−1} for the step to version t, so that the total noise in the model is
+    N_t.
 
-    N_t is the sum of the noise of `nodes`(t), each N(0, 1) in every parameter; a step changes two nodes on
-    average. Every ``restart_every`` versions a new tree starts, and the finished tree's noise remains
-    (Kairouz et al. 2021, appendix D.2). With ``honaker`` a node's noise is the average of its own and the sum
-    of its children's estimates, weighted by inverse variance (their appendix B.3, after Honaker 2015), which
-    reduces its variance from σ² to σ²/(2 − 2^−level).
+    N_t is the sum of the noise of `nodes`(t). The noise of a node is N(0, 1) in every parameter. On average,
+    a step adds or removes two nodes. After every ``restart_every`` versions a new tree starts, and the noise
+    of the finished tree remains in the model (Kairouz et al. 2021, appendix D.2). If ``honaker`` is True, the
+    noise of a node is the average of the node's own noise and the sum of its children's estimates, weighted
+    by inverse variance (appendix B.3 of the same paper, after Honaker 2015). This reduces its variance from
+    σ² to σ²/(2 − 2^−level).
 
-    A node's noise is named by its position and by the content of the version that introduced it
-    (`Source.digest`), and generated again to subtract it. So a resumed run has the same noise, and a version
-    recomputed from other updates has other noise: the difference between the two versions reveals no update.
+    The noise of a node is generated from the node's position and from a digest of the updates in the version
+    that introduced the node (`Source.digest`). It is generated a second time to subtract it. So a resumed run
+    has the same noise. A version that is computed again from other updates has different noise, so that the
+    difference between the two versions reveals no update.
 
     >>> from edgefl.privacy.source import Seeded
     >>> TreeNoise(Seeded(1)).step(1, size=3).shape
@@ -54,14 +61,16 @@ class TreeNoise:
         self._source, self._restart_every, self._honaker = source, restart_every, honaker
         self._salts: dict[int, str] = {}
         self._kept: set[Node] = set()
-        self._made: dict[tuple[int, Node, str], Floats] = {}  # Honaker's estimates, cached for `_kept`
+        self._made: dict[tuple[int, Node, str], Floats] = {}  # Honaker's estimates of the nodes in `_kept`
 
     def restore(self, salts: Mapping[int, str]) -> None:
-        """Continue after versions with these content digests, keyed by version."""
+        """Continue after existing versions. ``salts`` contains the digest of each version's updates, keyed by
+        version."""
         self._salts = dict(salts)
 
     def step(self, version: int, size: int, salt: str = "") -> Floats:
-        """Noise of the step to ``version``, with content digest ``salt``: float32 of shape (size,)."""
+        """Return the noise for the step to ``version`` as ``size`` float32 numbers; ``salt`` is the digest of
+        the updates in this version."""
         tree, leaf = place(version, self._restart_every)
         self._salts[version] = salt
         now, before = nodes(leaf), nodes(leaf - 1)
@@ -75,7 +84,8 @@ class TreeNoise:
         return out
 
     def _estimate(self, tree: int, node: Node, size: int) -> Floats:
-        """Return a node's noise; with ``honaker`` it is averaged with its children's estimates."""
+        """Return the noise of a node. If ``honaker`` is True, it is averaged with the estimates of the node's
+        children."""
         level, index = node
         salt = self._salts.get(tree * (self._restart_every or 0) + (index << level), "")
         if (made := self._made.get((tree, node, salt))) is not None:

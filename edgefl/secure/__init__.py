@@ -3,13 +3,15 @@
     fixed.py      conversion of updates to integers modulo p = 2^32 − 5, and of weights to integers
     masks.py      masks expanded from seeds
     keys.py       key agreement and authenticated encryption between clients
-    coding.py     codes that split a mask into N shares, of which T reveal nothing and U recover it
-    coded.py      one-time coded masks (LightSecAgg), for buffers of updates of different versions
-    trusted.py    a trusted aggregator in a separate process: sealed updates, plain sums
-    pairwise.py   pairwise masks (Bonawitz et al.), for rounds
+    coding.py     codes that split a mask into N shares: any T of them reveal nothing, any U recover the mask
+    coded.py      one-time coded masks (LightSecAgg), for buffers of updates that start from different
+                  versions
+    trusted.py    a trusted aggregator, a separate process that decrypts updates and releases only their sums
+    pairwise.py   pairwise masks (Bonawitz et al.), for strategies that train in rounds
 
-All arithmetic is modulo the prime p, by the kernels of `edgefl.kernels.field`: fixed-point numbers, masks and
-the code's shares are elements of one field, so weights multiply updates and shares alike.
+All arithmetic is modulo the prime p and is done by the kernels in `edgefl.kernels.field`. Fixed-point
+numbers, masks and shares are elements of the same field, so the same weights can be applied to updates and to
+shares.
 
 References: So et al., *LightSecAgg*, arXiv:2109.14236; So et al., *Secure Aggregation for Buffered
 Asynchronous Federated Learning*, arXiv:2110.02177; Bonawitz et al., *Practical Secure Aggregation for
@@ -25,47 +27,50 @@ from typing import Protocol
 from edgefl.errors import EdgeflError
 
 ID_BYTES = 16
-"""Bytes of the id of a mask or a sealed update."""
+"""Length of the id of a mask or of a sealed update, in bytes."""
 SECRET_FILE = "phones.key"
-"""File in a run's folder with the secret of the phones' keys; deleted when the run is done."""
+"""Name of the file, in a run's folder, that holds the secret from which the phones' keys are derived. It is
+deleted when the run is done."""
 USED_FILE = "phones.used"
-"""File in a run's folder that lists used masks. Each line holds a holder, a mask id and the sum's digest."""
+"""Name of the file, in a run's folder, that lists the masks that have been used. Each line contains the
+number of a holder (a client that stores shares of masks), the id of a mask, and the digest of the sum."""
 
 
 class SecureRules(Protocol):
-    """Sizes and costs of a protocol; every protocol's rules provide them."""
+    """Sizes and costs of a secure-aggregation protocol. The rules of every protocol provide them."""
 
     @property
     def size(self) -> int:
-        """Elements of an update."""
+        """Number of elements of an update."""
 
     @property
     def step(self) -> float:
-        """Resolution of the encoded elements; 0 if they are not rounded."""
+        """Number to whose multiples the elements of an update are rounded; 0 if they are not rounded."""
 
     @property
     def clip(self) -> float:
-        """Limit of the magnitude of an element."""
+        """Maximum magnitude of an element of an update; larger elements are clipped."""
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes that an upload has in addition to the hidden numbers."""
+        """Number of bytes that an upload contains in addition to the masked or encrypted update."""
 
     @property
     def download_bytes(self) -> int:
-        """Bytes that a client receives besides the model."""
+        """Number of bytes that a client receives in addition to the model."""
 
     @property
     def cipher_bytes(self) -> int:
-        """Bytes that a client encrypts or decrypts per upload."""
+        """Number of bytes that a client encrypts or decrypts for one upload."""
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that a client's arithmetic reads and writes per upload."""
+        """Number of bytes that a client reads and writes in its computations for one upload."""
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes that a helper receives for each update of a sum, and bytes that it sends for each sum."""
+        """Number of bytes that a client receives for each update in a sum that it helps to unmask, and number
+        of bytes that it sends for each such sum."""
 
 
 class SecureError(EdgeflError):

@@ -1,14 +1,18 @@
-"""One-time coded masks for buffers of updates of different versions (LightSecAgg's asynchronous form).
+"""One-time coded masks, for buffers of updates that start from different versions (asynchronous LightSecAgg).
 
-    sender   masks its update with a new mask, and seals a share of the mask for each holder
-    server   keeps masked updates and sealed shares; when K updates are buffered it sends each holder a
-             `Request` with the buffer's sealed shares and weights
-    holder   opens its shares, checks the request, and answers with their weighted sum
-    server   recovers the weighted sum of the masks from any U answers, and unmasks the weighted sum
+The protocol has senders, which are clients that upload an update, and N holders, which are clients that store
+shares of the masks:
+
+    1. A sender adds a new mask to its update, and encrypts ("seals") one share of the mask for each holder.
+    2. The server stores masked updates and sealed shares. When K updates are buffered, it sends each holder a
+       `Request` with the weights of these updates and their sealed shares.
+    3. A holder decrypts its shares, checks the request, and answers with the weighted sum of the shares.
+    4. From any U answers, the server recovers the weighted sum of the masks, and subtracts it from the
+       weighted sum of the masked updates.
 
 A mask does not depend on the model's version or on other clients, so updates of any staleness can be summed,
-and a client may go offline after its upload. Holders are clients; any T of them together with the server
-learn nothing but the sums. N − U of them may be offline.
+and a client may go offline after its upload. Any T holders together with the server learn nothing but the
+sums. N − U holders may be offline.
 """
 
 from __future__ import annotations
@@ -29,12 +33,13 @@ from edgefl.secure.keys import TAG_BYTES, KeyPair
 
 
 class Rules(msgspec.Struct, frozen=True, tag="masks"):
-    """Parameters of the protocol that senders, holders and server of a run must share."""
+    """Parameters of the protocol. They must be the same for the senders, the holders and the server of a
+    run."""
 
     code: Code
     fixed: FixedPoint
     resolution: int
-    """Maximum weight of an update."""
+    """Resolution of the weights of updates, which are represented by integers from 1 to this number."""
     least_clients: int
     """Minimum number of clients in a sum; holders refuse sums with fewer."""
 
@@ -47,52 +52,55 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
 
     @property
     def sealed_bytes(self) -> int:
-        """Bytes of a sealed share."""
+        """Length of a sealed share, in bytes."""
         return 4 * self.code.share_size + TAG_BYTES
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes that an upload has in addition to the masked update: the mask's id and N sealed shares."""
+        """Number of bytes that an upload contains in addition to the masked update: the id of the mask and N
+        sealed shares."""
         return ID_BYTES + self.code.holders * self.sealed_bytes
 
     @property
     def download_bytes(self) -> int:
-        """Bytes that a client receives besides the model: none."""
+        """Number of bytes that a client receives in addition to the model: none."""
         return 0
 
     @property
     def cipher_bytes(self) -> int:
-        """Bytes that a client encrypts per upload: key streams of masks, and sealed shares."""
+        """Number of bytes that a client encrypts for one upload: the key streams of its mask and the sealed
+        shares."""
         return 4 * (self.code.size + self.code.noise_size) + self.code.holders * self.sealed_bytes
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that a client's arithmetic reads and writes per upload: encoding and the code's shares."""
+        """Number of bytes that a client reads and writes to encode one upload and to compute its shares."""
         return 12 * self.code.size + 4 * self.code.holders * (self.code.recover + 1) * self.code.share_size
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes that a holder receives per update of a sum, and sends per sum."""
+        """Number of bytes that a holder receives for each update in a sum, and number of bytes that it sends
+        for each sum."""
         return self.sealed_bytes, 4 * self.code.share_size
 
     @property
     def size(self) -> int:
-        """Elements of an update."""
+        """Number of elements of an update."""
         return self.code.size
 
     @property
     def step(self) -> float:
-        """Resolution of the encoded elements."""
+        """Number to whose multiples the elements of an update are rounded."""
         return self.fixed.step
 
     @property
     def clip(self) -> float:
-        """Limit of the magnitude of an element."""
+        """Maximum magnitude of an element of an update; larger elements are clipped."""
         return self.fixed.clip
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """An update in a request: its client, the id of its mask, its weight, and the holder's sealed share."""
+    """An update in a request: its client, its mask's id, its weight, and the share sealed for the holder."""
 
     client: int
     mask: bytes
@@ -101,13 +109,14 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """Server → holder: the updates that are summed."""
+    """Message from the server to a holder: the updates that are to be summed."""
 
     members: list[Member]
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """Holder → server: the weighted sum of its shares as little-endian words, or why it ``refused``."""
+    """Message from a holder to the server: the weighted sum of the requested shares, as little-endian words,
+    or the reason why the holder ``refused`` the request."""
 
     holder: int
     share: bytes = b""
@@ -119,7 +128,8 @@ def _purpose(client: int, holder: int, mask: bytes) -> bytes:
 
 
 class Sender:
-    """A client's side: masks updates. ``holders`` maps each holder's number to its public key."""
+    """The part of a client that masks its updates. ``holders`` maps each holder's number to its public
+    key."""
 
     def __init__(self, client: int, keys: KeyPair, holders: Mapping[int, bytes], rules: Rules) -> None:
         if set(holders) != set(range(1, rules.code.holders + 1)):
@@ -131,10 +141,10 @@ class Sender:
     def mask(self, out: Floats | Words, update: Floats, trip: int) -> tuple[bytes, list[bytes]]:
         """Write the masked ``update`` of a trip to ``out``; return the mask's id and the sealed shares.
 
-        The mask is derived from the client's private key, the trip and the update's content. So a trip that
-        is repeated after a crash sends the same bytes, and two different updates never share a mask. ``out``
-        has the update's size and 4-byte elements, and may not overlap it. Raises `SecureError` if the update
-        has a number that is not finite.
+        The mask is derived from the client's private key, the trip and the content of the update. So a trip
+        that is repeated after a crash sends the same bytes, and two different updates never share a mask.
+        ``out`` must have as many elements as the update, each of 4 bytes, and must not overlap it. Raises
+        `SecureError` if the update contains a number that is not finite.
         """
         if not np.isfinite(kernels.sq_norm(update)):
             raise SecureError("the update is not finite")
@@ -149,7 +159,7 @@ class Sender:
         return name, sealed
 
     def _derived(self, update: Floats, trip: int) -> Callable[[bytes], bytes]:
-        """Return a function that derives 32 secret bytes for a purpose."""
+        """Return a function that derives 32 secret bytes for each purpose it is called with."""
         content = hashlib.blake2b(b"%d %d " % (self._client, trip), key=self._keys.private)
         content.update(np.ascontiguousarray(update).data)
         root = content.digest()
@@ -157,10 +167,11 @@ class Sender:
 
 
 class Holder:
-    """A holder's side: answers requests. ``clients`` returns the public key of a client, or None.
+    """The part of a holder that answers requests. ``clients`` returns a client's public key, or None if the
+    client is unknown.
 
     ``used`` maps the id of each mask in an answered request to the digest of that request. Each answer adds
-    entries, and the holder must keep ``used`` as long as its keys.
+    entries to ``used``, and the holder must keep them for as long as it keeps its keys.
     """
 
     def __init__(
@@ -175,7 +186,7 @@ class Holder:
         self.used: dict[bytes, bytes] = {} if used is None else used
 
     def answer(self, request: Request) -> Answer:
-        """Return the weighted sum of the requested shares, or a refusal with its reason."""
+        """Return the weighted sum of the requested shares, or the reason why the request is refused."""
         try:
             return Answer(self.number, self._sum(request).tobytes())
         except SecureError as error:
@@ -215,15 +226,17 @@ def check_members(rules: Rules, members: Sequence[tuple[int, bytes, int]]) -> No
                 f"the weight of client {client} is {weight}; 1 to {rules.resolution} is allowed"
             )
     if (clients := len({client for client, _, _ in members})) < rules.least_clients:
-        raise SecureError(f"the sum has updates of {clients} clients; {rules.least_clients} are required")
+        raise SecureError(
+            f"the sum has updates of {clients} clients; at least {rules.least_clients} are required"
+        )
     if (total := sum(weight for _, _, weight in members)) > rules.fixed.total_weight:
         raise SecureError(
-            f"the weights add up to {total}, over {rules.fixed.total_weight}: the sum could wrap"
+            f"the weights add up to {total}, above {rules.fixed.total_weight}: the sum could overflow"
         )
 
 
 def _digest(members: Iterable[Member]) -> bytes:
-    """Return the digest of a sum's clients, masks and weights, in any order."""
+    """Return a digest of a sum's clients, masks and weights that does not depend on their order."""
     parts = sorted(b"%d %d " % (one.client, one.weight) + one.mask for one in members)
     return hashlib.sha256(b"".join(parts)).digest()
 
@@ -233,14 +246,14 @@ def _words(raw: bytes, size: int, name: str) -> Words:
         raise SecureError(f"{name} has {len(raw)} bytes, not {4 * size}")
     words: Words = np.frombuffer(raw, "<u4")
     if size and int(words.max()) >= PRIME:
-        raise SecureError(f"{name} has a number that is not below p")
+        raise SecureError(f"{name} contains a number that is not below p")
     return words
 
 
 def unmasked(
     rules: Rules, updates: Sequence[Words], weights: Sequence[int], answers: Iterable[Answer]
 ) -> Floats:
-    """Return the weighted sum of masked ``updates`` without its masks, which the holders' answers reveal.
+    """Return the weighted sum of masked ``updates`` after removing the masks with the holders' ``answers``.
 
     Raises `SecureError` if fewer than U holders answered, if answers contradict each other, or if the masks
     do not cancel.
@@ -253,7 +266,10 @@ def unmasked(
 
 
 def sum_of_masks(rules: Rules, answers: Iterable[Answer]) -> Words:
-    """Return the weighted sum of a request's masks, from the holders' answers. Errors as in `unmasked`."""
+    """Return the weighted sum of a request's masks, which is recovered from the holders' answers.
+
+    Raises `SecureError` if fewer than U holders answered or if answers contradict each other.
+    """
     shares: dict[int, Words] = {}
     refused = ""
     for answer in answers:

@@ -1,9 +1,9 @@
-"""A code over the integers modulo p that splits a vector into shares with privacy.
+"""A code over the integers modulo p that splits a vector into shares; a few shares reveal nothing about it.
 
-The vector is cut into U − T pieces, which are the coefficients of a polynomial's lower powers. T random
-vectors are the coefficients of the upper powers, and share j is the polynomial's value at j. Any T shares are
-uniformly random, and any U shares determine the polynomial. Shares are linear: the weighted sum of shares is
-the share of the weighted sum.
+The vector is cut into U − T pieces, which are the coefficients of the lower powers of a polynomial. T random
+vectors are the coefficients of the upper powers, and share j is the value of the polynomial at j. Any T
+shares are uniformly random, and any U shares determine the polynomial. Shares are linear: a weighted sum of
+the shares of several vectors is the share of the weighted sum of these vectors.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Code(msgspec.Struct, frozen=True):
 
     size: int
     holders: int
-    """N: number of shares; holders are numbered from 1 to N."""
+    """N, the number of shares. Each share has a holder; holders are numbered from 1 to N."""
     recover: int
-    """U: number of shares that recover the vector."""
+    """U, the number of shares that are sufficient to recover the vector."""
     private: int
-    """T: number of shares that reveal nothing about it."""
+    """T, the largest number of shares that together reveal nothing about the vector."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.private < self.recover <= self.holders < PRIME or self.size < 1:
@@ -43,16 +43,17 @@ class Code(msgspec.Struct, frozen=True):
 
     @property
     def share_size(self) -> int:
-        """Numbers per share: ⌈size / (U − T)⌉."""
+        """Number of elements in one share: ⌈size / (U − T)⌉."""
         return -(-self.size // (self.recover - self.private))
 
     @property
     def noise_size(self) -> int:
-        """Random numbers that `shares` needs: T · share_size."""
+        """Number of random elements that `shares` needs as noise: T · share_size."""
         return self.private * self.share_size
 
     def shares(self, vector: Words, noise: Words) -> list[Words]:
-        """Return the N shares of ``vector``; ``noise`` must be uniformly random below p and used once."""
+        """Return the N shares of ``vector``. The numbers in ``noise`` must be uniformly random, from 0 to
+        p − 1, and must not be used again."""
         if vector.size != self.size or noise.size != self.noise_size:
             got = f"{vector.size} and {noise.size}"
             raise ValueError(f"vector and noise need {self.size} and {self.noise_size} numbers (got {got})")
@@ -68,15 +69,17 @@ class Code(msgspec.Struct, frozen=True):
         return made
 
     def recovered(self, shares: Mapping[int, Words]) -> Words:
-        """Return the vector from at least U shares, keyed by holder.
+        """Recover the vector from at least U ``shares``, keyed by holder.
 
-        Raises `SecureError` if there are fewer, or if another share contradicts the first U.
+        Raises `SecureError` if there are fewer than U shares, or if a further share contradicts the first U.
         """
         if len(shares) < self.recover:
             raise SecureError(f"{len(shares)} shares arrived; {self.recover} are needed")
         for holder, share in shares.items():
             if not 1 <= holder <= self.holders:
-                raise SecureError(f"share of holder {holder}; holders are 1 to {self.holders}")
+                raise SecureError(
+                    f"a share of holder {holder} arrived; holders are numbered from 1 to {self.holders}"
+                )
             if share.size != self.share_size or int(share.max()) >= PRIME:
                 raise SecureError(f"the share of holder {holder} is malformed")
         used = tuple(sorted(shares))[: self.recover]
@@ -101,7 +104,8 @@ def listed(holders: Sequence[int]) -> str:
 
 @lru_cache(maxsize=64)
 def _inverse(points: tuple[int, ...]) -> list[list[int]]:
-    """Return rows: row i holds weights with which values at ``points`` add up to coefficient i (Lagrange).
+    """Return a matrix whose row i contains the weights with which the values of a polynomial at ``points``
+    add up to its coefficient i (Lagrange interpolation).
 
     >>> _inverse((1, 2))[1] == [PRIME - 1, 1]
     True

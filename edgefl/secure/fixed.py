@@ -1,4 +1,4 @@
-"""Fixed-point numbers modulo p, and weights as integers."""
+"""Conversion of updates to fixed-point numbers modulo p, and of weights to integers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from edgefl.kernels.field import Words
 from edgefl.secure import SecureError
 
 LARGEST_SUM = 2**30
-"""Maximum magnitude of a sum. It is a quarter of p, so half of all field elements are not valid sums:
-masks that do not cancel are detected in each element with probability 1/2."""
+"""Maximum magnitude of a sum. It is a quarter of p, so half of all integers modulo p are not valid sums. If
+masks do not cancel, each element of the sum therefore reveals this with probability 1/2."""
 
 
 class FixedPoint(NamedTuple):
     """Encoding of float32 updates: each element is limited to [−clip, clip] and rounded to a multiple of
     `step`.
 
-    Rounding is to nearest, ties to even. A sum of encoded updates with integer weights n_k, where Σ n_k is at
-    most ``total_weight``, is exact: Σ n_k · Δ_k has an error of at most Σ n_k · step / 2, plus that of the
-    final rounding to float32.
+    Elements are rounded to the nearest multiple, and ties to the even one. The sum of encoded updates with
+    integer weights n_k is exact if Σ n_k is at most ``total_weight``. Compared with Σ n_k · Δ_k of the
+    limited updates, its error is therefore at most Σ n_k · step / 2, plus the error of the final rounding to
+    float32.
 
     >>> FixedPoint(clip=1.0, total_weight=1024).step == 2.0**-20
     True
     """
 
     clip: float
-    """Limit of the magnitude of an element."""
+    """Maximum magnitude of an element; larger elements are clipped."""
     total_weight: int
-    """Maximum sum of the weights."""
+    """Maximum sum of the integer weights of the updates in one sum."""
 
     @property
     def step(self) -> float:
-        """Smallest power of two with which no sum exceeds `LARGEST_SUM`."""
+        """Number to whose multiples elements are rounded: the smallest power of two for which no sum exceeds
+        `LARGEST_SUM`."""
         clip = float(np.float32(self.clip))
         exponent = math.frexp(clip * self.total_weight / LARGEST_SUM)[1] - 1
         while self.total_weight * math.ceil(clip / 2.0**exponent) > LARGEST_SUM:
@@ -46,32 +48,37 @@ class FixedPoint(NamedTuple):
 
     @property
     def levels(self) -> int:
-        """Largest encoded magnitude: ⌈clip / step⌉."""
+        """Largest magnitude of an encoded element: ⌈clip / step⌉."""
         return math.ceil(float(np.float32(self.clip)) / self.step)
 
     def encode(self, out: Words, update: Floats, mask: Words, backend: str | None = None) -> int:
-        """Write the encoded update plus ``mask``; return the number of limited elements."""
+        """Write the encoded ``update`` plus ``mask`` to ``out``; return the number of elements that were
+        clipped."""
         return kernels.field_encode(out, update, mask, self.clip, 1.0 / self.step, backend)
 
     def decode(
         self, out: Floats, total: Words, mask: Words, weights: Sequence[int], backend: str | None = None
     ) -> None:
-        """Write Σ n_k Δ_k from the masked ``total`` and the sum of its masks.
+        """Subtract ``mask``, the sum of the masks, from the masked ``total``, and write the decoded sum
+        Σ n_k Δ_k to ``out``.
 
-        Raises `SecureError` if the masks do not cancel: an element is larger than the ``weights`` allow.
+        Raises `SecureError` if an element is larger than the ``weights`` allow, because then the masks do not
+        cancel.
         """
         largest = kernels.field_decode(out, total, mask, self.step, backend)
         allowed = sum(weights) * self.levels
         if largest > allowed:
             out[:] = 0.0
-            raise SecureError(f"the masks do not cancel: an element of the sum is {largest}, over {allowed}")
+            raise SecureError(f"the masks do not cancel: an element of the sum is {largest}, above {allowed}")
 
 
 def integer_weights(weights: Sequence[float], resolution: int) -> tuple[list[int], float]:
-    """Approximate weights by integers from 0 to ``resolution`` times a unit: w_k ≈ n_k · unit.
+    """Approximate each weight by an integer n_k from 0 to ``resolution`` times a common unit, so that
+    w_k ≈ n_k · unit; return the integers and the unit.
 
-    The unit is max w / resolution, so each weight is off by at most max w / (2 · resolution). Equal weights
-    are exact. Raises ValueError if a weight is negative or not finite, or all are 0.
+    The unit is max w / resolution, so the error of each weight is at most max w / (2 · resolution). If all
+    weights are equal, there is no error. Raises ValueError if a weight is negative or not finite, or if all
+    weights are 0.
 
     >>> integer_weights([1.0, 0.5, 0.25], 100)
     ([100, 50, 25], 0.01)

@@ -1,4 +1,7 @@
-"""Keys between clients: X25519 key agreement, HKDF, and AES-256-GCM for the shares that the server relays."""
+"""Keys that two clients share, and encryption of the messages that the server relays between them.
+
+The keys result from X25519 key agreement and HKDF; messages are encrypted with AES-256-GCM.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from edgefl.secure import SecureError
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-"""Bytes by which sealing lengthens a message."""
+"""Number of bytes by which encryption with `KeyPair.seal` lengthens a message."""
 
 
 class KeyPair:
-    """A client's X25519 keys.
+    """The private and the public X25519 key of a client.
 
     >>> a, b = KeyPair.new(), KeyPair.new()
     >>> b.open(a.public, b"first", a.seal(b.public, b"first", b"hello"))
@@ -36,11 +39,11 @@ class KeyPair:
 
     @cached_property
     def public(self) -> bytes:
-        """The public key, 32 bytes."""
+        """The public key, which is 32 bytes long."""
         return self._key.public_key().public_bytes_raw()
 
     def secret(self, other: bytes, purpose: bytes) -> bytes:
-        """Return 32 secret bytes that only this client and the owner of public key ``other`` can compute.
+        """Return 32 secret bytes that only this client and the owner of the public key ``other`` can compute.
 
         Raises `SecureError` if ``other`` is not a valid public key.
         """
@@ -54,15 +57,17 @@ class KeyPair:
         return derivation.derive(self._shared[other])
 
     def seal(self, receiver: bytes, purpose: bytes, message: bytes | memoryview) -> bytes:
-        """Encrypt and authenticate one message; ``purpose`` must be new for each message to a receiver.
+        """Encrypt and authenticate one message for the owner of the public key ``receiver``.
 
-        Each purpose has its own key, so the constant nonce is used once per key.
+        ``purpose`` must be different for each message to a receiver. Each purpose has its own key, so the
+        constant nonce is used only once per key.
         """
         key = self.secret(receiver, self.public + purpose)
         return AESGCM(key).encrypt(bytes(12), bytes(message), purpose)
 
     def open(self, sender: bytes, purpose: bytes, sealed: bytes) -> bytes:
-        """Decrypt a message of `seal`. Raises `SecureError` unless sender, purpose and content are right."""
+        """Decrypt a message that `seal` encrypted. Raises `SecureError` if it was altered, or if it has
+        another sender or purpose."""
         key = self.secret(sender, sender + purpose)
         try:
             return AESGCM(key).decrypt(bytes(12), sealed, purpose)

@@ -1,4 +1,4 @@
-"""Masks: uniform numbers modulo p from a seed of 32 bytes, by AES-256 in counter mode."""
+"""Masks: uniformly random numbers modulo p, generated from a seed of 32 bytes by AES-256 in counter mode."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ZEROS = bytes(4 * _CHUNK)
 
 
 def new_seed() -> bytes:
-    """Return a seed from the operating system's generator."""
+    """Return a random seed from the operating system's generator."""
     return secrets.token_bytes(SEED_BYTES)
 
 
 def expand(seed: bytes, size: int) -> Words:
-    """Return the mask of a seed: uint32[size], uniform below p.
+    """Return the mask of a seed: ``size`` uniformly random numbers from 0 to p − 1, as uint32.
 
-    The key stream of AES-256-CTR is read as little-endian words. A word of p or more, one in 860 million, is
-    replaced by the next word below p of a second stream, so the numbers are exactly uniform. A seed must be
-    used for one mask only.
+    The key stream of AES-256-CTR is read as little-endian words. One word in 860 million is p or more; it is
+    replaced by the next word of a second stream that is below p, so the numbers are exactly uniform. A seed
+    must be used for one mask only.
 
     >>> mask = expand(bytes(32), 5)
     >>> mask.tolist() == expand(bytes(32), 9)[:5].tolist(), mask.max() < PRIME
@@ -46,19 +46,20 @@ def expand(seed: bytes, size: int) -> Words:
 
 
 def _stream(seed: bytes, number: int) -> Any:
-    """Return the encryptor of the stream with this number; streams share no counter values."""
+    """Return the encryptor that generates the key stream with this number. Different streams of a seed use
+    different values of the counter."""
     counter = number.to_bytes(8, "big") + bytes(8)
     return Cipher(algorithms.AES(seed), modes.CTR(counter)).encryptor()
 
 
 class _Spare:
-    """Words below p from the second stream of a seed."""
+    """Replacement words below p, which come from the second key stream of a seed."""
 
     def __init__(self, seed: bytes) -> None:
         self._stream = _stream(seed, 1)
 
     def replace(self, words: Words) -> None:
-        """Replace words of p or more, in order."""
+        """Replace each word that is p or more, from the first to the last."""
         for place in np.flatnonzero(words >= PRIME).tolist():
             while (word := int.from_bytes(self._stream.update(bytes(4)), "little")) >= PRIME:
                 pass

@@ -1,11 +1,12 @@
 """Pairwise masks for the clients of one round (Bonawitz et al. 2017), with recovery from dropouts.
 
-    1. each client advertises two public keys, and splits two secrets among all clients: its mask key and the
-       seed of its own mask (Shamir's scheme; the shares are sealed and relayed by the server)
-    2. each client uploads its weighted update plus its own mask, plus or minus one mask per other client
-    3. the server sends the list of clients whose upload arrived to these clients; they reveal shares of the
-       seeds of the clients on the list, and of the mask keys of the others
-    4. the server removes the masks from the sum
+    1. Each client advertises two public keys. It splits two secrets among all clients by Shamir's scheme: its
+       private mask key, and the seed of its own mask. The server relays the shares, which are encrypted.
+    2. Each client uploads its weighted update plus its own mask, plus or minus one mask for each other
+       client.
+    3. The server sends the list of clients whose upload arrived to these clients. They reveal shares of the
+       seeds of the clients on the list, and shares of the mask keys of the clients that are not on the list.
+    4. The server recovers the masks from these shares and removes them from the sum.
 
 No client reveals shares of both secrets of another client, and more than half of the clients are needed to
 recover one secret. So an update stays hidden even if the server sends different lists to different clients.
@@ -30,7 +31,7 @@ from edgefl.secure.fixed import FixedPoint
 from edgefl.secure.keys import KEY_BYTES, TAG_BYTES, KeyPair
 
 MODULUS = 2**521 - 1
-"""Prime of Shamir's scheme, above all 32-byte secrets."""
+"""Prime modulus of Shamir's scheme. It is larger than every secret of 32 bytes."""
 _SHARE_BYTES = 66
 
 
@@ -41,9 +42,11 @@ def _random(_: int) -> int:
 def split(
     secret: bytes, points: Iterable[int], threshold: int, term: Callable[[int], int] = _random
 ) -> dict[int, bytes]:
-    """Split 32 secret bytes into shares at ``points`` above 0; any ``threshold`` recover it (Shamir 1979).
+    """Split a secret of 32 bytes into one share for each point; ``threshold`` shares recover the secret
+    (Shamir 1979).
 
-    ``term(i)`` gives coefficient i of the polynomial, a uniformly random number below `MODULUS`.
+    The ``points`` are integers above 0. ``term(i)`` returns coefficient i of the polynomial, which must be a
+    uniformly random number below `MODULUS`.
 
     >>> shares = split(bytes(range(32)), [1, 2, 3], threshold=2)
     >>> join({3: shares[3], 1: shares[1]}, 2) == bytes(range(32))
@@ -60,7 +63,8 @@ def split(
 
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Recover a secret from ``threshold`` shares or more. Raises `SecureError` for fewer or wrong shares."""
+    """Recover a secret from at least ``threshold`` shares. Raises `SecureError` if there are fewer shares or
+    if they contradict each other."""
     if len(shares) < threshold:
         raise SecureError(f"{len(shares)} shares of a secret arrived; {threshold} are needed")
     points = tuple(sorted(shares))
@@ -75,14 +79,15 @@ def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def _value(points: tuple[int, ...], values: Mapping[int, int], at: int) -> int:
-    """Return the value at ``at`` of the polynomial through the points."""
+    """Return the value at ``at`` of the polynomial that takes the given ``values`` at ``points``."""
     factors = _factors(points, at)
     return sum(values[x] * factor for x, factor in zip(points, factors, strict=True)) % MODULUS
 
 
 @lru_cache(maxsize=1024)
 def _factors(points: tuple[int, ...], at: int) -> list[int]:
-    """Return the Lagrange factors with which the values at ``points`` add up to the value at ``at``."""
+    """Return the Lagrange factors with which a polynomial's values at ``points`` add up to its value at
+    ``at``."""
     factors = []
     for x in points:
         above = below = 1
@@ -94,7 +99,7 @@ def _factors(points: tuple[int, ...], at: int) -> list[int]:
 
 
 class Advert(msgspec.Struct, frozen=True, array_like=True):
-    """A client's public keys: for pairwise masks, and for sealing messages."""
+    """The two public keys of a client: one for pairwise masks, and one for encrypting messages."""
 
     client: int
     mask_key: bytes
@@ -102,14 +107,16 @@ class Advert(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Shares(msgspec.Struct, frozen=True, array_like=True):
-    """Shares that one client sends to another: of its mask key, and of the seed of its own mask."""
+    """The two shares that one client sends to another: a share of its mask key, and a share of the seed of
+    its own mask."""
 
     key: bytes
     seed: bytes
 
 
 class Revealed(msgspec.Struct, frozen=True, array_like=True):
-    """A client's answer: shares of the seeds of clients that uploaded, and of the others' mask keys."""
+    """The shares that a client reveals: shares of the seeds of the clients that uploaded, and shares of the
+    mask keys of the clients that did not upload."""
 
     client: int
     seeds: dict[int, bytes]
@@ -117,7 +124,7 @@ class Revealed(msgspec.Struct, frozen=True, array_like=True):
 
 
 SEALED_BYTES = len(msgspec.msgpack.encode(Shares(bytes(_SHARE_BYTES), bytes(_SHARE_BYTES)))) + TAG_BYTES
-"""Bytes of the sealed shares of one client for another."""
+"""Length of the encrypted shares that one client sends to another, in bytes."""
 ADVERT_BYTES = 2 * KEY_BYTES
 
 
@@ -127,13 +134,13 @@ def least_threshold(clients: int) -> int:
 
 
 class RoundRules(msgspec.Struct, frozen=True):
-    """Parameters that the clients of a round must share. Each round needs a new ``name``."""
+    """Parameters that must be the same for all clients of a round. Each round needs a new ``name``."""
 
     name: bytes
     size: int
     clients: frozenset[int]
     threshold: int
-    """Minimum number of clients that upload, and of clients that reveal shares."""
+    """Minimum number of clients that must upload, and minimum number that must reveal shares."""
     fixed: FixedPoint
 
     def __post_init__(self) -> None:
@@ -146,20 +153,22 @@ class RoundRules(msgspec.Struct, frozen=True):
 
 
 class PairRules(msgspec.Struct, frozen=True, tag="pairwise"):
-    """Parameters of all rounds of a run."""
+    """Parameters that are the same in all rounds of a run."""
 
     size: int
-    """Elements of an update."""
+    """Number of elements of an update."""
     members: int
-    """Maximum number of clients of a round."""
+    """Maximum number of clients in a round."""
     fixed: FixedPoint
     resolution: int
-    """Weight of the client with the largest weight."""
+    """Resolution of the weights of updates, which are integers. The largest weight in the fleet is
+    represented by this number, and other weights are in proportion to it."""
     least_clients: int
-    """Minimum number of clients in a sum, which must also be more than half of the round's clients."""
+    """Minimum number of clients in a sum. A sum must also include more than half of the clients of the
+    round."""
 
     def of_round(self, name: bytes, clients: frozenset[int]) -> RoundRules:
-        """Return the rules of one round. Raises `SecureError` if it has too few or too many clients."""
+        """Return the parameters of one round. Raises `SecureError` if it has too few or too many clients."""
         threshold = max(self.least_clients, least_threshold(len(clients)))
         if not threshold <= len(clients) <= self.members:
             allowed = f"{threshold} to {self.members} are allowed"
@@ -168,51 +177,56 @@ class PairRules(msgspec.Struct, frozen=True, tag="pairwise"):
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of an upload's header: id, round, weight and the round's clients; the advert follows."""
+        """Length in bytes of the header of an upload, which contains the id, the round, the weight and the
+        clients of the round. The client's public keys follow the header."""
         return ID_BYTES + 12 + 4 * self.members
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes that an upload has in addition to the masked update: header, advert and sealed shares."""
+        """Number of bytes that an upload contains in addition to the masked update: the header, the client's
+        public keys and the encrypted shares."""
         return self.header_bytes + ADVERT_BYTES + self.members * SEALED_BYTES
 
     @property
     def download_bytes(self) -> int:
-        """Bytes that a client receives besides the model: adverts and sealed shares of the others."""
+        """Number of bytes that a client receives in addition to the model: the public keys and the encrypted
+        shares of the other clients."""
         return (self.members - 1) * (ADVERT_BYTES + SEALED_BYTES)
 
     @property
     def cipher_bytes(self) -> int:
-        """Bytes that a client encrypts or decrypts per upload: key streams of masks, and sealed shares."""
+        """Number of bytes that a client encrypts or decrypts for one upload: the key streams of the masks,
+        and the shares."""
         return 4 * self.size * self.members + 2 * (self.members - 1) * SEALED_BYTES
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that a client's arithmetic reads and writes per upload: encoding, and adding each mask."""
+        """Number of bytes that a client reads and writes to encode one upload and to add the masks to it."""
         return 12 * self.size * (1 + self.members)
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes that a client receives per update of a sum (a client number), and sends per sum (shares)."""
+        """Number of bytes that a client receives for each update in a sum (the number of a client), and
+        number of bytes that it sends for each sum (shares)."""
         return 4, _SHARE_BYTES * self.members
 
     @property
     def step(self) -> float:
-        """Resolution of the encoded elements."""
+        """Number to whose multiples the elements of an update are rounded."""
         return self.fixed.step
 
     @property
     def clip(self) -> float:
-        """Limit of the magnitude of an element."""
+        """Maximum magnitude of an element of an update; larger elements are clipped."""
         return self.fixed.clip
 
 
 class Participant:
-    """One client in one round.
+    """A client's part in the protocol of one round.
 
-    All secrets of the round are derived from ``secret``, 32 random bytes by default, so a client that is
-    started again can repeat its messages. ``content`` is a digest of the update: the client's own mask
-    depends on it, so that two updates never have the same mask.
+    All secrets of the client in this round are derived from ``secret``, which is 32 random bytes by default.
+    So a client that is started again can repeat its messages. ``content`` is a digest of the update. The
+    client's own mask depends on it, so that two different updates never have the same mask.
     """
 
     def __init__(
@@ -231,11 +245,12 @@ class Participant:
         self._masked = self._revealed = False
 
     def _derived(self, purpose: bytes) -> bytes:
-        """Return 64 secret bytes for a purpose."""
+        """Derive 64 secret bytes for a purpose."""
         return hashlib.blake2b(self._rules.name + b" " + purpose, key=self._secret).digest()
 
     def _term(self, purpose: bytes, number: int) -> int:
-        """Return a coefficient of a polynomial; 128 bytes make it uniform below `MODULUS`."""
+        """Derive a coefficient of a polynomial. It is computed from 128 secret bytes, which are enough to
+        make it almost exactly uniform below `MODULUS`."""
         pieces = (self._derived(b"%d %d " % (number, half) + purpose) for half in (0, 1))
         return int.from_bytes(b"".join(pieces)) % MODULUS
 
@@ -243,14 +258,15 @@ class Participant:
         return Advert(self.client, self._mask_keys.public, self._seal_keys.public)
 
     def meet(self, adverts: Iterable[Advert]) -> dict[int, Shares]:
-        """Store all adverts and this client's shares for itself; return its shares for the others."""
+        """Store the public keys of all clients, and the shares that this client keeps itself; return the
+        shares for the other clients."""
         peers, rules = {advert.client: advert for advert in adverts}, self._rules
         if peers.keys() != rules.clients:
             sent, ours = len(peers), len(rules.clients)
             raise SecureError(f"the clients that sent keys ({sent}) are not those of the round ({ours})")
         keys = {key for advert in peers.values() for key in (advert.mask_key, advert.seal_key)}
         if len(keys) < 2 * len(peers) or peers[self.client] != self.advert():
-            raise SecureError("an advert was replaced or copied")
+            raise SecureError("the public keys of a client were replaced or copied")
         self._peers = peers
         secrets_of = {b"key share": self._mask_keys.private, b"seed share" + self._content: self._seed}
         key, seed = (
@@ -262,7 +278,7 @@ class Participant:
         return mine
 
     def shares(self, adverts: Iterable[Advert]) -> dict[int, bytes]:
-        """Return this client's sealed shares for each other client, given the adverts of all clients."""
+        """Return the encrypted shares for each other client, given the public keys of all clients."""
         keys, purpose, encode = self._seal_keys, self._purpose(self._content), msgspec.msgpack.encode
         mine = self.meet(adverts)
         return {peer: keys.seal(self._peers[peer].seal_key, purpose, encode(mine[peer])) for peer in mine}
@@ -271,14 +287,15 @@ class Participant:
         return self._rules.name + b" " + content
 
     def receive(self, sender: int, sealed: bytes, content: bytes = b"") -> None:
-        """Store another client's shares, sealed for ``content``. Raises `SecureError` for altered shares."""
+        """Decrypt and store the shares that another client encrypted for the update with the digest
+        ``content``. Raises `SecureError` if they were altered or if they are unexpected."""
         if sender not in self._peers or sender in self._held:
             raise SecureError(f"unexpected shares of client {sender}")
         opened = self._seal_keys.open(self._peers[sender].seal_key, self._purpose(content), sealed)
         self._held[sender] = msgspec.msgpack.decode(opened, type=Shares)
 
     def mask(self, update: Floats, weight: int) -> Words:
-        """Return the masked, weighted update. A client may do this only once per round."""
+        """Return the weighted update plus all masks. This may be called only once per round."""
         rules = self._rules
         if self._masked:
             raise SecureError("this client has already uploaded in this round: a mask is used once")
@@ -288,7 +305,7 @@ class Participant:
         return self.masked(update, weight)
 
     def masked(self, update: Floats, weight: int) -> Words:
-        """Return the masked, weighted update, whether or not the others' shares have arrived."""
+        """Return the weighted update plus all masks, even if shares of other clients have not arrived yet."""
         rules = self._rules
         if not 1 <= weight <= rules.fixed.total_weight:
             raise SecureError(f"the weight is {weight}; 1 to {rules.fixed.total_weight} is allowed")
@@ -304,9 +321,10 @@ class Participant:
         return _added([plain], [weight], chain((own,), pairs))
 
     def reveal(self, arrived: frozenset[int]) -> Revealed:
-        """Return the shares that remove the masks from the sum of the clients in ``arrived``.
+        """Return the shares that the server needs to remove the masks from the sum of the updates of the
+        clients in ``arrived``.
 
-        A client may do this only once per round.
+        This may be called only once per round.
         """
         rules = self._rules
         if self._revealed:
@@ -331,7 +349,10 @@ def _pair_mask(keys: KeyPair, other: bytes, rules: RoundRules) -> Words:
 
 
 def _added(vectors: Sequence[Words], weights: Sequence[int], terms: Iterable[tuple[Words, int]]) -> Words:
-    """Return the weighted sum of ``vectors`` plus each mask times its factor; generate one mask at a time."""
+    """Return the weighted sum of ``vectors`` plus the sum of the masks in ``terms``, each times its factor.
+
+    Only one mask is in memory at a time.
+    """
     total, spare = np.empty_like(vectors[0]), np.empty_like(vectors[0])
     kernels.field_sum(total, vectors, weights)
     for mask, factor in terms:
@@ -347,10 +368,10 @@ def unmasked(
     weights: Mapping[int, int],
     revealed: Sequence[Revealed],
 ) -> Floats:
-    """Return the weighted sum of the updates of the clients in ``masked``.
+    """Return the weighted sum of the updates of the clients in ``masked``, without the masks.
 
-    Raises `SecureError` if fewer than the threshold uploaded or revealed shares, if shares contradict each
-    other, or if the masks do not cancel.
+    Raises `SecureError` if fewer clients than the threshold uploaded or revealed shares, if shares contradict
+    each other, or if the masks do not cancel.
     """
     if len({one.client for one in revealed}) < len(revealed):
         raise SecureError("a client revealed its shares twice")
@@ -368,7 +389,7 @@ def _terms(
     masked: Mapping[int, Words],
     revealed: Sequence[Revealed],
 ) -> Iterator[tuple[Words, int]]:
-    """Yield the masks that remain in the sum of the ``masked`` updates, with the factors that remove them."""
+    """Yield each mask that remains in the sum of the ``masked`` updates, with the factor that removes it."""
     for client in masked:
         shares = {one.client: one.seeds[client] for one in revealed if client in one.seeds}
         yield masks.expand(join(shares, rules.threshold), rules.size), PRIME - 1

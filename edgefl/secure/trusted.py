@@ -1,9 +1,9 @@
 """A trusted aggregator: a separate process that opens sealed updates and releases only weighted sums.
 
-It takes the place of the trusted execution environment that FedBuff's paper proposes. Clients encrypt their
-updates with the aggregator's public key; the server stores and relays ciphertext. The aggregator decrypts the
-updates of a sum, checks the request as a holder of masks would, and returns Σ w_k Δ_k. Sums have the same
-bits as plain sums.
+It replaces the trusted execution environment that the FedBuff paper proposes. Clients encrypt their updates
+with the aggregator's public key; the server stores and relays ciphertext. The aggregator decrypts the updates
+of a sum, checks that the request obeys the rules, and returns the weighted sum Σ w_k Δ_k. The result is
+bit-identical to the sum of unencrypted updates.
 """
 
 from __future__ import annotations
@@ -23,52 +23,56 @@ from edgefl.secure.keys import TAG_BYTES, KeyPair
 
 
 class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
-    """Parameters of the protocol that clients, aggregator and server of a run must share."""
+    """Parameters of the protocol. They must be the same for the clients, the aggregator and the server of a
+    run."""
 
     size: int
-    """Elements of an update."""
+    """Number of elements of an update."""
     least_clients: int
-    """Minimum number of clients in a sum; weights below the largest weight / ``resolution`` do not count."""
+    """Minimum number of clients in a sum. A client counts only if its weight is at least the largest weight
+    divided by ``resolution``."""
     resolution: int = 256
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes that an upload has in addition to the encrypted update: its id and its tag."""
+        """Number of bytes that an upload contains in addition to the encrypted update: its id and its
+        authentication tag."""
         return ID_BYTES + TAG_BYTES
 
     @property
     def download_bytes(self) -> int:
-        """Bytes that a client receives besides the model: none."""
+        """Number of bytes that a client receives in addition to the model: none."""
         return 0
 
     @property
     def cipher_bytes(self) -> int:
-        """Bytes that a client encrypts per upload."""
+        """Number of bytes that a client encrypts for one upload."""
         return 4 * self.size
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that a client's arithmetic reads and writes per upload: none."""
+        """Number of bytes that a client reads and writes in its computations for one upload: none."""
         return 0
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes that holders receive and send: there are none."""
+        """Number of bytes that a client receives, and number that it sends, to help to unmask a sum. Both are
+        0."""
         return 0, 0
 
     @property
     def step(self) -> float:
-        """Resolution of the elements: 0, because they are not rounded."""
+        """Number to whose multiples elements are rounded: 0, because they are not rounded."""
         return 0.0
 
     @property
     def clip(self) -> float:
-        """Limit of the magnitude of an element: about float32's maximum, so there is no clipping."""
+        """Maximum magnitude of an element: about the largest float32 number, so nothing is clipped."""
         return 3e38
 
 
 class SealedUpdate(msgspec.Struct, frozen=True):
-    """An encrypted update with its id, its client and its weight in the sum."""
+    """An encrypted update with its client, its id and its weight in the sum."""
 
     client: int
     name: bytes
@@ -77,11 +81,11 @@ class SealedUpdate(msgspec.Struct, frozen=True):
 
 
 def seal(keys: KeyPair, aggregator: bytes, client: int, trip: int, update: Floats) -> tuple[bytes, bytes]:
-    """Return the id and the ciphertext of a trip's update for the ``aggregator``'s public key.
+    """Encrypt the update of a trip with the ``aggregator``'s public key; return its id and its ciphertext.
 
-    The id, and with it the key, are derived from the client's private key, the trip and the update's content:
-    a repeated trip sends the same bytes, and no key encrypts two messages. Raises `SecureError` if the update
-    has a number that is not finite.
+    The id is derived from the client's private key, the trip and the content of the update, and the
+    encryption key depends on the id. So a repeated trip sends the same bytes, and no key encrypts two
+    messages. Raises `SecureError` if the update contains a number that is not finite.
     """
     if not np.isfinite(kernels.sq_norm(update)):
         raise SecureError("the update is not finite")
@@ -97,9 +101,9 @@ def _purpose(client: int, name: bytes) -> bytes:
 
 
 class TrustedAggregator:
-    """Opens and sums updates. ``clients`` returns a client's public key, or None.
+    """Decrypts and sums updates. ``clients`` returns a client's public key, or None if the client is unknown.
 
-    ``used`` maps the id of each summed update to the digest of its sum; each sum adds entries.
+    ``used`` maps the id of each summed update to the digest of its sum. Each sum adds entries to ``used``.
     """
 
     def __init__(
@@ -113,7 +117,8 @@ class TrustedAggregator:
         self.used: dict[bytes, bytes] = {} if used is None else used
 
     def sum(self, updates: Sequence[SealedUpdate]) -> Floats:
-        """Return Σ w_k Δ_k of the updates, float32. Raises `SecureError` if the request is refused."""
+        """Return the weighted sum Σ w_k Δ_k of the updates in float32. Raises `SecureError` if the request is
+        refused."""
         names = [one.name for one in updates]
         if len(set(names)) < len(names):
             raise SecureError("one update is in the sum twice")
@@ -123,7 +128,7 @@ class TrustedAggregator:
         least = max((one.weight for one in updates), default=0.0) / self._rules.resolution
         clients = len({one.client for one in updates if one.weight >= least})
         if clients < (required := self._rules.least_clients):
-            raise SecureError(f"the sum has updates of {clients} clients; {required} are required")
+            raise SecureError(f"the sum has updates of {clients} clients; at least {required} are required")
         digest = _digest(updates)
         for one in updates:
             if self.used.get(one.name, digest) != digest:
@@ -145,6 +150,6 @@ class TrustedAggregator:
 
 
 def _digest(updates: Iterable[SealedUpdate]) -> bytes:
-    """Return the digest of a sum's clients, updates and weights, in any order."""
+    """Return a digest of a sum's clients, updates and weights that does not depend on their order."""
     parts = sorted(b"%d " % one.client + struct.pack("<d", one.weight) + one.name for one in updates)
     return hashlib.sha256(b"".join(parts)).digest()

@@ -1,7 +1,7 @@
-"""ZeroMQ sockets between a run's processes, and authentication of their peers.
+"""ZeroMQ sockets between the processes of a run, and authentication of the processes that connect.
 
 sockets    ROUTER and DEALER sockets that never block on a send, and authentication
-door       socket for peers on other machines, over TCP
+door       the socket to which peers (processes of the run) on other machines connect over TCP
 keys       key files of the machines that may connect
 strangers  limits on unauthenticated connections
 """

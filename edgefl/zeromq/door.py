@@ -1,9 +1,10 @@
-"""The door: a ZeroMQ socket for peers on other machines, over TCP with CURVE encryption and authentication.
+"""The door: the ZeroMQ socket to which peers (processes of a run) on other machines connect.
 
-The public key of a connection determines the name of its peer; names in messages are not used. If a key
-connects again, the newer connection replaces the older one, so that a peer can reconnect immediately after a
-link failure. The number of connections without a message is limited (`edgefl.zeromq.strangers`). TCP
-keep-alive detects machines that have disappeared; the kernel does this even while a process is stopped.
+Connections use TCP with CURVE encryption and authentication. The public key of a connection determines the
+name of its peer; names in messages are not used. If a peer connects again with the same key, the newer
+connection replaces the older one, so that a peer can reconnect immediately after a link failure. The number
+of connections that have not sent a message yet is limited (`edgefl.zeromq.strangers`). TCP keep-alive detects
+machines that have disappeared; the kernel does this even while a process is stopped.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ VANISHED_S = 40
 """Seconds without a TCP acknowledgement after which a connection is closed."""
 PROBE_S = 10
 AGAIN_MS, MOST_AGAIN_MS = 100, 2000
-"""First and largest interval between attempts to connect, ms."""
+"""First and largest interval between attempts to connect, in milliseconds."""
 BACKLOG = 1024
-"""Length of the queue of connections that ZeroMQ has not accepted yet."""
+"""Maximum number of connections that may wait until ZeroMQ accepts them."""
 LINGER_MS = 200
 SEALED_BYTES = 64
-"""Maximum growth of a frame by encryption."""
+"""Maximum number of bytes by which encryption lengthens a frame."""
 _ADDRESS = re.compile(r"tcp://(?P<host>[^:/\[\]\s]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5}|\*)")
 
 
 def endpoint(address: str, what: str, *, any_port: bool = False) -> tuple[str, str]:
-    """Parse ``tcp://HOST:PORT`` into host and port; with ``any_port`` the port may be ``*``. Errors name
-    ``what``.
+    """Split the address ``tcp://HOST:PORT`` into host and port. If ``any_port`` is True, the port may be
+    ``*``.
+
+    Raises `ConfigError`, which starts with ``what``, for an invalid address.
 
     >>> endpoint("tcp://[::1]:7000", "--bind")
     ('[::1]', '7000')
@@ -56,31 +59,31 @@ def endpoint(address: str, what: str, *, any_port: bool = False) -> tuple[str, s
 
 
 class _Connection(NamedTuple):
-    """The connection of a peer: ZeroMQ's id and the file descriptor."""
+    """The connection of a peer: its id in ZeroMQ and its file descriptor."""
 
     routing_id: bytes
     number: int
 
 
 class DoorSocket(Router):
-    """A ROUTER bound to ``address`` (``tcp://HOST:PORT``, or ``*`` as port), with the server's ``secret``
-    key.
+    """A ROUTER socket that listens at ``address``; ``secret`` is the server's secret key.
 
-    Raises `RunError` if it cannot bind to the address. With ``anyone``, every key is accepted, and a peer's
-    name is the start of its key.
+    The address is ``tcp://HOST:PORT``, or ``tcp://HOST:*`` for any free port. If ``anyone`` is True, every
+    key is accepted, and the name of a peer is the first part of its key. Raises `RunError` if the socket
+    cannot be bound to the address.
     """
 
     def __init__(self, address: str, secret: bytes, largest_bytes: int, *, anyone: bool = False) -> None:
         super().__init__(largest_bytes + SEALED_BYTES, b"CURVE", self._whose)
         self._anyone = anyone
         self._names: dict[bytes, bytes] = {}
-        """Names of the admitted peers, by public key."""
+        """Name of each admitted peer, keyed by its public key."""
         self._keys: dict[bytes, bytes] = {}
         self._connections: dict[bytes, _Connection] = {}
         self._far: dict[bytes, str] = {}
         self.key = keys.public(secret)
         self.moved = {"in": 0, "out": 0}
-        """Bytes of received and sent frames."""
+        """Total number of bytes in the frames that were received ("in") and sent ("out")."""
         router = self._socket
         router.curve_server, router.curve_secretkey = True, secret
         router.ipv6, router.backlog = "[" in address, BACKLOG
@@ -90,16 +93,20 @@ class DoorSocket(Router):
             router.bind(address)
         except zmq.ZMQError as error:
             self.close()
-            why = "no address of this host" if error.errno == errno.ENODEV else zmq.strerror(error.errno or 0)
+            why = (
+                "not an address of this host"
+                if error.errno == errno.ENODEV
+                else zmq.strerror(error.errno or 0)
+            )
             raise RunError(f"{address}: {why}") from None
         self.address = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def admit(self, name: bytes, key: bytes) -> None:
-        """Accept connections with this public key from now on, as the peer ``name``."""
+        """From now on, accept connections with this public key as connections of the peer ``name``."""
         self._names[key], self._keys[name] = name, key
 
     def disconnect(self, name: bytes) -> None:
-        """Disconnect a peer and no longer accept its key."""
+        """Disconnect a peer and do not accept its key any longer."""
         if (key := self._keys.pop(name, None)) is not None:
             del self._names[key]
         if (connection := self._connections.pop(name, None)) is not None:
@@ -113,7 +120,7 @@ class DoorSocket(Router):
         return name
 
     def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:
-        """Yield the messages that have arrived, each with its sender's name, without blocking."""
+        """Yield the messages that have already arrived, each with the name of its sender, without waiting."""
         for _ in range(AT_ONCE):
             try:
                 first = self._socket.recv(NOBLOCK, copy=False)
@@ -128,7 +135,8 @@ class DoorSocket(Router):
                 yield name, frames
 
     def _use_latest_connection(self, name: bytes, first: Any) -> None:
-        """From now on send to the peer over the connection of this message, unless there is a newer one."""
+        """From now on, send to the peer over the connection on which this message arrived, unless the peer
+        has a newer connection."""
         routing_id, line = first.bytes, self._connections.get(name)
         if line is None or (routing_id != line.routing_id and _is_later(routing_id, line.routing_id)):
             number = int(first.get("__fd"))
@@ -138,7 +146,8 @@ class DoorSocket(Router):
             self._connections[name], self._far[name] = _Connection(routing_id, number), far
 
     def send(self, name: bytes, frames: Sequence[Frame]) -> None:
-        """Send without blocking. Raises `Full` or `Unreachable` on failure."""
+        """Send a message without blocking. Raises `Full` if the send queue is full, and `Unreachable` if the
+        peer is not connected."""
         if (connection := self._connections.get(name)) is None:
             raise Unreachable
         self._send_to(connection.routing_id, frames)
@@ -150,16 +159,17 @@ class DoorSocket(Router):
 
 
 def _is_later(routing_id: bytes, than: bytes) -> bool:
-    """Return True if a connection is newer ``than`` another, by the sequence numbers in ZeroMQ's ids."""
+    """Return True if a connection is newer than another one. ZeroMQ's ids of the two connections contain
+    sequence numbers, which are compared."""
     return 0 < (int.from_bytes(routing_id[1:]) - int.from_bytes(than[1:])) % 2**32 < 2**31
 
 
 class CallerSocket(Dealer):
-    """A DEALER that connects to the door at ``address`` with its ``secret`` key; ``key`` is the door's public
-    key.
+    """A DEALER socket that connects to the door at ``address``. ``secret`` is its own secret key, and ``key``
+    is the public key of the door.
 
-    It retries until it is accepted, and reconnects after a link failure; messages in transit are then lost.
-    `_monitor` reports the ZeroMQ connection events that ``events`` selects.
+    The socket retries until it is accepted, and reconnects after a link failure, which loses the messages in
+    transit. If ``events`` is not 0, the socket `_monitor` reports these events of the ZeroMQ connection.
     """
 
     def __init__(self, address: str, secret: bytes, key: bytes, *, events: int = 0) -> None:
@@ -179,7 +189,7 @@ class CallerSocket(Dealer):
 
 
 def _keep(socket: zmq.Socket[bytes]) -> None:
-    """Enable TCP keep-alive."""
+    """Enable TCP keep-alive, and close a connection after `VANISHED_S` seconds without an acknowledgement."""
     socket.tcp_keepalive, socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = 1, PROBE_S, PROBE_S
     socket.tcp_keepalive_cnt = VANISHED_S // PROBE_S - 1
     socket.tcp_maxrt = 1000 * VANISHED_S

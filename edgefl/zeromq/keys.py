@@ -1,8 +1,8 @@
-"""Key files for machines that join a run (Curve25519 keys of ZeroMQ's CURVE).
+"""Key files for machines that join a run. The keys are Curve25519 keys for ZeroMQ's CURVE mechanism.
 
-A server's folder holds ``server.key``, and ``NAME.pub`` for each machine that may join. A joining machine
-needs only ``NAME.key``, which holds its secret key and the server's public key. Files are TOML; keys are 32
-bytes in hexadecimal digits.
+A server's key folder contains ``server.key``, and ``NAME.pub`` for each machine that may join. A joining
+machine needs only ``NAME.key``, which contains its own secret key and the server's public key. The files are
+TOML files; each key is 32 bytes long and is written in hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from edgefl.files import make_folder
 
 SERVER = "server"
 OPEN = bytes(range(32))
-"""Publicly known secret key of a server that accepts everybody; its connections are not confidential."""
+"""Secret key of a server that accepts everybody. It is publicly known, so connections to such a server are
+not confidential."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class Key(NamedTuple):
-    """Content of the key file of a joining machine: its name, its secret key and the server's public key."""
+    """Content of a joining machine's key file: its name, its secret key and the public key of the server."""
 
     name: str
     secret: bytes
@@ -38,7 +39,7 @@ class Key(NamedTuple):
 
 
 def public(secret: bytes) -> bytes:
-    """Derive the public key of a secret key, which is any 32 bytes.
+    """Return the public key that belongs to a secret key. Any 32 bytes are a valid secret key.
 
     >>> public(bytes(32)).hex()[:16]
     '2fe57da347cd6243'
@@ -47,10 +48,10 @@ def public(secret: bytes) -> bytes:
 
 
 def make(folder: Path, names: list[str]) -> list[Path]:
-    """Create in ``folder`` a key for each name, and the server's key if missing; return the new files.
+    """Create a key for each name in ``folder``, and the server's key if it is missing; return the new files.
 
-    Raises `ConfigError` for an invalid or existing name and for a folder that cannot be written; in that
-    case no file is created.
+    Raises `ConfigError` if a name is invalid or already has a key, or if the folder cannot be written. In
+    these cases no file is created.
     """
     for name in names:
         if not _NAME.fullmatch(name) or name == SERVER:
@@ -75,7 +76,8 @@ def make(folder: Path, names: list[str]) -> list[Path]:
 
 
 def _write(folder: Path, name: str, more: str) -> Iterator[Path]:
-    """Write the two files of a new key pair, yielding each path; only the user can read the secret key."""
+    """Write the two files of a new key pair, and yield the path of each. Only the user who runs this process
+    can read the secret key."""
     secret = os.urandom(32)
     texts = {
         "key": f'# Keep this secret.\nname = "{name}"\nsecret = "{secret.hex()}"\n{more}',
@@ -90,9 +92,10 @@ def _write(folder: Path, name: str, more: str) -> Iterator[Path]:
 
 
 def read_server(folder: Path) -> tuple[bytes, dict[str, bytes]]:
-    """Read a server's secret key, and the public keys of the machines that may join, by name.
+    """Read the secret key of a server, and the public keys of the machines that may join, keyed by name.
 
-    Raises `ConfigError` if a file is missing, invalid, readable by others, or does not match its name.
+    Raises `ConfigError` if a file is missing or invalid, if other users can read the secret key, if the name
+    in a file does not match the file name, or if two machines have the same key.
     """
     secret = _secret(folder / f"{SERVER}.key", _read(folder / f"{SERVER}.key", "secret"))
     joiners: dict[str, bytes] = {}
@@ -101,32 +104,37 @@ def read_server(folder: Path) -> tuple[bytes, dict[str, bytes]]:
             continue
         key = _read(path, "public")
         if key["name"] != path.stem:
-            raise ConfigError(f"{path}: the key of {key['name']!r}; expected that of {path.stem!r}")
+            raise ConfigError(
+                f"{path}: this is the key of {key['name']!r}; expected the key of {path.stem!r}"
+            )
         of = bytes.fromhex(key["public"])
         if same := [name for name, other in joiners.items() if other == of]:
-            raise ConfigError(f"{path}: the same key as that of {same[0]!r}")
+            raise ConfigError(f"{path}: this is also the key of {same[0]!r}")
         joiners[path.stem] = of
     return secret, joiners
 
 
 def read(path: Path) -> Key:
-    """Read a joining machine's key. Raises `ConfigError` like `read_server`, and if the key is a server's."""
+    """Read the key file of a joining machine. Raises `ConfigError` if the file is missing or invalid, if
+    other users can read it, or if it contains the key of a server."""
     key = _read(path, "secret")
     secret = _secret(path, key)
     if "server" not in key:
-        raise ConfigError(f"{path}: a server's own key; to join: edgefl keygen {path.parent} NAME")
+        raise ConfigError(
+            f"{path}: this is the key of a server; to make one for joining: edgefl keygen {path.parent} NAME"
+        )
     return Key(key["name"], secret, bytes.fromhex(key["server"]))
 
 
 def _read(path: Path, field: str) -> dict[str, str]:
-    """Read a key file, which must have the given field."""
-    with contextlib.suppress(PermissionError):  # the read below reports it
+    """Return the fields of a key file. Raises `ConfigError` if the given field is missing."""
+    with contextlib.suppress(PermissionError):  # reading the file, below, reports this error
         if not path.exists():
             folder, name = path.parent, "" if path.stem == SERVER else f" {path.stem}"
             raise ConfigError(f"{path}: no such key; to make it: edgefl keygen {folder}{name}")
     found = toml.read(path)
     if field == "secret" and "public" in found:
-        raise ConfigError(f"{path}: a public key; expected the secret one, {path.stem}.key")
+        raise ConfigError(f"{path}: this is a public key; expected the secret key, {path.stem}.key")
     if (
         field not in found
         or "name" not in found
@@ -134,12 +142,16 @@ def _read(path: Path, field: str) -> dict[str, str]:
             isinstance(text, str) and (name == "name" or _HEX.fullmatch(text)) for name, text in found.items()
         )
     ):
-        raise ConfigError(f"{path}: not a key of edgefl: expected name, and 64 hexadecimal digits as {field}")
+        raise ConfigError(
+            f"{path}: this is not a key of edgefl: expected a name, and 64 hexadecimal digits as {field}"
+        )
     return found
 
 
 def _secret(path: Path, key: dict[str, str]) -> bytes:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        raise ConfigError(f"{path}: others may read it (mode {mode:03o}); expected 600: chmod 600 {path}")
+        raise ConfigError(
+            f"{path}: other users can read it (mode {mode:03o}); expected 600: chmod 600 {path}"
+        )
     return bytes.fromhex(key["secret"])

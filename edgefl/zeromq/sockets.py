@@ -9,15 +9,15 @@ import zmq
 
 Frame = bytes | memoryview
 Whose = Callable[..., bytes]
-"""Maps credentials to a peer's name, or to b"" if they are unknown."""
+"""A function that returns the name of the peer with the given credentials, or b"" if they are unknown."""
 
 AT_ONCE = 256
-"""Maximum number of messages read in one turn of a loop."""
+"""Maximum number of messages that are read in one iteration of a process's main loop."""
 LENT_BYTES = 1024 * 1024
-"""Immutable frames of at least this size, such as models, are sent without a copy."""
+"""Minimum size, in bytes, of the immutable frames (such as models) that are sent without a copy."""
 PEER_LINGER_MS = 1000
 HANDSHAKE_MS = 10_000
-"""Time limit for the handshake of a connection."""
+"""Time limit for the handshake of a connection, in milliseconds."""
 DOMAIN = b"edgefl"
 NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -27,7 +27,7 @@ _EVENTS = int(zmq.EVENTS)
 
 
 class Full(Exception):
-    """The send queue is full: the peer does not read."""
+    """The send queue is full, because the peer does not read its messages."""
 
 
 class Unreachable(Exception):
@@ -35,7 +35,7 @@ class Unreachable(Exception):
 
 
 class ZmqSocket:
-    """A ZeroMQ socket with its own context, and file descriptors that are polled together with it."""
+    """A ZeroMQ socket with a context of its own, and file descriptors that are polled together with it."""
 
     def __init__(self, kind: int, marks: int) -> None:
         self._context = zmq.Context(io_threads=1)
@@ -47,26 +47,28 @@ class ZmqSocket:
         self._watched: set[int] = set()
 
     def watch(self, fd: int) -> None:
-        """Let `wait` also poll this file descriptor."""
+        """Make `wait` poll this file descriptor too."""
         self._poller.register(fd, _POLLIN)
         self._watched.add(fd)
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait up to ``timeout_ms`` for a message; return True if a watched descriptor is ready."""
+        """Wait up to ``timeout_ms`` until a message or a watched file descriptor is ready to be read; return
+        True if a file descriptor is ready."""
         return any(which in self._watched for which, _ in self._poller.poll(timeout_ms))
 
     def _send(self, frames: Sequence[Frame]) -> None:
-        """Send without blocking, in a third of ``send_multipart``'s time. Raises `zmq.ZMQError` on
-        failure."""
+        """Send a message without blocking. This takes a third of the time of ``send_multipart``. Raises
+        `zmq.ZMQError` if the message cannot be sent."""
         for frame in frames[:-1]:
             self._socket.send(frame, _MORE)
         last = frames[-1]
         self._socket.send(last, NOBLOCK, copy=not (isinstance(last, bytes) and len(last) >= LENT_BYTES))
 
     def _receive(self, headers: int) -> list[Frame]:
-        """Return the frames of the next message. Raises `zmq.Again` if there is none.
+        """Return the frames of the next message. Raises `zmq.Again` if there is no message.
 
-        Frames after the first ``headers`` may be large: they are read-only views of ZeroMQ's memory.
+        Frames after the first ``headers`` frames may be large. They are not copied, but returned as read-only
+        views of ZeroMQ's memory.
         """
         frames: list[Frame] = [self._socket.recv(NOBLOCK)]
         while self._socket.getsockopt(_RCVMORE):
@@ -78,10 +80,10 @@ class ZmqSocket:
 
 
 class ZapAuthenticator:
-    """Authenticates connections by ZeroMQ's authentication protocol, ZAP (ZeroMQ RFC 27).
+    """Authenticates connections with ZeroMQ's authentication protocol, ZAP (ZeroMQ RFC 27).
 
-    A connection is accepted if it uses ``mechanism`` and ``whose`` maps its credentials to a name, which
-    becomes the peer's name.
+    A connection is accepted if it uses the security ``mechanism`` and if the function ``whose`` returns a
+    name for its credentials. This name becomes the name of the peer.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mechanism: bytes, whose: Whose) -> None:
@@ -101,9 +103,10 @@ class ZapAuthenticator:
 
 
 class Router(ZmqSocket):
-    """A ROUTER socket with authentication; frames are limited to ``largest_bytes``.
+    """A ROUTER socket with authentication. A received message may have at most ``largest_bytes``.
 
-    The high-water mark is low because it counts messages of any size, and a peer has one task at a time.
+    The high-water mark, which limits the number of queued messages, is low because messages may be large and
+    because a peer has only one task at a time.
     """
 
     def __init__(self, largest_bytes: int, mechanism: bytes, whose: Whose) -> None:
@@ -117,7 +120,7 @@ class Router(ZmqSocket):
         self._poller.register(authenticator.socket, _POLLIN)
 
     def beside(self, other: Router) -> None:
-        """Let `wait` also poll another router, and answer its authentication requests."""
+        """Make `wait` poll another router too, and answer the authentication requests of that router."""
         self._poller.register(other._socket, _POLLIN)
         self._authenticators |= other._authenticators
         for asked in other._authenticators:
@@ -133,7 +136,8 @@ class Router(ZmqSocket):
         return watched
 
     def _send_to(self, routing_id: bytes, frames: Sequence[Frame]) -> None:
-        """Send without blocking. Raises `Full` or `Unreachable` on failure."""
+        """Send a message to a peer without blocking. Raises `Full` if the send queue is full, and
+        `Unreachable` if the peer is not connected."""
         message = [routing_id, *frames]
         try:
             try:
@@ -158,27 +162,27 @@ class Dealer(ZmqSocket):
         super().__init__(zmq.DEALER, marks=16)
 
     def wait_to_send(self, timeout_ms: int) -> bool:
-        """Wait up to ``timeout_ms`` for room in the send queue; return True if a watched descriptor is
-        ready."""
+        """Wait up to ``timeout_ms`` until the send queue has room; return True if a watched file descriptor
+        is ready."""
         self._socket.poll(timeout_ms, zmq.POLLOUT)
         return self.wait(0)
 
     def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
-        """Return the next message, or None if the timeout expires or a watched descriptor becomes ready
-        first."""
+        """Return the next message, or None if no message has arrived when the timeout expires or a watched
+        file descriptor becomes ready."""
         if timeout_ms:
             self._poller.poll(timeout_ms)
         # Usually there is no message; checking first costs half as much as an exception.
         return self._receive(headers=1) if int(self._socket.getsockopt(_EVENTS)) & _POLLIN else None
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send without blocking. Raises `Full` on failure."""
+        """Send a message without blocking. Raises `Full` if the send queue is full."""
         try:
             self._send(frames)
         except zmq.Again:
             raise Full from None
 
     def close(self) -> None:
-        """Close the socket after sending queued messages, or after one second."""
+        """Close the socket once the queued messages are sent, but after one second at the latest."""
         self._socket.close(linger=PEER_LINGER_MS)
         self._context.term()

@@ -1,6 +1,7 @@
-"""Limits on unauthenticated connections to a door: their number, and the bytes that each may send.
+"""Limits on unauthenticated connections ("strangers") to a door, the socket to which other machines connect.
 
-Without them, connections cost descriptors, and memory for ZeroMQ's handshakes, before a key is checked.
+The number of such connections is limited, and so is the number of bytes that each may send. Without limits,
+strangers could use up the file descriptors, and the memory for ZeroMQ's handshakes, before a key is checked.
 """
 
 from __future__ import annotations
@@ -23,23 +24,28 @@ Socket = zmq.Socket[bytes]
 Context = zmq.Context[zmq.Socket[bytes]]
 
 LOOK_S = 0.02
-"""Seconds between two checks."""
+"""Minimum number of seconds between two checks of the connections."""
 MOST_SHARE = 0.1
-"""Largest share of a core for the checks: with many connections one check takes milliseconds."""
+"""Maximum share of a core that the checks may use. If there are many connections, a check takes
+milliseconds."""
 MOST_STRANGERS = 256
-"""Maximum number of unauthenticated connections, in addition to the number of expected peers."""
+"""Maximum number of connections beyond the number of admitted peers. If there are more connections, the
+oldest strangers are disconnected."""
 STRANGER_BYTES, ALL_BYTES = 4 * 2**20, 32 * 2**20
-"""Maximum bytes received from one stranger, and from all together. Enforced on Linux only."""
+"""Maximum number of bytes received from one stranger, and from all strangers together. These limits are
+enforced on Linux only."""
 SPARE_DESCRIPTORS = 512
-"""If fewer descriptors than this are free, all strangers are disconnected: the run's record needs some."""
+"""If fewer file descriptors than this are free, all strangers are disconnected, because the files of the
+run's record need descriptors."""
 
 
 class Strangers:
-    """Connections to this socket that have not yet sent a complete message.
+    """Connections to the socket ``router`` that have not yet sent a complete message.
 
-    A peer with a key sends its first message after a few round trips, so it is a stranger only briefly. If
-    there are too many strangers, the oldest are disconnected; a peer with a key reconnects. ``admitted`` are
-    the expected peers; ``called`` maps peers that have sent a message to their addresses.
+    A peer with a valid key sends its first message after a few round trips, so it is a stranger only briefly.
+    If there are too many strangers, the oldest are disconnected; a peer with a valid key then reconnects.
+    ``admitted`` contains the admitted peers. ``called`` maps each peer that has sent a message to its
+    address.
     """
 
     def __init__(
@@ -48,38 +54,39 @@ class Strangers:
         self._router, self._admitted, self._called = router, admitted, called
         router.monitor("inproc://connections", zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._events = context.socket(zmq.PAIR)
-        self._events.rcvhwm = 0  # no limit: at a limit ZeroMQ's own thread would block
+        self._events.rcvhwm = 0  # no limit, because ZeroMQ's own thread would block when a limit is reached
         self._events.connect("inproc://connections")
         self._open: dict[int, str] = {}
-        """Remote addresses by descriptor, the oldest first."""
+        """Remote address of each open connection, keyed by file descriptor; the oldest connection is
+        first."""
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="edgefl-strangers", daemon=True)
         self._watcher.start()
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread that checks the connections."""
         self._over.set()
         self._watcher.join()
         self._router.disable_monitor()
         self._events.close(linger=0)
 
     def _watch(self) -> None:
-        set_time_slice()  # check promptly even on a busy host: between checks ZeroMQ's thread keeps reading
+        set_time_slice()  # check in time even on a busy host, because ZeroMQ keeps reading between the checks
         pause_s = LOOK_S
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
-            with suppress(OSError, MemoryError):  # no free descriptor or memory for this check
+            with suppress(OSError, MemoryError):  # this check had no free file descriptor or no memory
                 self._look()
             pause_s = max(LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
 
     def _look(self) -> None:
-        """Process connects and disconnects; shut strangers beyond the limits."""
+        """Record which connections have opened and closed, and shut down strangers that exceed a limit."""
         while self._events.poll(0):
             event = self._events.recv_multipart()[0]
             number = int.from_bytes(event[2:6], sys.byteorder)
             self._open.pop(number, None)
             if int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_ACCEPTED:
-                with suppress(OSError):  # already closed
+                with suppress(OSError):  # the connection is already closed
                     self._open[number] = far_end(number)
         known = set(self._called.values())
         strangers = [(number, far) for number, far in self._open.items() if far not in known]
@@ -96,19 +103,21 @@ class Strangers:
 
 
 def _received_bytes(number: int) -> int:
-    """Bytes received on this TCP connection; 0 if it is closed or the system does not count them."""
+    """Return the number of bytes received on a TCP connection; 0 if the connection is closed or if the
+    operating system does not count the bytes."""
     with suppress(OSError, AttributeError, struct.error):
         end = socket.socket(fileno=number)
         try:
             information = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
         finally:
             end.detach()
-        return int(struct.unpack_from("=Q", information, 128)[0])  # tcpi_bytes_received
+        return int(struct.unpack_from("=Q", information, 128)[0])  # the field tcpi_bytes_received
     return 0
 
 
 def _short_of_descriptors() -> bool:
-    """Return True if few descriptors are free: a new descriptor gets the lowest free number."""
+    """Return True if few file descriptors are free. A new descriptor gets the lowest free number, so this
+    number is compared with the limit."""
     try:
         lowest = os.dup(0)
     except OSError:
@@ -119,7 +128,8 @@ def _short_of_descriptors() -> bool:
 
 
 def far_end(number: int) -> str:
-    """Remote address of a connection. Raises OSError if the descriptor is not a connection."""
+    """Return the remote address of a connection. Raises OSError if the file descriptor is not a
+    connection."""
     end = socket.socket(fileno=number)
     try:
         far = end.getpeername()
@@ -129,8 +139,9 @@ def far_end(number: int) -> str:
 
 
 def shut(number: int, far: str) -> None:
-    """Shut the connection if the descriptor still has this remote address; ZeroMQ then closes it."""
-    with suppress(OSError):  # already closed
+    """Shut down the connection of a file descriptor if it still has the remote address ``far``. ZeroMQ then
+    closes the descriptor."""
+    with suppress(OSError):  # the connection is already closed
         if far_end(number) == far:
             end = socket.socket(fileno=number)
             try:

@@ -364,7 +364,7 @@ def test_what_has_begun_is_not_begun_again(finished: Path, tmp_path: Path) -> No
     assert run_folder.begun(folder)
     with Store(folder) as store:
         store.set_meta(status="running")
-    with pytest.raises(ConfigError, match="holds no checkpoint to resume from"):
+    with pytest.raises(ConfigError, match="contains no checkpoint to resume from"):
         supervisor.resume(folder)
     (folder / "record.sqlite").write_bytes(b"x" * 10_000)
     with pytest.raises(ConfigError, match="damaged or not a record"):

@@ -152,7 +152,9 @@ def test_where_the_newest_is_damaged_the_one_before_is_read(tmp_path: Path, dama
     with pytest.raises(ConfigError) as caught:
         latest(tmp_path)
     text = str(caught.value)
-    assert text.startswith(f"{tmp_path} holds no checkpoint to resume from; journal-0000000008.safetensors: ")
+    assert text.startswith(
+        f"{tmp_path} contains no checkpoint to resume from; journal-0000000008.safetensors: "
+    )
     assert "; journal-0000000007.safetensors: " in text
     assert "\n" not in text
 
@@ -175,7 +177,7 @@ def test_no_checkpoint_is_the_users_error(tmp_path: Path, there: bool) -> None:
         (folder / "journal-0000000003.partial").write_bytes(b"")
     with pytest.raises(ConfigError) as caught:
         latest(folder)
-    assert str(caught.value) == f"{folder} holds no checkpoint to resume from"
+    assert str(caught.value) == f"{folder} contains no checkpoint to resume from"
 
 
 def test_the_final_file_is_the_model_by_tensor_name(tmp_path: Path) -> None:

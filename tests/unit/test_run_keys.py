@@ -108,14 +108,20 @@ def spoil(folder: Path, what: str) -> None:
     ("what", "line"),
     [
         ("no file", r"one.key: no such key; to make it: edgefl keygen \S+keys one"),
-        ("too open", r"one.key: others may read it \(mode 640\); expected 600: chmod 600 \S+one.key"),
-        ("public", r"one.key: a public key; expected the secret one, one.key"),
-        ("the server's", r"one.key: a server's own key; to join: edgefl keygen \S+keys NAME"),
-        ("short", r"one.key: not a key of edgefl: expected name, and 64 hexadecimal digits as secret"),
+        ("too open", r"one.key: other users can read it \(mode 640\); expected 600: chmod 600 \S+one.key"),
+        ("public", r"one.key: this is a public key; expected the secret key, one.key"),
+        (
+            "the server's",
+            r"one.key: this is the key of a server; to make one for joining: edgefl keygen \S+keys NAME",
+        ),
+        (
+            "short",
+            r"one.key: this is not a key of edgefl: expected a name, and 64 hexadecimal digits as secret",
+        ),
         ("bytes", r"one.key: line \d+: not UTF-8: byte 0x\w\w|one.key: line"),
         ("folder", r"one.key: a folder, expected a TOML file"),
-        ("no name", r"one.key: not a key of edgefl"),
-        ("a table", r"one.key: not a key of edgefl"),
+        ("no name", r"one.key: this is not a key of edgefl"),
+        ("a table", r"one.key: this is not a key of edgefl"),
     ],
 )
 def test_a_bad_file_is_one_line(folder: Path, what: str, line: str) -> None:
@@ -131,8 +137,10 @@ def test_a_servers_folder_with_a_bad_file_is_one_line(folder: Path, tmp_path: Pa
     ):
         keys.read_server(tmp_path / "none")
     shutil.copy(folder / "one.pub", folder / "other.pub")
-    with pytest.raises(ConfigError, match=r"other.pub: the key of 'one'; expected that of 'other'"):
+    with pytest.raises(
+        ConfigError, match=r"other.pub: this is the key of 'one'; expected the key of 'other'"
+    ):
         keys.read_server(folder)
     (folder / "other.pub").write_text((folder / "one.pub").read_text().replace('"one"', '"other"'))
-    with pytest.raises(ConfigError, match=r"other.pub: the same key as that of 'one'"):
+    with pytest.raises(ConfigError, match=r"other.pub: this is also the key of 'one'"):
         keys.read_server(folder)

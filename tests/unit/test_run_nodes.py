@@ -143,7 +143,7 @@ def test_a_server_that_is_replaced_waits_for_those_nodes_that_are_there(world: W
     ("same_bits", "said", "versions", "why"),
     [
         (True, SAME, {"torch": "1.0"}, "it has torch 1.0, here"),
-        (False, SAME, {"edgefl": "0.0"}, "it has edgefl 0.0, here"),
+        (False, SAME, {"edgefl": "0.0"}, "it has edgefl 0.0, but this host has"),
         (False, control.Fingerprint("other", "training"), {}, "its data, their split or its first model"),
         (True, control.Fingerprint("data", "other"), {}, "its training steps give different bits"),
         (False, control.Fingerprint("data", "other"), {"torch": "1.0"}, ""),
@@ -197,10 +197,10 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile() -> None:
     world.ready("host", joining())
     assert [share.peers for share in world.shares(3)] == [[0], [1, 2]]
     world.ready("watch", joining(device="watch-a7"))
-    assert "this run has no watch-a7 client without a host" in world.lines[-1]
+    assert "this run has no client with the profile watch-a7 that needs a host" in world.lines[-1]
     world.adopt(Shape(8, 5, 3))
     world.ready("another", joining(device="pi-4"))  # the run has begun, and all have a host
-    assert "this run has no pi-4 client without a host" in world.lines[-1]
+    assert "this run has no client with the profile pi-4 that needs a host" in world.lines[-1]
     world.hear("pi", Refused("gone", config=False))
     world.hear("host", Refused("gone", config=False))
     world.spawn(control.Spawn("client", 1, 1, "", "", 0, 1.0))

@@ -305,7 +305,7 @@ def test_the_same_request_has_the_same_answer() -> None:
 
 def test_6_too_few_clients_in_the_sum() -> None:
     buffer = Buffer(4, least=4)
-    refused(buffer, "the sum has updates of 3 clients; 4 are required", client=0)
+    refused(buffer, "the sum has updates of 3 clients; at least 4 are required", client=0)
 
 
 def test_7_weights_out_of_range_would_reveal_or_wrap() -> None:
@@ -315,7 +315,7 @@ def test_7_weights_out_of_range_would_reveal_or_wrap() -> None:
     tight = msgspec.structs.replace(buffer.rules, fixed=FixedPoint(4.0, sum(buffer.weights) - 1))
     for holder in buffer.holders:
         holder._rules = tight
-    refused(buffer, "the weights add up to .*: the sum could wrap")
+    refused(buffer, "the weights add up to .*: the sum could overflow")
 
 
 def test_8_a_holder_that_answers_twice() -> None:
@@ -359,7 +359,7 @@ def test_12_malformed_answers() -> None:
     for share, why in ((b"123", r"has 3 bytes, not"), (b"\xff" * len(answers[0].share), "not below p")):
         with pytest.raises(SecureError, match=why):
             buffer.sum([Answer(1, share), *answers[1:]])
-    with pytest.raises(SecureError, match="share of holder 9; holders are 1 to 5"):
+    with pytest.raises(SecureError, match="a share of holder 9 arrived; holders are numbered from 1 to 5"):
         buffer.sum([Answer(9, answers[0].share), *answers[1:]])
 
 
