@@ -6,7 +6,7 @@
     >>> edgefl.run(experiment).summary()["versions"]                                  # doctest: +SKIP
     20
 
-ARCHITECTURE.md describes the packages; the docstring of each package describes its files.
+ARCHITECTURE.md describes the packages, and the docstring of each package describes its files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ __all__ = [
 ]
 
 
-# Import the package before `run` is defined: a first import sets the name ``run`` in this module.
+# Import the package before the function `run` is defined, because its first import sets the name ``run`` in
+# this module to the package.
 importlib.import_module("edgefl.run")
 
 P = ParamSpec("P")
@@ -74,7 +75,8 @@ R = TypeVar("R")
 
 
 def _short_traceback(function: Callable[P, R]) -> Callable[P, R]:
-    """Remove edgefl's own frames from the traceback of an `EdgeflError` that ``function`` raises."""
+    """Return a wrapper of ``function`` that removes edgefl's own frames from the traceback of an
+    `EdgeflError`."""
 
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -98,20 +100,22 @@ def run(
     data: str | Callable[..., Any] | Dataset | Sequence[Any] | None = None,
     partition: str | Callable[..., Any] | None = None,
 ) -> Result:
-    """Run an experiment (an object or a TOML file) into the folder ``out``, and return its result.
+    """Run an experiment, which is an object or the path of a TOML file, and return its result.
 
-    By default ``out`` is a new folder in ``runs/``. With ``web=True`` a local web page shows the run live and
-    its address is printed on standard error; a number selects the port. The other arguments replace parts of
-    the experiment: ``strategy`` (such as ``Mine(server_lr=0.1)``), ``model`` (a function that creates it),
-    ``data`` (a function that loads it, a `Dataset`, or train_x, train_y, test_x, test_y) and ``partition`` (a
-    function that splits it). Each may also be a name, such as ``strategy="fedbuff"``, which selects the
-    strategy with its defaults. Classes and functions must be defined in an importable file, because the run's
-    processes import them again. Arrays are saved in the run's folder.
+    The run's files are written to the folder ``out``, by default a new folder in ``runs/``. If ``web`` is
+    True, a local web page shows the run live, and its address is printed to standard error; if ``web`` is a
+    number, it is the port of this page. The other arguments replace parts of the experiment: ``strategy`` is
+    an object such as ``Mine(server_lr=0.1)``; ``model`` is a function that creates the model; ``data`` is a
+    function that loads the data, a `Dataset`, or the sequence (train_x, train_y, test_x, test_y); and
+    ``partition`` is a function that assigns the examples to clients. Each of them may also be a name, such as
+    ``strategy="fedbuff"``, which selects a strategy with its default settings. Classes and functions must be
+    defined in a file that can be imported, because the processes of the run import them again. Arrays are
+    saved in the run's folder.
 
         >>> print(edgefl.run("experiments/minimal.toml", strategy="fedstaleweight"))      # doctest: +SKIP
 
     If the model did not learn, the result is returned nevertheless, and ``no_progress`` in its summary gives
-    the reason. Raises `ConfigError` for an invalid experiment and `RunError` if the run fails.
+    the reason. Raises `ConfigError` if the experiment is invalid, and `RunError` if the run fails.
     """
     from edgefl.config import objects
     from edgefl.run import supervisor
@@ -132,7 +136,7 @@ def run(
     if out is not None:
         return into(Path(out))
     while True:
-        with suppress(FolderTaken):  # another run took the name at the same moment: try another name
+        with suppress(FolderTaken):  # another run took this name at the same moment, so try another name
             return into(new_run_folder(given.name))
 
 
@@ -152,19 +156,21 @@ def sweep(
     data: str | Callable[..., Any] | Dataset | Sequence[Any] | None = None,
     partition: str | Callable[..., Any] | None = None,
 ) -> Sweep:
-    """Run an experiment for every combination of ``grid`` and every seed.
+    """Run an experiment once for every seed and every combination of the values in ``grid``.
 
     ``grid`` maps keys of the experiment to lists of values, such as ``{"strategy.server_lr": [0.1, 1.0]}``.
     The values of ``"strategy"`` may be objects and names: ``[Mine(), "fedbuff"]``. Each run gives the same
-    results as `run`. The folder ``out`` (by default ``runs/NAME-sweep``) holds the runs, a page that compares
-    them (report.html), their curves (curves.pdf) and their results (runs.csv). Finished runs are not
-    repeated: the same call continues after Ctrl-C, and a call with more seeds adds their runs. The time to
-    the accuracy ``target`` is compared seed by seed; the default target is ``stop.accuracy``, else the
-    highest accuracy that every run reached. With ``fleets``, the seeds are 1 to ``fleets``, and each draws
-    the fleet's compute times from the profiles' intervals (`Sweep.fleets`). Up to ``jobs`` runs execute in
-    parallel, each on its share of the cores; this needs the virtual clock. A line per run is printed on
-    standard error if that is a terminal, else only with ``quiet=False``. For the other arguments and the
-    errors see `run`.
+    results as `run`. The folder ``out`` (by default ``runs/NAME-sweep``) contains the runs, a page that
+    compares them (report.html), their curves (curves.pdf) and their results (runs.csv).
+
+    Finished runs are not repeated: the same call continues a sweep after Ctrl-C, and a call with more seeds
+    adds the runs of these seeds. The times that runs take to reach the accuracy ``target`` are compared seed
+    by seed. The default target is ``stop.accuracy``, or the highest accuracy that every run reached if this
+    key is not set. If ``fleets`` is given, the seeds are 1 to ``fleets``, and each seed draws the compute
+    times of the device profiles from the profiles' intervals (`Sweep.fleets`). Up to ``jobs`` runs execute in
+    parallel, each on its share of the cores; this needs the virtual clock. One line for each run is printed
+    to standard error if standard error is a terminal or if ``quiet`` is False. The other arguments and the
+    errors are the same as those of `run`.
 
         >>> found = edgefl.sweep(experiment, grid={"strategy": [Mine(), "fedbuff"]})  # doctest: +SKIP
         >>> found.plot("figure.pdf")                                                  # doctest: +SKIP
@@ -203,11 +209,12 @@ def sweep(
 
 
 def plot(runs: Any, file: str | Path, **how: Any) -> Path:
-    """Plot learning curves into ``file``, such as a PDF for a paper: see `edgefl.results.figure.plot`.
+    """Plot learning curves and save the figure as ``file``, such as a PDF for a paper.
 
-    ``runs`` maps labels to finished runs, one run per seed, or is a list of runs. Options in ``how``: the
-    measure ``y`` (default "accuracy"), ``over`` ("at_s", "trips" or "version"), ``band`` ("interval", "range"
-    or "none"), ``width_in`` and ``height_in``.
+    ``runs`` is a list of finished runs, or maps each label to a list of finished runs with different seeds.
+    The options in ``how`` are those of `edgefl.results.figure.plot`: the metric ``y`` (by default
+    "accuracy"), ``over`` ("at_s", "trips" or "version"), ``band`` ("interval", "range" or "none"),
+    ``width_in`` and ``height_in``.
     """
     from edgefl.results import figure
 
@@ -215,7 +222,8 @@ def plot(runs: Any, file: str | Path, **how: Any) -> Path:
 
 
 def _values(what: str, given: Iterable[Any]) -> list[Any]:
-    """Return the values as a list. Raises `ConfigError` for a single value, such as a string."""
+    """Return the given values as a list. Raises `ConfigError` if a single value, such as a string, is
+    given."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigError(f"{what}: must be a list of values, got {given!r}")
     return list(given)
@@ -232,7 +240,8 @@ def _not_while_imported(what: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Result` and `Sweep` on first use, because they import numpy."""
+    """Import `Result` or `Sweep` when it is first used. They are not imported earlier, because they import
+    numpy."""
     where = {"Result": "edgefl.results.result", "Sweep": "edgefl.results.sweep"}
     if name not in where:
         raise AttributeError(f"module 'edgefl' has no attribute {name!r}")
@@ -240,7 +249,7 @@ def __getattr__(name: str) -> Any:
 
 
 def new_run_folder(name: str) -> Path:
-    """Choose a new folder for a run: ``runs/NAME-DATE-TIME``."""
+    """Return the path of a folder that does not exist yet, for a new run: ``runs/NAME-DATE-TIME``."""
     stem = Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     folder, count = stem, 1
     while folder.exists():

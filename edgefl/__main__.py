@@ -1,4 +1,4 @@
-"""``python -m edgefl`` is the ``edgefl`` command."""
+"""Makes ``python -m edgefl`` the same as the command ``edgefl``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from edgefl.processes import stopped_by
 
 
 def main() -> int:
-    """Run the command and return its exit code. Ctrl-C prints one line, even during imports."""
+    """Run the command ``edgefl`` and return its exit code. After Ctrl-C it prints only one line, even if it
+    is still importing modules."""
     _reopen_closed_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # set by nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup makes a process ignore SIGHUP
             signal.signal(number, _stop)
     try:
         from edgefl.cli import main as command
@@ -22,7 +23,7 @@ def main() -> int:
         code = command()
     except KeyboardInterrupt:
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # a second signal would end it with a traceback
+            signal.signal(number, signal.SIG_IGN)  # a second signal would end the process with a traceback
         terminal.say("edgefl: interrupted", err=True)
         code = 130
     try:
@@ -32,8 +33,8 @@ def main() -> int:
 
 
 def _stop(number: int, _: object) -> None:
-    """Outside a run, treat a signal as if it were Ctrl-C. A closing terminal sends SIGHUP twice: ignore the
-    second."""
+    """Handle a signal that arrives outside a run like Ctrl-C. A terminal that is closed sends SIGHUP twice;
+    the second one is ignored."""
     if number == signal.SIGHUP and stopped_by:
         return
     stopped_by.append(number)
@@ -41,7 +42,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Open the null device in place of closed standard streams, so that no file gets their descriptors."""
+    """Replace closed standard streams by the null device, so that no file gets their file descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             fd = os.open(os.devnull, os.O_RDWR)

@@ -1,19 +1,19 @@
 """All exceptions that edgefl defines.
 
     EdgeflError
-    ├── ConfigError      invalid settings, file or argument; the command exits with 2
+    ├── ConfigError      a setting, a file or an argument is invalid; the command exits with code 2
     │   ├── FolderTaken      the folder for a new run is not empty
     │   └── ProfileError     a device or network profile is missing or invalid
-    ├── WireError        a peer sent an invalid message; the peer is disconnected and counted
-    ├── SlotError        invalid use of the parameter buffer
-    ├── RunError         a run failed after it had started; the command exits with 1
+    ├── WireError        a process of a run sent an invalid message; it is disconnected, which is recorded
+    ├── SlotError        the parameter buffer was used in an invalid way
+    ├── RunError         a run failed after it had started; the command exits with code 1
     │   └── FolderError      the run's folder cannot be written, for example because the disk is full
-    ├── TrainingError    the user's training function raised, or made more steps than it was given
+    ├── TrainingError    the user's training function raised an exception, or made too many steps
     ├── NotMet           a device test exceeds its budget or its baseline
     │   └── OutOfDeviceMemory    the function needs more memory than the device gives an app
     └── Invalid          a device test's measurement is not reliable, so the test cannot pass
 
-Each message is one line: what is wrong, the value received, and what is allowed.
+Each message is one line that says what is wrong, which value was given, and what is allowed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 LONGEST_NAME, LONGEST_LIST = 60, 120
-"""Maximum length of a name and of a list of names in a message, in characters."""
+"""Maximum length of a name, and of a list of names, in a message, in characters."""
 
 
 class EdgeflError(Exception):
@@ -45,11 +45,11 @@ class ProfileError(ConfigError):
 
 
 class WireError(EdgeflError):
-    """A peer sent bytes that are not a valid message."""
+    """A process of a run sent bytes that are not a valid message."""
 
 
 class SlotError(EdgeflError):
-    """Invalid use of the parameter buffer."""
+    """The parameter buffer was used in an invalid way."""
 
 
 class RunError(EdgeflError):
@@ -57,11 +57,11 @@ class RunError(EdgeflError):
 
 
 class FolderError(RunError):
-    """The run's folder cannot be written. The run can be resumed from its last checkpoint later."""
+    """The run's folder cannot be written. The run can later be resumed from its last checkpoint."""
 
 
 class TrainingError(EdgeflError):
-    """The user's training function failed on a client. The task is lost; the run continues."""
+    """The user's training function failed on a client. The client's task is lost, but the run continues."""
 
 
 class NotMet(EdgeflError, AssertionError):
@@ -77,7 +77,8 @@ class Invalid(EdgeflError):
 
 
 def of_system(error: OSError) -> str:
-    """Describe an operating system error in one line, with the limit or path that it concerns.
+    """Return a one-line description of an operating system error, with the limit or the path that it
+    concerns.
 
     >>> of_system(OSError(28, "No space left on device", "runs/a"))
     "no space left on the device of 'runs/a'"
@@ -95,7 +96,7 @@ def of_system(error: OSError) -> str:
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
-    """Describe an unknown name in one line, with the nearest known name.
+    """Return a one-line message for an unknown name, with the most similar allowed name.
 
     >>> unknown("profile", "pixel3a", ["pixel-3a", "pi-4"])
     "profile 'pixel3a' not found; did you mean 'pixel-3a'? available: pi-4, pixel-3a"
@@ -105,7 +106,8 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """List sorted names up to `LONGEST_LIST` characters, and count the rest.
+    """Return the sorted names as a list of up to `LONGEST_LIST` characters, followed by the number of names
+    that do not fit.
 
     >>> listed(["b", "a"]), listed(["a" * 100, "b" * 100, "c"]).replace("a" * 100, "a…a")
     ('a, b', 'a…a and 2 more')
@@ -119,7 +121,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def shortened(name: str) -> str:
-    """Shorten a name to at most 60 characters.
+    """Return a name, shortened to at most 60 characters.
 
     >>> shortened("pixel-4"), len(shortened("k" * 4000))
     ('pixel-4', 60)
@@ -128,7 +130,7 @@ def shortened(name: str) -> str:
 
 
 def near(got: str, allowed: Iterable[str]) -> str:
-    """Suggest the allowed name that is nearest to ``got``; empty if none is similar.
+    """Return a suggestion of the allowed name that is most similar to ``got``; "" if no name is similar.
 
     >>> near("versoins", ["trips", "versions"])
     " did you mean 'versions'?"
@@ -139,7 +141,7 @@ def near(got: str, allowed: Iterable[str]) -> str:
 
 @contextmanager
 def damaged(what: str) -> Iterator[None]:
-    """Re-raise errors caused by corrupt data in ``what`` as a one-line `ConfigError`.
+    """Turn errors that corrupt data in ``what`` cause into a `ConfigError` of one line.
 
     >>> with damaged("runs/a"):
     ...     int("x")

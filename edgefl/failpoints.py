@@ -1,21 +1,22 @@
-"""Failpoints: named places in the code where a test can make a process of a real run fail.
+"""Failpoints: named places in the code at which a test can make a process of a real run fail.
 
-``EDGEFL_FAILPOINTS="die:3:0,nan:1:2"`` kills client 3 during its first trip and makes client 1 send NaN in
-its third. The variable is read once, at the start of a process; without it failpoints cost nothing.
+``EDGEFL_FAILPOINTS="die:3:0,nan:1:2"`` kills client 3 during its first trip, and makes client 1 send NaN in
+its third trip. The variable is read once, when a process starts. If it is not set, failpoints cost no time.
 
 | name      | the client                                                              |
 |-----------|-------------------------------------------------------------------------|
-| `die`     | is killed after its training, with half of its update uploaded          |
+| `die`     | is killed after its training, when half of its update is uploaded       |
 | `hang`    | stops responding                                                        |
 | `rubbish` | sends bytes that are not a message                                      |
 | `nan`     | sends an update that contains NaN                                       |
 | `alter`   | changes its update after sending its checksum                           |
-| `stale`   | reports another base version than its task's                            |
+| `stale`   | reports a base version that is not the one of its task                  |
 | `memory`  | allocates more memory than its device has                               |
-| `leave`   | returns its task untrained                                              |
+| `leave`   | gives its task back without training                                    |
 
-``"torn:0:7"`` kills the run's first server when it reaches the place ``torn`` for the eighth time, and
-``"torn:1:7"`` kills its successor. With ``EDGEFL_FAILPOINTS_WHILE=FILE`` places count only while FILE exists:
+``"torn:0:7"`` kills the first server process of the run when it reaches the place ``torn`` for the eighth
+time. ``"torn:1:7"`` does the same to the second server process, which replaces the first. If
+``EDGEFL_FAILPOINTS_WHILE=FILE`` is set, visits of a place count only while FILE exists. The places are:
 
 | name      | the server is killed                                                    |
 |-----------|-------------------------------------------------------------------------|
@@ -30,14 +31,15 @@ its third. The variable is read once, at the start of a process; without it fail
 | `renamed` | after the rename, before the folder is flushed                          |
 | `named`   | before it removes older checkpoints                                     |
 
-Likewise ``"asked:0:7"`` kills the first process that unmasks or opens sums for the run's first server:
+In the same way, ``"asked:0:7"`` kills the process that unmasks or decrypts sums for the first server process:
 
 | name      | the process is killed                                                   |
 |-----------|-------------------------------------------------------------------------|
-| `asked`   | after a sum's request arrives                                           |
-| `saved`   | after it saved which updates it summed, before it replies               |
+| `asked`   | after the request for a sum has arrived                                 |
+| `saved`   | after it has saved which updates it summed, before it replies           |
 
-`edgefl.run.client` records which updates were acknowledged, to compare with the run's record.
+`edgefl.run.client` logs which updates the server has acknowledged, so that tests can compare them with the
+run's record.
 """
 
 from __future__ import annotations
@@ -53,12 +55,13 @@ OF_SERVER = (
 )  # fmt: skip
 OF_SUMS = ("asked", "saved")
 SAYS = "edgefl: killed at failpoint "
-"""Start of the line that a process prints to standard error before it kills itself; the name follows."""
+"""First part of the line that a process prints to standard error before it kills itself. The name of the
+failpoint follows."""
 NAMES = ("die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave", *OF_SERVER, *OF_SUMS)
 
 
 def parse(text: str) -> frozenset[tuple[str, int, int]]:
-    """Parse failpoints into tuples of name, client and trip.
+    """Parse a list of failpoints into tuples of name, client and trip.
 
     >>> sorted(parse("die:3:0,nan:1:2"))
     [('die', 3, 0), ('nan', 1, 2)]
@@ -82,7 +85,8 @@ _while: str
 
 
 def arm() -> None:
-    """Read the environment again, in a process that was forked for another run."""
+    """Read the environment variables of failpoints again. A process that was forked for another run calls
+    this."""
     global _points, _while
     _points = parse(os.environ.get("EDGEFL_FAILPOINTS", ""))
     _while = os.environ.get(WHILE, "/")
@@ -94,18 +98,18 @@ def armed() -> bool:
 
 
 def hit(name: str, client: int, trip: int) -> bool:
-    """Return True if a failpoint is set for this client and trip."""
+    """Return True if the failpoint ``name`` is set for this client and this trip."""
     return (name, client, trip) in _points
 
 
 _passed: Counter[str] = Counter()
 restarts = 0
-"""Number of servers that this run had before this process, or before the server that started it; −1: no
-failpoint applies."""
+"""Number of server processes that this run had before this one, or before the one that started this process.
+If it is −1, `pass_by` never kills this process."""
 
 
 def pass_by(name: str) -> None:
-    """Count a visit of the place ``name``, and kill this process if a failpoint is set for this visit."""
+    """Count a visit to the place ``name``, and kill this process if a failpoint is set for this visit."""
     if _points and os.path.exists(_while):
         if (name, restarts, _passed[name]) in _points:
             die(name)
@@ -113,7 +117,7 @@ def pass_by(name: str) -> None:
 
 
 def die(name: str) -> None:
-    """Print the place's name to standard error and kill this process."""
+    """Print the name of the failpoint to standard error, and kill this process."""
     os.write(2, f"{SAYS}{name}\n".encode())
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,8 +1,8 @@
-"""Read files with a size limit; write files atomically.
+"""Read files with a size limit, and write files atomically.
 
-A written file is either complete or unchanged, even after a kill or a power cut: the new content goes to a
-temporary file in the same folder, which is flushed to disk and renamed; then the folder itself is flushed, so
-that the new name survives a power cut too.
+A file that is written is afterwards either complete or unchanged, even if the process is killed or the power
+fails. The new content is written to a temporary file in the same folder, which is flushed to disk and then
+renamed. Finally the folder itself is flushed, so that the new name survives a power failure too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from edgefl import failpoints
 from edgefl.errors import ConfigError, RunError
 
 PARTIAL = ".partial"
-"""Suffix of temporary files."""
+"""Suffix of the names of temporary files."""
 
 
 def read(path: str | Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises OSError if it is longer or not a regular file.
+    """Return the content of a regular file. Raises OSError if the file is longer than ``most_bytes`` or is
+    not a regular file.
 
     >>> read("/dev/zero", 10)
     Traceback (most recent call last):
@@ -42,7 +43,8 @@ def read(path: str | Path, most_bytes: int) -> bytes:
 
 
 def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
-    """Replace the file at ``path`` by one that holds ``pieces``. If this raises OSError, nothing has changed.
+    """Replace the file at ``path`` by a file with the content ``pieces``. If OSError is raised, the old file
+    is unchanged.
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> replace(folder / "a.txt", [b"one ", b"two"]).read_text(), [path.name for path in folder.iterdir()]
@@ -69,22 +71,24 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write ``text`` in UTF-8, like `write_bytes`."""
+    """Write ``text`` to the file at ``path`` in UTF-8, as `write_bytes` does."""
     return write_bytes(path, text.encode())
 
 
 def json_text(document: object) -> str:
-    """Format a document as JSON. Raises ValueError for infinite numbers and NaN."""
+    """Return a document as JSON text. Raises ValueError if it contains NaN or an infinite number."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_json(path: Path, document: object) -> Path:
-    """Write a document as JSON in UTF-8. Undecodable bytes of a command line are escaped, as ``\\udcff``."""
+    """Write a document to the file at ``path`` as JSON in UTF-8. Bytes of a command line that are not valid
+    UTF-8 are escaped, for example as ``\\udcff``."""
     return write_bytes(path, json_text(document).encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Replace the file at ``path``, creating its folder if needed. Raises `RunError` on failure."""
+    """Replace the file at ``path`` by one with this content, and create its folder if needed. Raises
+    `RunError` if the file cannot be written."""
     try:
         make_folder(path.parent)
         return replace(path, [content])
@@ -93,7 +97,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create ``folder`` and its missing parents, and flush their names to disk."""
+    """Create ``folder`` and its missing parent folders, and flush their names to disk."""
     missing = [folder, *folder.parents]
     missing = missing[: next(place for place, each in enumerate(missing) if each.exists())]
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +106,8 @@ def make_folder(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return edgefl's cache folder of this user. Raises `ConfigError` for a user without a home folder."""
+    """Return the folder in which edgefl caches files for this user. Raises `ConfigError` if the user has no
+    home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "edgefl"

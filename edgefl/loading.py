@@ -1,9 +1,9 @@
-"""Load a user's own strategy, model or data, named ``"my_module:name"`` in the experiment.
+"""Load the user's own code, such as a strategy or a model, which an experiment names as ``"my_module:name"``.
 
-The module is a file in the experiment file's folder or in the current folder. Installed modules are allowed
-only if ``EDGEFL_MODULES`` lists them, because an experiment from somebody else could otherwise run code that
-its user has never seen (``torch.hub``, for example, downloads code). Experiments in different folders may
-have modules of the same name.
+The module must be a file in the folder of the experiment file or in the current folder. Installed modules are
+allowed only if the environment variable ``EDGEFL_MODULES`` lists them. Otherwise an experiment from somebody
+else could run code that its user has never seen (``torch.hub``, for example, downloads code). Experiments in
+different folders may have modules with the same name.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ KEYS = (
     "evaluation.function",
     "fleet.attackers.kind",
 )
-"""Keys of an experiment whose values may name code."""
+"""Keys of an experiment whose values may be the names of code to be imported."""
 OF_PACKAGES = ("timm:", "hf:", "flwr:")
-"""Prefixes of values that name a model, a data set or a partitioner of a package, and not the user's code."""
+"""Prefixes of values that refer to a model, a data set or a partitioner from a package and not to the user's
+own code."""
 
 
 importing: list[str] = []
@@ -39,10 +40,11 @@ importing: list[str] = []
 
 
 def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) -> Any:
-    """Import ``"module:attribute"``, searching ``search_path`` (the experiment file's folder) first.
+    """Import a module and return its attribute, given as ``"module:attribute"``.
 
-    Raises `ConfigError`, which names ``key``, if the module is missing, not allowed or fails to import, or
-    has no such attribute.
+    The module is searched for in ``search_path`` first, which is usually the folder of the experiment file.
+    Raises `ConfigError` with ``key`` in the message if the module is missing or not allowed, if it cannot be
+    imported, or if it has no such attribute.
 
     >>> os.environ["EDGEFL_MODULES"] = "math"
     >>> load_attribute("math:sqrt", "model.name")(9.0)
@@ -78,7 +80,8 @@ def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) 
 
 
 def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
-    """Call a user's function; re-raise its exceptions as a one-line `ConfigError` with their type.
+    """Call a function of the user. If it raises an exception, raise a `ConfigError` of one line that gives
+    the type and the message of the exception.
 
     >>> call(int, "my_module:make", "model.name", x=1)
     Traceback (most recent call last):
@@ -95,7 +98,8 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
 
 
 def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """List the keys of an experiment (as plain tables) whose values name modules.
+    """Return the keys of an experiment, which is given as plain tables, whose values refer to the user's
+    modules.
 
     >>> own_code({"seed": 1, "strategy": {"name": "mine:Mine"}, "model": {"name": "timm:vit", "args": {}}})
     ['strategy.name']
@@ -139,7 +143,8 @@ def _import(name: str, key: str, folders: Sequence[str]) -> Any:
 
 
 def _forget_other_folder(top: str) -> None:
-    """Remove a module of the same name that an earlier experiment imported from another folder."""
+    """Forget an imported module that has the same name but was imported from another folder, for an earlier
+    experiment."""
     origin = getattr(sys.modules.get(top), "__file__", None)
     if origin is None or top == __package__:
         return

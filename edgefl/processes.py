@@ -1,11 +1,11 @@
-"""The cores that this process may use, and the signals that are ending it."""
+"""The cores that this process may use, and the signals that it has received to end it."""
 
 from __future__ import annotations
 
 import os
 
 stopped_by: list[int] = []
-"""Signals that asked this process to end, in order."""
+"""Numbers of the signals that have asked this process to end, in the order of arrival."""
 
 
 def usable_cores() -> int:

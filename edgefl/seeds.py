@@ -1,4 +1,5 @@
-"""Seeded random streams, one per purpose and device: no draw depends on the order of other draws."""
+"""Seeded random numbers. Each purpose and each device has its own generator, so that no random number depends
+on the order in which other random numbers are drawn."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class _FirstState(ISeedSequence):
-    """Seed sequence that gives PCG64 its four 64-bit words, in a tenth of the time of numpy's
-    `SeedSequence`."""
+    """A seed sequence that provides the four 64-bit words which PCG64 needs, in a tenth of the time that
+    numpy's `SeedSequence` takes."""
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words
@@ -22,10 +23,12 @@ class _FirstState(ISeedSequence):
 
 
 def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """Create the random generator for a purpose, such as ``"batches"``, and ids, such as a client's number.
+    """Create the random generator for a purpose, such as ``"batches"``, and for ids, such as the number of a
+    client.
 
-    Its initial state is the BLAKE2b hash of the experiment's ``seed``, the purpose and the ids. So streams of
-    different purposes or devices are independent, and equal arguments give equal numbers on every machine.
+    The initial state of the generator is the BLAKE2b hash of the experiment's ``seed``, the purpose and the
+    ids. So generators for different purposes or devices are independent of each other, and the same arguments
+    give the same random numbers on every machine.
 
     >>> bool(stream(1, "batches", 3).random() == stream(1, "batches", 3).random())
     True

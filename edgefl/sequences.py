@@ -11,13 +11,14 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 BLOCK = 16_384
-"""Range of numbers per array: an insertion or removal moves at most this many items."""
+"""Size of the range of numbers that one array stores. An insertion or a removal moves at most this many
+items."""
 MAX_SHUFFLED = 10_000
-"""Maximum length of a sequence that `sample` permutes as a whole."""
+"""Maximum length of a sequence that the function `sample` permutes as a whole."""
 
 
 class Ascending(Sequence[int]):
-    """A sorted set of integers in [0, ``bound``), four bytes each.
+    """A sorted set of integers from 0 to ``bound`` − 1, each of which takes four bytes of memory.
 
     >>> idle = Ascending(10**6)
     >>> for client in (70_000, 3, 5, 999_999): idle.add(client)
@@ -29,16 +30,16 @@ class Ascending(Sequence[int]):
         self._blocks = [array("i") for _ in range(bound // BLOCK + 1)]
         self._len = 0
         self._ends: list[int] = []
-        """Cumulative number of items at the end of each block; empty after a change."""
+        """Number of items in each block and in all blocks before it; empty after the set has changed."""
 
     def add(self, number: int) -> None:
-        """Insert a number that is not in the set."""
+        """Add a number, which must not be in the set yet."""
         insort(self._blocks[number // BLOCK], number)
         self._len += 1
         self._ends = []
 
     def discard(self, number: int) -> bool:
-        """Remove a number; return False if it is not in the set."""
+        """Remove a number and return True, or return False if the number is not in the set."""
         block = self._blocks[number // BLOCK]
         at = bisect_left(block, number)
         if at == len(block) or block[at] != number:
@@ -49,12 +50,12 @@ class Ascending(Sequence[int]):
         return True
 
     def remove(self, number: int) -> None:
-        """Remove a number. Raises ValueError if it is not in the set."""
+        """Remove a number. Raises ValueError if the number is not in the set."""
         if not self.discard(number):
             raise ValueError(f"{number} is not in the set")
 
     def rank(self, number: int) -> int:
-        """Count the elements below ``number``."""
+        """Return how many elements of the set are below ``number``."""
         at = number // BLOCK
         return bisect_left(self._blocks[at], number) + (self._block_ends()[at - 1] if at else 0)
 
@@ -95,14 +96,15 @@ class Ascending(Sequence[int]):
 
 
 def rank(ascending: Sequence[int], number: int) -> int:
-    """Count the elements of a sorted sequence below ``number``."""
+    """Return how many elements of a sorted sequence are below ``number``."""
     return ascending.rank(number) if isinstance(ascending, Ascending) else bisect_left(ascending, number)
 
 
 class PatchedSequence(Sequence[int]):
-    """A view of the sorted ``numbers`` minus ``without`` plus ``more``.
+    """A sorted view of the sequence ``numbers`` without the numbers in ``without`` and with those in
+    ``more``.
 
-    ``more`` holds few numbers, none of which is in ``numbers``.
+    ``numbers`` must be sorted. ``more`` must contain only a few numbers, none of which is in ``numbers``.
 
     >>> left = PatchedSequence([2, 3, 5, 8], without={3, 4, 8}, more=[9, 4])
     >>> len(left), [left[at] for at in range(4)]
@@ -131,10 +133,11 @@ class PatchedSequence(Sequence[int]):
 
 
 def sample(ready: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
-    """Draw ``count`` items of ``ready`` (all if there are fewer) without replacement, in random order.
+    """Draw ``count`` items from ``ready`` without replacement, in random order. If there are fewer items, all
+    are drawn.
 
-    Up to `MAX_SHUFFLED` items the draw is a prefix of a permutation of all. Beyond that a cheaper algorithm
-    is used, which gives another result for the same seed.
+    If ``ready`` has up to `MAX_SHUFFLED` items, the result is the first part of a random permutation of all
+    items. If it has more, a cheaper algorithm is used, which gives another result for the same seed.
 
     >>> sample([4, 5, 6], 2, np.random.default_rng(0))
     [6, 4]
@@ -149,9 +152,9 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """Base class of sequences whose items are created on access; slices are lists.
+    """Base class of sequences whose items are created each time they are accessed. Slices are lists.
 
-    A subclass defines ``__len__`` and `make`.
+    A subclass must define ``__len__`` and `make`.
 
     >>> class Squares(LazySequence[int]):
     ...     def __len__(self): return 4
@@ -161,7 +164,7 @@ class LazySequence(Sequence[T]):
     """
 
     def make(self, index: int) -> T:
-        """Create the item at ``index``, which is from 0 to the length minus 1."""
+        """Create the item at ``index``, which is a number from 0 to the length minus 1."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T]:

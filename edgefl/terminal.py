@@ -1,4 +1,5 @@
-"""Print to the terminal, with control characters in names and errors replaced."""
+"""Print text to the terminal. Control characters, which names and error messages may contain, are
+replaced."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import sys
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Replace control characters, which a terminal could interpret, with ``?``.
+    r"""Replace control characters, which a terminal could interpret, with ``?``, except those in ``keep``.
 
     >>> printable("pixel\x1b[2J-4\n"), printable("a\n\tb", keep="\n\t")
     ('pixel?[2J-4?', 'a\n\tb')
@@ -16,7 +17,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def say(text: object, *, err: bool = False, end: str = "\n") -> None:
-    """Print to standard output or standard error."""
+    """Print text to standard output, or to standard error if ``err`` is True."""
     print(printable(str(text), "\n\t"), end=end, file=sys.stderr if err else sys.stdout, flush=True)
 
 

@@ -1,4 +1,5 @@
-"""Test a strategy in memory: the real core, emulated time, vectors of a few numbers, milliseconds per run."""
+"""Test a strategy in memory. A run uses the real core, emulated time and models of a few numbers, and takes
+milliseconds."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ Trip = Callable[[int, Vector, int, TripInputs], Vector]
 
 
 class TripFails(Exception):
-    """Raised by a ``train`` or ``trip`` function of `run_in_memory` if the trip gives no update."""
+    """The exception that a ``train`` or ``trip`` function of `run_in_memory` raises to make a trip fail."""
 
 
 def fleet(clients: int, examples: int = 100) -> list[Client]:
-    """Return ``clients`` equal devices.
+    """Return a list of ``clients`` identical devices.
 
     >>> [(device.client, device.examples) for device in fleet(2)]
     [(0, 100), (1, 100)]
@@ -44,30 +45,32 @@ def fleet(clients: int, examples: int = 100) -> list[Client]:
 
 
 def towards_own_number(client: int, model: Vector, trip: int) -> Vector:
-    """One gradient step of size 0.1 on ½‖w − client‖²: client i's minimum has every weight equal to i."""
+    """Make one gradient step of size 0.1 on ½‖w − client‖². At the minimum for client i, every weight equals
+    i."""
     return np.asarray(model + 0.1 * (client - model))
 
 
 @dataclass
 class MemoryRun:
-    """Everything that happened in a run."""
+    """A record of everything that happened in a run."""
 
     models: list[Vector]
     """The model of each version."""
     sums: list[tuple[core_events.Sum, tuple[Update, ...]]] = field(default_factory=list)
-    """Each ``Sum`` that made a version, with its updates."""
+    """Each ``Sum`` action that created a version, with the updates in it."""
     history: list[tuple[core_events.Event, list[core_events.Action]]] = field(default_factory=list)
     """Each event and the actions with which the core responded, in order."""
     fates: dict[int, str] = field(default_factory=dict)
-    """Fate of each task, from its ``Release``."""
+    """Fate of each task, as given by its ``Release`` action, keyed by task."""
     owners: dict[int, int] = field(default_factory=dict)
-    """Client of each task."""
+    """Client of each task, keyed by task."""
     evaluated: list[int] = field(default_factory=list)
     """Versions for which an evaluation was requested."""
     vectors: list[dict[str, Vector]] = field(default_factory=list)
-    """For each version, the strategy's exchanged vectors and those that only the server keeps."""
+    """For each version, the vectors that the strategy exchanges with clients and the vectors that only the
+    server keeps, keyed by name."""
     kept: dict[int, Mapping[str, Vector]] = field(default_factory=dict)
-    """Vectors that clients keep, at the end of the run."""
+    """Vectors that each client keeps at the end of the run, keyed by client."""
 
     @property
     def events(self) -> list[core_events.Event]:
@@ -92,18 +95,21 @@ def run_in_memory(
     accuracy: Callable[[Vector], float] | None = None,
     max_events: int = 1_000_000,
 ) -> MemoryRun:
-    """Drive ``core`` until it stops, as a discrete-event simulation with real, small vectors.
+    """Run ``core`` until it stops, in a discrete-event simulation that computes real but small vectors.
 
-    ``durations`` are emulated seconds, one for each client or ``durations(client, trip)``. ``train(client,
-    model, trip)`` makes one local step and returns the resulting model, with the shape and dtype of ``model``
-    (by default one float64 zero). A trip makes ``steps`` steps of equal duration (one number for all clients,
-    or one per client), unless `Until.steps` sets another number. ``lr`` is the learning rate of these steps,
-    which scales the terms that `Strategy.local_rule` adds to their gradient. If a strategy trains in its own
-    way, ``trip(client, model, trip, given)`` replaces all steps and modifies ``given``, its `TripInputs`. If
-    ``train`` or ``trip`` raises `TripFails`, the trip fails at its end. ``events`` are further events, such
-    as `Left`, at their own times; with ``join`` all clients join at 0 s. Events with equal times are handled
-    in the order of client ids. Raises `RunError` if no event is left, and `AssertionError` if the core
-    breaks a rule, such as giving a client two tasks.
+    ``durations`` gives the emulated seconds of a trip: one number for each client, or a function
+    ``durations(client, trip)``. ``train(client, model, trip)`` makes one local step and returns the resulting
+    model, with the shape and the dtype of ``model`` (by default a single float64 zero). A trip consists of
+    ``steps`` steps of equal duration, unless `Until.steps` sets another number; ``steps`` is one number for
+    all clients, or one number for each client. ``lr`` is the learning rate of these steps. It scales the
+    terms that `Strategy.local_rule` adds to their gradient.
+
+    If a strategy trains in its own way, ``trip(client, model, trip, given)`` replaces all steps of a trip and
+    modifies ``given``, the trip's `TripInputs`. If ``train`` or ``trip`` raises `TripFails`, the trip fails
+    at its end. ``events`` are further events, such as `Left`, which happen at their own times. If ``join`` is
+    True, all clients join at 0 s. Events with equal times are handled in the order of client ids. Raises
+    `RunError` if no event is left or if there are more than ``max_events``, and `AssertionError` if the core
+    breaks a rule, such as giving two tasks to one client.
 
     >>> from edgefl.strategies.fedavg import FedAvg
     >>> core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=2))
@@ -121,7 +127,7 @@ def run_in_memory(
 
 @dataclass
 class _Executor:
-    """Replaces, in memory, the server, clients and kernels of a real run."""
+    """Does in memory what the server, the clients and the kernels do in a real run."""
 
     core: Core
     durations: Durations
@@ -174,7 +180,7 @@ class _Executor:
                 return
             del self.in_flight[event.client]
             if isinstance(event, core_events.Failed):
-                self.updates[event.task] = np.zeros_like(self.result.models[0])  # used in a private run
+                self.updates[event.task] = np.zeros_like(self.result.models[0])  # a private run uses it
             if isinstance(event, core_events.Arrived) and self.core.strategy.measures:
                 change = self.result.models[-1] - self.result.models[event.base_version]
                 norms = [float(np.linalg.norm(vector)) for vector in (self.updates[event.task], change)]
@@ -247,7 +253,8 @@ class _Executor:
         self.enqueue(core_events.Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
 
     def given(self, client: int, version: int) -> TripInputs:
-        """Return a trip's inputs: zeros for the vectors to send, and copies of the client's own vectors."""
+        """Return the inputs of a trip. The vectors that it will send are zeros, and the client's own vectors
+        are copies."""
         model, strategy, kept = self.result.models[version], self.core.strategy, self.result.kept
         zeros = {name: np.zeros_like(model) for name in strategy.client_vectors}
         own = {name: vector.copy() for name, vector in kept.get(client, zeros).items()}
@@ -256,7 +263,8 @@ class _Executor:
         return TripInputs(version, model, vectors, {name: np.zeros_like(model) for name in vectors}, own)
 
     def trained(self, client: int, trip: int, steps: int, given: TripInputs) -> Vector:
-        """Return the model after ``steps`` steps with the strategy's terms, which may change ``given``."""
+        """Return the model after ``steps`` steps with the terms that the strategy adds to the gradient. The
+        vectors in ``given`` may be changed."""
         terms, start, y = self.core.strategy.local_rule(), given.start, given.start.copy()
         self.core.strategy.begin_trip(y, given)
         shift = np.zeros_like(start)
@@ -283,7 +291,8 @@ class _Executor:
         return all(np.isfinite(one).all() for one in (self.updates[task], *self.trips[task].send.values()))
 
     def step_vectors(self, action: core_events.Sum, model: Vector) -> None:
-        """Compute the strategy's next vectors, and add to the model the vectors that change it."""
+        """Compute the next values of the strategy's vectors, and change the model by the vectors that the
+        strategy adds to it."""
         made, sent = {}, self.core.strategy.vectors
         for name, vector in self.result.vectors[-1].items():
             part = action.parts.get(name, VectorSum(action.weights if name in sent else ()))
@@ -322,11 +331,13 @@ class _Executor:
 
 
 def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:
-    """Assert the rules of every strategy, including your own, while clients leave, return and send NaN.
+    """Check that a strategy, which may be your own, obeys the rules for all strategies, even if clients
+    leave, return and send NaN.
 
-    The strategy must reach ``versions`` without stalling, use only held updates, release each task at most
-    once, never give a client two tasks, train at most `Strategy.max_training` clients, hold at most
-    `Strategy.max_held` updates, and do exactly the same when the same events are replayed. Returns the run.
+    The strategy must reach ``versions`` versions without stalling, use only updates that it holds, release
+    each task at most once, never give two tasks to one client, let at most `Strategy.max_training` clients
+    train at the same time, hold at most `Strategy.max_held` updates, and do exactly the same when the same
+    events are replayed. Returns the run. Raises `AssertionError` if the strategy breaks a rule.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> check_strategy(FedBuff(buffer_size=4)).models[-1].shape

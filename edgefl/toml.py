@@ -1,4 +1,4 @@
-"""Read and write TOML; each error message is one line with the position."""
+"""Read and write TOML. Each error message is one line that gives the position of the error."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from edgefl.errors import ConfigError, shortened
 from edgefl.files import read as read_file
 
 MOST_BYTES = 1 << 20
-"""Maximum size of a TOML file. A larger file is a mistake, such as the path of a data set."""
+"""Maximum size of a TOML file, in bytes. A larger file is probably another file that was given by mistake,
+such as a data set."""
 MOST_PATH = 255
-"""Maximum length of a path in a message."""
+"""Maximum length of a path in a message, in characters."""
 DEEPEST = 32
-"""Maximum nesting of keys, tables and arrays. The time of Python's parser is quadratic in the nesting."""
+"""Maximum depth to which keys, tables and arrays may be nested. The time that Python's parser takes is
+quadratic in this depth."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"\n]*\"|'[^'\n]*')[ \t]*\.[ \t]*"
@@ -27,9 +29,9 @@ _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the file at ``path`` as plain data.
+    """Read the TOML file at ``path`` and return its content as plain data.
 
-    Raises `ConfigError` if it cannot be read, is longer than 1 MiB, is not UTF-8 or is not TOML.
+    Raises `ConfigError` if the file cannot be read, is longer than 1 MiB, is not UTF-8 or is not TOML.
     """
     try:
         raw = read_file(path, MOST_BYTES)
@@ -37,7 +39,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: a folder, expected a TOML file") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError is raised for a NUL in the path
         name = shortened(str(path)) if len(str(path)) > MOST_PATH else path
         raise ConfigError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
@@ -49,7 +51,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """Parse TOML ``text`` as plain data; error messages start with ``source``.
+    """Parse TOML ``text`` and return its content as plain data. Error messages start with ``source``.
 
     >>> parse("[stop]\\nversions = 10", "a.toml")
     {'stop': {'versions': 10}}
@@ -65,14 +67,15 @@ def parse(text: str, source: str) -> dict[str, Any]:
         found, what = _AT.search(str(error)), _AT.sub("", str(error))
         if found is None:
             raise ConfigError(f"{source}: {what}") from None
-        if found[1] is None or int(found[1]) > text.count("\n"):  # at the end: name the last line of text
+        if found[1] is None or int(found[1]) > text.count("\n"):  # at the end: report the last line of text
             line = len(text.rstrip("\r\n").splitlines()) or 1
             raise ConfigError(f"{source}: line {line}: {what}") from None
         raise ConfigError(f"{source}: line {found[1]}, column {found[2]}: {what}") from None
 
 
 def _loads(text: str) -> dict[str, Any]:
-    """Call `tomllib.loads`, in bounded time. Raises RecursionError for nesting beyond `DEEPEST`."""
+    """Parse TOML text with `tomllib.loads` in bounded time. Raises RecursionError if it is nested deeper than
+    `DEEPEST`."""
     if _DEEP_KEY.search(text):
         raise RecursionError
     found, level = tomllib.loads(text), 0
@@ -89,10 +92,10 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def assignment(text: str) -> tuple[tuple[str, ...], Any]:
-    """Parse a ``--set`` argument into its keys and value.
+    """Parse an argument of ``--set`` into the parts of its key and its value.
 
-    The value is parsed as TOML. If it is not valid TOML and does not begin like a string, array or table, it
-    is a plain string.
+    The value is parsed as TOML. If it is not valid TOML and does not begin like a string, an array or a
+    table, it is taken as a plain string.
 
     >>> assignment("strategy.name=fedbuff")
     (('strategy', 'name'), 'fedbuff')
@@ -129,7 +132,7 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def keys(key: str) -> tuple[str, ...] | None:
-    """Return the parts of the dotted ``key``, or None if it is invalid.
+    """Return the parts of a dotted key, or None if the key is invalid.
 
     >>> keys("fleet.devices.pi-4")
     ('fleet', 'devices', 'pi-4')
@@ -148,7 +151,7 @@ def keys(key: str) -> tuple[str, ...] | None:
 
 
 def flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of nested tables with its dotted key; empty tables yield nothing.
+    """Yield each value in nested tables together with its dotted key. Nothing is yielded for an empty table.
 
     >>> dict(flat({"seed": 3, "fleet": {"devices": {"pi-4": 2}, "network": {}}}))
     {'seed': 3, 'fleet.devices.pi-4': 2}
@@ -161,9 +164,10 @@ def flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 
 def write(tables: Mapping[str, Any]) -> str:
-    """Write ``tables`` as TOML text: single values, then one section per table, with inner tables inline.
+    """Return ``tables`` as TOML text. Single values come first, and then one section for each table, whose
+    inner tables are written inline.
 
-    Values are str, int, float, bool, and lists and tables of these; None is left out.
+    Values may be of the types str, int, float and bool, and lists and tables of these. None is left out.
 
     >>> print(write({"seed": 3, "fleet": {"devices": {"pi-4": 2}, "network": "lte"}}), end="")
     seed = 3
@@ -199,7 +203,8 @@ def literal(value: Any) -> str:
 
 
 def pieces(value: Any) -> Iterator[str]:
-    """Yield `literal` in pieces, so that a caller can stop early; the value may be nested endlessly.
+    """Yield the text that `literal` returns in pieces, so that a caller can stop early, for example if the
+    value contains itself.
 
     >>> endless = [1]
     >>> endless.append(endless)
@@ -213,7 +218,7 @@ def pieces(value: Any) -> Iterator[str]:
     elif isinstance(value, float):
         yield float.__repr__(value)
     elif isinstance(value, str):
-        # JSON's escapes are valid in TOML, except that TOML forbids a plain DEL.
+        # The escape sequences of JSON are valid in TOML. The DEL character must be escaped in TOML only.
         yield json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     elif isinstance(value, Mapping):
         before = "{ "

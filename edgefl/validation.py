@@ -1,8 +1,8 @@
 """Check plain data from TOML or JSON against types, and describe each fault in one line.
 
-Allowed types are structs and dataclasses for tables, literals, unions, and numbers, strings and arrays, with
-bounds if needed: ``Annotated[float, msgspec.Meta(gt=0)]``. A ``description`` in the ``Meta`` replaces the
-type and its bounds in messages. Numbers must be finite.
+The types may be structs and dataclasses (for tables), literals, unions, numbers, strings and arrays. They may
+have bounds, such as ``Annotated[float, msgspec.Meta(gt=0)]``. If the ``Meta`` has a ``description``, messages
+contain it instead of the type and its bounds. Numbers must be finite.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _LONGEST = 60
 
 
 class Fault(ConfigError):
-    """An invalid value or key at the dotted ``key``, which the message names."""
+    """An invalid or missing value, or an unknown key. ``key`` is its dotted key, which is also in the
+    message."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -35,7 +36,7 @@ class Fault(ConfigError):
 
 
 def convert(value: Any, of: type[T], key: str = "") -> T:
-    """Convert ``value`` to the type ``of``. Raises the first `Fault` of an invalid value.
+    """Convert ``value`` to the type ``of``. If the value is invalid, its first `Fault` is raised.
 
     >>> from edgefl.experiment import Stop
     >>> convert({"versions": 3}, Stop).versions
@@ -54,9 +55,11 @@ accuracy, accuracy_over, emulated_s, metric, min_improvement, patience_evaluatio
 
 
 def faults(value: Any, of: Any, key: str = "") -> Iterator[Fault]:
-    """Yield unknown and missing keys, and values of the wrong type or out of bounds, at any depth.
+    """Yield a `Fault` for each unknown key, each missing key, and each value that has a wrong type or is out
+    of bounds, at any depth of nesting.
 
-    ``of`` is a class or an annotation; ``key`` is the key of ``value`` itself, empty for a whole file.
+    ``of`` is the expected type, a class or an annotation. ``key`` is the dotted key of ``value`` itself; it
+    is empty if ``value`` is a whole file.
 
     >>> from typing import Annotated
     >>> positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -74,11 +77,12 @@ def _type_and_keys(of: Any) -> tuple[inspect.Type, list[str]]:
 
 
 _class_type = lru_cache(maxsize=64)(_type_and_keys)
-"""`_type_and_keys` of a class, cached: it takes milliseconds."""
+"""The function `_type_and_keys` for classes. Its results are cached, because a call takes milliseconds."""
 
 
 def wrong(key: str, allowed: str, got: Any) -> Fault:
-    """Return the fault of a value that is not ``allowed``.
+    """Return the fault for a value. ``allowed`` describes the allowed values, and ``got`` is the invalid
+    value.
 
     >>> print(wrong("stop.trips", "a whole number of at least 1", 0.5))
     stop.trips: must be a whole number of at least 1, got 0.5
@@ -87,7 +91,7 @@ def wrong(key: str, allowed: str, got: Any) -> Fault:
 
 
 def shown(value: Any) -> str:
-    """Return ``value`` in TOML, cut after 60 characters; the rest is not read.
+    """Return ``value`` as TOML text of at most 60 characters. The rest of a long value is not read.
 
     >>> shown("fast"), shown([1, True]), shown({"a": None})
     ("'fast'", '[1, true]', '{}')
@@ -106,7 +110,8 @@ def shown(value: Any) -> str:
 
 
 def join(key: str, name: str) -> str:
-    """Return the dotted key of ``name``, shortened if long, in the table ``key`` ("" for the top level)."""
+    """Return the dotted key of ``name`` in the table ``key``, which is "" for the top level. A long name is
+    shortened."""
     name = shortened(name)
     return f"{key}.{name}" if key else name
 
@@ -151,7 +156,7 @@ def _table_faults(table: Mapping[str, Any], kind: Table, key: str, known: list[s
 
 
 def parts(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """Yield the types of a union; of any other type, the type itself."""
+    """Yield each type in a union. If ``kind`` is not a union, yield only the type itself."""
     if isinstance(kind, inspect.Metadata):
         yield from parts(kind.type)
     elif isinstance(kind, inspect.UnionType):
@@ -174,11 +179,11 @@ _KINDS: dict[type[inspect.Type], tuple[Any, str]] = {
     inspect.VarTupleType: ((list, tuple), "an array"),
     inspect.TupleType: ((list, tuple), "an array"),
 }
-"""Python types and description of each type of field."""
+"""The Python types that are valid for each type of field, and a description for messages."""
 
 
 def _is_a(value: Any, kind: inspect.Type) -> bool:
-    """Return True for a value of that type, regardless of bounds and content."""
+    """Return True if a value has the type ``kind``, regardless of its bounds and of the items in it."""
     if isinstance(kind, inspect.LiteralType):
         return value in kind.values
     if isinstance(value, bool):
@@ -190,7 +195,7 @@ def _is_a(value: Any, kind: inspect.Type) -> bool:
 
 
 def _within(value: Any, kind: inspect.Type) -> bool:
-    """Return True if a value of that type is within its bounds."""
+    """Return True if a value, which has the type ``kind``, is within the bounds of this type."""
     if isinstance(kind, inspect.FloatType) and not abs(value) <= sys.float_info.max:
         return False
     if isinstance(kind, inspect.IntType | inspect.FloatType):
@@ -202,11 +207,11 @@ def _within(value: Any, kind: inspect.Type) -> bool:
     return least is None or len(value) >= least
 
 
-# ---- words -------------------------------------------------------------------------------------
+# ---- phrases in messages -----------------------------------------------------------------------
 
 
 def allowed(kind: inspect.Type) -> str:
-    """Return a noun phrase for all values of a type.
+    """Return a noun phrase that describes the allowed values of a type.
 
     >>> from edgefl.experiment import Count
     >>> allowed(inspect.type_info(Count | None))
@@ -247,7 +252,8 @@ def _figure(bound: float) -> str:
 
 
 def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str]) -> Fault:
-    """Return the fault of an unknown key. Hint: the same key elsewhere, its initials, or a similar key."""
+    """Return the fault for an unknown key. Its hint is a key of the same name in another table, a key that
+    consists of the initials of the name, or a similar key."""
     key = join(table, name)
     here = [join(table, field) for field in fields]
     initials = join(table, "".join(word[:1] for word in name.split("_")))
@@ -260,7 +266,7 @@ def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str])
 
 
 def _keys(kind: inspect.Type, key: str = "") -> Iterator[str]:
-    """Yield all dotted keys of the type and its inner tables, but not of tables in arrays."""
+    """Yield the dotted keys of all values in a type and its inner tables, but not of the tables in arrays."""
     tables = [part for part in parts(kind) if isinstance(part, Table)]
     if key and not tables:
         yield key

@@ -27,7 +27,7 @@ def test_a_table_of_a_table_and_a_single_key() -> None:
             "stop.versions",
             "",
             "a whole number from 1 to 1000000000",
-            "Number of versions of the global model.",
+            "Number of versions of the global model after which the run ends.",
         )
     ]
 
