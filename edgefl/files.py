@@ -43,8 +43,9 @@ def read(path: str | Path, most_bytes: int) -> bytes:
 
 
 def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
-    """Replace the file at ``path`` by a file with the content ``pieces``. If OSError is raised, the old file
-    is unchanged.
+    """Replace the file at ``path`` by a file with the content ``pieces``.
+
+    If OSError is raised, the file has either its old content or the new one, completely.
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> replace(folder / "a.txt", [b"one ", b"two"]).read_text(), [path.name for path in folder.iterdir()]

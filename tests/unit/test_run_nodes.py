@@ -142,7 +142,7 @@ def test_a_server_that_is_replaced_waits_for_those_nodes_that_are_there(world: W
 @pytest.mark.parametrize(
     ("same_bits", "said", "versions", "why"),
     [
-        (True, SAME, {"torch": "1.0"}, "it has torch 1.0, here"),
+        (True, SAME, {"torch": "1.0"}, "it has torch 1.0, but this host has"),
         (False, SAME, {"edgefl": "0.0"}, "it has edgefl 0.0, but this host has"),
         (False, control.Fingerprint("other", "training"), {}, "its data, their split or its first model"),
         (True, control.Fingerprint("data", "other"), {}, "its training steps give different bits"),
