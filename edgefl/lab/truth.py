@@ -234,7 +234,7 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     """Plot predicted against measured seconds, and save the plot to each of ``paths``.
 
     One panel shows networks, and another shows single layers. Predictions come from fits that leave out the
-    network, if there are such fits.
+    network. If there are no such fits, the legend says that the profile was fitted to these steps.
     """
     from matplotlib.figure import Figure
 
@@ -243,7 +243,7 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     networks = [step for step in steps if not step["kind"].startswith("layers")]
     panels = [(name, part) for name, part in (("networks", networks), ("single layers", layers)) if part]
     figure = Figure(figsize=(5.6 * len(panels), 5.4), layout="constrained", facecolor="white")
-    colours = dict(zip(dict.fromkeys(map(_titled, steps)), COLOURS * 9, strict=False))
+    colours = dict(zip(dict.fromkeys(map(_label, steps)), COLOURS * 9, strict=False))
     for axes, (name, part) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _panel(axes, name, part, colours)
     for path in paths:
@@ -258,6 +258,11 @@ def _seconds(step: dict[str, Any]) -> tuple[float, float]:
     return step["measured_s"], step["unseen_s"] or step["predicted_s"]
 
 
+def _label(step: dict[str, Any]) -> str:
+    """Return the device and the runtime, and *fitted* if no fit leaves out the network of this step."""
+    return f"{_titled(step)}, fitted" if step["fitted"] and step["unseen_s"] is None else _titled(step)
+
+
 def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
     """Draw a point for each step, the line of exact predictions, and a band up to a factor of 1.5 from it."""
     seconds = [s for step in steps for s in _seconds(step)]
@@ -266,7 +271,7 @@ def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[
     axes.plot(span, span, color="#686b73", linewidth=0.8)
     few = len(steps) < 300
     for title, colour in colours.items():
-        own = [_seconds(step) for step in steps if _titled(step) == title]
+        own = [_seconds(step) for step in steps if _label(step) == title]
         style = {"markersize": 5.5 if few else 3.0, "alpha": 0.8 if few else 0.45, "markeredgewidth": 0}
         if own:
             axes.plot(*zip(*own, strict=True), "o", color=colour, label=title, rasterized=not few, **style)
@@ -280,7 +285,7 @@ def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-# ---- limits: each step is judged by a fit that leaves out its network, if there is one -------------
+# ---- limits: no step is judged by a model that was fitted to it ----------------------------------
 
 ENOUGH: Final = 20
 """Minimum number of steps of a device, or of networks on this host, that is needed to judge intervals."""
@@ -308,9 +313,9 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.profile}, {self.runtime}"
 
     @property
-    def best(self) -> HeldOutPrediction:
-        """The prediction by the fit without this network, or by the profile if there is no such fit."""
-        return self.unseen or self.by_profile
+    def judged(self) -> HeldOutPrediction | None:
+        """The prediction by a model that was not fitted to this step; None if there is no such model."""
+        return self.unseen if self.fitted else self.by_profile
 
     def plain(self) -> dict[str, Any]:
         """Return the step as plain values for a JSON file, without the counts of its work."""
@@ -387,7 +392,7 @@ def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
 
 def _by_error(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
     for bar in BARS:
-        chosen = [step.best for step in steps if bar.chooses(step)]
+        chosen = [step.judged for step in steps if bar.chooses(step) and step.judged]
         errors = summary(chosen) if len(chosen) >= bar.least else None
         for figure in ("median", "p90", "worst_factor"):
             limit = getattr(bar, figure)
@@ -407,7 +412,8 @@ def _by_interval(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
     """Judge the share of steps within their predicted intervals, for each device with enough steps."""
     devices: dict[str, list[HeldOutPrediction]] = {}
     for step in steps:
-        devices.setdefault(step.title, []).append(step.best)
+        if step.judged:
+            devices.setdefault(step.title, []).append(step.judged)
     for title, chosen in devices.items():
         if len(chosen) >= ENOUGH:
             held = summary(chosen).held

@@ -8,6 +8,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edgefl.cli import main
@@ -110,6 +111,15 @@ def test_each_figure_stands_beside_its_limit() -> None:
     assert ("nexus-6, dl4j", "held") not in told
 
 
+def test_steps_that_a_profile_was_fitted_to_are_not_judged_as_unseen() -> None:
+    steps = compared("nexus-6", "dl4j", "layers: lstm", *[1.0] * truth.ENOUGH, fitted=True)
+    (bar,) = (bar for bar in truth.judged(steps) if bar["of"] == "nexus-6, unseen lstm layers")
+    assert (bar["steps"], bar["met"]) == (0, None)
+    assert not any(bar["figure"] == "held" for bar in truth.judged(steps))
+    unseen = [msgspec.structs.replace(step, unseen=step.by_profile) for step in steps]
+    assert truth.judged(unseen)[-1]["steps"] == truth.ENOUGH
+
+
 @pytest.mark.parametrize("quick", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bench_truth_prints_a_table_and_writes_figures_and_pictures(
     quick: bool,
@@ -130,7 +140,9 @@ def test_bench_truth_prints_a_table_and_writes_figures_and_pictures(
     assert len(told["steps"]) == 28
     assert {1.6, 0.5, 0.0131} < {step["measured_s"] for step in told["steps"]}
     assert all((step["unseen_s"] is None) is (quick or not step["fitted"]) for step in told["steps"])
-    assert out.with_suffix(".svg").read_text().lstrip().startswith("<?xml")
+    picture = out.with_suffix(".svg").read_text()
+    assert picture.lstrip().startswith("<?xml")
+    assert ("pixel-4, mnn, fitted" in picture) is quick
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
