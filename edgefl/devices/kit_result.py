@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -13,11 +13,17 @@ from edgefl.devices.time_model import TimeModel
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 from edgefl.measure import kit
+from edgefl.validation import wrong
 
 KIT_ERROR_FACTOR = 1.3
 """The step times of 90% of networks are within this factor of a fit to the kit's parts (docs/measure.md). It
 cannot be estimated by leaving out parts, since each part is the only one of its kind."""
+MOST_FLOP_PER_S: Final = 5e12
+MOST_BYTES_PER_S: Final = 2.5e12
+"""Maximum rates of one thread, about twice those of the fastest known cores: 2.3 TFLOPS of float32 on Apple's
+M4 (Remke and Breuer 2024), and 192 bytes per cycle from the first cache at 6 GHz."""
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Number = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +41,9 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
     kit: int
     device: str
     runtime: str
-    threads: int
-    cores: int
-    parts: dict[str, Timed]
+    threads: Number
+    cores: Number
+    parts: Annotated[dict[str, Timed], msgspec.Meta(min_length=1)]
 
     @property
     def runtime_name(self) -> str:
@@ -52,13 +58,19 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
         """Return the parts as measured steps.
 
         With one thread, the time is the CPU time, which other load does not affect; with more threads, it is
-        the wall time.
+        the wall time. Raises `ConfigError` for an unknown part, and for one that no processor computes in so
+        short a time.
         """
-        works = _works(self)
-        return tuple(
-            Row(network=name, work=works[name], seconds=part.cpu_s if self.threads == 1 else part.wall_s)
-            for name, part in self.parts.items()
-        )
+        works, time = _works(self), "cpu_s" if self.threads == 1 else "wall_s"
+        rows = []
+        for name, part in self.parts.items():
+            work, seconds = works[name], getattr(part, time)
+            least_s = max(work.flop / MOST_FLOP_PER_S, work.bytes / MOST_BYTES_PER_S) / self.threads
+            if seconds < least_s:
+                allowed = f"at least {least_s:.2g} seconds, since no processor is faster"
+                raise wrong(f"parts.{name}.{time}", allowed, seconds)
+            rows.append(Row(network=name, work=work, seconds=seconds))
+        return tuple(rows)
 
 
 def fit_kit(rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPREAD) -> Fit:

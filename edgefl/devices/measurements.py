@@ -79,12 +79,17 @@ def kinds(path: Path) -> set[Kind]:
 
 
 def _read_kit(path: Path) -> KitResult:
-    return convert(json.loads(path.read_text("utf-8-sig")), KitResult)
+    with _located(path, ConfigError):
+        return convert(json.loads(path.read_text("utf-8-sig")), KitResult)
 
 
 def _kit(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
     result = _read_kit(path)
-    for row in result.rows() if only in (None, ("", result.runtime_name)) else ():
+    if only not in (None, ("", result.runtime_name)):
+        return
+    with _located(path, ConfigError):
+        rows = result.rows()
+    for row in rows:
         yield MeasuredStep(
             device=result.device, profile="", runtime=result.runtime_name, source=path.name, row=row
         )

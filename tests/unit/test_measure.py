@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -91,6 +92,41 @@ def test_parts_of_another_kit_are_refused(result: Path) -> None:
         msgspec.convert({**said, "kit": 99}, KitResult).rows()
     with pytest.raises(ConfigError, match="no part 'conv/new'"):
         msgspec.convert({**said, "parts": {"conv/new": said["parts"]["conv/7"]}}, KitResult).rows()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ([], "must be a table, got []"),
+        ({"parts": {}}, "parts: must be a table that is not empty, got {}"),
+        ({"threads": 0}, "threads: must be a whole number from 1 to 10000, got 0"),
+        ({"kit": 99}, "measured with version 99 of the kit, not 1; measure again"),
+        ({"parts": {"conv/new": {"wall_s": 1, "cpu_s": 1}}}, "the kit has no part 'conv/new'; measure again"),
+        (
+            {"parts": {"conv/7": {"wall_s": 1, "cpu_s": -1}}},
+            "parts.conv/7.cpu_s: must be a finite number above 0",
+        ),
+        (
+            {"parts": {"conv/7": {"wall_s": 1, "cpu_s": 1e-12}}},
+            "parts.conv/7.cpu_s: must be at least 0.00092",
+        ),
+        (
+            {"parts": {"memory/relu": {"wall_s": 1, "cpu_s": 1e-12}}},
+            "since no processor is faster, got 1e-12",
+        ),
+    ],
+)
+def test_a_wrong_result_is_refused_in_a_line_that_names_the_file(
+    result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: Any, said: str
+) -> None:
+    file, out = tmp_path / "wrong.json", tmp_path / "mine.toml"
+    file.write_text(json.dumps({**json.loads(result.read_text()), **changed} if changed else changed))
+    assert main(["profiles", "fit", str(file), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"edgefl: {file}: ")
+    assert said in error
+    assert error.count("\n") == 1
+    assert not out.exists()
 
 
 def fake_ssh(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
