@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,8 +13,12 @@ from edgefl.devices.phone_profiles import BRIDGE_PROFILE, TRAINING, facts, train
 from edgefl.devices.phones import TFLITE, Costs, Phone, PhoneTable
 from edgefl.devices.profiles import load_device, phone_table
 from edgefl.devices.scaling import with_runtime
-from edgefl.devices.time_model import TimeModel, joined
+from edgefl.devices.time_model import Prediction, TimeModel, joined
 from edgefl.learning.operations import StepWork
+from edgefl.validation import wrong
+
+FAR: Final = 10.0
+"""A measured time is refused if it is outside its predicted interval by more than this factor."""
 
 
 class Measured(NamedTuple):
@@ -32,7 +36,10 @@ def estimated_profile(
     measured: Measured | None = None,
     name: str | None = None,
 ) -> str:
-    """Return the text of the phone's profile. Raises `ConfigError` for an unknown core."""
+    """Return the text of the phone's profile.
+
+    Raises `ConfigError` for an unknown core, and for a measured time that is not plausible for this core.
+    """
     table = phone_table()
     core = known_core(table, core)
     slug = f"{core.lower().replace(' ', '-')}-{mhz:g}"
@@ -44,10 +51,20 @@ def estimated_profile(
     known = f"{core}, {mhz:g} MHz" + (f", {ram_gib:g} GiB" if ram_gib else "")
     costs, model = phones.prior(table, about), phones.of_core(table, about)
     if measured is not None:
+        _check_plausible(measured, model.predict(measured.work), known)
         known += f" and {measured.seconds * 1e3:g} ms of {measured.network}"
         costs = phones.observed(costs, table.amounts, measured.work, measured.seconds)
         model = phones.of_one_network(table, about, measured.work, measured.seconds)
     return _text(table, phone, costs, model, f"derived: edgefl profiles from, by {known}; {table.source}")
+
+
+def _check_plausible(measured: Measured, expected: Prediction, known: str) -> None:
+    if expected.low_s / FAR <= measured.seconds <= expected.high_s * FAR:
+        return
+    bounds_s = (expected.low_s, expected.high_s, expected.low_s / FAR, expected.high_s * FAR)
+    low, high, least, most = (f"{float(f'{bound * 1e3:.3g}'):g}" for bound in bounds_s)
+    why = f"{low} to {high} milliseconds are expected of {known}"
+    raise wrong("--ms", f"from {least} to {most} for {measured.network} ({why})", measured.seconds * 1e3)
 
 
 def known_core(table: PhoneTable, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import msgspec
@@ -263,6 +264,21 @@ def test_a_profile_from_one_number(tmp_path: Path) -> None:
     assert alone.error_factor_of(step) > 1.2 * known.error_factor_of(step)
     assert models[0]["mnn"].error_factor > models[1]["mnn"].error_factor > TRANSFER
     assert "6 GiB and 23 ms of mobilenet_v2" in load_device(path).sources["runtime.tflite"]
+
+
+@pytest.mark.parametrize("ms", ["0.001", "0.023", "23000", "1e7"])  # 0.023: given in seconds
+def test_a_measured_time_that_the_core_cannot_have_is_refused(capsys: Capture, ms: str) -> None:
+    phone = ("profiles", "from", "--core", "cortex-a76", "--mhz", "2200", "--network", "mobilenet_v2")
+    assert main((*phone, "--ms", ms)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("edgefl: --ms: must be from ")
+    expected = (
+        r"for mobilenet_v2 \([\d.]+ to [\d.]+ milliseconds are expected of Cortex-A76, 2200 MHz\), got "
+    )
+    assert re.search(expected, error)
+    assert error.count("\n") == 1
+    for plausible in ("20", "300"):
+        assert main((*phone, "--ms", plausible)) == 0
 
 
 @pytest.mark.parametrize(
