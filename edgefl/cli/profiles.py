@@ -345,9 +345,9 @@ def export(
     from edgefl.devices.formats import write
 
     written = write(name, format_name, way)
+    put_or_print(out, written.content)
     if written.left_out:
         say(f"left out, because {format_name} has no field for it: {', '.join(written.left_out)}", err=True)
-    put_or_print(out, written.content)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

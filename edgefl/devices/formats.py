@@ -67,7 +67,7 @@ def write(name: str, format_name: str, way: Literal["down", "up"] | None = None)
     if way is not None and format_name != "mahimahi":
         raise ProfileError(f"--way: not used by {format_name}; only a mahimahi file has a single direction")
     if format_name == "fedscale":
-        return Export(fedscale.write(load_fleet(name)))
+        return Export(fedscale.write(load_fleet(name)), ("all but each client's speed and bandwidth",))
     network = load_network(name)
     if format_name == "mahimahi":
         content = network_formats.write_mahimahi(network, network.up if way == "up" else network.down)
@@ -95,6 +95,9 @@ def _inexpressible(network: Network, *, rate_only: bool = False) -> tuple[str, .
         "delay": rate_only and any(way.delay_ms for way in ways),
         "loss": rate_only and any(way.loss_pct for way in ways),
         "jitter": any(way.jitter_ms for way in ways),
+        "variation of the rate": any(way.rate_cv for way in ways),
+        "packet and header size": (network.mtu_bytes, network.header_bytes) != (1500, 40),
+        "bearer": (network.bearer, network.radio) != ("mobile", None),
         "loss of the connection": any(way.loss_pct and way.on_loss == "disconnect" for way in ways),
     }
     return tuple(what for what, there in has.items() if there)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from edgefl import devices as emulation
+from edgefl import toml
 from edgefl.cli import main
 from edgefl.devices import check_file, fedscale, formats
 from edgefl.devices.formats import FORMATS, write
@@ -174,6 +175,23 @@ def test_webpagetest_and_devtools_come_back(tmp_path: Path, format_name: str, na
         assert way.loss_pct == own.loss_pct or "loss" in content.left_out
 
 
+@pytest.mark.parametrize("format_name", ["webpagetest", "devtools", "mahimahi"])
+def test_an_export_lists_all_that_the_format_cannot_express(tmp_path: Path, format_name: str) -> None:
+    assert "variation of the rate" in write("lte", format_name).left_out
+    plain, rich = tmp_path / "plain.toml", tmp_path / "rich.toml"
+    rates = {"down": {"rate_mbps": 1.0}, "up": {"rate_mbps": 1.0}}
+    tables = {"id": "plain", "name": "a", **rates, "sources": {"down": "a", "up": "a"}}
+    plain.write_text(toml.write(tables))
+    assert write(str(plain), format_name).left_out == ()
+    way = {"rate_mbps": 1.0, "rate_cv": 0.5, "jitter_ms": 5.0, "jitter_dist": "normal", "delay_ms": 9.0}
+    more = {"id": "rich", "down": way, "header_bytes": 0, "bearer": "wifi"}
+    more["sources"] = tables["sources"] | {"header_bytes": "a"}
+    rich.write_text(toml.write(tables | more))
+    assert check_file(rich) == []
+    missing = {"jitter", "variation of the rate", "packet and header size", "bearer"}
+    assert missing <= {*write(str(rich), format_name).left_out}
+
+
 def test_devtools_figures() -> None:
     figures = {"download": 1_125_000, "upload": 187_500, "latency": 60}
     title = {"title": "Fast 4G as Chrome DevTools sets it"}
@@ -201,7 +219,8 @@ def test_a_replayed_trace_is_written_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_fleet_is_written_for_fedscale_and_read_back(tmp_path: Path) -> None:
-    content = write("mixed-24", "fedscale").content
+    content, left_out = write("mixed-24", "fedscale")
+    assert left_out == ("all but each client's speed and bandwidth",)
     clients = json.loads(content)
     assert list(clients) == [str(client) for client in range(24)]
     phone = emulation.load_device("pixel-4")
