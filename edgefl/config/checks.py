@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from edgefl.errors import ProfileError, listed, near, unknown
-from edgefl.experiment import MAX_CLIENTS, MOST_PROCESSES, Attackers, Experiment, Fleet, Privacy, Stop
+from edgefl.experiment import MAX_CLIENTS, MOST_PROCESSES, Attackers, Experiment, Fleet, Privacy, Secure, Stop
 from edgefl.validation import Fault, join, shown, wrong
 
 
@@ -38,6 +38,7 @@ def check_relations(found: Experiment) -> None:
     _check_evaluation(found)
     _check_stop(found.stop)
     _check_privacy(found.privacy)
+    _check_secure(found.server.secure)
     _check_partition(found, found.fleet.devices)
     if not isinstance(found.strategy["name"], str):
         raise wrong("strategy.name", "a string, such as 'fedbuff'", found.strategy["name"])
@@ -118,6 +119,16 @@ def _check_stop(stop: Stop) -> None:
     goal = stop.metric
     if goal is not None and (goal.at_least is None) == (goal.at_most is None):
         raise _at("stop.metric", "give either at_least or at_most")
+
+
+def _check_secure(secure: Secure | None) -> None:
+    if secure is None:
+        return
+    kinds = dict.fromkeys(("holders", "recover", "private"), ("masks",)) | {"clip": ("masks", "pairwise")}
+    for name, used_by in kinds.items():
+        if secure.kind not in used_by and (got := getattr(secure, name)) != getattr(Secure(), name):
+            needs = f"server.secure.kind = {' or '.join(map(shown, used_by))}"
+            raise _no_effect(f"server.secure.{name}", needs, got)
 
 
 def _check_privacy(privacy: Privacy | None) -> None:

@@ -206,6 +206,10 @@ training.weight_decay=-1 -> training.weight_decay: must be a number from 0 to 3e
 server.heartbeat_s=0.09 -> server.heartbeat_s: must be a number from 0.1 to 86400, got 0.09
 server.heartbeat_s=1e6 -> server.heartbeat_s: must be a number from 0.1 to 86400, got 1000000.0
 server.transport=tcp -> server.transport: must be 'shm' or 'wire', got 'tcp'
+server.secure={kind="trusted",clip=0.1} -> server.secure.clip: has no effect without server.secure.kind = 'masks' or 'pairwise', got 0.1
+server.secure={kind="trusted",holders=6} -> server.secure.holders: has no effect without server.secure.kind = 'masks', got 6
+server.secure={kind="pairwise",recover=3} -> server.secure.recover: has no effect without server.secure.kind = 'masks', got 3
+server.secure={kind="pairwise",private=2} -> server.secure.private: has no effect without server.secure.kind = 'masks', got 2
 evaluation.every_versions=0 -> evaluation.every_versions: must be a whole number from 1
 checkpoint.every_s=0 -> checkpoint.every_s: must be a finite number above 0, got 0
 stop={} -> stop: no stopping condition; give at least one of: versions, trips, emulated_s, wall
