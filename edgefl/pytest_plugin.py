@@ -57,7 +57,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--edgefl-against", metavar="REF", help=against)
     build = "Shell command that prepares the checkout of --edgefl-against, run in its top folder."
     add("--edgefl-build", metavar="COMMAND", help=build)
-    grows = "Percentage by which times may grow with --edgefl-timed and --edgefl-against (default: 5)."
+    grows = (
+        "Percentage by which measured figures may grow with --edgefl-timed, and times and memory with "
+        "--edgefl-against (default: 5)."
+    )
     add("--edgefl-tolerance", metavar="PCT", default="5", help=grows)
     never = "Outcome of a test that could not be judged (default: fail)."
     add("--edgefl-invalid", choices=("fail", "skip"), default="fail", help=never)

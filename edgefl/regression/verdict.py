@@ -27,7 +27,7 @@ DOUBTFUL = 0.5
 LEAST_MIB = 4.0
 """Growth of memory, in MiB, that is always ignored, however large it is relative to the baseline."""
 HEAD_ROOM = 2.0
-"""Even unreliable figures pass if the ratio of the budget to their upper bound is at least this."""
+"""Even unreliable figures pass if the ratio of the budget to their upper bound is above this."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
 """Limits on the ratio of the reference's CPU time to its CPU time in the baseline. Up to the first limit,
 figures are comparable; up to the second, the host's load counts as unchanged."""
@@ -112,7 +112,7 @@ def within(
 
     If ``slow_end`` is true, the bound of seconds is multiplied by the time model's 90% factor, because the
     budget must hold on slow real devices, too. Unreliable figures pass only if there are budgets and each
-    bound is at most half of its budget.
+    bound is 0 or below half of its budget.
     """
     wrong, narrow = [], []
     for name, allowed in budgets.items():
@@ -132,7 +132,7 @@ def within(
                 f"{name} {figure(middle)} {unit} ({_upper(name, slow_end)}: at most {figure(bound)} {unit}), "
                 f"{figure(allowed)} {unit} are allowed{_model_error(name, measured)}"
             )
-        if bound * HEAD_ROOM > allowed:
+        if 0 < bound >= allowed / HEAD_ROOM:
             narrow.append(f"{name}: {figure(bound)} of {figure(allowed)} {unit}")
     if measured.doubts and not settled:
         why = "; ".join(measured.doubts)

@@ -20,7 +20,7 @@ from edgefl.errors import ConfigError, NotMet
 from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry
 from edgefl.regression.device import DeviceResult
-from edgefl.regression.measurement import Measurement
+from edgefl.regression.measurement import Measurement, median_interval
 from edgefl.regression.table import ResultRow, lines, properties
 from edgefl.regression.verdict import Compared, Family, NeedMore, Verdict
 
@@ -264,6 +264,14 @@ def test_budgets_are_held_before_the_baseline(
     assert found.outcome == outcome
     assert why in found.why
     assert bool(found.note) == (outcome == "PASS" and steal > 0)
+
+
+def test_a_disturbed_measurement_passes_only_strictly_below_half_of_its_budget() -> None:
+    disturbed = measured(steal=0.5)
+    bound = median_interval(disturbed.seconds)[2]
+    assert verdict.within(disturbed, {"seconds": 2 * bound}).outcome == "INVALID"
+    assert verdict.within(disturbed, {"seconds": 2.001 * bound}).outcome == "PASS"
+    assert verdict.within(disturbed, {"sent_mib": 0.0}).outcome == "PASS"  # nothing was sent
 
 
 def test_the_correction_is_over_all_devices_but_each_has_its_own_verdict() -> None:
