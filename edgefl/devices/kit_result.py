@@ -58,8 +58,8 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
         """Return the parts as measured steps.
 
         With one thread, the time is the CPU time, which other load does not affect; with more threads, it is
-        the wall time. Raises `ConfigError` for an unknown part, and for one that no processor computes in so
-        short a time.
+        the wall time. Raises `ConfigError` for an unknown part, and for a time that is too short for any
+        processor.
         """
         works, time = _works(self), "cpu_s" if self.threads == 1 else "wall_s"
         rows = []

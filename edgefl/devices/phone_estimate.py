@@ -61,10 +61,10 @@ def estimated_profile(
 def _check_plausible(measured: Measured, expected: Prediction, known: str) -> None:
     if expected.low_s / FAR <= measured.seconds <= expected.high_s * FAR:
         return
-    bounds_s = (expected.low_s, expected.high_s, expected.low_s / FAR, expected.high_s * FAR)
-    low, high, least, most = (f"{float(f'{bound * 1e3:.3g}'):g}" for bound in bounds_s)
-    why = f"{low} to {high} milliseconds are expected of {known}"
-    raise wrong("--ms", f"from {least} to {most} for {measured.network} ({why})", measured.seconds * 1e3)
+    times_s = (expected.low_s, expected.high_s, expected.low_s / FAR, expected.high_s * FAR, measured.seconds)
+    low, high, least, most, got = (float(f"{time_s * 1e3:.3g}") for time_s in times_s)
+    why = f"{low:g} to {high:g} milliseconds are expected of {known}"
+    raise wrong("--ms", f"from {least:g} to {most:g} for {measured.network} ({why})", got)
 
 
 def known_core(table: PhoneTable, name: str) -> str:
