@@ -213,7 +213,7 @@ def compare(
     out: Annotated[Path | None, folder_option("Write summary.json, report.html and trace.json here.")] = None,
     target: TargetAccuracy = None,
 ) -> None:
-    """Compare runs by their time to a target accuracy and by other figures."""
+    """Compare runs: time to a target accuracy, and other figures."""
     from edgefl.results.sweep import compare_folders
     from edgefl.results.tables import show
 
