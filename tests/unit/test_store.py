@@ -114,7 +114,7 @@ def test_fate_and_weight_come_later(store: Store, tmp_path: Path) -> None:
 def test_wrong_arguments_are_named(store: Store) -> None:
     with pytest.raises(ValueError, match=r"fate must be one of applied.*got 'eaten'"):
         store.released(0, "eaten")
-    with pytest.raises(ValueError, match="got 1 for 2"):
+    with pytest.raises(ValueError, match="got 1 weights for 2 tasks"):
         store.applied(1, [1, 2], [0.5])
     with pytest.raises(TypeError, match="meta field 'colour' not found; available: "):
         store.set_meta(colour="red")
@@ -326,7 +326,7 @@ def ask(path: Path, statement: str) -> None:
     [
         ("PRAGMA user_version = 99", r"was written by a newer edgefl \(schema 99; this one reads 5\)"),
         ("PRAGMA user_version = 0", "was written by an older edgefl"),
-        ("PRAGMA application_id = 1", "is a database of another program"),
+        ("PRAGMA application_id = 1", "is a database of a program other than edgefl"),
         ("DROP TABLE trips", "damaged: no table trips"),
         (b"not a database at all, but long enough to hold a header" * 40, "damaged or not a record"),
         (5000, "damaged"),
