@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 
 from edgefl.devices import Device, code, load_device, load_network
 from edgefl.devices.condition import Condition, ConditionModel, power_of
@@ -207,6 +208,8 @@ def _shuffled(seed: int, count: int) -> list[int]:
     return list(stream(seed, "availability").permutation(count).tolist())
 
 
+TYPICAL_TRIPS = 25
+"""Number of trips drawn for each profile whose trips differ; see `Trips.typical_s`."""
 MOST_KEPT = 10_000
 """Maximum number of entries of each cache."""
 
@@ -363,13 +366,19 @@ class Trips:
         """Return the seconds of a step on the median phone of the client's device model."""
         key = _speed_of(info)
         if (line := self._lines.get(key)) is None:
-            model = device_of(self._experiment, info.client, info.profile).time_model()
-            line = (0.0, 1.0) if model is None else model.line(self._work)
-            if model is not None and self._experiment.fleet.model_errors == "drawn" and _varies(info.profile):
-                error = model_error(self._experiment.seed, info.profile, self._error_factor(model))
-                line = line[0] * error, line[1] * error
-            _keep(self._lines, key, line)
+            device = device_of(self._experiment, info.client, info.profile)
+            _keep(self._lines, key, line := self._line(device, info.profile))
         return max(0.0, line[0] + line[1] * examples)
+
+    def _line(self, device: Device, profile: str) -> tuple[float, float]:
+        """Return the fixed seconds of a step on the device, and the seconds of each example."""
+        if (model := device.time_model()) is None:
+            return 0.0, 1.0
+        fixed_s, example_s = model.line(self._work)
+        if self._experiment.fleet.model_errors == "drawn" and _varies(profile):
+            error = model_error(self._experiment.seed, profile, self._error_factor(model))
+            return fixed_s * error, example_s * error
+        return fixed_s, example_s
 
     def _error_factor(self, model: TimeModel) -> float:
         """Return the factor of the 90% interval for the time of a step on a whole batch."""
@@ -394,6 +403,29 @@ class Trips:
             found = sum(count * self._model_step_s(info, size) for size, count in sizes.items())
             _keep(self._work_s, key, found)
         return found * self._unit(info)
+
+    def typical_s(self) -> dict[str, float]:
+        """Return the declared seconds of a typical trip of each profile, with the fleet's median of examples.
+
+        It is the median over `TYPICAL_TRIPS` draws, which are the same for all profiles and seeds.
+        """
+        held, found = int(np.median(self.data.final)), dict[str, float]()
+        sizes, (down, up) = Counter(self._rule.batches(held)), (self._down_bytes, self._up_bytes)
+        for info in kinds_of(self._clients).values():
+            device, network = _in_runtime(info.profile, self._experiment.fleet.runtime), self._network(info)
+            fixed_s, example_s = self._line(device, info.profile)
+            work_s = sum(count * max(0.0, fixed_s + example_s * size) for size, count in sizes.items())
+            masking_s = 0.0 if self.rules is None else masking_time_s(device, self.rules)
+            draws = network.draws or network.replays or device.slowdown or device.delay_model
+            trips_s = []
+            for draw in range(TYPICAL_TRIPS if draws else 1):
+                rng = stream(0, "typical trip", draw)
+                scatter = 1.0 if device.slowdown is None else device.slowdown.draw(rng)
+                link = Link(network, rng, 0.0, float(rng.random()))
+                plan = plan_trip(device, link, rng, down, work_s, up, None, held, scatter)
+                trips_s.append(masking_s + plan.total_s)
+            found[device.id] = float(np.median(trips_s))
+        return found
 
     def known(self, client: int) -> Client:
         """Return the facts that a strategy may use about a client, with the times of its first trip."""

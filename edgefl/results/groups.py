@@ -35,16 +35,18 @@ class Shares(NamedTuple):
 def profiles_by_speed(record: Record) -> list[str]:
     """Return the fleet's profiles in order of the declared time of a whole trip, slowest first.
 
-    The training time of each trip is scaled to the median number of steps over all trips, so that the order
-    does not depend on how the examples are split. Profiles without a completed trip come first.
+    A record from a version before 1.0.0 has no declared times. Then the order is that of the median trip of each
+    profile. The training time of each trip is scaled to the median number of steps over all trips, so that the
+    order does not depend on how the examples are split, and profiles without a completed trip come first.
     """
-    trips, fleet = record.trips, record.fleet
+    trips, fleet, trip_s = record.trips, record.fleet, record.meta.trip_s
     names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())
     of_each = np.nan_to_num(fleet["step_s"])
     step_s = {name: float(np.median(of_each[fleet["profile"] == name])) for name in names}
-    steps, compute_s = trips["steps"], np.nan_to_num(trips["compute_declared_s"])
-    equal = np.median(steps) / np.maximum(steps, 1) if steps.any() else 1.0
-    trip_s = by_profile(record, trips["trip_declared_s"] + compute_s * (equal - 1.0))
+    if not trip_s:
+        steps, compute_s = trips["steps"], np.nan_to_num(trips["compute_declared_s"])
+        equal = np.median(steps) / np.maximum(steps, 1) if steps.any() else 1.0
+        trip_s = by_profile(record, trips["trip_declared_s"] + compute_s * (equal - 1.0))
     return sorted(step_s, key=lambda name: (-trip_s.get(name, math.inf), -step_s[name], name))
 
 

@@ -281,6 +281,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     memory (``memory_mechanism``: rlimit, cgroup or off)."""
     model_error_factor: dict[str, float] = {}
     """For each profile, the factor within which 90% of a real device's step times agree with the profile."""
+    trip_s: dict[str, float] = {}
+    """For each profile, the declared time of a typical trip, in emulated seconds; empty in records of versions
+    before 1.0.0."""
     power: dict[str, dict[str, PowerDraw]] = {}
     """Power draw of the fleet's devices, keyed by profile and network; missing if a profile states none."""
     host_step_s: float | None = None

@@ -278,6 +278,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         throttle=experiment.fleet.throttle if experiment.clock.kind == "wall" else "",
         memory_mechanism=memory_mechanism(experiment),
         model_error_factor=_model_errors(plan, prepared.work.at(experiment.training.batch_size)),
+        trip_s=trips.typical_s(),
         power=_power(plan),
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),

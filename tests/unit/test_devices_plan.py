@@ -305,3 +305,20 @@ def test_a_reply_is_uploaded_in_a_trace_where_its_request_has_been_downloaded() 
         down_s = Link(network, rng, at_s, shift).down(2_000_000).declared_s
         up_s = Link(network, rng, at_s + down_s, shift).up(300_000).declared_s
         assert trips.reply_s(0, 3, at_s, 2_000_000, 300_000) == down_s + up_s
+
+
+def test_a_typical_trip_depends_on_the_profile_and_not_on_seed_unit_or_draw() -> None:
+    """Deaths and differences between units are not in it; links, delays and slowdowns are."""
+    seen = []
+    for seed in (0, 1):
+        fleet = Fleet(
+            devices={"pi-5": 1, "pi-zero-2w": 2, "paper-defedavg": 1, "paper-exponential": 1},
+            network="lte", churn=Churn(die_per_trip=0.5),
+        )  # fmt: skip
+        wanted = Experiment(fleet=fleet, seed=seed)
+        seen.append(Trips(wanted, fleet_of(wanted), [60] * 5, WORK, 10_000, 10_000).typical_s())
+    assert seen[0] == seen[1]
+    exact = Fleet(devices={"pi-5": 1, "pi-4": 1}, network="fios", units="identical", variation=0.0)
+    wanted = Experiment(fleet=exact)
+    trips = Trips(wanted, fleet_of(wanted), [60, 60], WORK, 10_000, 10_000)
+    assert trips.typical_s() == {"pi-5": trips.plan(0, 0).total_s, "pi-4": trips.plan(1, 0).total_s}

@@ -75,6 +75,17 @@ def test_the_slow_profile_is_the_one_whose_whole_trips_take_long(tmp_path: Path)
         assert profiles_by_speed(record) == ["never-back", "slow-link", "slow-cpu"]
 
 
+def test_the_slow_profile_is_fixed_by_the_fleet_and_not_by_who_was_drawn(tmp_path: Path) -> None:
+    for taken in (0, 1):
+        (folder := tmp_path / str(taken)).mkdir()
+        with Store(folder) as store:
+            store.clients([client(0, "fast", 0.1), client(1, "slow", 3.0), client(2, "slow-link", 0.1)])
+            store.trip(trip(0, taken, trip_declared_s=4.0))
+            store.set_meta(trip_s={"slow-link": 9.0, "slow": 3.0, "fast": 0.1})
+        with Record(folder) as record:
+            assert profiles_by_speed(record) == ["slow-link", "slow", "fast"]
+
+
 def test_the_same_profile_is_slow_in_table_tile_and_picture(tmp_path: Path) -> None:
     """It computes fastest, and its delays make its trips the longest."""
     run = tmp_path / "run"
