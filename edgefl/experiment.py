@@ -365,6 +365,8 @@ class Privacy(Settings, frozen=True, kw_only=True):
 
 NO_PROGRESS = "no progress"
 """Stop reason of a run whose model did not learn. Such a run is not ranked among other runs."""
+TOO_FEW_CLIENTS = "too few clients are left"
+"""Stop reason of a run that ended because clients died and do not return."""
 
 
 class MetricGoal(Settings, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import typer
 from edgefl import new_run_folder
 from edgefl.cli.paths import folder_option, run_folder, run_or_sweep
 from edgefl.errors import ConfigError, EdgeflError, FolderTaken, RunError, damaged
-from edgefl.experiment import NO_PROGRESS
+from edgefl.experiment import NO_PROGRESS, TOO_FEW_CLIENTS
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
@@ -342,6 +342,8 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid
         way_on = f"; carry on with: edgefl resume {folder}" if begun else " before anything was written"
         raise Interrupted(f"interrupted{way_on}") from None
     fidelity = summary["fidelity"]
+    if summary["stop_reason"].startswith(TOO_FEW_CLIENTS):
+        say(f"edgefl: the run ended early: {summary['stop_reason']}", err=True)
     if no_progress := summary["no_progress"]:
         say(f"edgefl: {NO_PROGRESS}: {no_progress}; the figures are not a result", err=True)
     if not fidelity["valid"]:

@@ -57,6 +57,11 @@ class Deaths:
         """Reset the count of the client's deaths, because the client has delivered an update."""
         self._in_a_row.pop(client, None)
 
+    @property
+    def any_dropped(self) -> bool:
+        """True if a client was dropped."""
+        return math.inf in self._returns_s.values()
+
     def returns_s(self, client: int) -> float:
         """Return the earliest emulated time at which the client may join, in seconds.
 

@@ -15,7 +15,7 @@ import msgspec
 
 from edgefl.core.events import Halted
 from edgefl.errors import RunError
-from edgefl.experiment import NO_PROGRESS
+from edgefl.experiment import NO_PROGRESS, TOO_FEW_CLIENTS
 from edgefl.host.channel import Channel, Closed
 from edgefl.run import control, messages, resume
 from edgefl.run.clock import Alarms
@@ -183,11 +183,16 @@ class ServerLoop:
         core = self._core
         alone = self._started and self._stopped is None and not core.training
         coming = self._lifecycle.returning + self._peers.unready + self._timeline.expected + core.unmasking
-        if alone and not (coming or (core.awaits and core.idle)) and self._aggregator.deferred is None:
-            raise RunError(
-                f"no client is training and none will start: {len(core.idle)} of {len(core.devices)} are "
-                f"connected, {len(core.held)} updates wait in the buffer{self._waits()}"
-            )
+        if not alone or coming or (core.awaits and core.idle) or self._aggregator.deferred is not None:
+            return
+        left = f"{len(core.idle)} of {len(core.devices)}"
+        if core.deaths.any_dropped and self._aggregator.waiting is None:
+            self._handle_all(iter([Halted(self._clock.now_s(), f"{TOO_FEW_CLIENTS}: {left}")]))
+            return
+        raise RunError(
+            f"no client is training and none will start: {left} are connected, "
+            f"{len(core.held)} updates wait in the buffer{self._waits()}"
+        )
 
     def _waits(self) -> str:
         """Return a clause for the error message if a sum waits for clients that can unmask it, or ""."""

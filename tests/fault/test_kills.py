@@ -216,4 +216,5 @@ def test_no_one_left_is_an_error_and_not_a_silence(tmp_path: Path) -> None:
     fleet = Fleet(devices={"pi-zero-2w": 2}, network="fios", on_death="drop")
     wanted = experiment(fleet=fleet, strategy={"name": "fedbuff", "buffer_size": 2})
     environment = {"EDGEFL_FAILPOINTS": "die:0:0,die:1:0"}
-    Command.run(wanted, tmp_path / "run", environment=environment).ends(1, "no client is training")
+    Command.run(wanted, tmp_path / "run", environment=environment).ends(1, "too few clients are left: 0 of 2")
+    assert summary(tmp_path / "run")["no_progress"] == "no version was made"

@@ -14,8 +14,10 @@ import edgefl
 from benchmarks.two_clocks import Agreement, agreement
 from edgefl import Clock, Fleet, Model, Stop, Training
 from edgefl.core.events import Arrived, Died, Joined, Left
+from edgefl.errors import ConfigError
 from edgefl.experiment import Churn
 from edgefl.results.record import Record
+from edgefl.run.supervisor import resume
 
 from .runs import experiment
 
@@ -199,3 +201,15 @@ def test_the_virtual_clock_says_what_the_wall_clock_does(tmp_path: Path) -> None
     # phones start from next.
     assert found.stale_otherwise <= 4 * found.inverted
     assert found.staleness_moved <= 4 * found.inverted / found.trips
+
+
+@pytest.mark.parametrize("kind", ["virtual", "wall"])
+def test_a_run_whose_phones_have_all_died_ends_with_its_results(tmp_path: Path, kind: str) -> None:
+    of = fleet(tmp_path, churn=Churn(die_per_trip=0.2), on_death="drop")
+    figures = edgefl.run(wanted(kind, of, stop=Stop(versions=1000)), tmp_path / "run").summary()
+    assert (figures["status"], figures["stop_reason"]) == ("done", "too few clients are left: 0 of 6")
+    assert 0 < figures["versions"] < 1000
+    assert figures["trips"]["lost"] == 6
+    assert (tmp_path / "run" / "report.html").exists()
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        resume(tmp_path / "run")
