@@ -102,6 +102,8 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The run has ended; ``outcome`` is a short description."""
 
     outcome: str
+    judged: tuple[str, str] = ("", "")
+    """Final verdict on fidelity and its explanation; empty if there is none."""
 
 
 # ---- supervisor → zygote -----------------------------------------------------------------------

@@ -55,7 +55,7 @@ from edgefl.run import control
 from edgefl.run.demands import checked, shape_of, wall_scale
 from edgefl.run.hidden import phones_secret
 from edgefl.run.hosting import Hosts, ThisHost
-from edgefl.run.view import RunView, make_view
+from edgefl.run.view import RunView, make_view, verdict_of
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve
 from edgefl.terminal import printable
@@ -162,8 +162,8 @@ def _require_text(*folders: Path) -> None:
             raise ConfigError(f"{printable(str(folder))}: {what}") from None
 
 
-def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> None:
-    """Write the results in ``names`` (summary, trace, report) of a run, from its record."""
+def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> dict[str, Any]:
+    """Write the results in ``names`` (summary, trace, report) of a run, from its record; return the summary."""
     from edgefl.results import report, summary, trace
 
     run_folder.forget_noise(folder)
@@ -176,6 +176,7 @@ def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> 
     for name, write in zip(run_folder.RESULTS, writers, strict=True):
         if name in names:
             write(folder)
+    return found
 
 
 class State(enum.Enum):
@@ -247,30 +248,32 @@ class _Supervisor:
         self._selector.register(self._wakeup[0], selectors.EVENT_READ)
 
     def run(self) -> Result:
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._end_children)  # called last, after the channels are closed
-            self._hosts.open(self._selector.fileno(), partial(self._view.say, at_once=True))
-            stack.callback(lambda: self._hosts.close("" if self._state is State.ENDED else "interrupted"))
-            stack.enter_context(handled(stops(), self._note_interrupt))
-            stack.callback(self._close_channels)
-            self._start_zygote()
-            self._start("server", "server_process", control.FromServer)
-            self._prepare()
-            self._view.say("loading data and model")
-            stack.enter_context(self._view)
-            while self._state is not State.ENDED:
-                self._turn()
-        interrupted = self._end.interrupted
-        try:
-            with Store(self._folder, create=False) as store:
-                store.set_meta(memory=self._memory, **self._hosts.usage(self._usage.usage()))
-                if rows := self._hosts.rows:
-                    store.set_meta(nodes=rows)
-            write_results(self._folder)
-        except (EdgeflError, OSError) as error:
-            way_on = run_folder.way_on(self._folder) if interrupted else ""
-            what = "the run's summary, report or trace cannot be written"
-            raise RunError(f"{what}: {error}{way_on}") from error
+        with contextlib.ExitStack() as shown:
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._end_children)  # called last, after the channels are closed
+                self._hosts.open(self._selector.fileno(), partial(self._view.say, at_once=True))
+                stack.callback(lambda: self._hosts.close("" if self._state is State.ENDED else "interrupted"))
+                stack.enter_context(handled(stops(), self._note_interrupt))
+                stack.callback(self._close_channels)
+                self._start_zygote()
+                self._start("server", "server_process", control.FromServer)
+                self._prepare()
+                self._view.say("loading data and model")
+                shown.enter_context(self._view)
+                stack.callback(setattr, self._view, "judged", ("", ""))
+                while self._state is not State.ENDED:
+                    self._turn()
+            interrupted = self._end.interrupted
+            try:
+                with Store(self._folder, create=False) as store:
+                    store.set_meta(memory=self._memory, **self._hosts.usage(self._usage.usage()))
+                    if rows := self._hosts.rows:
+                        store.set_meta(nodes=rows)
+                self._view.judged = verdict_of(write_results(self._folder))
+            except (EdgeflError, OSError) as error:
+                way_on = run_folder.way_on(self._folder) if interrupted else ""
+                what = "the run's summary, report or trace cannot be written"
+                raise RunError(f"{what}: {error}{way_on}") from error
         if self._broken:
             raise self._error(self._broken)
         if interrupted:

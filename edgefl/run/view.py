@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import zip_longest
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,6 +19,7 @@ from edgefl.devices.fleet import ClientInfos
 from edgefl.experiment import NO_PROGRESS, Experiment, Stop
 from edgefl.host.capacity import TimeScale
 from edgefl.host.verdict import Conditions, unfit
+from edgefl.results import headline
 from edgefl.results.tables import FittedTable, PlainConsole, many, number, percent, seconds, table
 from edgefl.run import control
 from edgefl.terminal import can_redraw, printable, say
@@ -74,6 +75,15 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
     return Goal(min(1.0, accuracy / target), f"accuracy {accuracy:.4g} of {target:g}", steady=False)
 
 
+def verdict_of(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the verdict on an ended run's fidelity and its explanation; ``summary`` is the run's."""
+    found = summary["fidelity"]
+    if summary["clock"] == "virtual" and found["valid"]:
+        return "times computed", ""
+    stat = headline.fidelity(found, summary["clock"])
+    return stat.value, next(iter(found["reasons"]), stat.note)
+
+
 class RunView:
     """Base class of the views, which keeps the figures of a run and shows nothing.
 
@@ -97,6 +107,8 @@ class RunView:
         """True once emulated time has begun."""
         self.no_progress = ""
         """Reason why the ended run has no result, or "" if it has one."""
+        self.judged: tuple[str, str] | None = None
+        """Final verdict on fidelity and its explanation, empty if there is none; None during the run."""
 
     def say(self, text: str, *, at_once: bool = False) -> None:
         """Set the current activity, such as ``"loading data and model"``.
@@ -138,7 +150,12 @@ class RunView:
         return Goal(there / max(1, self.total), f"{there:,} {text}", steady=False)
 
     def fidelity(self, progress: control.Progress) -> str:
-        """Return VALID, INVALID or, under the virtual clock, ``times computed``; empty while not known."""
+        """Return VALID, INVALID or, under the virtual clock, ``times computed``; empty while not known.
+
+        During the run it is the verdict on recent trips, afterwards the run's own.
+        """
+        if self.judged is not None:
+            return self.judged[0]
         overloaded = self.scale is not None and self.scale.verdict == "overloaded"
         if overloaded or (progress.invalid and progress.fidelity_median is not None):
             return "INVALID"
@@ -146,8 +163,15 @@ class RunView:
             return "times computed" if progress.trips else ""
         return "" if progress.fidelity_median is None else "VALID"
 
-    def reason(self, progress: control.Progress) -> str:
-        """Return the reason why the run is INVALID."""
+    def explanation(self, progress: control.Progress) -> str:
+        """Return the reason why the run is INVALID, or its error if it is VALID."""
+        if self.judged is not None:
+            return self.judged[1]
+        if self.fidelity(progress) == "VALID":
+            errors = (percent(error, 2) for error in (progress.fidelity_median, progress.fidelity_p95))
+            return "error median {}, p95 {}".format(*errors)
+        if self.fidelity(progress) != "INVALID":
+            return ""
         load = None if self.scale is None else self.scale.load
         overloaded = next(iter(unfit(Conditions(load=load))), "the host is overloaded")
         return progress.invalid or overloaded
@@ -156,17 +180,17 @@ class RunView:
         """Return the known figures, the most important first."""
         fidelity = self.fidelity(progress)
         rate = number(progress.trips / progress.wall_s) if progress.wall_s else "–"
-        error = f"median {percent(progress.fidelity_median, 2)}, p95 {percent(progress.fidelity_p95, 2)}"
+        more = self.explanation(progress)
         known = {
             "version": f"{progress.version:,}",
             "trips": f"{progress.trips:,} ({rate}/s)",
             "fidelity": fidelity,
-            "because": self.reason(progress).partition(",")[0] if fidelity == "INVALID" else "",
+            "because": more.partition(",")[0] if fidelity == "INVALID" else "",
             "wall": seconds(progress.wall_s),
             "accuracy": "" if progress.accuracy is None else f"{progress.accuracy:.4f}",
             "failed": many(progress.incidents, "process") if progress.incidents else "",
             "dropped": f"{progress.dropped:,}" if progress.dropped else "",
-            "error": error if fidelity == "VALID" else "",
+            "error": more[6:].partition(";")[0] if more.startswith("error ") else "",
             "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
             **{printable(name): number(value, 4) for name, value in progress.metrics.items()},
             "staleness": f"mean {progress.staleness_mean:.3g}, max {progress.staleness_max:,}",
@@ -344,8 +368,7 @@ class TerminalView(RunView):
             grid.add_row(*(_one_line(text, "" if place % 2 else "dim") for place, text in enumerate(texts)))
         verdict = figures.get("fidelity", "–")
         style = {"VALID": "green", "INVALID": "bold red"}.get(verdict, "")
-        more = f"error {figures['error']}" if "error" in figures else ""
-        more = self.reason(progress) if verdict == "INVALID" else more
+        more = self.explanation(progress)
         return grid, Text.assemble(("fidelity  ", "dim"), (verdict, style), f", {more}" if more else "")
 
     def _fleet(self, progress: control.Progress) -> FittedTable:

@@ -106,11 +106,11 @@ class _PageView(RunView):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._view.no_progress = self.no_progress
+        self._view.no_progress, self._view.judged = self.no_progress, self.judged
         try:
             self._view.__exit__(kind, error, trace)
         finally:
-            self._send(control.Ended(self._view.outcome(error)))
+            self._send(control.Ended(self._view.outcome(error), self.judged or ("", "")))
             self._channel.close()
             self._end()
 

@@ -147,8 +147,8 @@ class LivePage:
                 if time.monotonic() - self._drawn_s < EVERY_S:
                     return
                 self._add_point(message)
-            case control.Ended(outcome=outcome):
-                self._ended = outcome
+            case control.Ended(outcome=outcome, judged=judged):
+                self._ended, self._view.judged = outcome, judged
             case control.Shown():
                 pass
         self._drawn_s = time.monotonic()
@@ -156,7 +156,8 @@ class LivePage:
 
     def end(self, outcome: str) -> None:
         """Show this outcome if the supervisor has died without sending the outcome of the run."""
-        self._ended = self._ended or outcome
+        if not self._ended:
+            self._ended, self._view.judged = outcome, ("", "")
         self._draw()
 
     def _draw(self) -> None:
@@ -258,12 +259,9 @@ class LivePage:
 
     def _cards(self, progress: control.Progress) -> str:
         """Return the headline cards as HTML."""
-        view, fidelity = self._view, self._view.fidelity(progress)
-        figures = view.figures(progress)
+        fidelity, why = self._view.fidelity(progress), self._view.explanation(progress)
         lost = [f"{progress.dropped:,} dropped"] * bool(progress.dropped)
         lost += [f"{many(progress.incidents, 'process')} failed"] * bool(progress.incidents)
-        why = f"error {figures['error']}" if "error" in figures else ""
-        why = view.reason(progress) if fidelity == "INVALID" else why
         cards = [
             learned(progress.accuracy, progress.loss, progress.metrics),
             Stat("Client trips", f"{progress.trips:,}", ", ".join(lost) or "no update was lost"),

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from edgefl import Clock, Experiment, Stop
+from edgefl.results import headline, page
 from tests.process.browser import browser
 from tests.process.runs import MINUTE_S, Command, experiment, virtual
 
@@ -106,3 +107,13 @@ def test_a_browser_shows_it_and_asks_nobody_else(tmp_path: Path) -> None:
         asked = {url.split("#")[0] for url in tab.requests if not url.startswith(("data:", "about:"))}
         assert asked == {here, *(here + path for path in ("events", "phone/5", "phone/1"))}
         assert [error for error in tab.errors if "ERR_" not in error] == []
+
+
+def test_the_page_ends_with_the_verdict_of_the_summary(tmp_path: Path) -> None:
+    run = LiveRun(experiment(stop=Stop(wall_s=5.0)), tmp_path / "run")
+    ended = until(run.pictures(), lambda one: one["ended"] != "")
+    found = json.loads((tmp_path / "run" / "summary.json").read_bytes())  # written before the page ends
+    stat = headline.fidelity(found["fidelity"], found["clock"])
+    note = next(iter(found["fidelity"]["reasons"]), stat.note)
+    assert page.stat("Fidelity", stat.value, note, stat.tone) in ended["cards"]
+    run.command.ends(0)

@@ -128,6 +128,20 @@ def test_an_invalid_run_says_why_and_a_measure_that_is_not_known_is_none(tmp_pat
     assert cards_of(picture(page))["Fidelity"] == said
 
 
+def test_an_ended_run_has_its_final_verdict_and_not_that_of_recent_trips(tmp_path: Path) -> None:
+    final = ("INVALID", "training took 5.9% longer, at most 5% is allowed")
+    page = page_of(tmp_path)
+    told(page)
+    assert cards_of(picture(page))["Fidelity"][0] == "VALID"
+    page.handle(control.Ended("done", final))
+    page.end("ended")
+    assert cards_of(picture(page))["Fidelity"] == (*final, "bad")
+    killed = page_of(tmp_path)
+    told(killed)
+    killed.end("ended")
+    assert cards_of(picture(killed))["Fidelity"] == ("–", "", "")
+
+
 def test_a_restart_is_shown_until_the_clients_are_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,16 @@ from edgefl.experiment import Clock, Experiment, Fleet, MetricGoal, Stop
 from edgefl.host.capacity import Demand, TimeScale, choose_time_scale
 from edgefl.host.verdict import MEDIAN_MAX, P95_MAX, Conditions, exceeded, unfit
 from edgefl.run import control
-from edgefl.run.view import LINE_S, REDRAW_S, LineView, RunView, TerminalView, make_view, nearest_goal
+from edgefl.run.view import (
+    LINE_S,
+    REDRAW_S,
+    LineView,
+    RunView,
+    TerminalView,
+    make_view,
+    nearest_goal,
+    verdict_of,
+)
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -231,6 +240,26 @@ def test_lines_give_the_reason_of_a_verdict_and_not_figures_that_are_within_thei
     line = capsys.readouterr().err.splitlines()[-1]
     assert "fidelity INVALID, because time stolen by the hypervisor 3.0%" in line
     assert "error median" not in line
+
+
+@pytest.mark.parametrize(
+    ("clock", "reasons", "says"),
+    [
+        ("wall", [], "fidelity VALID, wall 60 s, accuracy 0.8125"),
+        ("wall", ["training took 5.9% longer, at most"], "fidelity INVALID, because training took 5.9% longer,"),
+        ("virtual", [], "fidelity times computed, wall"),
+    ],
+)  # fmt: skip
+def test_the_last_line_has_the_final_verdict_and_not_that_of_recent_trips(
+    clock: str, reasons: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = {"median_abs_error": 0.02, "p95_abs_error": 0.04, "warnings": ["slow"]}
+    found = {"clock": clock, "fidelity": {"valid": not reasons, "reasons": reasons, **errors}}
+    with LineView(experiment(clock=clock), Hand()) as view:
+        describe(view)
+        view.update(progress(view.experiment, fidelity=(0.002, 0.01) if reasons else (0.3, 0.6)))
+        view.judged = verdict_of(found)
+    assert says in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_nearest_stop_condition_is_the_goal() -> None:
