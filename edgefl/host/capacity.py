@@ -144,7 +144,8 @@ def choose_time_scale(
         verdict = "overloaded"
     why = (
         f"time_scale {value:g} was {chosen}; over whole trips the fleet then uses {load:.1%} of the "
-        f"host's {cores:g} cores, its most demanding client {share:.1%} of a core{VERDICT_TEXT[verdict]}"
+        f"host's {cores:g} core{'' if cores == 1 else 's'}, its most demanding client {share:.1%} of a core"
+        f"{VERDICT_TEXT[verdict]}"
     )
     return TimeScale(value, load, share, why, verdict)
 

@@ -333,7 +333,7 @@ class Nodes:
         self._nodes[name] = node = Node(name, join)
         if self._prepare is not None:
             node.outbox.append(self._prepare)
-        self.say(f"node {name} joined: {join.cores:g} cores, {join.host[0]}")
+        self.say(f"node {name} joined: {join.cores:g} core{'' if join.cores == 1 else 's'}, {join.host[0]}")
 
     def _refuse(self, name: str, why: str) -> None:
         """Reject a node, and send it the reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,12 +28,23 @@ def learned(accuracy: float | None, loss: float | None, metrics: Mapping[str, fl
 
     >>> learned(0.812, 0.75, {"f1": 0.8}).text, learned(None, 0.25, {}).text
     ('81.2%, loss 0.75, f1 0.8', '0.25, no accuracy')
+    >>> learned(0.103, math.nan, {}).text, learned(None, None, {}).text
+    ('10.3%, loss not finite', '–, not measured')
     """
     own = [f"{name} {number(value, 4)}" for name, value in metrics.items()]
-    if accuracy is None and loss is not None:
-        return Stat("Loss", number(loss), ", ".join(own) or "no accuracy")
-    known = [f"loss {number(loss)}"] if loss is not None else []
+    text = "" if loss is None else number(loss) if math.isfinite(loss) else "not finite"
+    if accuracy is None and text:
+        return Stat("Loss", text, ", ".join(own) or "no accuracy")
+    known = [f"loss {text}"] if text else []
     return Stat("Accuracy", percent(accuracy), ", ".join([*known, *own]) or "not measured")
+
+
+def learned_by(summary: Mapping[str, Any]) -> Stat:
+    """Return `learned` of a run's ``summary``, in which a measured loss that is not finite is None."""
+    loss = summary["loss"]
+    if loss is None and summary["evaluated_version"] is not None:
+        loss = math.nan
+    return learned(summary["accuracy"], loss, summary["metrics"])
 
 
 def emulated_time(emulated_s: float, wall_s: float) -> Stat:
@@ -67,7 +79,7 @@ def headline(summary: Mapping[str, Any]) -> list[Stat]:
     stale = f"staleness {number(staleness['mean'])} mean, {staleness['max']} max"
     return [
         Stat("Strategy", summary["strategy"] or "–", many(summary["processes"], "training process")),
-        learned(summary["accuracy"], summary["loss"], summary["metrics"]),
+        learned_by(summary),
         of_slow,
         Stat("Client trips", f"{summary['client_trips']:,}", ", ".join(lost) or "no update was lost"),
         Stat("Versions", f"{summary['versions']:,}", stale),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -158,10 +158,12 @@ def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
         text = f"{who} reached {percent(summary['accuracy'])} accuracy {spent}"
         if summary["best_accuracy"] - summary["accuracy"] >= 0.01:
             text += f", after {percent(summary['best_accuracy'])} at its best"
+        text += ", but its loss is not finite" if summary["loss"] is None else ""
     elif summary["loss"] is not None:
         text = f"{who} reached a loss of {number(summary['loss'])} {spent}"
     else:
-        text = f"{who} trained {spent}, but no model was evaluated"
+        what = "no model was evaluated" if summary["evaluated_version"] is None else "the loss is not finite"
+        text = f"{who} trained {spent}, but {what}"
     slow = summary["slow_phones"]
     whose = " and ".join(slow["profiles"]) if len(slow["profiles"]) < 3 else "the slowest profiles"
     if slow["accuracy"] is not None:
@@ -573,6 +575,20 @@ def model_error(factors: Mapping[str, float]) -> str:
     return f"within a factor of {' to '.join(ends)} (90%)"
 
 
+def nodes_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the number of nodes, and the names of those that were lost; a node that rejoins has two rows.
+
+    >>> silent, back = {"name": "a", "lost": "silent"}, {"name": "a", "lost": ""}
+    >>> nodes_text([silent, {"name": "b", "lost": "silent"}, back])
+    '2, lost: b, rejoined: a'
+    """
+    last = {row["name"]: row["lost"] for row in rows}
+    lost = [name for name, why in last.items() if why]
+    back = list(dict.fromkeys(row["name"] for row in rows if row["lost"] and not last[row["name"]]))
+    found = [f"lost: {', '.join(lost)}"] * bool(lost) + [f"rejoined: {', '.join(back)}"] * bool(back)
+    return ", ".join([str(len(last)), *found])
+
+
 def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
     """Return a table of a run's summary for the terminal, with the headline figures and some others."""
     aggregation, worst = summary["aggregation"], summary["fidelity"]["worst"]
@@ -589,10 +605,7 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
         errors = f"median {worst['median_error']:+.2%}, p95 {worst['p95_abs_error']:.2%}"
         rows.append(("worst phase", f"{PHASES[worst['phase']]} of {worst['device']}: {errors}"))
     if summary["nodes"]:
-        lost = ", ".join(node["name"] for node in summary["nodes"] if node["lost"])
-        rows.append(
-            ("nodes", f"{len(summary['nodes'])}, lost: {lost}" if lost else str(len(summary["nodes"])))
-        )
+        rows.append(("nodes", nodes_text(summary["nodes"])))
     for real in summary["real_devices"]:
         took = f"median {figure(real['ratio']['median'])} times its profile's training time"
         rows.append((f"a real {real['profile']}", took))

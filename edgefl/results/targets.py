@@ -255,7 +255,7 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
     found = {label: to_target(target, runs, runs) for label, runs in rows.items()}
     first, second, *_ = sorted(found, key=lambda label: _rank(found[label]))
     if not found[first].reached:
-        return (
+        return _too_few_evaluations([run for runs in rows.values() for run in runs], target) or (
             f"No run reached {target}; a lower target, a longer run ([stop]) or another training.lr may help."
         )
     in_s = f"in {found[first].text('at_s')} emulated seconds"
@@ -278,6 +278,20 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
         return f"{text}. That is one seed: another may reverse the order."
     certain = known.low > 1.0 if base == first else known.high < 1.0
     return f"{text}." if certain else f"{text}, so these seeds do not tell them apart."
+
+
+def _too_few_evaluations(runs: Sequence[Record], target: RaceTarget) -> str:
+    """Return a sentence if runs with few evaluations reached the target in single ones only; else ""."""
+    single = target._replace(window=1)
+    most = max(len(target.curve(run, "at_s").accuracies) for run in runs)
+    if most >= 3 * target.window or all(math.isnan(single.reached(run, "at_s")) for run in runs):
+        return ""
+    rules = settings_of(runs[0]).evaluation
+    key = "every_s" if rules.every_s else "every_trips" if rules.every_trips else "every_versions"
+    return (
+        f"No run reached {target} in the mean of {target.window} evaluations in a row, only in single ones; "
+        f"a run has at most {most} evaluations here, and a smaller evaluation.{key} gives more."
+    )
 
 
 def _rank(found: ToTarget) -> tuple[float, float]:

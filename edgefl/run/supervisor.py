@@ -163,7 +163,7 @@ def _require_text(*folders: Path) -> None:
 
 
 def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> dict[str, Any]:
-    """Write the results in ``names`` (summary, trace, report) of a run, from its record; return the summary."""
+    """Write the results in ``names`` (summary, trace, report) from a run's record; return the summary."""
     from edgefl.results import report, summary, trace
 
     run_folder.forget_noise(folder)

@@ -27,7 +27,7 @@ from edgefl.host.fork_server import ForkServer
 from edgefl.host.process import allow_open_files
 from edgefl.results import compare, grouping
 from edgefl.results.figure import plot
-from edgefl.results.headline import learned
+from edgefl.results.headline import learned_by
 from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE, RUNS, require_free
@@ -312,7 +312,7 @@ def _slug(label: str, taken: set[str]) -> str:
 
 
 def _outcome(figures: Mapping[str, Any]) -> str:
-    found = learned(figures["accuracy"], figures["loss"], {})
+    found = learned_by(figures)
     invalid = ", INVALID" if figures["fidelity"]["valid"] is False else ""
     stuck = f", {NO_PROGRESS}" if figures.get("no_progress") else ""
     took = f"{figures['client_trips']:,} trips, {figures['wall_s']:.3g} s"

@@ -31,6 +31,8 @@ REDRAW_S = 0.5
 """Minimum interval between redraws, in wall seconds; it is long because the clients need the CPU."""
 PACE_S = 600.0
 """Length in wall seconds of the last period of a run; the remaining time is estimated from this period."""
+MOST_NAMED = 6
+"""Maximum number of profiles that the first line names."""
 MOST_PROFILES, LINES_BESIDES_PROFILES, MOST_NAME = 12, 15, 20
 
 
@@ -225,7 +227,11 @@ class LineView(RunView):
         self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:
         super().describe(clients, prepared, scale, remark)
-        fleet = ", ".join(f"{count} {printable(profile)}" for profile, _, count in clients.kinds)
+        names = [f"{count:,} {printable(profile)}" for profile, _, count in clients.kinds]
+        if rest := clients.kinds[MOST_NAMED:]:
+            others = sum(count for *_, count in rest)
+            names[MOST_NAMED:] = [f"{others:,} of {many(len(rest), 'other profile')}"]
+        fleet = ", ".join(names)
         self._print(f"{self.title}, {many(self.total, 'client')} ({fleet}), {self.workload}")
         for line in filter(None, (scale.why, *remark.splitlines())):
             self._print(line)

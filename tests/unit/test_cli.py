@@ -40,6 +40,8 @@ SUMMARY: dict[str, Any] = {
     "emulated_s": 12.0,
     "wall_s": 13.0,
     "model_sha256": "0123456789abcdef" * 4,
+    "stop_reason": "versions",
+    "evaluated_version": 12,
     "staleness": {"mean": 1.5, "max": 4},
     "model_error_factor": {"pi-4": 1.3},
     "fidelity": {

@@ -174,6 +174,7 @@ def test_each_figure_of_the_line_says_what_it_is_of(
         f"time_scale {rule}; over whole trips the fleet then uses {load}% of the host's 2 cores, "
         f"its most demanding client {share}% of a core"
     )
+    assert "of the host's 1 core, its" in choose_time_scale(demands, cores=1, scale=1.0).why
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(0.25, 0.25), (1000.0, usable_cores()), (None, usable_cores())])

@@ -283,6 +283,15 @@ def test_clients_own_examples_are_summed_up_by_mean_worst_tenth_and_profile(tmp_
     assert re.search(r"global accuracy on clients, worst decile +fedbuff +0.25", text.getvalue())
 
 
+@pytest.mark.parametrize(("accuracy", "head"), [(0.1, "accuracy +10.0%, loss"), (math.nan, "loss")])
+def test_a_loss_that_is_not_finite_was_measured(tmp_path: Path, accuracy: float, head: str) -> None:
+    run = write_numbers(tmp_path / "run", math.nan, accuracy=accuracy, metrics={})
+    table = StringIO()
+    Console(file=table, width=80).print(summary_table(summarize(run), run))
+    assert re.search(f"{head} +not finite", table.getvalue())
+    assert "loss is not finite" in Page(write_report(run)).text
+
+
 def test_the_error_of_device_models_is_shown_apart_and_makes_no_run_invalid(tmp_path: Path) -> None:
     known = {"pixel-4": 1.25, "moto-g4": 4.0}
     found = summarize(write_run(tmp_path, model_error_factor=known))

@@ -25,7 +25,7 @@ from edgefl.results.groups import slow_group
 from edgefl.results.record import Record
 from edgefl.results.statistics import summary_curve
 from edgefl.results.store import Store
-from edgefl.results.targets import RaceTarget
+from edgefl.results.targets import RaceTarget, race_in_words
 from tests.reports import Page, client, evaluation, read_json
 
 Learns = Callable[[float], float]
@@ -318,6 +318,24 @@ def test_the_seed_does_not_decide_which_phones_are_slow(tmp_path: Path) -> None:
     assert {slow_group(run.record).profiles for run in runs} == {("slowest",)}
     assert {run.slow.profiles for run in runs} == {("slowest",)}
     assert runs[0].slow.labels == ()  # class 2 is on another phone in the other seed
+
+
+@pytest.mark.parametrize("every", ["every_s", "every_trips"])
+def test_runs_with_too_few_evaluations_for_the_mean_are_told_so(tmp_path: Path, every: str) -> None:
+    """The mean of five evaluations includes the untrained model."""
+    folders = [
+        run_of(tmp_path / name, name, 1, lambda s: min(0.9, 0.1 + 0.4 * s), end=4)
+        for name in ("fedbuff", "fedavg")
+    ]
+    for folder in folders:
+        period = "1.0" if every == "every_s" else "10"
+        (folder / "experiment.toml").write_text(f"[evaluation]\n{every} = {period}\n")
+    rows = {name: [run.record] for name, run in zip(("fedbuff", "fedavg"), load(folders), strict=True)}
+    assert race_in_words(rows, RaceTarget(0.85, "given")) == (
+        "No run reached 85.0% accuracy in the mean of 5 evaluations in a row, only in single ones; "
+        f"a run has at most 5 evaluations here, and a smaller evaluation.{every} gives more."
+    )
+    assert "a lower target, a longer run" in race_in_words(rows, RaceTarget(0.95, "given"))
 
 
 def test_the_table_of_a_sweep_has_the_target(tmp_path: Path) -> None:

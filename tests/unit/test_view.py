@@ -246,7 +246,7 @@ def test_lines_give_the_reason_of_a_verdict_and_not_figures_that_are_within_thei
     ("clock", "reasons", "says"),
     [
         ("wall", [], "fidelity VALID, wall 60 s, accuracy 0.8125"),
-        ("wall", ["training took 5.9% longer, at most"], "fidelity INVALID, because training took 5.9% longer,"),
+        ("wall", ["training took 5.9% more, at most"], "fidelity INVALID, because training took 5.9% more,"),
         ("virtual", [], "fidelity times computed, wall"),
     ],
 )  # fmt: skip
@@ -267,6 +267,13 @@ def test_nearest_stop_condition_is_the_goal() -> None:
     assert nearest_goal(stop, figures) == (0.75, "wall 60 s of 80 s", True)
     assert nearest_goal(Stop(versions=100, accuracy=0.82), figures)[:2] == (0.5, "versions 50 of 100")
     assert nearest_goal(Stop(versions=10), figures).share == 1.0
+
+
+def test_the_first_line_names_the_first_profiles_of_a_large_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    for count, ends in ((6, "3 p4, 3 p5)"), (500, "3 p4, 3 p5, 1,482 of 494 other profiles)")):
+        describe(LineView(experiment({f"p{k}": 3 for k in range(count)})))
+        line = capsys.readouterr().err.splitlines()[0]
+        assert f"{3 * count:,} clients (3 p0, 3 p1, 3 p2, 3 p3, {ends}, digits" in line
 
 
 def test_time_left_counts_from_where_a_resumed_run_began() -> None:
