@@ -35,9 +35,10 @@ class Shares(NamedTuple):
 def profiles_by_speed(record: Record) -> list[str]:
     """Return the fleet's profiles in order of the declared time of a whole trip, slowest first.
 
-    A record from a version before 1.0.0 has no declared times. Then the order is that of the median trip of each
-    profile. The training time of each trip is scaled to the median number of steps over all trips, so that the
-    order does not depend on how the examples are split, and profiles without a completed trip come first.
+    A record from a version before 1.0.0 has no declared times. The order is then that of each profile's
+    median trip. The training time of each trip is scaled to the median number of steps over all trips, so
+    that the order does not depend on how the examples are split. Profiles without a completed trip come
+    first.
     """
     trips, fleet, trip_s = record.trips, record.fleet, record.meta.trip_s
     names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())

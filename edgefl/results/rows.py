@@ -282,8 +282,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     model_error_factor: dict[str, float] = {}
     """For each profile, the factor within which 90% of a real device's step times agree with the profile."""
     trip_s: dict[str, float] = {}
-    """For each profile, the declared time of a typical trip, in emulated seconds; empty in records of versions
-    before 1.0.0."""
+    """For each profile, the declared time of a typical trip, in emulated seconds. Records of versions before
+    1.0.0 have none."""
     power: dict[str, dict[str, PowerDraw]] = {}
     """Power draw of the fleet's devices, keyed by profile and network; missing if a profile states none."""
     host_step_s: float | None = None
