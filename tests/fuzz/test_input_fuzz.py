@@ -164,7 +164,12 @@ def begin(experiment: Experiment, folder: Path, quiet: bool, base: Path, *_: Any
         trips.known(client)
         trips.wait_s(client, client, 0)
         assert trips.plan(client, 3).total_s >= 0.0
-    over = {"fidelity": {"valid": True}, "no_progress": "", "phase": {"warning": ""}}
+    over = {
+        "fidelity": {"valid": True},
+        "no_progress": "",
+        "stop_reason": "versions",
+        "phase": {"warning": ""},
+    }
     return SimpleNamespace(summary=lambda: over)
 
 
