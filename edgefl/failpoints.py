@@ -73,7 +73,7 @@ def parse(text: str) -> frozenset[tuple[str, int, int]]:
         if name not in NAMES or not client.isdigit() or not trip.isdigit():
             allowed = ", ".join(NAMES)
             raise ConfigError(
-                f"EDGEFL_FAILPOINTS: {part!r}; allowed: NAME:CLIENT:TRIP with NAME of {allowed}"
+                f"EDGEFL_FAILPOINTS: {part!r}; allowed: NAME:CLIENT:TRIP, where NAME is one of {allowed}"
             )
         points.add((name, int(client), int(trip)))
     return frozenset(points)

@@ -195,7 +195,7 @@ def _is_a(value: Any, kind: inspect.Type) -> bool:
 
 
 def _within(value: Any, kind: inspect.Type) -> bool:
-    """Return True if a value, which has the type ``kind``, is within the bounds of this type."""
+    """Return True if a value is within the bounds of the type ``kind``, which it must already have."""
     if isinstance(kind, inspect.FloatType) and not abs(value) <= sys.float_info.max:
         return False
     if isinstance(kind, inspect.IntType | inspect.FloatType):

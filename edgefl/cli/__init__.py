@@ -1,4 +1,4 @@
-"""The command ``edgefl``. Its subcommands import modules only when they run, so that help appears at once.
+"""The command ``edgefl``. Its subcommands import modules only when they run, so that help appears quickly.
 
     __init__     the app, its exit codes, and errors printed as one line
     run          run, resume, compare, report, trace, verify, keys
@@ -161,7 +161,7 @@ def command_tree(name: str) -> Any:
 
 
 def _takes_all(stream: io.TextIOWrapper) -> bool:
-    """Return True if printing to the stream never raises an error, whatever the text is.
+    """Return True if printing to the stream never raises an error, for any text.
 
     In the C locale, the stream's error handler is surrogateescape. It prints undecodable bytes in file names,
     but raises an error for characters that the encoding lacks.

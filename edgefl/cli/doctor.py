@@ -26,7 +26,8 @@ CLIENT_FDS = 8
 
 
 class Check(NamedTuple):
-    """The result of one check: a feature, its state, and the problem if it is missing (otherwise empty)."""
+    """The result of one check: the feature that was checked (``what``), the state in which it was found, and
+    the problem if the feature is missing, else an empty string."""
 
     what: str
     found: str

@@ -212,7 +212,7 @@ def _doubts(found: Sequence[_Found]) -> list[str]:
 def _with_bars(
     columns: Sequence[str], rows: Sequence[Sequence[str]], values: Sequence[float], title: str
 ) -> RenderableType:
-    """Return a table whose last column has bars proportional to ``values``, which fit into the terminal."""
+    """Return a table that fits into the terminal. Its last column has bars proportional to ``values``."""
     from rich.console import Console
 
     from edgefl.results.tables import table

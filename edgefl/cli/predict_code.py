@@ -83,7 +83,7 @@ def _relative(clusters: tuple[CodeCluster, ...], code: CodeClass, threads: int) 
 
 
 def is_class(code: str) -> TypeGuard[CodeClass]:
-    """Return True for the name of a class of code."""
+    """Return True if ``code`` is in `CLASSES`, the classes of code for which rates are known."""
     return code in CLASSES
 
 

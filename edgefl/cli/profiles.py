@@ -54,7 +54,7 @@ class Search(NamedTuple):
         )
 
     def place(self, device: Device) -> tuple[float, str]:
-        """Return the sort key of a device; devices for which the figure is unknown come last."""
+        """Return the sort key of a device; devices for which its value is unknown come last."""
         from edgefl.devices.time_model import FEMNIST_STEP
 
         model = device.time_model() if self.sort == "step" else None
@@ -433,7 +433,7 @@ def _loaded(name: str) -> Profile:
 
 
 def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
-    """Return a table of the profile's figures and uncertainties, a list of sources, and the step times."""
+    """Return a table of the profile's values and uncertainties, a list of sources, and the step times."""
     from rich.table import Table
     from rich.text import Text
 
@@ -489,7 +489,7 @@ def _inference(device: Device) -> list[str]:
 
 
 def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
-    """Return nested figures as a list of rows, each with a dotted key and its value."""
+    """Return nested values as a list of rows, each with a dotted key and its value."""
     if isinstance(plain, dict):
         return [row for name, v in plain.items() for row in _flat(v, f"{key}.{name}" if key else name)]
     steps = {"temp_c", "freq_scale"}  # entries of ``thermal.trips`` are shown in one row

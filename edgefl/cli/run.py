@@ -194,7 +194,7 @@ def resume(
 ) -> int:
     """Resume a run after a crash or Ctrl-C.
 
-    A run that was killed before its first checkpoint starts again.
+    A run killed before its first checkpoint restarts from the beginning.
     """
     from edgefl.run import supervisor
     from edgefl.run.web import page_socket
@@ -213,7 +213,7 @@ def compare(
     out: Annotated[Path | None, folder_option("Write summary.json, report.html and trace.json here.")] = None,
     target: TargetAccuracy = None,
 ) -> None:
-    """Compare runs: time to a target accuracy, and other figures."""
+    """Compare runs: time to a target accuracy, and other metrics."""
     from edgefl.results.sweep import compare_folders
     from edgefl.results.tables import show
 

@@ -8,8 +8,8 @@ the actions (Train, Sum) and events (the other names) that change them:
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
 In a private run, participation must not depend on client data, but failures and invalid updates may depend on
-it. A failed trip (a client's download, training and upload) is therefore held as an update of zero, and
-invalid updates are summed as zeros (``Summed.zero``) instead of being dropped.
+it. A failed trip (a client's download, training and upload) is therefore held as an update of zeros, and
+invalid updates are replaced by zeros (``Summed.zero``) instead of being dropped.
 
 Each task ends in exactly one ``Release``, unless it is still running when the run ends. The same events
 always lead to the same actions, so a run can be resumed, replayed and verified from its journal alone.
@@ -54,7 +54,7 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 AS_ZERO = "summed as zero: "
-"""Prefix of the reason in the ``Release`` of an update that a private run summed as zero."""
+"""Prefix of the reason in the ``Release`` of an update that a private run replaced by zeros."""
 
 
 class Core(Ledger):
@@ -129,7 +129,7 @@ class Core(Ledger):
         }
 
     def handle(self, event: Event) -> list[Action]:
-        """Process an event and return the actions to carry out, in order.
+        """Process an event and return the actions, in the order in which they must be carried out.
 
         An inconsistent event (an unknown client, a task that is over, a repeated arrival) changes nothing.
         After ``Finish``, the only actions are releases of tasks that were still running. Raises `RunError`

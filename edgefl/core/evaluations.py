@@ -85,7 +85,7 @@ class Periods:
         self._ended = 0
 
     def end(self, version: int, trips: int, at_s: float) -> bool:
-        """Return True if this version ends a period. Must be called once for each version, in order."""
+        """Return True if this version ends a period. Must be called once per version, in ascending order."""
         given = self._given
         if given.every_trips is not None:
             ended = trips // given.every_trips

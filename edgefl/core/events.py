@@ -94,7 +94,7 @@ class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr
     salt: str = ""
     """Digest of the summed updates, if noise was drawn with a secret key (`edgefl.privacy.TreeNoise`)."""
     zero: tuple[int, ...] = ()
-    """Tasks of a private step whose updates are not finite or were altered, and were summed as zero."""
+    """Tasks of a private step whose updates were not finite or were altered; the sum has zeros instead."""
 
 
 class Unmasking(msgspec.Struct, frozen=True, tag="unmasking"):

@@ -72,7 +72,7 @@ class Participation:
 
 
 class Schedule:
-    """Generates the times of an arrival process, in order.
+    """Generates the times of an arrival process, in ascending order.
 
     ``constant`` arrivals happen at the times k/rate for k = 1, 2, …; the gaps between ``poisson`` arrivals
     are exponentially distributed with mean 1/rate.

@@ -59,7 +59,7 @@ class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread: float
     boards: int
     """Number of measured boards with this core type. For division, float, simd and interpreter, it is the
-    number of published figures. It is 0 if the rate was derived from similar core types."""
+    number of published values. It is 0 if the rate was derived from similar core types."""
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ class CoreTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts about a core type that need no measurement (``lineage.toml``)."""
+    """Properties of a core type that need no measurement (``lineage.toml``)."""
 
     names: tuple[str, ...] = ()
     like: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""Fits the rates of ``cores.toml`` to measured boards, published figures and similarities of core types.
+"""Fits the rates of ``cores.toml`` to measured boards, published values and similarities of core types.
 
 The logarithm of a rate per MHz is a constant of the core type plus an error of the board. A core's constant
 is the median over its boards, shrunk towards the mean of its relatives (the similar cores in lineage.toml).
 The fewer boards there are, the stronger is the shrinkage. For ``division``, ``float``, ``simd`` and
-``interpreter`` the constant is fitted to published figures instead, and is shrunk towards a power law of the
+``interpreter`` the constant is fitted to published values instead, and is shrunk towards a power law of the
 integer rate.
 """
 
@@ -66,7 +66,7 @@ PRIORS: dict[str, Prior] = {
 }
 BY_INTEGER: dict[CodeClass, float] = {"division": 1.5, "float": 1.5, "simd": 2.3, "interpreter": 1.5}
 """Exponents of the power laws that predict these rates from a core's integer rate per MHz. The exponent of
-``simd`` is derived from published.csv. The others are assumed, since published.csv has figures of these
+``simd`` is derived from published.csv. The others are assumed, since published.csv has values of these
 classes for only one to three 64-bit cores."""
 BY_DIVIDER = {"division"}
 """Classes of code whose rate depends on a core's division unit. Similar cores are expected to have the same
@@ -79,10 +79,10 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
-    """Fit all rates to measured boards and to published figures.
+    """Fit all rates to measured boards and to published values.
 
-    ``published`` contains the published figures of each class of code and core type; by default, the bundled
-    figures are used.
+    ``published`` contains the published values of each class of code and core type; by default, the bundled
+    ones are used.
     """
     published = published_figures() if published is None else published
     narrow = arm32(boards)
@@ -211,7 +211,7 @@ def _class_rates(name: str, samples: Samples) -> dict[str, CodeRate]:
 def _by_integer(
     name: CodeClass, samples: Mapping[str, Sequence[float]], integer: Mapping[str, CodeRate]
 ) -> dict[str, CodeRate]:
-    """Predict rates by a power law from the integer rates, and combine them with published figures."""
+    """Predict rates by a power law from the integer rates, and combine them with published values."""
     prior, power = PRIORS[name], BY_INTEGER[name]
     law = {core: power * math.log(rate.per_mhz) for core, rate in integer.items()}
     known = {core: median(logs) for core, logs in samples.items()}

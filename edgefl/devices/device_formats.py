@@ -168,7 +168,7 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def _battery(items: Items) -> dict[str, tuple[float, str]]:
-    """Return the file's battery figures, each with a description of its origin."""
+    """Return the file's battery values, each with a description of its origin."""
     found: dict[str, tuple[float, str]] = {}
     for key, (item, controller) in _BATTERY.items():
         figures, origin = items.get(item, []), item

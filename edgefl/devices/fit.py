@@ -178,7 +178,7 @@ def predicted(model: TimeModel, row: Row) -> HeldOutPrediction:
 
 
 def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
-    """Summarise errors of predictions in five figures."""
+    """Summarise errors of predictions in five numbers."""
     unseen = list(unseen)
     errors = np.abs(np.array([found.factor for found in unseen]) - 1)
     return ErrorSummary(

@@ -73,7 +73,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return {key for file in self.files for key in measurements.keys(folder / file)}
 
     def prior_model(self, runtime: str) -> TimeModel:
-        """Return the time model of the similar device, or `TYPICAL` if there is none.
+        """Return the time model of the similar device, or `TYPICAL` if no similar device is given.
 
         It is the model of ``runtime`` if the device has this runtime.
         """

@@ -235,7 +235,7 @@ def _speed_of(info: ClientInfo) -> int | str:
 
 
 def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int:
-    """Return the number of initial tasks that start after a random wait: as many as can train at once.
+    """Return the number of initial tasks that start after a random wait: as many as can train simultaneously.
 
     It is 0 if phones start together (a strategy with rounds, or ``fleet.phase = "aligned"``) or if another
     setting spreads their starts.
@@ -286,7 +286,7 @@ _MASKING: tuple[code.CodeClass, code.CodeClass] = ("crypto", "copy")
 
 
 class _Facts(NamedTuple):
-    """Facts about a client that all its trips share."""
+    """Properties of a client that are the same for all its trips."""
 
     info: ClientInfo
     device: Device
@@ -349,7 +349,7 @@ class Trips:
         self._down_bytes = down_bytes + (0 if rules is None else rules.download_bytes)
         self._units: dict[int, float] = {}
         self._facts: dict[int, _Facts] = {}
-        """Cached facts of clients for which a trip was planned before."""
+        """Cached properties of the clients for which a trip was planned before."""
 
     def step_s(self, client: int, examples: int) -> float:
         """Return the seconds of a step on a batch of ``examples``, at the full speed of the client's device.
@@ -428,7 +428,7 @@ class Trips:
         return found
 
     def known(self, client: int) -> Client:
-        """Return the facts that a strategy may use about a client, with the times of its first trip."""
+        """Return what a strategy may know about a client, including the times of its first trip."""
         held, trip = self.data.held(client, 0), self.in_series(client)
         steps = self._rule.work(held).steps
         profile = self._clients[client].profile
@@ -438,7 +438,7 @@ class Trips:
         """Return the emulated seconds that the client waits before this task's trip; `plan` excludes them.
 
         At the start of a run, phones are at random points of their trips: each of the first tasks waits for a
-        random fraction of its client's trip time. Devices from papers start at once.
+        random fraction of its client's trip time. Devices from papers start immediately.
         """
         return 0.0 if trip or task >= self._first_tasks else self._part_s(client)
 
@@ -485,12 +485,12 @@ class Trips:
         return self._plan(facts, 0, WHOLE, None)
 
     def _of(self, client: int, trip: int) -> _Facts:
-        """Return the client's facts, which change only if its data grow."""
+        """Return the cached `_Facts` of a client, or compute them if they are missing or its data grew."""
         facts, held = self._facts.get(client), self.data.held(client, trip)
         return self._found(client, held) if facts is None or facts.held != held else facts
 
     def _found(self, client: int, held: int) -> _Facts:
-        """Compute the client's facts and cache them for its next trips."""
+        """Compute the `_Facts` of a client that holds ``held`` examples, and cache them for later trips."""
         experiment, info = self._experiment, self._clients[client]
         if self._apart:
             info = msgspec.structs.replace(info, network="none")
@@ -562,7 +562,7 @@ class Trips:
 
 
 class KnownClients(LazySequence[Client]):
-    """The facts that a strategy may know about clients, computed on demand."""
+    """What a strategy may know about each client, computed on demand."""
 
     def __init__(self, trips: Trips) -> None:
         self._trips = trips

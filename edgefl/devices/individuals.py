@@ -40,7 +40,7 @@ NINETY: Final = 1.6449
 MOST_DEVIATIONS: Final = 3.0
 """Standard normal draws are clipped at ± this value, so that no trip takes a hundred times as long."""
 BLOCK: Final = 64
-"""Number of trips whose variation is drawn at once; the variations of different blocks are uncorrelated."""
+"""Number of trips whose variation is drawn in one call; variations of different blocks are uncorrelated."""
 
 
 def unit_factor(seed: int, client: int) -> float:

@@ -139,9 +139,10 @@ class _Rate(NamedTuple):
 
 
 class Message:
-    """A message of ``nbytes`` in one direction of a network. Its transfers share the values computed here.
+    """A message of ``nbytes`` in one direction of a network, which can be transferred any number of times.
 
-    See `Link` for the duration of a transfer.
+    Values that are the same for all transfers are computed once, here. See `Link` for the duration of a
+    transfer.
     """
 
     def __init__(self, network: Network, name: Literal["down", "up"], nbytes: int) -> None:
@@ -195,7 +196,7 @@ def mean_mbps(way: Direction) -> float | None:
 
 
 def move(pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None]) -> PhaseTime:
-    """Copy a message's real bytes at the link's pace: call ``copy(start, stop)`` for each chunk, in order.
+    """Copy a message's real bytes at the link's pace: call ``copy(start, stop)`` chunk by chunk.
 
     Raises `Disconnected` if the connection is lost; exceptions from ``copy`` or the pacer's wait propagate.
     """
@@ -232,7 +233,7 @@ class Trace(NamedTuple):
         return len(self.at_ms) * OPPORTUNITY_BYTES * 8 / (self.period_ms * 1e3)
 
     def delivers_s(self, start_s: float, nbytes: float) -> float:
-        """Return the seconds from ``start_s`` until ``nbytes`` are delivered; 0 if this is at once."""
+        """Return the seconds from ``start_s`` until ``nbytes`` are delivered; 0 if there is no delay."""
         packets = math.ceil(nbytes / OPPORTUNITY_BYTES * (1.0 - 1e-12))
         if packets <= 0:
             return 0.0

@@ -52,7 +52,7 @@ class _Layers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and skipping would import the compiler
+        return False  # True would make torch import its compiler Dynamo, although nothing is compiled here
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

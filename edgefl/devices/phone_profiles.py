@@ -39,7 +39,7 @@ HEAP_SOURCE: Final = (
 
 
 def profile_tables(table: PhoneTable, phone: Phone, bridge: TimeModel) -> dict[str, Any]:
-    """Return a measured phone's profile as the tables of its file.
+    """Return a measured phone's profile as the tables of a profile file.
 
     ``bridge`` is the time model of training on the phone `BRIDGE`.
     """

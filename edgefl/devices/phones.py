@@ -64,7 +64,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "Kryo 485": "A76",
     "Kryo 585": "A77",
 }
-"""Maps a Qualcomm core to the Arm Cortex core on which it is based, by Qualcomm's specifications."""
+"""Maps a Qualcomm core to the Arm Cortex core on which it is based, according to Qualcomm."""
 USUAL_GHZ: Final = 2.2
 USUAL_RAM_GIB: Final = 4.0
 """Clock and RAM that are assumed if they are unknown."""
@@ -80,7 +80,7 @@ oscillate."""
 
 
 class About(NamedTuple):
-    """Facts about a phone that need no measurement. A fact is empty or None if it is unknown."""
+    """Properties of a phone that need no measurement. A property is empty or None if it is unknown."""
 
     core: str = ""
     ghz: float | None = None
@@ -122,7 +122,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     units: dict[str, Unit]
 
     def about(self, unit: str = "") -> About:
-        """Return the facts about a unit of this model."""
+        """Return the properties of a unit of this model that need no measurement."""
         return About(self.core, self.mhz and self.mhz / 1e3, self.ram_gib, self.model, unit)
 
 
@@ -178,7 +178,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def units(self) -> list[tuple[About, Unit]]:
-        """All measured units, each with the facts about it."""
+        """All measured units, each with the properties that need no measurement."""
         return [(phone.about(name), unit) for phone in self.phones for name, unit in phone.units.items()]
 
     def work(self, layers: Sequence[Layer]) -> StepWork:

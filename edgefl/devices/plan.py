@@ -43,8 +43,8 @@ class TripPlan(NamedTuple):
     tail_s: float = 0.0
     """Time from the end of the last step until the time budget of the trip is used up; see ``rests``."""
     heat: Computation | None = None
-    """Course of the training if the device heats up and throttles, otherwise None. In this case
-    ``compute_rate_per_s`` is the full speed."""
+    """Course of the training if the device heats up and throttles, else None. For such a device,
+    ``compute_rate_per_s`` is the speed without throttling."""
     dies_s: float = math.inf
     """Seconds into the trip until the client's process is killed; infinite if it is not."""
     rests: bool = False
@@ -87,7 +87,7 @@ class TripPlan(NamedTuple):
         """Return the seconds into the trip until the server counts it as over.
 
         Unless it is cancelled or the client dies, a trip is over when its update arrives or its link breaks.
-        In a private run every failed trip, whatever the cause, is over when its update would have arrived.
+        In a private run, a trip that fails for any reason is over when its update would have arrived.
         """
         return self.total_s if private else min(self.total_s, self.breaks_s)
 
@@ -167,9 +167,9 @@ def plan_trip(
 
     ``link`` and ``rng`` should draw from a stream that is named after the client *and* its trip, so that
     every process makes the same plan. The order of draws is: download, upload, delay model. A delay model
-    with ``mode = "replace"`` sets the whole trip's time, for a client with this number of ``examples``: the
-    transfers take no time, and the training is stretched to the drawn time. With ``mode = "add"``, the delay
-    model lengthens the training.
+    draws a time for a client that has ``examples`` examples. With ``mode = "replace"``, this is the time of
+    the whole trip: the transfers take no time, and the training is stretched to the drawn time. With
+    ``mode = "add"``, the training takes longer by the drawn time.
 
     ``thermal`` is the device's thermal model and its temperature in °C at the start of the trip. The device
     cools during the download, and may throttle as it heats up during training. ``scatter`` multiplies the

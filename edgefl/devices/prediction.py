@@ -48,7 +48,7 @@ def predict(
 
 
 def time_model(device: Device, runtime: str | None = None) -> TimeModel:
-    """Return the time model of ``runtime``, or of the default one. Raises `ProfileError` if there is none."""
+    """Return the time model of ``runtime``, or of the default one. Raises `ProfileError` if it is missing."""
     model = device.time_model(runtime)
     if model is None:
         raise ProfileError(

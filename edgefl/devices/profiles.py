@@ -70,8 +70,8 @@ def load_network(name_or_path: str | Path) -> Network:
 def load_fleet(name_or_path: str | Path) -> FleetFile:
     """Load the fleet file of that name or at that path.
 
-    The bundled profiles that it names must exist. A relative path refers to the folder of the fleet file, or
-    to the working directory if there is no such file in this folder.
+    The bundled profiles that it names must exist. A relative path is looked up in the folder of the fleet
+    file first, and then in the working directory.
 
     >>> load_fleet("paper-fedstaleweight").clients
     15

@@ -1,6 +1,6 @@
 """Derives the time model of a device without training measurements by scaling that of a measured device.
 
-Two published figures of each device are used: the rate of MobileNet-v1 inference (``gemm``) scales operations
+Two published values of each device are used: the rate of MobileNet-v1 inference (``gemm``) scales operations
 and calls, and memcpy bandwidth scales bytes, if it is known for both devices. The interval combines the
 interval of the measured device with the error of such scaling between measured devices (docs/profiles.md;
 benchmarks/scaling.py measures this error).
@@ -112,7 +112,7 @@ def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
 def _put(text: str, old: str, new: str, sources: str) -> str:
     """Replace all matches of ``old`` with ``new``.
 
-    If there are none, replace the line [sources] with ``sources``.
+    If nothing matches, replace the line [sources] with ``sources``.
     """
     if re.search(old, text, re.MULTILINE):
         return re.sub(old, lambda _: new, text, flags=re.MULTILINE)
@@ -120,7 +120,7 @@ def _put(text: str, old: str, new: str, sources: str) -> str:
 
 
 def _core(device: Device) -> str:
-    """Return the type of the device's fastest cores, by Arm's name if they have one."""
+    """Return the type of the device's fastest cores: the name that Arm uses, if it has one."""
     clusters = device.cpu.clusters if device.cpu is not None else ()
     if not clusters:
         raise ConfigError(f"{device.id}: no cpu.clusters, so a similar measured device cannot be chosen")
@@ -129,7 +129,7 @@ def _core(device: Device) -> str:
 
 
 def _gemm(device: Device, base: Device) -> tuple[float, str]:
-    """Return the ratio of the computing rates of two devices, and a note with the figures behind it."""
+    """Return the ratio of the computing rates of two devices, and a note with the rates."""
     figures = []
     for each in (device, base):
         rates = each.cpu.rate_gflops.gemm if each.cpu is not None else None
@@ -141,7 +141,7 @@ def _gemm(device: Device, base: Device) -> tuple[float, str]:
 
 
 def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:
-    """Return the ratio of the bandwidths of two devices, a note with the figures behind it, and the error
+    """Return the ratio of the bandwidths of two devices, a note with the bandwidths, and the error
     factor of scaling with it; None if one of the bandwidths is unknown."""
     own, its = (each.memory and each.memory.bandwidth_gbytes_per_s for each in (device, base))
     if not own or not its:

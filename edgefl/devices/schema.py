@@ -246,12 +246,12 @@ class Device(_Table, frozen=True, kw_only=True):
     name: Text
     kind: DeviceClass = msgspec.field(name="class")
     sources: dict[str, Text]
-    """Source of each figure, keyed by the dotted name of its field or of a table that contains it. A source
-    starts with ``derived:`` if the figure was computed from others, and with ``assumed:`` if there is no
+    """Source of each value, keyed by the dotted name of its field or of a table that contains it. A source
+    starts with ``derived:`` if the value was computed from others, and with ``assumed:`` if there is no
     published value."""
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
-    """Maps the dotted name of a field to a factor f. The true figure is assumed to be between figure/f and
-    figure·f."""
+    """Maps the dotted name of a field to a factor f. The true value is assumed to be between value/f and
+    value·f."""
     year: Annotated[int, msgspec.Meta(ge=1990)] | None = None
     soc: Text | None = None
     cpu: Cpu | None = None

@@ -70,11 +70,11 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     depthwise_plane_us: NotNegative = 0.0
     """Time of a depthwise convolution per group and image."""
     call_us: NotNegative = 0.0
-    """Time per call of an operation such as a convolution, whatever its class."""
+    """Time per call of an operation such as a convolution; it is the same for all classes of operations."""
     parameter_ns: NotNegative = 0.0
     """Time of the optimizer per parameter."""
     fixed_ms: NotNegative = 0.0
-    """Fixed time of each step, whatever its work."""
+    """The part of each step's time that does not depend on the step's work."""
     error_factor: Factor
     """The times of 90% of steps with well-known costs are within this factor of their predictions."""
     cost_errors: tuple[tuple[float, ...], ...] = ()

@@ -153,7 +153,7 @@ def choose_time_scale(
 def _smallest(
     asked: float, largest: float, demands: Sequence[Demand], cores: float, together: Together, active: int
 ) -> tuple[float, str]:
-    """Return the smallest scale that satisfies all rules, and a text with figures about the decisive rule."""
+    """Return the smallest scale that satisfies all rules, and a text with numbers about the decisive rule."""
     one = min(1.0, cores)
     bursts = [burst for demand in demands if (burst := demand.due()) and burst.emulated_s > 0]
     densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)
@@ -190,7 +190,7 @@ def _smallest(
 
 
 def _coincident(bursts: Sequence[Burst]) -> float:
-    """Return the number of cores needed in the most demanding interval if all trips start at once.
+    """Return the number of cores needed in the most demanding interval if all trips start together.
 
     This is the demand bound of real-time scheduling.
     """

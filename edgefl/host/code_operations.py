@@ -73,7 +73,10 @@ def program(code_class: str) -> tuple[Callable[[], Any], float]:
 
 
 def simd(pointwise: Rate, depthwise: Rate) -> Rate:
-    """Return the rate of MobileNet-v1: 97% of its operations are 1 × 1 convolutions, 3% are depthwise."""
+    """Return the rate of MobileNet-v1, computed from the rates of its pointwise and depthwise convolutions.
+
+    Of its operations, 97% are pointwise (1 × 1) convolutions, and 3% are depthwise ones.
+    """
     samples = tuple(
         1 / (0.97 / one + 0.03 / other)
         for one, other in zip(pointwise.samples, depthwise.samples, strict=False)

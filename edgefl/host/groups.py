@@ -105,7 +105,7 @@ def throttled_ns(place: Place) -> int:
 def write(file: Path, text: str) -> None:
     """Write a control file. Raises `NoGroup` with the system's reason if this fails."""
     try:
-        # write_text() is not used: it opens the file with O_TRUNC, and the value must be written at once.
+        # write_text() is not used: it opens the file with O_TRUNC. Write the value in a single call.
         fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode())

@@ -61,10 +61,11 @@ def proportional_mib(pid: int | None) -> float | None:
 
 
 def private_mib(pids: Collection[int]) -> float:
-    """Return the resident memory of processes, in MiB, without file-backed and shared pages.
+    """Return the total resident memory of processes, in MiB, without files and shared memory.
 
-    Processes that have ended count as 0. Pages that a fork shares with its parent count once. The call takes
-    about 10 µs per process if none is a fork, and otherwise up to 10 µs for each MiB of each process.
+    A page that a forked process has not copied yet belongs to both the process and its parent, but is counted
+    only once. Processes that have ended count as 0. The call takes about 10 µs per process if none is a fork,
+    and otherwise up to 10 µs for each MiB of each process.
     """
     forks = {pid for pid in pids if is_fork(pid)} if len(pids) > 1 else set()
     counted = [pid for pid in pids if pid not in forks or not parent_waits(pid)]

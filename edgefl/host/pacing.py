@@ -180,7 +180,7 @@ class Pacer:
         return Phase(self, self._cursor_ns, rate_per_s, lead_s, takes)
 
     def lead(self, start_ns: float, lead_s: float) -> None:
-        """Wait for the end of a lead of ``lead_s`` emulated seconds that was scheduled for ``start_ns``."""
+        """Wait for the start of a phase's work, which is ``lead_s`` emulated seconds after ``start_ns``."""
         now_ns = self.hold(start_ns + lead_s * self.ns_per_emulated_s)
         self.delay_declared_s += lead_s
         self.delay_s += (now_ns - self._last_ns) / self.ns_per_emulated_s

@@ -207,7 +207,7 @@ def die_soon_after_parent() -> None:
     """Make this process, which exits when its channel closes, die at most ten seconds after its parent.
 
     The handler of the parent-death signal is the C library's ``alarm``, which takes the signal's number, 10,
-    as seconds. So the process ends whatever it is doing, even in native code.
+    as seconds. The process therefore ends even while it runs native code.
     """
     if (libc := _libc) is not None:
         libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)

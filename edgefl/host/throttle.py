@@ -235,7 +235,7 @@ class DutyCycle:
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on. Return True, since the next turn must run at once."""
+        """Use another account from now on. Return True, since the next turn must run immediately."""
         self.account = account
         self._plan(account.at_ns, account.used_ns, 0.0)
         return True
@@ -282,7 +282,7 @@ class DutyCycle:
         self.target.close()
 
 
-PERIOD_US = 10_000  # shorter periods lose much of the quota (measured at 5 ms: 10 to 19%)
+PERIOD_US = 10_000  # shorter periods lose quota: 10 to 19% was lost at 5 ms
 LEAST_QUOTA_US, LONGEST_PERIOD_US = 1_000, 1_000_000
 """The minimum quota and the maximum period that the kernel accepts, in µs."""
 MOST_CORRECTION = 0.5  # largest correction of the quota in one turn, as a fraction of the share
@@ -290,8 +290,8 @@ WORTHWHILE = 0.02
 """Smaller relative changes of a quota are skipped, because a new quota clears the old debt and grants a full
 period."""
 HALF_BURST_NS = 1_300_000
-"""CPU time in ns by which a running process is ahead on average, because the kernel preempts it only at a
-tick (Linux 6.18)."""
+"""CPU time in ns by which a running process exceeds its quota on average, because the kernel preempts it only
+at a tick (Linux 6.18)."""
 BURSTS_A_TURN = 80
 """Length of a turn in units of `HALF_BURST_NS`. In a shorter turn, the measurement would depend mainly on the
 position within a burst."""
@@ -374,7 +374,7 @@ class Quota:
 
 
 Throttled = DutyCycle | Quota
-LATE_NS = 50_000  # turns that are due within this time are run at once
+LATE_NS = 50_000  # turns that are due within this time are run immediately
 
 
 def reduce_wakeup_latency() -> None:
@@ -506,7 +506,7 @@ def open(kind: str, pid: int, share: float) -> Throttle:
 
 
 class Throttle(contextlib.AbstractContextManager["Throttle"]):
-    """One process that is limited to a CPU share. Created by `open`; `close` or a ``with`` block ends it."""
+    """Throttles a process to a CPU share. Created by `open`; `close` or a ``with`` block ends it."""
 
     def __init__(self, kind: str, throttled: Throttled, groups: Groups | None) -> None:
         self.kind, self._throttled, self._groups, self._open = kind, throttled, groups, True

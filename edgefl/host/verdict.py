@@ -42,7 +42,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> list[str]:
-        """A list with one line if other processes used much of the host; otherwise empty."""
+        """A list with one line if other processes used more of the host than `OTHERS_NOTED`; else empty."""
         busy = self.others is not None and self.others > OTHERS_NOTED
         return [f"other processes used {self.others:.0%} of the host"] if busy else []
 
@@ -51,7 +51,7 @@ UNKNOWN = Conditions()
 
 
 class HeldVerdict(NamedTuple):
-    """Errors of processes limited to a device, and the reasons why the result is INVALID.
+    """Errors of processes throttled to a device's speed, and the reasons why the result is INVALID.
 
     Without any reason, the result is VALID.
     """
@@ -98,7 +98,7 @@ def judge(
 
 
 def unfit(conditions: Conditions) -> list[str]:
-    """Return one line for each condition that makes all figures unusable.
+    """Return one line for each condition that makes all measurements unusable.
 
     >>> unfit(Conditions(load=0.5, steal=0.03))
     ['time stolen by the hypervisor 3.0%, at most 2% is allowed']

@@ -458,8 +458,8 @@ class Nodes:
         node.outbox.append(spawn)
 
     def _host_of(self, number: int, peers: dict[str, int]) -> Node | None:
-        """Return the node that is reserved for this peer; if there is none, the node with the fewest
-        ``peers`` relative to its capacity."""
+        """Return the node that is reserved for this peer; if no node is, the node with the fewest ``peers``
+        relative to its capacity."""
 
         def full(name: str) -> float:
             node = self._nodes[name]

@@ -42,7 +42,7 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
     if find_spec("ray") is None:
         raise ConfigError("--ray needs ray, which is not installed: pip install 'edgefl[ray]'")
     if address != AUTO:
-        _own_address(address)  # this fails at once if no cluster answers, whereas Ray would wait
+        _own_address(address)  # this fails immediately if no cluster answers; Ray would wait
     if not quiet:
         say(f"edgefl: placing a process on each node of the Ray cluster {address}", err=True)
     child, channel = start_process(

@@ -201,7 +201,7 @@ def _overlap(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
 def _resolve(listed: Any, size: int, layout: Any) -> bool:
     """Replace the ids of arrays by the entries that `sum_tiles` reads; return False if one is unsuitable.
 
-    The first row of ``listed`` holds the ids of the result, the base (0 if there is none) and the updates;
+    The first row of ``listed`` holds the ids of the result, the base (0 without a base) and the updates;
     the third row holds the ids of their scales. The result and the base must be float32 arrays of ``size``
     elements. The result must be writable and must not overlap another array, but it may be the base.
     """
@@ -336,7 +336,7 @@ def cached_in() -> str | None:
 
 
 def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
-    """Write the checksums if they are wanted; return the norms, which are summed over tiles in order."""
+    """Write the checksums if they are wanted; return the norms, summed over tiles in ascending order."""
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
     norms = np.zeros(len(partial))

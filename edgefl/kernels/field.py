@@ -115,9 +115,9 @@ def field_sum(
 def field_encode(
     out: Words, update: Floats, mask: Words, clip: float, factor: float, backend: str | None = None
 ) -> int:
-    """Write round(update · factor) + mask modulo p to ``out``; return the number of limited elements.
+    """Write round(update · factor) + mask modulo p to ``out``; return the number of clipped elements.
 
-    Each element is first limited to [−clip, clip], and its product with ``factor`` is rounded to the nearest
+    Each element is first clipped to [−clip, clip], and its product with ``factor`` is rounded to the nearest
     integer, ties to even. A negative integer −n becomes p − n, and NaN becomes ``clip``. ``update`` is
     float32[D]; ``out`` and ``mask`` are uint32[D] and may be the same array. The elements of ``mask`` must be
     below p, and clip · factor below 2^31. If ``factor`` is a power of two, the product is exact.

@@ -29,7 +29,7 @@ from edgefl.kernels.numba_vectors import (
 _STREAM_BYTES = 1 << 20
 """Results of at least this size bypass the caches when they are written."""
 _SPAN = 8
-"""Number of tiles per span (a range that is summed at once) in a large sum. With long spans, memory is read
+"""Number of tiles per span (a range summed in one pass) in a large sum. With long spans, memory is read
 in fewer but longer streams."""
 _PARTS_PER_THREAD, _PART_TILES = 2, 16
 """Number of parts per thread in a small sum, and size of a part in a large sum, in tiles."""
@@ -154,7 +154,7 @@ def sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Dou
     """Compute base + Σ_k weights[k] · updates[k] for elements ``start`` to ``stop``, and norms per tile.
 
     Each column of ``listed`` describes a whole vector by its address, its type and the address of its scales.
-    The first column is the result, the second one the base (address 0 if there is none), and the others are
+    The first column is the result, the second one the base (address 0 without a base), and the others are
     the updates. ``start`` is a multiple of `TILE`.
     """
     sums, padded = np.empty(_SPAN * TILE, np.float32), np.zeros((GROUP + 1, TILE), np.float32)

@@ -147,7 +147,10 @@ class _Pass:
             self._write(self._norms, _int(8 * LANES * j), lanes, 8)
 
     def _add_lanes(self, i: Value, sums: Sequence[Value]) -> list[Value]:
-        """Add one vector of each update to the result, and its squares to the sums of the lanes, in order."""
+        """Add one vector of each update to the result, and the squares of its elements to the lane sums.
+
+        The squares are added in ascending order of the elements.
+        """
         builder, values = self._builder, [self._floats(vector, i) for vector in self._vectors]
         self._add(i, values)
         made = list(sums)

@@ -47,7 +47,7 @@ class QuantizationArguments(NamedTuple):
             in_place = (name, other) in (("out", "update"), ("new_residual", "residual"))
             same = array.ctypes.data == array2.ctypes.data and array.nbytes == array2.nbytes
             if name in written and not (in_place and same) and np.may_share_memory(array, array2):
-                raise ValueError(f"{other} must not overlap {name}, an output")
+                raise ValueError(f"{other} must not overlap the output {name}")
         try:
             with np.errstate(over="ignore"):
                 factor = np.float64(self.weight).astype(np.float32)

@@ -68,7 +68,7 @@ class MovingAverage:
     def observe(
         self, client_ids: int | Sequence[int] | Ids, values: float | Sequence[float] | Doubles
     ) -> float | Doubles:
-        """Add ``values``, one per entry of ``client_ids``, in order; a client may occur more than once.
+        """Add ``values[k]`` for the client ``client_ids[k]``, for k = 0, 1, …; clients may occur repeatedly.
 
         Returns the float64 average after each observation (a float for a single client). If a value is not
         finite or an id is out of range, nothing changes and ValueError is raised.

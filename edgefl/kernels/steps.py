@@ -67,7 +67,7 @@ class StepArguments(NamedTuple):
         for name, array in written.items():
             for other, array2 in (read | written).items():
                 if other != name and np.may_share_memory(array, array2):
-                    raise ValueError(f"{other} must not overlap {name}, an output")
+                    raise ValueError(f"{other} must not overlap the output {name}")
         return StepArguments(given._replace(base=base), self.optimizer, old, new)
 
     def _vectors(self, name: str, value: object, size: int, *, writable: bool = False) -> list[Floats]:

@@ -4,22 +4,25 @@
 contains the project's own measurements, which take long or need the source tree, such as soak runs, fuzzing
 and comparisons of two versions.
 
-bench        parts that all benchmarks share: measured runs, facts about the host, medians, verdicts
+bench        parts that all benchmarks share: measured runs, description of the host, medians, verdicts
 aggregate    speed of the weighted sum, compared with other implementations and with memory bandwidth
-ingest       the number of updates per second that the server processes; bare: the upper limits of this
-             number that are set by ZeroMQ and by memory
-spawn        the time in which clients start, and their memory
-peers        whole experiments of other frameworks compared with edgefl; rivals: one program per framework
+ingest       the number of updates per second that the server processes
+bare         the upper limits of this number that are set by ZeroMQ and by memory
+spawn        how long clients take to start, and how much memory they use
+peers        whole experiments of other frameworks compared with edgefl
+rivals       the programs that `peers` runs, one per framework
 fidelity     the errors of the emulation: the runs that measure them, their limits and the verdicts
 memory       predicted and measured memory of training steps on this host
 truth        predicted and measured step times of all devices and this host, and their limits
 board_truth  predicted and measured speeds of single-board computers, for code without torch
 phone_truth  predicted and measured inference times on phones
 workloads    computations that replace training in a benchmark
-chaos        kills processes of a run and resumes the run until it is done; outcome: judges the results
+chaos        kills processes of a run and resumes the run until it is done
+outcome      compares the results of such a run with those of an undisturbed run
 verify       recomputes a finished run from its journal (``edgefl verify``)
 study        the reproduction of a paper: settings, arms (algorithms to compare), runs and verdicts, and the
-             report with its table, page and summary.json; tuning: the search for step sizes
+             report with its table, page and summary.json
+tuning       the search for step sizes
 studies      loads a study from experiments/papers/studies; fedbuff, fedstaleweight, ablations_fedbuff and
              ablations_privacy add the claims that are not races
 claims       races (which of two algorithms reaches a target accuracy at a lower cost), and checks of the

@@ -1,9 +1,9 @@
 """Compares the weighted sum with other implementations and with memory bandwidth, all in one run.
 
-All figures in GB/s in a row count the same bytes, (K+2)·D·4 for K float32 updates of D parameters, because
+All results in GB/s in a row count the same bytes, (K+2)·D·4 for K float32 updates of D parameters, because
 the updates and the base model are read and the result is written. Two loops set the limits: one only reads
 as many bytes, and the other is the triad of the STREAM benchmark. The contenders (implementations and limits)
-take turns, so that a slowdown of the host affects all of them. Each figure is the median of 9 turns, or of at
+take turns, so that a slowdown of the host affects all of them. Each result is the median of 9 turns, or of at
 least 3 turns if the contender is slow (marked ~). A row that the host disturbed is marked !, and the reason
 is printed.
 """
@@ -57,7 +57,7 @@ HOST_LIMITS = {
 }
 """Description of each measured share of the host's cores, and its limit; above it, a row does not count."""
 SPREAD_MAX = 0.30
-"""A row does not count if the spread of edgefl's figures or of the read loop is larger than this."""
+"""A row does not count if the spread of edgefl's results or of the read loop is larger than this."""
 
 Call = Callable[[], object]
 
@@ -79,7 +79,7 @@ def run(
     """Measure all rows; return plain values for `show`, `draw` and a JSON file.
 
     ``rows`` has one entry per size, type of update and number of threads: ``parameters``, ``updates``,
-    ``dtype``, ``threads``, ``bytes``, ``doubts`` (reasons why its figures do not count), and for each
+    ``dtype``, ``threads``, ``bytes``, ``doubts`` (reasons why its results do not count), and for each
     contender its ``seconds`` (median), ``spread`` (interquartile range divided by the median), ``turns``,
     ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (speed relative to the read loop; None if the C
     extension is not available). ``skipped`` lists the rows that are too large to measure.

@@ -1,4 +1,6 @@
-"""Upper limits for `edgefl.lab.ingest`: programs with the same processes and bytes as a run, without edgefl.
+"""Upper limits for `edgefl.lab.ingest`: programs that only move the data of a run, without its logic.
+
+They start as many client processes as the run, and move as many bytes.
 
     python -m edgefl.lab.bare socket wire 1000 8 5 0.75
 
@@ -9,8 +11,8 @@ these are only headers; for ``wire`` they also contain a model to the client and
 server.
 
 ``memory``: all clients copy the model from the parameter buffer and copy an update into a slot, without any
-messages; after that, only the kernel sums the slots. Each of these two parts uses the whole machine, so a
-trip takes at least the sum of both times. Memory is accessed in the same order as in a run: trips use the
+messages; when all clients have ended, the slots are summed with `edgefl.kernels`. Either part can use the
+whole machine, so a trip takes at least the sum of both times. Memory is accessed as in a run: trips use the
 slots in turn, and each version is the sum of a fixed number of updates.
 
 ``passes`` is like ``memory``, but makes all passes over the data that a trip over shared memory needs: the

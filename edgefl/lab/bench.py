@@ -1,4 +1,4 @@
-"""Parts that all ``edgefl bench`` commands share: measured runs, facts about the host, medians, verdicts."""
+"""Parts that all ``edgefl bench`` commands share: measured runs, data on the host, medians, verdicts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def silent(text: str) -> None:
 
 
 def machine(**more: Any) -> dict[str, Any]:
-    """Return facts about the host, its present load and ``more`` facts, for the key ``host`` of a result."""
+    """Return the host's description, its present load and ``more``, for the key ``host`` of a result."""
     return {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), **more}
 
 
 def machine_line(facts: dict[str, Any], *more: str) -> str:
-    """Format the facts from `machine` as one line; the strings in ``more`` come before the load."""
+    """Format the result of `machine` as one line; the strings in ``more`` come before the load."""
     return ", ".join([facts["cpu"], f"{facts['cores']} cores", *more, f"load {facts['load_1min']}"])
 
 
@@ -85,7 +85,7 @@ def judged(
     held: bool,
     *conditions: Conditions,
 ) -> Judged:
-    """Judge figures measured under these conditions; ``held`` is True if they are within the limit ``bar``.
+    """Judge values measured under these conditions; ``held`` is True if they are within the limit ``bar``.
 
     ``what`` contains the quantity, the mechanism and the declared value. If the limit is missed while other
     processes use the host, the verdict is INVALID instead of FAIL.

@@ -99,7 +99,7 @@ def gain(
 ) -> Finding:
     """Judge the claim that the accuracy of ``mine`` is above that of ``other`` minus ``margin``.
 
-    ``cited`` contains the claim, its place in the paper and the figure that the paper gives. ``last`` has the
+    ``cited`` contains the claim, its place in the paper and the value that the paper gives. ``last`` has the
     same meaning as in `Curves.accuracy`.
     """
     ours, theirs = (curves.accuracy(label, last) for label in (mine, other))
@@ -209,7 +209,7 @@ def examined(
 
 
 def mutated(arm: Arm, mutant: Mutant) -> Arm:
-    """Return a copy of the arm whose strategy is the mutant, with the tuned step sizes of the arm."""
+    """Return a copy of the arm that runs the mutant as its strategy, with the arm's tuned step sizes."""
     label = f"{arm.label} [{mutant.label}]"
     return replace(
         arm, label=label, changes=(*arm.changes, *mutant.changes), steps_of=arm.steps_of or arm.label
@@ -217,7 +217,7 @@ def mutated(arm: Arm, mutant: Mutant) -> Arm:
 
 
 def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant]:
-    """Return the mutants that can replace the arms of a claim."""
+    """Return the mutants of a claim: wrong versions of the strategy whose arms the claim is about."""
     strategy = study.experiment(study.arm(finding.mine[0]), 1, settings).strategy["name"]
     return MUTANTS.get(finding.family or strategy, ())
 

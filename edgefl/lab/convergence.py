@@ -1,7 +1,7 @@
 """Compares the convergence theorems of the papers with runs on a problem whose constants are all known.
 
 The bounds are loose, so wrong algorithms satisfy them too. Each finding therefore also predicts the bounded
-quantity to within a few per cent, from the contributions of descent, noise and the clients' shares of the
+quantity to within a few percent, from the contributions of descent, noise and the clients' shares of the
 weight (`edgefl.lab.quadratic`). Three theorems do not hold as printed. For each of these, a run shows this,
 and the finding states the missing term.
 """
@@ -245,7 +245,7 @@ def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:
 
 
 class Composition(NamedTuple):
-    """Expected composition of buffers to which each client contributes updates in proportion to its rate."""
+    """Expected composition of buffers; the number of updates from a client is proportional to its rate."""
 
     shares: tuple[float, ...]
     """Share of all weight that each client gets, times n."""
@@ -256,9 +256,9 @@ class Composition(NamedTuple):
 def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Composition:
     """Compute the clients' shares of the weight by enumeration, if weights are normalised in each buffer.
 
-    A buffer contains ``size`` updates. The probability that an update comes from a client is in proportion to
-    the rate of that client, and the weights are in proportion to ``raw``. Clients with equal rates and
-    weights are grouped.
+    A buffer contains ``size`` updates. The probability that an update comes from a client is proportional to
+    the rate of that client, and the weights are proportional to ``raw``. Clients with equal rates and weights
+    are grouped.
 
     >>> one = composition((1.0, 1.0), 2, (1.0, 1.0))
     >>> one.shares, one.concentration

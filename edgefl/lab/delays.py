@@ -95,8 +95,8 @@ def delays_iid(quick: bool = False) -> Finding:
     """Measure the delays in Algorithm 2, with and without downloads during training.
 
     Each of N clients always has one update in progress, and each version uses n updates. The mean delay is
-    therefore (N − 1)/n versions, whatever the clients' speeds. If downloads overlap training, the number of
-    versions during a download is added.
+    therefore (N − 1)/n versions, regardless of the clients' speeds. If downloads overlap training, the number
+    of versions during a download is added.
     """
     versions, mean, slowest, largest = (200 if quick else 1_000), [], [], []
     for seed in range(1, 2 if quick else 4):
@@ -258,7 +258,7 @@ def _radius(shares: Vector, step: float) -> float:
 
 
 class Edge(NamedTuple):
-    """The step sizes of a theorem, and a problem for which the theorem's condition on them is an equality."""
+    """Step sizes from a theorem, and a problem for which they satisfy its condition with equality."""
 
     problem: Quadratic
     versions: int

@@ -9,7 +9,8 @@ from edgefl.results.statistics import difference, higher, p_of_ratio, p_value
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"
 FAIR = 0.05
-"""Largest allowed deviation from 1/n, relative to 1/n, of the mean share of the weight in a client group."""
+"""A group of clients gets a fair share of the weight if its mean share per client differs from 1/n by at most
+this fraction of 1/n."""
 NEAR = 0.95
 """Ratio of the target accuracy to the final accuracy of the weakest run. It is below 1, so that a short peak
 of the accuracy does not decide the race."""
@@ -28,9 +29,9 @@ def claims(curves: Curves) -> list[Finding]:
     running = [*weight[RUNNING, FAST], *weight[RUNNING, SLOW]]
 
     def unfair(label: str) -> list[float]:
-        """Return, for each seed, n times the mean distance of a client's share of the weight from 1/n.
+        """Return, for each seed, how much the clients' shares of the weight differ from the fair share 1/n.
 
-        The mean is taken over the fast and the slow group.
+        The difference is relative to 1/n, and is the mean of the values for the fast and the slow group.
         """
         groups = zip(weight[label, FAST], weight[label, SLOW], strict=True)
         return [(abs(fast - 1.0) + abs(slow - 1.0)) / 2 for fast, slow in groups]

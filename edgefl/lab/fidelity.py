@@ -1,8 +1,8 @@
 """Measures the fidelity of the emulation: compares each quantity with its declared value.
 
-Each figure comes from an ordinary run with real client processes. Only the training is replaced by matrix
-products, whose number of operations is known. A figure is INVALID if the state of the host made the run
-unreliable, or if the figure misses its limit while other processes use the host.
+Each metric comes from an ordinary run with real client processes. Only the training is replaced by matrix
+products, whose number of operations is known. A metric is INVALID if the state of the host made the run
+unreliable, or if the metric misses its limit while other processes use the host.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ LOAD = 0.3
 
 
 def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tuple[Doubles, Conditions]:
-    """Limit busy processes, two per device, to shares of the cores in proportion to the device's rate.
+    """Limit busy processes, two per device, to shares of the cores proportional to the device's rate.
 
     Returns the relative error of the CPU time of each process, and the state of the host.
     """
@@ -394,7 +394,7 @@ def _percentile(values: Doubles, percent: float = 50) -> float:
 def _within(
     what: tuple[str, str, str], found: Doubles, most: dict[str, float], conditions: Conditions
 ) -> Judged:
-    """Judge the errors ``found``; ``most`` gives upper limits for some figures that `summary_of` returns."""
+    """Judge the errors ``found``; ``most`` gives upper limits for some metrics that `summary_of` returns."""
     figures = summary_of(found)
     bar = ", ".join(f"{name} {limit:.0%}".removeprefix("median ") for name, limit in most.items())
     held = all(figures[name] <= limit for name, limit in most.items())
@@ -513,7 +513,7 @@ def _name(line: dict[str, Any]) -> str:
 
 
 def found(figures: dict[str, float | None]) -> str:
-    """Format the figures of a row.
+    """Format the values of a row.
 
     >>> found({"median": 0.0004, "p95": 0.0123, "signed": 0.0001})
     '0.04%, p95 1.23%'
@@ -537,4 +537,4 @@ FORMS = {
     "lost": "{lost:.0f} lost",
     "rho": "ρ {rho:.4f}",
 }
-"""Formats of figures. The first of these keys that the figures of a quantity contain selects the format."""
+"""Formats of values. The first of these keys that the metrics of a quantity contain selects the format."""

@@ -30,7 +30,7 @@ def utility(
 
     Both are means over the buffers that may contain an update of this client. ``groups`` contains, for each
     group of other clients, their rate and their number. The other ``size`` − 1 members of a buffer are drawn
-    in proportion to their rates, with replacement if ``again`` is True.
+    with probabilities proportional to their rates, with replacement if ``again`` is True.
 
     >>> u, slope = utility(1.0, [(1.0, 3)], 2, again=True)  # C = 1, D = 2 and A = 3: 1/(1 + 2 + 2 + 3)
     >>> u, slope
@@ -109,7 +109,7 @@ def _expected(rates: Sequence[float], rule: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Targeted(FedStaleWeight):
-    """FedStaleWeight with target weights p_i in proportion to 1, 2, 3, … for clients 0, 5, 10, 1, 6, …"""
+    """FedStaleWeight with target weights p_i proportional to 1, 2, 3, … for clients 0, 5, 10, 1, 6, …"""
 
     def importance(self, devices: Sequence[Client]) -> Sequence[float]:
         return [float(p) for p in target(len(devices)) / len(devices)]

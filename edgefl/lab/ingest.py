@@ -9,7 +9,7 @@ time. The times of the stages of a trip on the server are measured over the whol
 The limits (`edgefl.lab.bare`) use the same number of processes: ``socket`` sends the same frames over ZeroMQ
 and does nothing else, ``memory`` copies the same bytes and sums them, and ``passes`` (for ``shm``) reads and
 writes memory as often as a trip does. A case is a transport and a model size. Cases take turns, and in each
-turn edgefl and then its limits are measured. Each figure is the median over the turns of a case.
+turn edgefl and then its limits are measured. Each metric is the median over the turns of a case.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ and the vector that is sent or received."""
 
 
 class IngestFigures(NamedTuple):
-    """Figures that were measured on edgefl's server in one turn."""
+    """Metrics that were measured on edgefl's server in one turn."""
 
     trips: int
     trips_per_s: float
@@ -181,7 +181,7 @@ def _take_turns(cases: list[_Case], most: int, most_s: float, say: Say) -> None:
 def _long_enough(
     transport: Transport, parameters: int, clients: int, seconds: float
 ) -> tuple[IngestFigures, float]:
-    """Repeat a turn with twice the length until it has enough trips; return its figures and its length."""
+    """Repeat a turn with twice the length until it has enough trips; return its metrics and its length."""
     while True:
         found = measured(transport, parameters, clients, seconds)
         if found.trips >= FEW * clients:
@@ -207,7 +207,7 @@ def limit_of(case: LimitCase) -> float:
 def measured(
     transport: Transport, parameters: int, clients: int, seconds: float, out: Path | None = None
 ) -> IngestFigures:
-    """Run edgefl for ``seconds`` seconds and return its figures; the record is kept if ``out`` is given."""
+    """Run edgefl for ``seconds`` seconds and return its metrics; the record is kept if ``out`` is given."""
     experiment = bench.settings(
         fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory="off"),
         model=Model(name="idle", args={"parameters": parameters}),

@@ -126,7 +126,7 @@ def _status_mib(name: str) -> float:
 
 
 def _in_fork(measure: Callable[[], list[float]]) -> list[float]:
-    """Call ``measure`` in a forked process and return its figures."""
+    """Call ``measure`` in a forked process and return its result."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:

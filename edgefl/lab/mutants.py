@@ -117,7 +117,7 @@ class OneMoreInTheBuffer(FedBuff):
 
 
 class TenInTheBuffer(FedBuff):
-    """Makes a version from ten updates, whatever K is."""
+    """Makes a version from ten updates, for any K."""
 
     def size(self, clients: int) -> int:
         return 10

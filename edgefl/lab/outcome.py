@@ -1,6 +1,6 @@
 """Compares a disturbed run with an undisturbed run, or with the log that its clients wrote.
 
-Under the virtual clock, all figures must equal those of the undisturbed run. Under the wall clock, clients
+Under the virtual clock, all results must equal those of the undisturbed run. Under the wall clock, clients
 log which updates were acknowledged (`edgefl.run.client`). Each of these updates must be in the record exactly
 once, and the model must follow from the journal (`edgefl.lab.verify`).
 """
@@ -73,7 +73,7 @@ def unreadable(folder: Path) -> Iterator[str]:
 
 
 def differences(calm: Path, disturbed: Path) -> Iterator[str]:
-    """Yield a line for each kind of figure in which a disturbed run differs from the undisturbed run.
+    """Yield a line for each kind of result in which a disturbed run differs from the undisturbed run.
 
     ``calm`` is the folder of the undisturbed run.
     """
@@ -167,7 +167,7 @@ class Acknowledged(NamedTuple):
 
 
 def read_log(path: Path) -> list[Acknowledged]:
-    """Read the acknowledged updates, in order, from the log ``path``.
+    """Read the acknowledged updates from the log ``path``, in the order in which they were acknowledged.
 
     >>> import tempfile; path = Path(tempfile.mkdtemp()) / "account"
     >>> _ = path.write_text("done 3 0 77\\ndone 2 1 78\\nacknowledged 3 0\\n")

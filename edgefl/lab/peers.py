@@ -88,7 +88,7 @@ class Case(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Figures of one run of a program."""
+    """Metrics of one run of a program."""
 
     version: str
     trips_per_s: float
@@ -136,8 +136,8 @@ def run(
     """Measure all cases in turn; return plain values for `show` and a JSON file.
 
     ``only`` and ``settings`` are comma-separated lists of names. ``rows`` contains an entry for each case:
-    the medians of the figures of `Turn` over all turns, the ``spread`` of ``trips_per_s``, and ``why``, which
-    is the reason if a case has no figures.
+    the medians of the metrics of `Turn` over all turns, the ``spread`` of ``trips_per_s``, and ``why``, which
+    is the reason if a case has no metrics.
     """
     frameworks = chosen("--only", only, FRAMEWORKS)
     wanted = cases(chosen("--settings", settings, list(SETTINGS)), frameworks)
@@ -206,7 +206,7 @@ def interpreter(framework: str, folder: Path) -> str:
 
 
 def measured(case: Case, python: str, seconds: float) -> Turn:
-    """Run one program to its end and return its figures.
+    """Run one program until it ends, and return its measurements.
 
     Raises `RunError` with the last line of its error output if it fails.
     """
@@ -296,7 +296,7 @@ def _peak_memory(program: subprocess.Popen[str]) -> Iterator[list[float]]:
 
 
 def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) -> Turn:
-    """Compute the figures of a program from the JSON objects that it printed.
+    """Compute the metrics of a program from the JSON objects that it printed.
 
     Raises `RunError` if fewer than two of them report a model.
 
@@ -344,7 +344,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _finish(command: Sequence[str], what: str) -> None:
-    """Run a command to its end. Raises `RunError` with the last line that it printed if it fails."""
+    """Run a command and wait for its end. If it fails, raise `RunError` with the last line of its output."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RunError(f"{what}: {last_line(done.stdout) or f'exit code {done.returncode}'}")

@@ -199,7 +199,7 @@ class Expected(NamedTuple):
     With r = 1 − ηL, a trip of Q steps moves the model by the fraction 1 − r^Q of the way to c_i, and adds
     noise with variance η²σ²(1 − r^{2Q})/(1 − r²). The sum of a version's weights is ``gain``, and the sum of
     their squares is ``concentration``. A version leaves the fraction ρ = 1 − gain·(1 − r^Q) of the distance
-    to the optimum. Staleness changes these figures by about ηLQτ, which must be small.
+    to the optimum. Staleness changes these values by about ηLQτ, which must be small.
     """
 
     problem: Quadratic

@@ -31,8 +31,8 @@ STRAGGLER = 1.0
 """The mean duration λ in emulated seconds per example."""
 OVER_SELECTION = 1.3
 CONCURRENCY = (10, 30)
-"""Numbers of clients that train at once. In rounds, this is the cohort, or a smaller cohort together with
-its over-selection."""
+"""Numbers of clients that train simultaneously. In rounds, this is the cohort, or a smaller cohort together
+with its over-selection."""
 STEPS_OF_TIME = 500
 
 Values = npt.NDArray[np.float64]
@@ -86,12 +86,13 @@ def _below(done: Sequence[Values], counts: Sequence[int], needed: int, selected:
 
 
 def buffered(concurrency: int) -> Rates:
-    """Return the expected `Rates` if a constant number of clients trains at once, as in FedBuff.
+    """Return the expected `Rates` if a constant number of clients trains simultaneously, as in FedBuff.
 
-    Whenever a client finishes, another client is drawn uniformly from the idle clients. The probability that
-    a given set of M clients is training is then in proportion to the product of the n_i in the set. The
-    number of updates per second is therefore (N − M + 1)·e_{M−1}/(λ·e_M), where e_k is the elementary
-    symmetric polynomial of degree k in all n_i.
+    There are N clients; client i has n_i examples, and its trips take λ·n_i on average. M of the clients
+    train (``concurrency``), and whenever one of them finishes, another is drawn uniformly from the idle ones.
+    The probability that a given set of M clients is training is then proportional to the product of their
+    n_i. The number of updates per second is therefore (N − M + 1)·e_{M−1}/(λ·e_M), where e_k is the
+    elementary symmetric polynomial of degree k in all n_i.
     """
     whole = _symmetric([count for _, count in SIZES])
     chances = []
@@ -163,7 +164,7 @@ def times(quick: bool = False) -> Finding:
 def _arms(concurrency: int) -> list[tuple[Strategy, Rates]]:
     """Return the strategies to compare (rounds, over-selected rounds and FedBuff), with the expected `Rates`.
 
-    In each of them, ``concurrency`` clients train at once.
+    In each of them, ``concurrency`` clients train simultaneously.
     """
     needed = math.floor(concurrency / OVER_SELECTION)
     selecting = FedAvg(cohort=needed, over_selection=OVER_SELECTION)

@@ -46,7 +46,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def load(name: str) -> Study:
-    """Load the study with the given name. Raises `ConfigError` if its file is invalid.
+    """Load the study with the given name. Raises `ConfigError` if the study's file is invalid.
 
     >>> [arm.label for arm in load("table2-fedbuff").arms]
     ['FedBuff', 'FedBuff, K = 1', 'FedBuff, K = 100']

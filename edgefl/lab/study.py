@@ -99,7 +99,7 @@ def verdict(holds: bool) -> Verdict:
 
 
 def share(values: Sequence[float]) -> str:
-    """Format the mean of accuracies over seeds ± half the 95% interval, in per cent."""
+    """Format the mean of accuracies over seeds ± half the 95% interval, as percentages."""
     return statistics.share(statistics.estimate(values))
 
 
@@ -110,8 +110,8 @@ LAST = statistics.WINDOW
 class Curves:
     """The records of all runs of a study, for each arm (algorithm) and seed.
 
-    Each figure of an arm is a list with one value per seed, in the order of the seeds, so that arms can be
-    paired by seed. The value is NaN if a run does not provide the figure.
+    Each metric of an arm is a list with one value per seed, in the order of the seeds, so that arms can be
+    paired by seed. The value is NaN if a run does not provide the metric.
     """
 
     def __init__(self, records: Mapping[str, Sequence[Record]], settings: str = "") -> None:
@@ -128,7 +128,7 @@ class Curves:
         return [record.meta.model_sha256 for record in self.records[label]]
 
     def twin(self, label: str) -> str:
-        """Return the first other arm with the same last model for every seed, or "" if there is none."""
+        """Return the first other arm with the same last model for every seed, or "" if no arm has it."""
         mine = self.hashes(label)
         return next((other for other in self.records if self.hashes(other) == mine and other != label), "")
 
@@ -306,7 +306,7 @@ class Study:
         return folder() / "tuned" / f"{self.file(settings).stem}-{data.replace(':', '-')}.toml"
 
     def tuned(self, settings: str = "") -> dict[str, tuple[str, ...]]:
-        """Return the tuned step sizes of each arm as changes; the result is empty if there are none."""
+        """Return the tuned step sizes of each arm as changes; the result is empty if no arm was tuned."""
         steps = self._tuning_file(settings).get("steps", {})
         return {label: tuple(changes) for label, changes in steps.items()}
 

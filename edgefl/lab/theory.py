@@ -5,7 +5,7 @@ durations is known. Updates arrive as in a run with the same seed under the virt
 `edgefl.lab` contain the other tests: `incentive` tests equations 9 and 1 of FedStaleWeight, `stragglers` the
 durations of rounds and of FedBuff's updates, `short_batches` FedBuff's learning-rate normalisation,
 `convergence` the convergence theorems, `unbounded` and `logistic` the theorem of Toghani and Uribe, and
-`delays` the delays in DeFedAvg's fleet. Each verdict depends on figures that the theory determines, so that a
+`delays` the delays in DeFedAvg's fleet. Each verdict depends on values that the theory determines, so that a
 wrong implementation fails. The test suite tries several wrong implementations.
 """
 

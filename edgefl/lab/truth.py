@@ -46,7 +46,7 @@ def run(
     ``files`` are CSV files of measured steps. By default, all files in edgefl are used, and this host is
     measured too. ``quick`` skips this host and the fits that leave out a network. In the result, ``steps``
     contains an entry for each measured step, ``groups`` an entry for each device and class of networks,
-    ``limits`` an entry for each figure that has a limit, and ``rates`` the result of `board_truth.run`.
+    ``limits`` an entry for each metric that has a limit, and ``rates`` the result of `board_truth.run`.
     """
     began_s = time.monotonic()
     measured: list[MeasuredStep] = []
@@ -382,9 +382,9 @@ BARS: Final = (
 
 
 def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
-    """Judge each figure that has a limit.
+    """Judge each metric that has a limit.
 
-    Returns for each figure what it describes, its name, the number of steps, ``found``, ``limit`` and
+    Returns for each metric what it describes, its name, the number of steps, ``found``, ``limit`` and
     ``met``. ``found`` and ``met`` are None if there are too few steps.
     """
     return [*_by_error(steps), *_by_interval(steps)]
@@ -424,7 +424,7 @@ def _by_interval(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
 
 
 def _limit_line(bar: dict[str, Any]) -> list[Any]:
-    """Return a row of the table: name, number of steps, figure, value found, limit, and whether it is met."""
+    """Return a row of the table: name, number of steps, metric, value found, limit, and whether it is met."""
     words = {"p90": "90%", "worst_factor": "worst", "held": "held"}
     met = {None: "not judged", True: "met", False: "NOT MET"}[bar["met"]]
     found = "" if bar["found"] is None else _formatted(bar["figure"], bar["found"])

@@ -132,7 +132,7 @@ GAINS = (0.5, 2.0)
 def remark_1(quick: bool = False) -> Finding:
     """Test remark 1, that the proof needs only βK = O(1), with several values of β.
 
-    The contribution of descent is in proportion to 1/βK, and the contribution of noise to βK.
+    The contribution of descent is proportional to 1/βK, and the contribution of noise to βK.
     """
     lengths = (1_000, 3_000) if quick else (2_000, 8_000)
     problem, steps = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2
@@ -164,8 +164,8 @@ def remark_1(quick: bool = False) -> Finding:
 def remark_2(quick: bool = False) -> Finding:
     """Test remark 2 with two populations of clients that have the same mean diversity γ².
 
-    In one of them, a single client causes nearly all of the diversity. C of n clients train at once. They are
-    drawn uniformly from the clients that are not training, so the draws of a client are slightly regular.
+    In one of them, a single client causes nearly all of the diversity. C of n clients train in parallel. They
+    are drawn uniformly from the clients that are not training, so the draws of a client are slightly regular.
     This reduces the variance of the sampling by the share 2(C − 1)/(n − 1).
     """
     clients, size, steps, smoothness, versions = 64, 4, 1, 0.18, (8_000 if quick else 20_000)

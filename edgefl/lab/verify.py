@@ -1,7 +1,8 @@
 """Verifies a finished run by recomputing every update and every version in the order of its journal.
 
-The journal contains all events in order, and from these the core derives the base version and the client of
-each task. One process can therefore check a run under either clock to the last bit, without waiting.
+The journal contains all events in order of time, and from these the core derives the base version and the
+client of each task. One process can therefore check a run under either clock to the last bit, without
+waiting.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ AttackFunction = Callable[[Floats, int, int, np.random.Generator], None]
 def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple[int, ...]:
     """Return the clients that attack, in ascending order.
 
-    They are a share ``rules.share`` of all clients, rounded to a whole number, and are drawn with the seed.
-    Raises `ConfigError` if the rounded number is 0, or if it includes all clients.
+    Their number is ``rules.share`` times the number of all clients, rounded to a whole number. They are drawn
+    at random with the seed. Raises `ConfigError` if the rounded number is 0, or if it includes all clients.
 
     >>> attacking_clients(Attackers(share=0.2), 10, seed=1)
     (3, 6)

@@ -110,7 +110,7 @@ def evaluate(
 ) -> EvalResult:
     """Evaluate the model on the first ``len(y)`` rows of ``x``, ``batch`` examples at a time.
 
-    The model is in evaluation mode and computes in float32, whatever the precision of the training.
+    The model is in evaluation mode and computes in float32, even if the training does not.
     ``classes`` is None for float targets. Raises ValueError if there are no examples or if a class is not in
     [0, classes).
 

@@ -159,7 +159,7 @@ class FlatModel:
         self._apart = True
         self.vector = self.vector.to(device, copy=True)
         self._fixed = [(name, first.to(device)) for name, first in self._fixed]
-        self.module.to(device)  # this moves the tensors outside the vector
+        self.module.to(device)  # this also moves tensors that are not in the vector
         self._bind([name for name, _, _ in self._gradients])
 
     def push(self) -> None:

@@ -138,7 +138,7 @@ def _older_answer(content: Any) -> Reply:
 
 
 def _load(state: Mapping[str, torch.Tensor], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Copy arrays into the model: by key if they have the keys of the model, otherwise in order."""
+    """Copy arrays into the model: by key if they have the keys of the model, else by position."""
     if arrays.keys() != state.keys():
         arrays = dict(zip(state, arrays.values(), strict=False)) if len(arrays) == len(state) else {}
     for key, tensor in state.items():

@@ -4,7 +4,7 @@
 `dirichlet`  as in Hsu et al. 2019 and FedBuff, every client holds the same number of examples (± 1), with
              class shares drawn from Dirichlet(α · p), where p contains the share of each class in the data.
              Examples are drawn without replacement; when a class is used up, the client gets more examples
-             of its other classes, in proportion to their shares.
+             of its other classes, proportionally to their shares.
 `shards`     every client holds ``classes_per_client`` different classes; every class is held by equally many
              clients (± 1) and split evenly among them, as in DeFedAvg with two classes per client.
 `by-device`  the clients of a device profile named in ``labels`` hold the labels listed there; each label is

@@ -75,7 +75,7 @@ def step_work(
     runs on torch's meta device, which computes nothing, but whose imports take seconds and 80 MiB. If
     ``meta`` is False, or if a module cannot run on the meta device, the step runs on the module's device with
     inputs of zeros. Recurrent layers always run on the meta device, because a CPU multiplies the inputs of
-    all time steps at once, which changes the numbers of calls and bytes.
+    all time steps together, which changes the numbers of calls and bytes.
 
     If the module has an attribute ``flops_per_example`` (forward and backward), its value is used instead of
     a count. If a layer has this attribute, its value is added to the count of the other layers. Raises
@@ -371,7 +371,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _ShapeCache:
-    """Runs operations and remembers the shapes of results on tensors without data, to compute them only once.
+    """Runs operations. For tensors without data, it caches the shape of each result, to compute it only once.
 
     torch computes many of these results in Python, which takes a millisecond; a recurrent layer repeats the
     same dozen operations at each step of a sequence.

@@ -70,23 +70,26 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a buffer.
-
-    In the order of the fields: D, the number of parameters; the numbers of ring entries, of slots, and of
-    optimiser vectors in each ring entry; the update format; the number of clients that have kept blocks; the
-    number of float32 numbers in a kept block; the length of the tail in bytes; and the number of bytes that
-    follow the numbers of each update.
-    """
+    """Sizes of a buffer. The description of this module explains its parts."""
 
     size: int
+    """D: number of parameters."""
     ring: int
+    """Number of ring entries."""
     slots: int
+    """Number of slots."""
     vectors: int = 0
+    """Number of state vectors of the server's optimiser in each ring entry."""
     format: str = "float32"
+    """Format of the updates."""
     clients: int = 0
+    """Number of clients that have kept blocks; 0 if clients keep nothing from trip to trip."""
     kept: int = 0
+    """Number of float32 numbers in a kept block."""
     tail: int = 0
+    """Size in bytes of the part for data that was written to the run's record since its last commit."""
     extra: int = 0
+    """Number of bytes that follow the numbers of each update."""
 
     @property
     def possible(self) -> bool:

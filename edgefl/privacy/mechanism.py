@@ -23,8 +23,8 @@ class Clipped(NamedTuple):
     weights: list[float]
     """Factor of each update in the sum: the weight of the update times the factor that clips it."""
     within: float
-    """Number of updates whose norm is at most the clipping norm. An update that is summed as zero counts
-    ½."""
+    """Number of updates whose norm is at most the clipping norm. An update that is replaced by zeros
+    counts ½."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Mechanism:
 
     L is ``rules.clip_norm``. If L adapts to a quantile γ, each step sets L ← L·exp(−η(b + noise − γ)), where
     b is the share of the updates whose norm is at most L (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
-    Here the factor is limited to [1/e, e].
+    Here the factor is clipped to [1/e, e].
     """
 
     rules: Privacy
@@ -50,7 +50,7 @@ class Mechanism:
 
     def clip(self, weights: Sequence[float], squares: Sequence[float] | Doubles, clip_norm: float) -> Clipped:
         """Clip updates, whose squared norms are ``squares``. If the clients add noise, nothing is clipped,
-        because the norms include the noise. An update that is zero or not finite is summed as zero.
+        because the norms include the noise. An update that is zero or not finite contributes zeros.
 
         From the number of updates whose norm is within the clipping norm, `next_norm` subtracts ½ for each
         update before it uses this number with noise. An update of zero counts ½, so it contributes 0. Any

@@ -373,7 +373,7 @@ class Keeper:
     def _end_phone(self, phone: KeptPhone) -> None:
         """Kill the processes that an ended command has left behind.
 
-        If there are none, end the phone or start its command again.
+        If it has left none, end the phone or start its command again.
         """
         assert phone.tree is not None
         self._check()

@@ -150,7 +150,7 @@ class TrafficState(msgspec.Struct, frozen=True, tag=True):
 
 
 class Transmitted(msgspec.Struct, frozen=True, tag=True):
-    """Durations of the completed busy periods of one direction of a phone's link, in emulated seconds."""
+    """Durations of the completed busy periods in one direction of a phone's link, in emulated seconds."""
 
     phone: int
     way: Literal["up", "down"]

@@ -27,7 +27,7 @@ INDEX_VARIABLE = "EDGEFL_PHONE"
 
 
 class Phone(msgspec.Struct, frozen=True, kw_only=True):
-    """One copy of a command, to be limited to a device's speed, memory and network.
+    """One copy of a command, and the device and network whose speed, memory and bandwidth it gets.
 
     The command and the values of the environment may contain placeholders: ``{i}`` is the phone's number,
     counted from 0; ``{device}`` is the name of its device; and ``{connect:PORT}`` is the address
@@ -54,8 +54,8 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """Code that the command resembles (see `read_likeness`). The phone has the speed of its device in such
     code."""
     threads: int | None = None
-    """Maximum number of threads that the command runs at once. The phone gets as many of the device's cores,
-    fastest first; None for all cores."""
+    """Maximum number of threads that the command runs in parallel. The phone gets as many of the device's
+    cores, fastest first; None for all cores."""
     folder: str | None = None
     """Working folder of the command; None for the current folder."""
 

@@ -288,7 +288,7 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
 
 
 async def _read(source: socket.socket, most: int) -> tuple[bytes, bool]:
-    """Return up to ``most`` bytes (b"" at the end of the stream), and True if they were available at once."""
+    """Return up to ``most`` bytes (b"" at the end of the stream), and True if no wait was needed."""
     try:
         return source.recv(most), True
     except BlockingIOError:

@@ -16,7 +16,7 @@ from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
 
 LEAST_CPU_S = 0.05
 """Minimum CPU seconds for judging a phone's rate. With less CPU time, a single time slice is an error of
-several per cent."""
+several percent."""
 
 
 class WayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     broken: int
     energy_j: float | None
-    """Energy drawn from the battery, in joules; None if the profile lacks the figures for it."""
+    """Energy drawn from the battery, in joules; None if the profile lacks the data for it."""
     up: WayResult
     down: WayResult
 
@@ -122,7 +122,7 @@ class ProgramsResult(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The first nonzero exit code in the order of the phones; 0 if there is none."""
+        """The first nonzero exit code in the order of the phones; 0 if all are 0."""
         return next((phone.exit_code for phone in self.phones if phone.exit_code), 0)
 
     def summary(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class UnwrittenRecord(RunError):
 
 
 def way_result(nbytes: int, declared_s: Sequence[float], achieved_s: Sequence[float]) -> WayResult:
-    """Summarise the transmissions of one direction."""
+    """Summarise the transmissions in one direction."""
     errors = [took / due - 1.0 for due, took in zip(declared_s, achieved_s, strict=True) if due > 0]
     return WayResult(
         bytes=nbytes,

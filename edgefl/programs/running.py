@@ -78,7 +78,9 @@ DEFAULTS = ProgramOptions()
 def run(
     phones: Sequence[Phone], options: ProgramOptions = DEFAULTS, view: PhonesView | None = None
 ) -> ProgramsResult:
-    """Run the phones' commands to their end. SIGINT and SIGTERM are forwarded; a second one kills the phones.
+    """Run the phones' commands until all have ended.
+
+    SIGINT and SIGTERM are forwarded to the commands; a second such signal kills the phones.
 
     Raises `ConfigError` for invalid phones or options, `RunError` if one of edgefl's own processes dies, and
     `UnwrittenRecord`, which holds the result, if the record cannot be written.

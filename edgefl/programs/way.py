@@ -20,11 +20,11 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link, mean_mbps, read
 from edgefl.devices.schema import Network
 
 CHUNK_S = 0.02
-"""Seconds for which one connection may occupy the link at once; other connections wait at most this long."""
+"""Seconds for which one connection may occupy the link without a break; others wait at most this long."""
 
 
 class Transmission:
-    """A busy period of one direction of a link, and its measurements. Times are in emulated seconds."""
+    """A busy period in one direction of a link, and its measurements. Times are in emulated seconds."""
 
     def __init__(self, at_s: float, lead_s: float) -> None:
         self.began_s, self.lead_s = at_s, lead_s
@@ -73,7 +73,7 @@ class LinkWay:
 
     @property
     def chunk_bytes(self) -> int:
-        """Maximum number of bytes that a connection may put on the link at once."""
+        """Maximum number of bytes that a connection may put on the link before others get a turn."""
         most = min(float(CHUNK_BYTES), self.bytes_per_s * CHUNK_S)
         return max(self._network.payload_bytes, int(most))
 

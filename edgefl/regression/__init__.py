@@ -8,13 +8,13 @@
     table       the table at the end of the session, JUnit properties, saved baselines
     measure     the measuring loops, which repeat a function until its time is known precisely
     verdict     pure functions that judge measurements by budgets and a baseline
-    baseline    baselines: figures that were measured with earlier code, saved in files and kept in git
+    baseline    baselines: measurements of earlier code, saved in files and kept in git
     counts      counted work, and pure functions that compare it with a baseline
     counted     counts the work of a call; each counter runs in its own forked process
     bytecode    counts the bytecode instructions that each function executes
     callgrind   counts the native instructions that each function executes, in Valgrind
     valgrind    requests to Valgrind from a program that runs in it
-    measurement the figures of a function on a device
+    measurement the metrics of a function on a device
     process     the test's interface to the measuring process: function locations, requests and answers
     worker      the measuring process, which forks a process for each repetition
     memory      the peak memory of a repetition's process and of all processes that it started
@@ -37,5 +37,5 @@ Publishing of results:
     markdown    GitHub's annotations, and Markdown for summaries and comments
     badge       a badge for a README
     gate_page   the HTML page of the results
-    history     the figures in the baselines over the commits, and the commits that changed their level
+    history     the metrics in the baselines over the commits, and the commits that changed their level
 """

@@ -1,7 +1,7 @@
 """Compares a function of the working tree (head) with the same function of an earlier commit (base).
 
 Each runs in its own process. The two processes take turns every few milliseconds (base, head, head, base), so
-a disturbance of the host affects both. No figures are stored, and no other host is needed.
+a disturbance of the host affects both. No baseline is stored, and no other host is needed.
 """
 
 from __future__ import annotations

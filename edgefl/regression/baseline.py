@@ -1,4 +1,4 @@
-"""Baselines: figures of earlier code that are saved in a JSON file beside the tests and kept in git.
+"""Baselines: measurements of earlier code that are saved in a JSON file beside the tests and kept in git.
 
 An entry with counted work is keyed by test and function, and is valid on every host. An entry with times is
 keyed by the host as well, because times on different hosts are not comparable.
@@ -33,7 +33,7 @@ MOST_BYTES = 64 << 20
 FOLDER = "edgefl-baselines"
 SAMPLES = ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
 MOST = 1e12
-"""Maximum value of a figure in a file, in seconds or MiB."""
+"""Maximum value of a metric in a file, in seconds or MiB."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Flop = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
@@ -43,7 +43,7 @@ Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MOST)], ...], 
 
 
 class Samples(NamedTuple):
-    """The figures of a measurement, limited to those that a baseline contains."""
+    """The metrics of a measurement that a baseline contains."""
 
     device: str
     reference: str
@@ -89,7 +89,7 @@ class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The figures of one function of one test on one device, with one sample for each repetition."""
+    """The metrics of one function of one test on one device, with one sample for each repetition."""
 
     test: str
     function: str
@@ -111,7 +111,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Identifies the entry within its file."""
+        """Identifies the entry within a baseline file."""
         return self.test, self.function, self.host.fingerprint
 
     def outdated(self, profile_sha256: str) -> str | None:
@@ -152,7 +152,7 @@ class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def samples(measured: Measurement) -> Samples:
-    """Return a measurement's figures, rounded as in a baseline."""
+    """Return a measurement's metrics, rounded as in a baseline."""
     return Samples(
         device=measured.plan.device.id,
         reference=measured.trial.shots.reference,
@@ -280,7 +280,7 @@ def parse(text: bytes, path: Path) -> BaselineFile:
 def save(path: Path, entries: Iterable[BaselineEntry], counted: Iterable[CountedEntry] = ()) -> None:
     """Write the entries to the file atomically; they replace entries with the same key.
 
-    An entry with counted work keeps the figures for other versions of Python from the entry that it replaces.
+    An entry with counted work keeps the counts for other versions of Python from the entry that it replaces.
     """
     timed = load(path) | {one.key: one for one in entries}
     counts = load_counted(path)

@@ -3,7 +3,7 @@
 The first call is not counted: it fills caches and imports modules. Then the setup runs again, and each
 counter runs the function once in a fork, so that all start from the same state. Random numbers are seeded.
 Garbage collection is off, because its timing would depend on earlier code. Each counter runs twice, to detect
-figures that vary.
+counts that vary.
 """
 
 from __future__ import annotations

@@ -23,14 +23,14 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class Figure(NamedTuple):
-    """A counted figure: its name in messages, its unit, and the growth that is always ignored."""
+    """A counted metric: its name in messages, its unit, and the growth that is always ignored."""
 
     text: str
     unit: str = ""
     """``B`` for bytes; empty for plain numbers."""
     least: int = 0
     weight: int = 10
-    """Messages sort figures by their growth relative to the earlier amount, or relative to this weight if
+    """Messages sort metrics by their growth relative to the earlier amount, or relative to this weight if
     that is larger."""
     share: float = 0.0
     """Growth that is always ignored, as a share of the earlier amount."""
@@ -71,22 +71,22 @@ FIGURES: Mapping[str, Figure] = {
     "python_kept_bytes": Figure("memory of Python objects after the call", "B", 16 * KIB, MIB),
     NATIVE: Figure("native instructions", weight=10**6, share=0.005),
 }
-"""The figures, keyed by name, in the order in which they are listed. The growth that is ignored covers noise:
+"""The metrics, keyed by name, in the order in which they are listed. The growth that is ignored covers noise:
 Python's allocations vary by a few hundred bytes, and the number of native instructions varies with the
 lengths of paths and of the environment."""
 BY_TORCH = frozenset(
     name for name in FIGURES if name.endswith(("_flop", "_planes")) or name in ("calls", "parameters")
 ) | {f"{kind}_bytes" for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy")}
-"""Figures that may differ between versions of torch."""
+"""Metrics that may differ between versions of torch."""
 BY_PYTHON = frozenset({INSTRUCTIONS, "python_peak_bytes", "python_kept_bytes"})
-"""Figures that depend on the version of Python: a baseline holds them for each version separately."""
+"""Metrics that depend on the version of Python: a baseline holds them for each version separately."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The counted work of one call of a function. Figures that are 0 are left out."""
+    """The counted work of one call of a function. Counts that are 0 are left out."""
 
     figures: dict[str, int]
-    """The figures other than instructions, keyed by their names in `FIGURES`."""
+    """The counts other than instructions, keyed by their names in `FIGURES`."""
     instructions: dict[str, int] | None
     """Numbers of executed bytecode instructions, keyed by function for the user's code, and by package and
     version (``torch 2.13.0``) for other code; None if there are too many to be counted."""
@@ -94,18 +94,18 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Numbers of native instructions, keyed by function; None if they are not counted."""
 
     def all(self) -> dict[str, int]:
-        """Return all figures that are not 0."""
+        """Return all counts that are not 0."""
         pairs = {name: self.value(name) for name in FIGURES}
         return {name: value for name, value in pairs.items() if value}
 
     def value(self, name: str) -> int | None:
-        """Return a figure; None if it is not counted."""
+        """Return a metric's value; None if it is not counted."""
         if name in (INSTRUCTIONS, NATIVE):
             return _sum(self.parts(name))
         return self.figures.get(name, 0)
 
     def parts(self, name: str) -> dict[str, int] | None:
-        """Return the instructions of the figure ``name`` by function; None if they are not counted."""
+        """Return the instructions of the metric ``name`` by function; None if they are not counted."""
         return self.native if name == NATIVE else self.instructions
 
 
@@ -129,7 +129,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     processes: bool
     """True if the function started processes, which are not counted here."""
     imported: list[str] = []
-    """Modules of torch that the first call imported, in order."""
+    """Modules of torch that the first call imported, in the order of their imports."""
     covered: bool = True
     """False if the function calls no torch operation and spends most of its time in native code."""
 
@@ -152,7 +152,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
         return idle and not any(self.first.figures.get(name) for name in ("calls", "sent_bytes"))
 
     def varying(self) -> dict[str, tuple[int, int]]:
-        """Return the figures that differ between the two counts."""
+        """Return the metrics that differ between the two counts."""
         pairs = {name: (self.first.value(name), self.second.value(name)) for name in FIGURES}
         return {
             name: (one, other)
@@ -162,14 +162,14 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
 
 class PythonEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Figures counted with one version of Python."""
+    """What was counted with one version of Python."""
 
     figures: dict[Name, Count]
     instructions: dict[Name, Count] | None
 
 
 class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Counted figures of one function of one test, valid on all hosts."""
+    """What was counted for one function in one test. It is valid on all hosts."""
 
     test: Name
     function: Name
@@ -177,15 +177,15 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Version of torch."""
     figures: dict[Name, Count]
     python: dict[Name, PythonEntry]
-    """Figures that depend on the version of Python, keyed by its minor version, such as ``3.11``."""
+    """Counts that depend on the version of Python, keyed by its minor version, such as ``3.11``."""
     native: dict[Name, dict[Name, Count]] = {}
     """Native instructions by function, keyed by the combination of machine, C library and Python version."""
     varying: tuple[Name, ...] = ()
-    """Figures that differed between two counts of the same call; they are not compared."""
+    """Metrics that differed between two counts of the same call; they are not compared."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Identifies the entry within its file."""
+        """Identifies the entry within a baseline file."""
         return self.test, self.function
 
     @property
@@ -196,7 +196,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
     def merged(self, before: CountedEntry | None) -> CountedEntry:
-        """Return this entry, with the figures for other versions of Python added from ``before``."""
+        """Return this entry, with the counts for other versions of Python added from ``before``."""
         if before is None:
             return self
         python = dict(sorted({**before.python, **self.python}.items()))
@@ -204,7 +204,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.structs.replace(self, python=python, native=native)
 
     def value(self, name: str, versions: Versions) -> int | None:
-        """Return a figure; None if it is not known for these versions."""
+        """Return a metric's value; None if it is not known for these versions."""
         if name in (INSTRUCTIONS, NATIVE):
             return _sum(self.parts(name, versions))
         if name not in BY_PYTHON:
@@ -213,7 +213,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return None if python is None else python.figures.get(name, 0)
 
     def parts(self, name: str, versions: Versions) -> dict[str, int] | None:
-        """Return the instructions of the figure ``name`` by function; None if unknown for these versions."""
+        """Return the instructions of the metric ``name`` by function; None if unknown for these versions."""
         if name == NATIVE:
             return self.native.get(versions.native)
         python = self.python.get(versions.python)
@@ -253,7 +253,7 @@ def entry_of(test: str, function: str, run: CountedRun, versions: Versions) -> C
 
 
 class Growth(NamedTuple):
-    """A figure that grew since the baseline."""
+    """A metric that grew since the baseline."""
 
     name: str
     before: int
@@ -271,25 +271,25 @@ class Growth(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """Growth relative to the earlier amount, or relative to the figure's ``weight`` if that is larger."""
+        """Growth relative to the earlier amount, or relative to the metric's ``weight`` if that is larger."""
         return (self.now - self.before) / max(self.before, FIGURES[self.name].weight)
 
 
 class CountedVerdict(NamedTuple):
-    """The figures that grew, and the reasons why other figures could not be judged."""
+    """The metrics that grew, and the reasons why other metrics could not be judged."""
 
     grew: tuple[Growth, ...] = ()
     unjudged: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Names of the figures that were not compared, because they varied when the baseline was saved."""
+    """Names of the metrics that were not compared, because they varied when the baseline was saved."""
 
 
 def compare(
     before: CountedEntry, now: CountedRun, versions: Versions, tolerance: float = 0.0
 ) -> CountedVerdict:
-    """Compare a run's counts with a baseline: a figure may grow by the share ``tolerance``.
+    """Compare a run's counts with a baseline: a metric may grow by the share ``tolerance``.
 
-    A figure whose two counts differ is judged if both lead to the same result. A figure that grew cannot be
+    A metric whose two counts differ is judged if both lead to the same result. A metric that grew cannot be
     judged if a new version of torch, Python or a package may be the reason.
     """
     grew: list[Growth] = []
@@ -315,7 +315,7 @@ def compare(
 
 
 def _known(name: str, before: CountedEntry, now: CountedRun, versions: Versions) -> bool:
-    """Return True if a figure is counted now and the baseline contains it for these versions."""
+    """Return True if a metric is counted now and the baseline contains it for these versions."""
     if name == NATIVE:
         return now.first.native is not None and versions.native in before.native
     return name not in BY_PYTHON or versions.python in before.python
@@ -347,7 +347,7 @@ def _allowed(name: str, old: int, tolerance: float) -> float:
 def _judged(
     name: str, old: int | None, new: tuple[int | None, int | None], tolerance: float
 ) -> Growth | str | None:
-    """Return the growth of a figure, the reason why it cannot be judged, or None if it did not grow."""
+    """Return the growth of a metric, the reason why it cannot be judged, or None if it did not grow."""
     figure = FIGURES[name]
     first, second = new
     if first is None or second is None:

@@ -69,7 +69,7 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """With ``native``, native instructions are counted as well, in Valgrind, including those of all programs
     that the function starts."""
     tolerance: NonNegative = 0.0
-    """Percentage by which each counted figure may grow."""
+    """Percentage by which each counted metric may grow."""
 
     @property
     def budgets(self) -> dict[str, float]:
@@ -100,9 +100,9 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
 
 
 class DeviceResult:
-    """Figures of one function on the device: its counted work, and medians over its repetitions.
+    """Metrics of one function on the device: its counted work, and medians over its repetitions.
 
-    All times except ``host_cpu_s`` are seconds on the device. The function is not timed until a figure that
+    All times except ``host_cpu_s`` are seconds on the device. The function is not timed until a metric that
     depends on its time is read.
     """
 
@@ -120,7 +120,7 @@ class DeviceResult:
         self.advice = ""
         """Description of a growth that was measured on this host but does not fail the test; else empty."""
         self.left_out = ""
-        """The figures that were not compared with the baseline, and why; empty if all were compared."""
+        """The metrics that were not compared with the baseline, and why; empty if all were compared."""
         self._verdicts: list[Verdict] = []
 
     @property
@@ -164,12 +164,12 @@ class DeviceResult:
 
     @property
     def note(self) -> str:
-        """A note if unreliable figures passed because they are far below the budgets; else empty."""
+        """A note if unreliable measurements passed because they are far below the budgets; else empty."""
         return next((one.note for one in self._verdicts if one.note), "")
 
     @property
     def doubt(self) -> str:
-        """The reason why the figures are unreliable; empty if they are reliable."""
+        """The reason why the measurements are unreliable; empty if they are reliable."""
         return "" if self.note or self.timed is None else verdict.doubted(self.timed).why
 
     @property
@@ -179,7 +179,7 @@ class DeviceResult:
 
     @property
     def why(self) -> str:
-        """The reason for the outcome; if there is none, notes, such as why unreliable figures passed."""
+        """The reason for the outcome, or else notes, such as why unreliable measurements passed."""
         whys = [one.why for one in self._verdicts if one.outcome == self.outcome and one.why]
         return (
             "; ".join(whys) or self.doubt or "; ".join(filter(None, (self.note, self.advice, self.left_out)))
@@ -187,15 +187,15 @@ class DeviceResult:
 
     @property
     def grew(self) -> bool:
-        """True if a figure grew since the baseline."""
+        """True if a metric grew since the baseline."""
         return any(one.grew for one in self._verdicts)
 
     def assert_budget(self, **budgets: float) -> None:
-        """Fail unless each figure is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
+        """Fail unless each metric is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
 
         The one-sided 95% bootstrap upper bound of each median must be within the budget. Raises `Invalid` if
-        the figures are unreliable and not below half of each budget. Raises ConfigError if a budget is
-        unknown, or if its figure cannot be computed from the device's profile.
+        the measurements are unreliable and not below half of each budget. Raises ConfigError if a budget is
+        unknown, or if its metric cannot be computed from the device's profile.
         """
         __tracebackhide__ = True
         if budgets:
@@ -230,7 +230,7 @@ class DeviceResult:
 
 @dataclass
 class Reasons:
-    """The reasons why a test failed or is INVALID; both are empty if the test passed or was skipped."""
+    """Why a test ``failed`` or is ``invalid``. Both strings are empty if the test passed or was skipped."""
 
     failed: str = ""
     invalid: str = ""
@@ -275,7 +275,7 @@ class EdgeDevice:
         within the device's memory; its result is the function's first argument. If the function has a
         parameter named ``edge_device``, it receives the device, and calls ``edge_device.send(data)`` to send
         data. Raises `OutOfDeviceMemory` if the device has too little memory, ConfigError for arguments that
-        cannot be passed, and `Invalid` for unreliable figures: always if they are saved or compared,
+        cannot be passed, and `Invalid` for unreliable measurements: always if they are saved or compared,
         otherwise only if they are not far below every budget.
         """
         __tracebackhide__ = True
@@ -412,7 +412,7 @@ class EdgeDevice:
         """Judge the results of the test that runs in this context; the yielded `Reasons` are set at its end.
 
         Exceptions of edgefl are recorded as reasons. Others propagate, except that an AssertionError makes
-        the test INVALID if the figures are unreliable.
+        the test INVALID if the measurements are unreliable.
         """
         found = Reasons()
         try:

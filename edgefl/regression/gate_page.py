@@ -1,4 +1,4 @@
-"""The HTML page of a session: its outcomes, and the figures of its functions over commits."""
+"""The HTML page of a session: its outcomes, and the metrics of its functions over commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads figures over commits from the baselines in git, and finds the commits that changed their level."""
+"""Reads metrics over commits from the baselines in git, and finds the commits that changed their level."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SURE = 4.0
 
 
 class Point(NamedTuple):
-    """The value of a figure at a commit."""
+    """The value of a metric at a commit."""
 
     commit: str
     subject: str
@@ -31,25 +31,25 @@ class Point(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """Identifies a figure of a function."""
+    """Identifies a metric of a function."""
 
     test: str
     function: str
     figure: str
     unit: str
     exact: bool = False
-    """True if the figure has no noise."""
+    """True if the metric has no noise."""
 
 
 class Series(NamedTuple):
-    """One figure of a function over commits, the oldest first."""
+    """The values of one metric of a function over successive commits, oldest first."""
 
     test: str
     function: str
     figure: str
     unit: str
     exact: bool
-    """True if the figure has no noise."""
+    """True if the metric has no noise."""
     points: Sequence[Point]
 
     @property
@@ -91,7 +91,7 @@ def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
 
 
 def history(file: Path) -> list[Series]:
-    """Return the figures of a file of baselines at each commit that changed it; empty outside a repository.
+    """Return the metrics of a file of baselines at each commit that changed it; empty outside a repository.
 
     Commits in which the file is invalid are left out.
     """
@@ -109,7 +109,7 @@ def history(file: Path) -> list[Series]:
 
 
 def _figures(text: str, file: Path) -> Iterator[tuple[_Key, float]]:
-    """Yield the figures in the text of a file: counts, and medians of times and memory on each host."""
+    """Yield the metrics in the text of a file: counts, and medians of times and memory on each host."""
     try:
         found = baseline.parse(text.encode(), file)
     except ConfigError:

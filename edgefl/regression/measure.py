@@ -103,8 +103,8 @@ def measure(
 ) -> Measurement:
     """Repeat the function, at most 60 times, until its median time is known to ±1.25%.
 
-    Meanwhile, no other test measures on this host. If the figures are unreliable and the time limit allows
-    it, everything is measured once more, because the disturbance may have ended. ``tell`` is called before
+    Meanwhile, no other test measures on this host. If the result is unreliable and the time limit allows it,
+    everything is measured once more, because the disturbance may have ended. ``tell`` is called before
     each repetition. Raises `OutOfDeviceMemory` if the function exceeds the device's memory, `NotMet` if it
     raises an exception, pytest's own exception if it skips the test, and `Invalid` if fewer than nine
     repetitions fit into the limit.

@@ -1,4 +1,4 @@
-"""A function's figures on one device, computed from its repetitions.
+"""A function's metrics on one device, computed from its repetitions.
 
 Bootstrap resamples are drawn from a random stream with a fixed seed, so that the same samples always give the
 same bounds.
@@ -28,8 +28,8 @@ from edgefl.seeds import stream
 MIB = 1 << 20
 LEAST_REPETITIONS = 9
 NOISY = 0.03
-"""Figures are unreliable if half the width of the 90% interval of the median time exceeds this share of the
-median."""
+"""A measurement is unreliable if half the width of the 90% interval of the median time exceeds this share of
+the median."""
 WAITED_MAX = 0.6
 """Maximum share of the time in which the function was runnable but had no core."""
 REFERENCE_CV_MAX = 0.30
@@ -166,7 +166,7 @@ class Measurement:
 
     @cached_property
     def doubts(self) -> list[str]:
-        """Reasons why the figures are unreliable; empty if they are reliable."""
+        """Reasons why the measurements are unreliable; empty if they are reliable."""
         cv = statistics.stdev(self.reference_cpu_s) / statistics.fmean(self.reference_cpu_s)
         after = f"after {len(self.repetitions)} repetitions"
         return [
@@ -178,7 +178,7 @@ class Measurement:
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:
-    """Return a digest, of 16 hexadecimal digits, of all figures of the device and its network."""
+    """Return a digest, of 16 hexadecimal digits, of the profiles of the device and its network."""
     plain = None if network is None else to_json(network)
     for way in (plain["down"], plain["up"]) if plain else ():
         if "trace" in way:

@@ -1,4 +1,8 @@
-"""Peak memory of a repetition: the kernel reports that of its own process; started processes are sampled."""
+"""Measures the peak memory of a repetition.
+
+The kernel reports the peak of the repetition's own process. The memory of processes that this process starts
+is sampled.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from edgefl.host.children import children_of
 from edgefl.host.memory import is_fork, parent_waits
 
 LOOK_S = 0.005
-"""Minimum time between two samples of the started processes."""
+"""Minimum time in seconds between two samples of the memory of the processes that a repetition started."""
 PAUSE = 4
 """Ratio of the pause after a sample to the sample's CPU time, so that sampling takes at most a fifth of a
 core."""

@@ -18,7 +18,7 @@ than the tolerance)."""
 
 
 class ProcessPair(NamedTuple):
-    """Figures of one process of the base and one of the head with the same layout."""
+    """Measurements of one process of the base and one of the head with the same layout."""
 
     layout: int
     log_ratio: float

@@ -40,7 +40,7 @@ closed."""
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
 REFERENCE_VERSION = 1
-"""Version of the work that the references in `repetition` do. Figures relative to different versions are not
+"""Version of the work that the references in `repetition` do. Results relative to different versions are not
 comparable."""
 
 MOST_AT_A_TIME = 10_000
@@ -129,11 +129,11 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     pairs: int
     """Number of shots of the function in a repetition."""
     imported: list[str]
-    """Modules of torch that the function's first call imported, in order."""
+    """Modules of torch that the function's first call imported, in the order of their imports."""
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
-    """The figures of one repetition's process. CPU times are in seconds of this host, others in emulated
+    """The metrics of one repetition's process. CPU times are in seconds of this host, others in emulated
     seconds."""
 
     cpu_s: list[float]
@@ -221,7 +221,7 @@ class MeasuringProcess:
         return answer
 
     def close(self) -> None:
-        """End the process and all processes that it has started, at once if the user interrupts the wait."""
+        """End the process and those that it started. If the user interrupts the wait, they are killed."""
         self._channel.close()
         try:
             end_child(self.popen, _ENDING_S)  # it may still be importing the user's module
@@ -233,7 +233,7 @@ class MeasuringProcess:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Wait until no other edgefl test measures on this host, because two at once would disturb each other."""
+    """Wait until no other edgefl test measures on this host, because two tests would disturb each other."""
     # The lock is on the folder of temporary files itself, so that no file is left behind.
     folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:

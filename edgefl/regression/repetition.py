@@ -177,7 +177,7 @@ class TorchTimer(TorchFunctionMode):
 def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]:
     """Return a run's CPU seconds outside torch functions, all its CPU seconds, and its number of torch calls.
 
-    There are ``times`` runs, and the figures are those of the run with the fewest seconds outside torch
+    The function is run ``times`` times; the result is from the run with the fewest seconds outside torch
     functions.
     """
     found = []

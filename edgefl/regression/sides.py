@@ -86,15 +86,16 @@ class EndRequest(msgspec.Struct, frozen=True, tag="end"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The answer to `CallRequest`: the function is prepared. Its first calls had these figures."""
+    """The answer to `CallRequest`: the function is prepared. These values are from its first calls."""
 
     call_s: float
     """Approximate time of a call in seconds: CPU time plus blocked time."""
     peak_mib: float
     sent_mib: float
     modules: list[str] | None
-    """Modules outside base and head that the user's code had imported when its first call ended, in order.
-    None if its import changed environment variables: the modules must then be imported after this change."""
+    """Modules outside base and head that the user's code had imported when its first call ended, in order of
+    import. None if its import changed environment variables: the modules must then be imported after this
+    change."""
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):

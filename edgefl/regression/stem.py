@@ -122,7 +122,8 @@ class SideBranch:
         self._found: dict[str, str] = {}
         """Files of the modules that were checked, with symbolic links resolved, keyed by module."""
         self._forkable = 0
-        """Number of modules when this process was last made forkable."""
+        """Value of ``len(sys.modules)`` when `become_forkable` last prepared this process for forks; 0 before
+        the first call."""
 
     def serve(self) -> None:
         with contextlib.suppress(Closed):
@@ -206,7 +207,7 @@ class SideBranch:
         return None
 
     def imported(self) -> list[str]:
-        """Return the modules outside base and head that the user's code imported, in order."""
+        """Return the modules outside base and head that the user's code imported, in order of import."""
         self._new_files()
         roots = (self._files.root, self._files.head)
         new = {name: file for name, file in self._found.items() if name not in self._modules}

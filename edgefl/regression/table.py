@@ -18,7 +18,7 @@ from edgefl.regression.gate import Word, device_time
 from edgefl.results.tables import number, short_time
 
 LEAST_WIDTH, WHOLE_WIDTH, MOST_WIDTH = 60, 80, 120
-"""Widths of the table in terminal columns: the minimum, the minimum at which all figures are shown, and the
+"""Widths of the table in terminal columns: the minimum, the minimum at which all metrics are shown, and the
 maximum."""
 _COLUMNS = (("device", "time", 10), ("host CPU", "time", 10), ("memory", "MiB", 7), ("sent", "MiB", 9),
             ("energy", "J", 9), ("runs", "", 5))  # fmt: skip
@@ -32,7 +32,7 @@ _METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one function on one device, as plain data that can be sent between processes."""
+    """The metrics of one function on one device, as plain data that can be sent between processes."""
 
     test: str
     label: str
@@ -42,13 +42,13 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     why: str
     grew: bool = False
-    """True if a figure grew since the baseline."""
+    """True if a metric grew since the baseline."""
     expected: bool = False
     """True if the mark ``xfail`` of the test, or `pytest.xfail`, expects it to fail."""
     counts: str = ""
     """The counted work, in one line."""
     figures: dict[str, int] = {}
-    """The counted figures, keyed by name."""
+    """The counts, keyed by name."""
     seconds: float | None = None
     host_cpu_s: float | None = None
     peak_mib: float | None = None
@@ -135,7 +135,7 @@ def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[st
     """Yield the lines of the table.
 
     For each test and function, there is a row for each device, followed by the reason for the outcome.
-    Columns without figures are left out, and if ``columns`` is less than `WHOLE_WIDTH`, also those in
+    Columns without values are left out, and if ``columns`` is less than `WHOLE_WIDTH`, also those in
     `_SPARE`.
     """
     columns = min(max(columns, LEAST_WIDTH), MOST_WIDTH)
@@ -163,7 +163,7 @@ def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[st
 
 
 def _cells(row: ResultRow) -> dict[str, str]:
-    """Return the row's figures as strings, keyed by column."""
+    """Return the row's values as strings, keyed by column."""
     return {
         "device": device_time(row.seconds, row.predicted) or "–",
         "host CPU": _cell(row.host_cpu_s, short_time),
@@ -214,7 +214,7 @@ def save_all(found: Iterable[ResultRow]) -> Written:
 
 
 def _left_out(entry: CountedEntry) -> Iterator[str]:
-    """Yield a line for each reason why figures of an entry were not saved."""
+    """Yield a line for each reason why metrics of an entry were not saved."""
     start = f"not saved for {entry.function} of {entry.test}, because "
     if entry.varying:
         names = ", ".join(FIGURES[name].text for name in entry.varying)

@@ -16,7 +16,7 @@ from edgefl.regression.measurement import Measurement, median_interval
 
 ALPHA = 0.05
 BUDGETS = {"seconds": "s", "peak_mib": "MiB", "sent_mib": "MiB", "joules": "J"}
-"""Figures that may have a budget, and their units."""
+"""Metrics that may have a budget, and their units."""
 TESTED = {"cpu_s": "CPU time", "peak_mib": "peak memory", "sent_mib": "sent"}
 """Metrics that a statistical test compares with the baseline, and their names."""
 LITTLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
@@ -27,10 +27,10 @@ DOUBTFUL = 0.5
 LEAST_MIB = 4.0
 """Growth of memory, in MiB, that is always ignored, however large it is relative to the baseline."""
 HEAD_ROOM = 2.0
-"""Even unreliable figures pass if the ratio of the budget to their upper bound is above this."""
+"""Even unreliable measurements pass if the ratio of the budget to their upper bound is above this."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
 """Limits on the ratio of the reference's CPU time to its CPU time in the baseline. Up to the first limit,
-figures are comparable; up to the second, the host's load counts as unchanged."""
+measurements are comparable; up to the second, the host's load counts as unchanged."""
 DRIFT, DRIFT_WAITED = 0.6, 0.16
 """If the reference's CPU time changes by a share of x beyond `LOAD_SAME`, and the share of time spent waiting
 for a core changes by y, the function's CPU time may change by a share of ``DRIFT * x + DRIFT_WAITED * y``."""
@@ -43,7 +43,7 @@ class Verdict:
     outcome: Outcome = "PASS"
     why: str = ""
     note: str = ""
-    """A note if unreliable figures passed; else empty."""
+    """A note if unreliable measurements passed; else empty."""
     grew: tuple[str, ...] = ()
     """Metrics whose growth since the baseline is the reason for FAIL."""
     compared: tuple[Compared, ...] = ()
@@ -101,7 +101,7 @@ def judge(
 
 
 def doubted(measured: Measurement) -> Verdict:
-    """Return INVALID if the figures are unreliable, else PASS."""
+    """Return INVALID if the measurements are unreliable, else PASS."""
     return Verdict("INVALID", "; ".join(measured.doubts)) if measured.doubts else Verdict()
 
 
@@ -111,8 +111,8 @@ def within(
     """Compare the one-sided 95% bootstrap upper bound of each median with its budget.
 
     If ``slow_end`` is true, the bound of seconds is multiplied by the time model's 90% factor, because the
-    budget must hold on slow real devices, too. Unreliable figures pass only if there are budgets and each
-    bound is 0 or below half of its budget.
+    budget must hold on slow real devices, too. Unreliable measurements pass only if there are budgets and
+    each bound is 0 or below half of its budget.
     """
     wrong, narrow = [], []
     for name, allowed in budgets.items():
@@ -145,7 +145,7 @@ def within(
 
 
 def _upper(name: str, slow_end: bool) -> str:
-    """Return a description of the upper bound of a figure."""
+    """Return a description of the upper bound of a metric."""
     return "slow end of the model's 90% interval" if slow_end and name == "seconds" else "95% sure"
 
 
@@ -174,7 +174,7 @@ def paced(measured: Measurement, margin: float, *, settled: bool = False) -> Ver
 
 
 def _with_flop(more: str, found: Verdict | NeedMore) -> Verdict | NeedMore:
-    """Add ``more``, a growth of counted FLOP, to a verdict. It then is FAIL, whatever the host's load is."""
+    """Add ``more``, a growth of counted FLOP, to a verdict. The result is FAIL at any host load."""
     grew, why = (found.grew, found.why) if isinstance(found, Verdict) and found.grew else ((), "")
     fails = Verdict("FAIL", "; ".join(filter(None, (more, why))), "", ("flop", *grew), found.compared)
     return fails if isinstance(found, Verdict) else NeedMore(otherwise=fails, compared=found.compared)
@@ -346,7 +346,7 @@ def compare(
 
 
 def more_flop(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str | None:
-    """Return a description of growth of counted FLOP above the tolerance; None if there is none.
+    """Return a message if the number of counted FLOP grew by more than the tolerance, otherwise None.
 
     No statistical test is needed, because counts have no noise.
     """

@@ -51,7 +51,8 @@ class RegressionWorker:
         self._watch: TreeWatch | None = None
         self._limit_s = 0.0
         self._printed: process.CountRequest | None = None
-        """The last request to count. The function's output was printed then, and is not printed again."""
+        """The last request to count the work of a function. That call printed the function's output, so later
+        calls of the same function do not print it again."""
         self._threads = 1
         """Number of threads of this process that the user's code did not start."""
 

@@ -7,9 +7,9 @@ record       `Record`, which reads these tables, also while the run continues
 store        `Store`, which writes the record
 tail         `Tail`, memory with the writer's latest calls, which survives if the writer is killed
 seal         checksums of the record's pages, which detect damage to the file
-summary      summary.json: the figures of a run
+summary      summary.json: the results of a run
 groups       groups of clients by profile, speed and classes, with their weight and accuracy
-headline     the headline figures of a run, in words
+headline     the headline metrics of a run, in words
 phase        a test of whether phones of one model act at the same times
 report       the report of one run: report.html, and a summary for the terminal
 trace        trace.json: a run as a timeline
@@ -22,10 +22,10 @@ targets      time to accuracy: the target, the cost until it is reached, and rat
 fleets       the share of randomly drawn fleets in which one setting is ahead of another
 statistics   means and intervals over seeds, the cost until a curve reaches a target, and ratios of costs
 grouping     functions that load, group and label the runs of a comparison, and average them over seeds
-compare      the comparison of runs: figures, tables, a folder and a page
+compare      the comparison of runs: metrics, tables, a folder and a page
 page         functions that build HTML pages: their parts, tables and glossary
 pictures     functions that draw pictures for pages, and cards with learning curves
-tables       functions that build tables for the terminal and format figures as text
+tables       functions that build tables for the terminal and format values as text
 protection   cards of a report that state who is protected from whom
 spending     the ε that a private run has spent up to each version
 """

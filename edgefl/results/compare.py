@@ -83,7 +83,7 @@ def write(
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
     """Return the comparison for the terminal: its tables, then the result in a sentence and other notes.
 
-    The tables show the time to the target, the final figures, and the user's own metrics.
+    The tables show the time to the target, the final metrics, and the user's own metrics.
     """
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
@@ -153,7 +153,7 @@ COMPUTED = "Computed: times follow from the device profiles; no error is measure
 
 
 def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
-    """Return the final figures of a row's runs, keyed by heading; accuracies are included if ``scored``."""
+    """Return the final metrics of a row's runs, keyed by heading; accuracies are included if ``scored``."""
     f = row.figures
     slow = share(f["slow_accuracy"])
     shares = {">Accuracy": share(f["accuracy"]), ">Accuracy on slow phones' classes": slow}
@@ -170,7 +170,7 @@ def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
 
 
 def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
-    """Return a table of the final figures; narrow terminals do not show the loss if a run has an accuracy."""
+    """Return a table of the final metrics; narrow terminals do not show the loss if a run has an accuracy."""
     slow, scored = first.slow, _scored(rows)
     found = []
     for row in rows:
@@ -353,7 +353,7 @@ def _highest_of_slow(rows: Sequence[RunGroup]) -> str:
 
 
 def _by(rows: Sequence[RunGroup], figure: str) -> list[RunGroup]:
-    """Return the rows sorted by the mean of a figure, with the highest first."""
+    """Return the rows sorted by the mean of a metric, with the highest first."""
     return sorted(rows, key=lambda row: -row.figures[figure].mean)
 
 
@@ -362,7 +362,7 @@ def _level(one: RunGroup, other: RunGroup, figure: str) -> bool:
 
 
 def _leaders(rows: Sequence[RunGroup], figure: str) -> str:
-    """Return the labels of the rows with the highest mean of a figure, followed by "has" or "have"."""
+    """Return the labels of the rows with the highest mean of a metric, followed by "has" or "have"."""
     first = _by(rows, figure)[0]
     names = [row.label for row in rows if _level(row, first, figure)]
     return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'}"
@@ -372,7 +372,7 @@ UNDECIDED = " (these seeds do not tell them apart)"
 
 
 def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
-    """Return the difference of a figure, ``first`` minus ``second``, averaged over the seeds of both rows.
+    """Return the difference of a metric, ``first`` minus ``second``, averaged over the seeds of both rows.
 
     Return None if the rows have no seed in common.
     """

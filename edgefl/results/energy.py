@@ -21,7 +21,7 @@ def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | N
     trips is unknown, and ``unknown_trips`` counts them.
 
     Idle power is counted only during trips. ``total_j`` is the sum of the four `PARTS`. All phones of a
-    profile share the error of the profile's figures, so the interval does not become narrower with more
+    profile share the error of the profile's values, so the interval does not become narrower with more
     phones; the errors of different profiles are assumed to be independent.
     """
     trips, fleet, power = record.trips, record.fleet, record.meta.power

@@ -28,7 +28,7 @@ LONGEST = 60
 folder replaces the settings."""
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
-"""Names of the figures that are averaged over seeds and compared."""
+"""Names of the metrics that are averaged over seeds and compared."""
 UNFINISHED = "unfinished"
 """Verdict on a run that was interrupted or killed, or is still running."""
 SPLIT = ("evaluate_on", "test_split", "test_fraction", "validation_fraction", "image_size")
@@ -64,13 +64,13 @@ class RunGroup(NamedTuple):
     runs: tuple[Run, ...]
     figures: dict[str, Estimate]
     each: tuple[dict[str, float], ...]
-    """The figures of each run."""
+    """The metrics of each run."""
     valid: bool
     to_target: ToTarget | None = None
     """The cost of the runs until they reached the comparison's target: emulated time and client trips."""
 
     def estimates(self) -> dict[str, Any]:
-        """Return, for JSON, the mean of each figure and half the width of the mean's 95% interval."""
+        """Return, for JSON, the mean of each metric and half the width of the mean's 95% interval."""
         return {k: {"mean": rounded(f.mean), "half_95": rounded(f.half)} for k, f in self.figures.items()}
 
     @property
@@ -161,7 +161,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:
-    """Return one row per label, with the mean of each figure over the runs and the cost until the target."""
+    """Return one row per label, with the mean of each metric over the runs and the cost until the target."""
     rows: list[RunGroup] = []
     first: list[Record] = []
     for label, part in runs.items():
@@ -177,7 +177,7 @@ def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> lis
 
 
 def _figures(run: Run, passed: ToTarget | None, place: int) -> dict[str, float]:
-    """Return the run's `FIGURES` and the user's metrics; a missing figure is NaN.
+    """Return the run's `FIGURES` and the user's metrics; a missing value is NaN.
 
     ``place`` is the index of the run in ``passed``.
     """
@@ -200,7 +200,7 @@ def _figures(run: Run, passed: ToTarget | None, place: int) -> dict[str, float]:
 
 
 def own_names(rows: Sequence[RunGroup]) -> list[str]:
-    """Return the names of the user's metrics: all figures besides `FIGURES`."""
+    """Return the names of the user's metrics: all metrics besides `FIGURES`."""
     return list(dict.fromkeys(name for row in rows for name in row.figures if name not in FIGURES))
 
 

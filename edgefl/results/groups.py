@@ -112,8 +112,8 @@ def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
 def applied_weight(record: Record) -> Shares:
     """Return each client's share of the total applied weight, multiplied by the number of clients.
 
-    A value of 1 is fair by FedStaleWeight's definition (Ma 2024, eq. 3). The result is empty if no weight was
-    applied.
+    A value of 1 is fair according to the definition of FedStaleWeight (Ma 2024, eq. 3). The result is empty
+    if no weight was applied.
     """
     weight, owner = record.trips["weight"], record.trips["client"]
     clients = record.fleet["client"] if len(record.fleet["client"]) else np.unique(owner)
@@ -145,7 +145,7 @@ def class_accuracy(row: EvaluationRow) -> NDArray[np.float64]:
 
 
 def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
-    """Return the accuracy over all test examples of the classes ``labels``; NaN if there are none."""
+    """Return the accuracy over all test examples of the classes ``labels``; NaN if these have no examples."""
     known = [label for label in labels if 0 <= label < len(row.total)]
     total = sum(row.total[label] for label in known)
     return sum(row.correct[label] for label in known) / total if total else float("nan")

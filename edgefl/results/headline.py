@@ -1,4 +1,4 @@
-"""The headline figures of a run as text, as shown in its report, on its live page and in the terminal."""
+"""The headline metrics of a run as text, as shown in its report, on its live page and in the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgefl.results.tables import many, number, percent, seconds
 
 
 class Stat(NamedTuple):
-    """One figure: its name, its value, a note, and the value's tone ("", "good" or "bad")."""
+    """One metric: its name, its value, a note, and the value's tone ("", "good" or "bad")."""
 
     name: str
     value: str
@@ -68,7 +68,7 @@ _VERDICTS = {True: {"value": "VALID", "tone": "good"}, False: {"value": "INVALID
 
 
 def headline(summary: Mapping[str, Any]) -> list[Stat]:
-    """Return the most important figures of a run's ``summary``."""
+    """Return the most important metrics of a run's ``summary``."""
     trips, staleness, slow = summary["trips"], summary["staleness"], summary["slow_phones"]
     lost = [f"{trips[fate]:,} {fate}" for fate in ("discarded", "dropped", "lost", "open") if trips[fate]]
     weight, theirs = slow["applied_weight"], slow["accuracy"]

@@ -85,7 +85,7 @@ def page(
 
 
 def stat(name: str, value: str, note: str = "", tone: str = "") -> str:
-    """Return a card with a headline figure; words are set in a smaller font than numbers.
+    """Return a card with a headline metric; words are set in a smaller font than numbers.
 
     ``tone`` is "", "good" or "bad".
     """
@@ -104,7 +104,7 @@ def card(title: str, about: str, inner: str, *, wide: bool = True) -> str:
 
 
 def bullets(items: Iterable[str]) -> str:
-    """Return the strings as an HTML list, or an empty string if there are none."""
+    """Return the strings as an HTML list, or an empty string if ``items`` is empty."""
     rows = "".join(f"<li>{escape(item)}</li>" for item in items)
     return f"<ul>{rows}</ul>" if rows else ""
 
@@ -260,7 +260,7 @@ def hint(heading: str) -> str:
 
 
 def glossary(html: str) -> str:
-    """Return an HTML glossary of the terms whose explanations are in ``html``; empty if there are none."""
+    """Return an HTML glossary of the terms whose explanations are in ``html``; "" if it explains none."""
     used = [term for term, text in TERMS.items() if escape(text) in html]
     rows = "".join(f"<dt>{term}</dt><dd>{escape(TERMS[term])}</dd>" for term in used)
     card = f'<h2>Terms</h2><div class="grid"><section class="card wide"><dl>{rows}</dl></section></div>'

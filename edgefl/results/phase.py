@@ -54,7 +54,7 @@ class Phase(NamedTuple):
     """Reason why clients act together by design, so that no warning is given; empty if there is no reason."""
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures for ``summary.json``."""
+        """Return the results for ``summary.json``."""
         shares = {"one_profile_buffers": self.one_profile, "coincident_arrivals": self.coincident}
         plain = {name: None if one is None else one._asdict() for name, one in shares.items()}
         return {**plain, "by_design": self.by_design, "warning": self.warning}

@@ -90,7 +90,7 @@ class Canvas:
         self._tips: list[str] = []
 
     def shares(self, top: float = 1.03, low: float = 0.0) -> float:
-        """Show the y axis in per cent; return its lower end."""
+        """Label the y axis with percentages; return its lower end."""
         self.axes.set_ylim(low, top - low * 0.03)
         self.axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.3g}%")
         return low
@@ -148,10 +148,10 @@ AXES = {
 def curves_picture(
     curves: Sequence[Curve], over: str, what: str = "Accuracy", *, ends: bool = False, share: bool = True
 ) -> Picture | None:
-    """Draw curves over ``at_s`` or ``trips``; return None if there are none.
+    """Draw curves over ``at_s`` or ``trips``; return None if ``curves`` is empty.
 
-    If ``share``, the values are shares and are shown in per cent. If ``ends``, the last value of each curve
-    is printed at the end of the curve.
+    If ``share``, the values are shares and are shown as percentages. If ``ends``, the last value of each
+    curve is printed at the end of the curve.
     """
     if not curves:
         return None

@@ -61,7 +61,7 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
 
 
 def read_events(db: sqlite3.Connection, until: int = 2**63 - 1) -> Iterator[tuple[int, Event]]:
-    """Yield the events of the journal up to number ``until``, in order, each with its number."""
+    """Yield the events of the journal up to number ``until``, each with its number, in ascending order."""
     for seq, event in db.execute("SELECT seq, event FROM journal WHERE seq <= ? ORDER BY seq", (until,)):
         yield seq, event_decoder.decode(event)
 
@@ -198,7 +198,7 @@ class Record:
 
     @cached_property
     def meta(self) -> Meta:
-        """Facts about the run as a whole."""
+        """Data about the run as a whole."""
         with self._errors():
             fields = {key: msgspec.json.decode(value) for key, value in self.select("SELECT * FROM meta")}
             return msgspec.convert(fields, Meta, strict=False)
@@ -288,12 +288,12 @@ class Record:
         )
 
     def events(self) -> Iterator[tuple[int, Event]]:
-        """Yield the events of the journal in order, each with its number."""
+        """Yield the events of the journal, each with its number, in ascending order of the numbers."""
         with self._errors():
             yield from read_events(self._db)
 
     def moves(self) -> Iterator[Joined | Left]:
-        """Yield the events of clients that join or leave, in order, without decoding the other events.
+        """Yield the events of clients that join or leave, in order of time; other events are not decoded.
 
         A death counts as leaving if it disconnects a client that was connected or on its last trip.
         """

@@ -590,7 +590,7 @@ def nodes_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
-    """Return a table of a run's summary for the terminal, with the headline figures and some others."""
+    """Return a table of a run's summary for the terminal, with the headline metrics and some others."""
     aggregation, worst = summary["aggregation"], summary["fidelity"]["worst"]
     rows = [(one.name.lower(), one.text) for one in headline(summary)]
     rows[0] = ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}")

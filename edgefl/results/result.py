@@ -30,7 +30,7 @@ class Result:
         return f"Result({str(self.dir)!r})"
 
     def __str__(self) -> str:
-        """Return the figures that `edgefl run` prints."""
+        """Return the results that `edgefl run` prints."""
         try:
             return as_text(self._figures())
         except ConfigError as error:

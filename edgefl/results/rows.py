@@ -141,15 +141,18 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     clients: tuple[int, ...] = ()
     """Numbers of the clients on whose held-out examples the version was measured."""
     client_loss: tuple[float, ...] = ()
+    """Loss of the global model on the held-out examples of each of ``clients``."""
     client_accuracy: tuple[float, ...] = ()
+    """Accuracy of the global model on the held-out examples of each of ``clients``."""
     personal_loss: tuple[float, ...] = ()
+    """Like ``client_loss``, but of each client's personal model: the global model after training on the
+    client's data."""
     personal_accuracy: tuple[float, ...] = ()
-    """For each of ``clients``: loss and accuracy of the global model, and of the ``personal`` model, which is
-    the global one after training on the client's data."""
+    """Like ``client_accuracy``, but of each client's personal model."""
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A fault that the run handled. Its ``kind`` is, for example, death, hang, oom, checksum or rejoin."""
+    """A fault that the run handled. Some values of ``kind`` are death, hang, oom, checksum and rejoin."""
 
     id: int | None
     at_s: float
@@ -187,7 +190,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     shared_mib: float | None = None
     """Size of the parameter buffer, which the processes share."""
     clients_mib: dict[int, float] = {}
-    """Sizes keyed by the number of the client (wall clock) or of the worker (virtual clock)."""
+    """Size of each client (wall clock) or each worker (virtual clock), keyed by its number."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,7 +228,7 @@ class SecureCost(msgspec.Struct, frozen=True):
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the whole run. In the table ``meta``, each field is a row: see `Store.set_meta`."""
+    """Data about the whole run. In the table ``meta``, each field is a row: see `Store.set_meta`."""
 
     name: str = ""
     edgefl: str = ""

@@ -21,7 +21,7 @@ ENDING = "-seal"
 """Suffix of the seal's file, which holds an 8-byte checksum of each page and one of all these checksums."""
 PAGE = 4096
 AT_ONCE = 256 * PAGE
-"""Number of bytes to read at once, since the record of a long run may be larger than the server's memory."""
+"""Number of bytes per read, since the record of a long run may be larger than the server's memory."""
 _WORDS = PAGE // 8
 _VOLATILE = (18, 19, *range(24, 28), *range(92, 100))
 """Bytes of the first page that SQLite changes without its log: the journal mode and change counters."""

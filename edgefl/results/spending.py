@@ -127,7 +127,7 @@ def most_trips(record: Record) -> NDArray[np.int64]:
 
 
 def summary_of(found: Spending | None) -> dict[str, Any] | None:
-    """Return the figures on privacy for ``summary.json``."""
+    """Return the results on privacy for ``summary.json``."""
     if found is None:
         return None
     rules, local, bound = found.rules, found.local, float(found.epsilon[-1])

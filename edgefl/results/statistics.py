@@ -51,7 +51,7 @@ class Estimate(NamedTuple):
 
 
 NONE = Estimate(math.nan, None)
-"""The estimate of a figure that is missing in all runs."""
+"""The estimate of a metric that is missing in all runs."""
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -75,7 +75,7 @@ def half_95(values: Points) -> Points:
 
 
 def share(value: Estimate) -> str:
-    """Return an estimate of a share as text, in per cent."""
+    """Format an estimate of a share as a percentage."""
     if not np.isfinite(value.mean):
         return "–"
     return f"{value.mean:.1%}" if value.half is None else f"{value.mean * 100:.1f} ±{value.half * 100:.1f}%"

@@ -135,7 +135,7 @@ class Store:
     def _forget(self) -> None:
         self._calls: list[tuple[Any, ...]] = []
         """Calls since the last `secure` or `commit`: the method's name and its arguments."""
-        # Events and trips are encoded only in a commit, since encoding many at once takes half the time.
+        # Events and trips are encoded only in a commit, since encoding many together takes half the time.
         self._journal: list[Event] = []
         self._trips: list[tuple[TripRow, int]] = []
         self._sums: list[tuple[int, bytes, bytes]] = []
@@ -333,7 +333,8 @@ class Store:
             try:
                 # TRUNCATE also empties the log: if an entry in it were damaged later, SQLite would read the
                 # entries before it instead of newer pages in the file.
-                self._db.execute("PRAGMA busy_timeout = 0")  # while a reader is open, the log is not emptied
+                # While a reader is open, the log cannot be emptied: do not wait, a later call will empty it.
+                self._db.execute("PRAGMA busy_timeout = 0")
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -382,7 +383,7 @@ class Store:
         return {task for (task,) in self._db.execute("SELECT task FROM trips WHERE fate IS NULL")}
 
     def replay(self, *, until: int = 2**63 - 1) -> Iterator[tuple[int, Event]]:
-        """Yield the committed events up to number ``until``, with their numbers, in order."""
+        """Yield the committed events up to number ``until`` in ascending order, with their numbers."""
         return read_events(self._db, until)
 
     def close(self, *, commit: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Compute the content of summary.json: a run's figures."""
+"""Compute the content of summary.json: a run's results."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _plain(value: Any) -> Any:
 
 
 def summarize(run: Record | str | Path) -> dict[str, Any]:
-    """Return the run's figures. A figure is None if nothing was measured for it, such as without evaluations.
+    """Return the run's results. A result is None if nothing was measured for it, such as without evaluations.
 
     ``client_trips`` counts trips as ``stop.trips`` does: completed trips (download, training and upload),
     whether or not their update was used, and cancelled trips, but not lost trips. Staleness covers only
@@ -294,10 +294,10 @@ def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float
 
 
 def on_clients(record: Record) -> dict[str, Any] | None:
-    """Return figures of the last evaluation on the clients' own examples; None if there was no such
+    """Return metrics of the last evaluation on the clients' own examples; None if there was no such
     evaluation.
 
-    The figures are given for the ``global`` model and for the clients' ``personal`` models (after training).
+    The metrics are given for the ``global`` model and for the clients' ``personal`` models (after training).
     They are the mean accuracy or, for a task without classes, the mean loss: over all clients, and over the
     worst tenth of the clients. Every client has the same weight.
     """
@@ -431,7 +431,7 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
 def _memory(record: Record) -> dict[str, Any]:
     """Return the memory of the processes in MiB, in total and for each profile.
 
-    For a profile, the figures are the predicted peak memory of training, and the growth of the processes.
+    For a profile, the metrics are the predicted peak memory of training, and the growth of the processes.
     """
     memory, peak, grew = record.meta.memory, record.trips["peak_mib"], record.trips["process_grew_mib"]
     sizes = list(memory.clients_mib.values())

@@ -1,4 +1,4 @@
-"""Reader of a sweep's folder: its runs with their settings and figures, and a picture of the curves."""
+"""Reader of a sweep's folder: its runs with their settings and metrics, and a picture of the curves."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ class Sweep:
         return found
 
     def table(self) -> Table:
-        """Return one row per run: its label, the values of the grid's keys, its seed, and its figures.
+        """Return one row per run: its label, the values of the grid's keys, its seed, and its metrics.
 
-        The figures are the accuracy, the loss, the numbers of versions and client trips, the emulated and
+        The metrics are the accuracy, the loss, the numbers of versions and client trips, the emulated and
         wall seconds, the staleness, the accuracy and the applied weight of slow phones, the cost until the
         target (NaN if it was not reached), the target, and ``valid``, which is 1.0 for a valid run and
         otherwise 0.0.
@@ -153,7 +153,7 @@ class Sweep:
         return table
 
     def means(self) -> Table:
-        """Return one row per label, with the mean of each figure over seeds.
+        """Return one row per label, with the mean of each metric over seeds.
 
         A column ``…_half_95`` is half the width of the mean's 95% interval (Student's t); it is NaN if there
         is only one seed.

@@ -1,4 +1,4 @@
-"""Build tables for the terminal, and format figures as text."""
+"""Build tables for the terminal, and format values as text."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def figure(value: object) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """Return a share in per cent; a dash if it is missing.
+    """Format a share as a percentage with this number of decimals; a missing share becomes a dash.
 
     >>> percent(0.5), percent(1e300)
     ('50.0%', '1e+302%')

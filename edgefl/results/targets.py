@@ -96,11 +96,11 @@ def check_scored(records: Sequence[Record]) -> None:
 def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarget | None:
     """Return the target of a comparison.
 
-    The target is ``given`` or, if that is None, the goal in the runs' table ``[stop]``. If there is no such
-    goal either, it is the highest smoothed accuracy that every run reached, or None if a run has no accuracy.
-    The target's window is `WINDOW`, except that it is ``stop.accuracy_over`` for the goal ``stop.accuracy``
-    if that number is less, and 1 for the goal ``stop.metric``. Raises `ConfigError` if ``given`` is not a
-    share above 0, or if the runs have no accuracy.
+    The target is the first of these that exists: ``given``; the goal ``stop.accuracy`` or ``stop.metric``, if
+    it is the same for all runs; the highest smoothed accuracy that every run reached. It is None if none of
+    them exists. The target's window, the number of evaluations over which values are smoothed, is 1 for
+    ``stop.metric``, at most ``stop.accuracy_over`` for ``stop.accuracy``, and otherwise `WINDOW`. Raises
+    `ConfigError` if ``given`` is not a share above 0, or if it is given and no evaluation has an accuracy.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]

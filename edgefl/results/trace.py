@@ -57,7 +57,7 @@ def write_events(path: Path, records: Sequence[Record]) -> Path:
 
 
 def trace_text(records: Sequence[Record]) -> str:
-    """Return the trace of one or several runs as the text of its file."""
+    """Return the content of a trace file for one or several runs."""
     events: list[Event] = []
     for k, record in enumerate(records):
         prefix = "" if len(records) == 1 else f"{record.meta.name or record.folder.name}: "
@@ -146,7 +146,11 @@ def _server(record: Record, pid: int) -> Iterator[Event]:
 
 
 def _buffer(record: Record) -> list[tuple[float, int]]:
-    """Return the times at which updates entered the buffer (+1) or left it with a version (−1), in order."""
+    """Return the changes of the number of updates in the buffer, each with its time, in order of time.
+
+    The change is +1 when an update arrives, and −1 when it is applied or dropped at the step that makes a
+    version.
+    """
     at_s = dict(zip(record.versions["version"].tolist(), record.versions["at_s"].tolist(), strict=True))
     changes: list[tuple[float, int]] = []
     columns = (record.trips[name].tolist() for name in ("arrived_s", "applied_version", "fate"))

@@ -43,7 +43,7 @@ class Copied(NamedTuple):
     curve: list[dict[str, float]]
     """The known values of each evaluation, with ``version``, ``emulated_s`` and ``trips``."""
     figures: dict[str, float]
-    """Figures of the whole run."""
+    """Results of the whole run."""
     tags: dict[str, str]
 
 

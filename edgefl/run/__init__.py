@@ -19,7 +19,7 @@ hidden          implements secure aggregation: its rules, the phones' keys, and 
                 encrypted) updates (hidden_masks, hidden_pairwise and hidden_trusted implement one kind each;
                 secure_process is the process that unmasks or decrypts sums; secure_parties is the code that
                 the parties in this process share)
-clock           implements clocks, alarms and the agenda (progress collects the figures for the live view and
+clock           implements clocks, alarms and the agenda (progress collects the metrics for the live view and
                 the time spent in each stage)
 client, worker  are the processes that train, at the speed of the device or of the host; worker also runs the
                 evaluator (assessor evaluates a model)

@@ -240,7 +240,7 @@ def _spent(phase: PhaseTime) -> messages.Spent:
 def _die_at(instant_ns: float) -> None:
     """Schedule SIGKILL for this process at ``instant_ns``, a time of the monotonic clock in nanoseconds.
 
-    If this time has passed, the signal is sent at once.
+    If this time has passed, the signal is sent immediately.
     """
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     signal.setitimer(signal.ITIMER_REAL, max(1e-6, (instant_ns - time.monotonic_ns()) / 1e9))

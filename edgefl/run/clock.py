@@ -67,10 +67,10 @@ class VirtualClock(WallClock):
 
 
 class Alarms:
-    """Callbacks that are due at times of the monotonic clock.
+    """Callbacks, each with the time of the monotonic clock at which it is due.
 
-    They are called in the order of these times; callbacks with equal times are called in the order in which
-    they were set.
+    They are called in the order of these times; callbacks that are due at the same time are called in the
+    order in which they were set.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -142,7 +142,7 @@ class Spawn(_OfPeer, frozen=True, tag="spawn"):
     key: bytes = b""
     """The server's public key if the address is the door, its socket for other machines; otherwise empty."""
     as_is: bool = False
-    """True if the process is not limited to its profile's speed and memory."""
+    """True if the process runs without the speed and memory limits of its device profile."""
 
 
 class Clear(msgspec.Struct, frozen=True, tag="clear"):
@@ -303,9 +303,9 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Figures for the live view, sent a few times per second.
+    """Metrics for the live view, sent a few times per second.
 
-    ``invalid`` is the first reason why the run is INVALID so far, or "" if there is none.
+    ``invalid`` is the first reason why the run is INVALID so far, or "" if the run is valid.
     """
 
     emulated_s: float

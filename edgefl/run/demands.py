@@ -21,7 +21,7 @@ from edgefl.strategies.base import Strategy
 
 
 def checked(experiment: Experiment, base: Path) -> Experiment:
-    """Validate and complete an experiment. Raises `ConfigError` if it cannot run, whatever its data are."""
+    """Validate and complete an experiment. Raises `ConfigError` for errors that no data could mend."""
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
     experiment = completed(experiment, resolve(experiment.strategy, [base]))

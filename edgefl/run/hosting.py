@@ -28,7 +28,7 @@ class Share(NamedTuple):
     cores: float | None = None
     """Number of cores for these peers; None if they may use all cores that this process may use."""
     as_is: bool = False
-    """True if the peers are not limited to their device profiles."""
+    """True if the peers run without the speed and memory limits of their device profiles."""
 
 
 class Seat(NamedTuple):
@@ -101,7 +101,7 @@ class Hosts(Protocol):
         """Start a peer."""
 
     def expel(self, message: control.Expel) -> control.Departed | None:
-        """Kill a peer; if the peer has no process, return the `Departed` message for it at once."""
+        """Kill a peer. If it has no process yet, return its `Departed` message, which no host would send."""
 
     def clear(self, restarts: int) -> Iterator[control.FromHosts]:
         """Kill all peers, because their server has died; each host then sends a `control.Cleared` message."""

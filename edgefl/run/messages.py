@@ -134,7 +134,7 @@ class TaskResult(_Message, frozen=True, tag=23):
     """Times that a client has measured; None from a worker, which computes at full speed."""
 
     def measured(self) -> TripTimes:
-        """Return the measured times. Raises `WireError` if there are none."""
+        """Return the measured times. Raises `WireError` if they are missing."""
         if self.times is None:
             raise WireError(f"an update of task {self.task} without the times of its trip")
         return self.times

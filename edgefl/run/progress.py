@@ -1,4 +1,4 @@
-"""Figures of the running server for the live view and the summary, and the time that the server spends in
+"""Metrics of the running server for the live view and the summary, and the time that the server spends in
 each stage of its work."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_COSTS = 1_000_000
 
 
 class Gauge:
-    """Counts trips and measures what they cost the server; `progress` summarises the figures."""
+    """Counts trips and measures what they cost the server; `progress` summarises the metrics."""
 
     def __init__(self, plan: control.Serve) -> None:
         kinds = fleet_of(plan.experiment).kinds
@@ -67,7 +67,7 @@ class Gauge:
     def cost(self, ns: int) -> None:
         """Store the nanoseconds that the server spent on one update, from the receipt of the update to the
         next task, excluding sums."""
-        if self._wall and len(self._costs_ns) < MOST_COSTS:  # a worker reports many updates at once
+        if self._wall and len(self._costs_ns) < MOST_COSTS:  # a worker reports many updates together
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:
@@ -83,7 +83,7 @@ class Gauge:
     def progress(
         self, core: Core, clock: WallClock, connected: int | None, incidents: int
     ) -> control.Progress:
-        """Return the current figures.
+        """Return the current metrics.
 
         ``connected`` is the number of connected clients, or None after all clients have connected.
         """

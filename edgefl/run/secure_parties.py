@@ -1,5 +1,7 @@
-"""Code shared by the parties of all secure aggregation schemes in `edgefl.run.secure_process`: their reply,
-and the list of updates that they have summed."""
+"""Code that all schemes of secure aggregation in `edgefl.run.secure_process` share.
+
+This is the reply of a scheme's parties to the server, and the record of what each party has summed.
+"""
 
 from __future__ import annotations
 

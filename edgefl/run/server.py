@@ -149,7 +149,7 @@ class ServerLoop:
     def _stop(self, reason: str) -> None:
         """Dismiss the clients after the core has stopped, and wait only for the last evaluations.
 
-        An evaluator that hangs is still killed; the evaluations that it has not finished are given up.
+        An evaluator that hangs is still killed, and its unfinished evaluations are given up.
         """
         self._stopped = reason
         self._flush()

@@ -70,7 +70,7 @@ class SumResult(msgspec.Struct):
     clip_norm: float | None = None
     salt: str = ""
     zero: tuple[int, ...] = ()
-    """Tasks summed as zero in a private step; see `edgefl.core.events.Summed`."""
+    """Tasks of a private step whose updates were replaced by zeros; see `edgefl.core.events.Summed`."""
     weights: tuple[float, ...] = ()
     """The weights that `Strategy.combine` chose; empty if the weights of the step were used."""
     refused: str = ""
@@ -126,7 +126,7 @@ class Aggregator:
         self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
         self._clipped = Clipped([], 0)
         self._chosen: tuple[float, ...] = ()  # weights that `combine` chose for the step
-        self._zero: set[int] = set()  # tasks of a private step whose updates are summed as zero
+        self._zero: set[int] = set()  # tasks of a private step whose updates are replaced by zeros
         self._salt = self._refused = ""
 
     @classmethod

@@ -13,8 +13,8 @@ It is one loop over the channels of server and zygote and over the messages of t
     LEAVING     the server writes a last checkpoint
     ENDED       the record is complete (`Finished`)
 
-Ctrl-C ends the run at once in the first three states; later, the server first writes a checkpoint. However
-the run ends, the same code closes everything and writes summary, report and trace.
+Ctrl-C ends the run immediately in the first three states; later, the server first writes a checkpoint.
+However the run ends, the same code closes everything and writes summary, report and trace.
 """
 
 from __future__ import annotations

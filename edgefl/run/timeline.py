@@ -138,7 +138,7 @@ class Timeline:
         return iter(())
 
     def resend(self, peer: Peer) -> Iterator[TimelineEvent]:
-        """Send an idle peer those tasks again that it has not answered."""
+        """Send an idle peer its unanswered tasks again."""
         raise NotImplementedError
 
     def delivery(

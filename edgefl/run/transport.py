@@ -81,7 +81,7 @@ class WireServer(ShmServer):
         raw, end = buffer.raw(slot), chunk.offset + len(body)
         if not 0 <= chunk.offset <= end <= raw.size:
             raise WireError(
-                f"a part of {len(body)} bytes at byte {chunk.offset} where the update has {raw.size} bytes"
+                f"{part} has {len(body)} bytes at offset {chunk.offset}, but the update has {raw.size} bytes"
             )
         task, parts, received = self._parts[slot]
         if task != chunk.task:

@@ -101,7 +101,7 @@ class UpdateMaker:
             result = result._replace(failed=result.failed or not_finite)
         if self._own:
             old, new = (self._buffer.kept(client, new=side)[: self._own] for side in (False, True))
-            if result.failed or not np.isfinite(new).all():  # the update is dropped or summed as zero
+            if result.failed or not np.isfinite(new).all():  # the update is dropped or replaced by zeros
                 np.copyto(new, old)
         return result
 
@@ -133,7 +133,7 @@ class UpdateMaker:
         stop: int | None = None,
         cohort: Cohort | None = None,
     ) -> None:
-        """Write bytes ``start`` to ``stop`` of a task's update. The parts must be written in order.
+        """Write bytes ``start`` to ``stop`` of a task's update. Parts must be written in ascending order.
 
         A rounded or masked update is written completely at ``start`` = 0, and overwrites the trained model.
         """

@@ -87,7 +87,7 @@ def verdict_of(summary: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class RunView:
-    """Base class of the views, which keeps the figures of a run and shows nothing.
+    """Base class of the views, which keeps the metrics of a run and shows nothing.
 
     The context of a view lasts as long as the run.
     """
@@ -133,7 +133,7 @@ class RunView:
         self.workload = f"{data}, {model} with {prepared.size:,} parameters"
 
     def update(self, progress: control.Progress) -> None:
-        """Show new figures; this method is called a few times per second."""
+        """Show new metrics; this method is called a few times per second."""
         self.progress = progress
         if progress.connected is None and not self.running:
             self.running, self.note = True, ""
@@ -179,7 +179,7 @@ class RunView:
         return progress.invalid or overloaded
 
     def figures(self, progress: control.Progress) -> dict[str, str]:
-        """Return the known figures, the most important first."""
+        """Return the known metrics, the most important first."""
         fidelity = self.fidelity(progress)
         rate = number(progress.trips / progress.wall_s) if progress.wall_s else "–"
         more = self.explanation(progress)
@@ -249,7 +249,7 @@ class LineView(RunView):
             self._print(f"{self.outcome(error)}: {self._line(known) if known else 'no client was trained'}")
 
     def _line(self, progress: control.Progress) -> str:
-        """Return the figures in one line, without the last figures if the line would be too long."""
+        """Return the metrics in one line, without the last ones if the line would be too long."""
         parts = [f"{int(100 * self.goal(progress).share)}%"]
         parts += [f"{name} {text}" for name, text in self.figures(progress).items()]
         while len(line := ", ".join(parts)) > MOST_COLUMNS - len("edgefl: interrupted: "):

@@ -131,7 +131,8 @@ class WallTimeline(Timeline):
         self._failed[client] = task, reason
         if self.dynamics is not None and client in self.dynamics:
             move = self.dynamics.move(client)
-            if move.why == "died" and move.at_s < ends_s:  # the declared death happens even without a process
+            # The experiment declares when the client dies; this also holds if its process has ended already.
+            if move.why == "died" and move.at_s < ends_s:
                 self._leaving[client], ends_s = move.why, move.at_s
         self.agenda.add(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
 

@@ -224,7 +224,7 @@ class LivePage:
     # ---- the page's data -----------------------------------------------------------------------
 
     def picture(self) -> dict[str, Any]:
-        """Return the page's data for its script."""
+        """Return the data that the page's script displays."""
         view, progress = self._view, self._view.progress
         about = [f"{self._experiment.clock.kind} clock"]
         if view.scale is not None:
@@ -335,7 +335,7 @@ class LivePage:
 
 
 def _recorded_facts(row: ClientRow) -> dict[str, str]:
-    """Return the facts about a client that are in the record, keyed by their names on the page."""
+    """Return what the record contains about a client, as texts keyed by their names on the page."""
     return {
         "Step": "" if row.step_s is None else f"{number(row.step_s)} s declared, for a whole batch",
         "Memory": "" if row.memory_mib is None else f"{number(row.memory_mib)} MiB for the app",

@@ -181,7 +181,7 @@ class Workload:
             rules=self.rules,
         )
         self.known = KnownClients(self._trips)
-        """Facts about the clients that a strategy may use."""
+        """What a strategy may know about the clients."""
         self.host_step_s = 0.0
         """CPU time of a training step on this host, in seconds; `prepared` measures it."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
@@ -428,7 +428,7 @@ class Workload:
         return Fingerprint(data.hexdigest(), trained)
 
     def prepared(self) -> Prepared:
-        """Run a few training steps, restore the model, and return the facts and costs of the workload."""
+        """Run a few training steps, restore the model, and return the workload's properties and costs."""
         first = self.flat.array.copy()
         # Fill the caches with other data before each trip, as the trips of other clients would.
         client = self._largest()

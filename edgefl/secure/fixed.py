@@ -19,7 +19,7 @@ masks do not cancel, each element of the sum therefore reveals this with probabi
 
 
 class FixedPoint(NamedTuple):
-    """Encoding of float32 updates: each element is limited to [−clip, clip] and rounded to a multiple of
+    """Encoding of float32 updates: each element is clipped to [−clip, clip] and rounded to a multiple of
     `step`.
 
     Elements are rounded to the nearest multiple, and ties to the even one. The sum of encoded updates with

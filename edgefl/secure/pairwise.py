@@ -162,7 +162,7 @@ class PairRules(msgspec.Struct, frozen=True, tag="pairwise"):
     fixed: FixedPoint
     resolution: int
     """Resolution of the weights of updates, which are integers. The largest weight in the fleet is
-    represented by this number, and other weights are in proportion to it."""
+    represented by this number, and other weights are scaled accordingly."""
     least_clients: int
     """Minimum number of clients in a sum. A sum must also include more than half of the clients of the
     round."""

@@ -19,11 +19,11 @@ class Asynchronous(Strategy):
     """Starts clients without rounds. A subclass defines `step`."""
 
     concurrency: Count | None = None
-    """Number of clients that train at once, drawn uniformly from the idle ones; default: the whole fleet."""
+    """Number of clients that train in parallel, drawn uniformly from the idle ones; default: all clients."""
     restart: Literal["immediate", "new-version", "after-step"] = "immediate"
     """When a client may train again after its update has arrived.
 
-    With ``immediate`` it may train again at once; with ``new-version``, as soon as there is a version from
+    With ``immediate`` it may do so without delay; with ``new-version``, as soon as there is a version from
     which it has not trained; with ``after-step``, after the step that uses its update, so that no step uses
     two updates of one client (appendix D of FedBuff and appendix A of FedStaleWeight, whose proofs assume
     that all clients are equally likely to be in a step)."""

@@ -153,7 +153,7 @@ class Sampling(NamedTuple):
 
 class Arrivals(NamedTuple):
     """An arrival process, in which clients ask for work at times of their own. A request that the server does
-    not serve at once is lost."""
+    not serve immediately is lost."""
 
     kind: Literal["constant", "poisson"]
     """Gaps between arrivals: all equal (``constant``), or exponentially distributed (``poisson``)."""
@@ -293,7 +293,7 @@ class Strategy:
 
     @property
     def remark(self) -> str:
-        """A one-line warning about valid hyperparameters that do not fit together; "" if there is none."""
+        """A one-line warning about valid hyperparameters that do not fit together; "" if all fit."""
         return ""
 
     def check(self, clients: int) -> None:
@@ -321,7 +321,7 @@ class Strategy:
 
     @property
     def starts_together(self) -> bool:
-        """True if all clients of a round start at once; the first tasks then start without a random wait."""
+        """True if all clients of a round start together; the first tasks then start without a random wait."""
         return self.lockstep
 
     @property
@@ -369,7 +369,10 @@ class Strategy:
         return None
 
     def assign(self, state: Any, view: View) -> Sequence[int]:
-        """Return the idle clients that shall start now, in order. Called after every event."""
+        """Return the idle clients that shall start now, in the order of starting.
+
+        This method is called after every event.
+        """
         raise NotImplementedError
 
     def until(self, state: Any, client: int, view: View) -> Until | None:

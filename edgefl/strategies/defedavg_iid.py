@@ -26,9 +26,9 @@ class Links:
 class DeFedAvgIID(Buffered):
     """w ← w + (η/n) Σ_i Δ_i over the first n = ``buffer_size`` updates to finish, stale or not (Algorithm 2).
 
-    A client restarts at once, from the newest model. With ``overlap``, clients download into a receive buffer
-    while they train (section 2.2.1): a client trains, uploads, and restarts from the newest version in its
-    receive buffer. Transfer times are then constant: every upload of a client takes as long as its first
+    A client restarts without delay, from the newest model. With ``overlap``, clients download into a receive
+    buffer while they train (section 2.2.1): a client trains, uploads, and restarts from the newest version in
+    its receive buffer. Transfer times are then constant: every upload of a client takes as long as its first
     upload, and every broadcast takes as long as the clients' first downloads on average.
     """
 

@@ -44,8 +44,8 @@ class FedAT(Strategy):
     Tier 1 consists of the clients with the shortest trips, and tier M of the clients with the longest trips.
     w_m = Σ_k (n_k/N)·y_k is the average of the models from the last round of tier m, weighted by examples,
     and T = Σ_m T_m. Slow tiers complete fewer rounds, so each slow tier is weighted by the larger number of
-    rounds of a fast tier. Each tier starts its next round at once, from the newest global model. A client
-    minimises f_k(y) + (λ/2)·‖y − w‖².
+    rounds of a fast tier. Each tier starts its next round immediately, from the newest global model. A
+    client minimises f_k(y) + (λ/2)·‖y − w‖².
 
     Differences from the paper: until a tier has completed its first round, the current global model is used
     in place of the tier's model, whereas the paper uses the initial model. Tiers do not change during a run,

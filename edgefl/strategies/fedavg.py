@@ -42,8 +42,8 @@ class FedAvg(Rounds):
     draws with replacement and uses uniform weights."""
     cohorts: Literal["fixed", "poisson"] = "fixed"
     """With ``fixed``, a round has ``cohort`` updates. With ``poisson``, each client joins a round
-    independently with probability cohort/fleet, and each update has the weight 1/cohort, whatever the size of
-    the round. This leads to the lowest ε for the same noise (docs/privacy.md)."""
+    independently with probability cohort/fleet, and each update has the weight 1/cohort, independently of the
+    size of the round. This leads to the lowest ε for the same noise (docs/privacy.md)."""
 
     def check(self, clients: int) -> None:
         super().check(clients)

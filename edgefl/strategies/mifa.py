@@ -12,7 +12,7 @@ from edgefl.strategies.base import Step, Strategy, Update, View
 
 @dataclass(frozen=True, kw_only=True)
 class MIFA(Strategy):
-    """w ← w + (η/N) Σ_i G_i over all N clients, where G_i is client i's last update, or 0 if there is none.
+    """w ← w + (η/N) Σ_i G_i over all N clients, where G_i is client i's last update, at first 0.
 
     All connected clients train in a round; the step is due when each of them has delivered its update or has
     disconnected. A client that connects during a round waits for the next round. The server stores N updates,

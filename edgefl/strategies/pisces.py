@@ -67,7 +67,8 @@ class Pisces(Asynchronous):
     """
 
     staleness_bound: Count = 5
-    """b: number of steps that the server takes during a trip of the slowest running client."""
+    """b: the server takes about b steps while the slowest of the training clients makes one trip. This bounds
+    the staleness of its update."""
     staleness_penalty: NonNegative = 0.5
     """β: exponent with which staleness reduces a client's utility."""
     staleness_discount: NonNegative = 0.5

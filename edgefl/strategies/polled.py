@@ -107,7 +107,7 @@ class Polled(Strategy):
         return state.next * self.interval_s
 
     def sample(self, state: Polls, poll: int, view: View) -> frozenset[int]:
-        """Return the clients of a poll. Polls are always drawn in order, whatever the order of the calls."""
+        """Return the clients of a poll. Earlier polls are drawn first, even if they are asked for later."""
         for number in range(max(state.drawn, default=state.next - 1) + 1, poll + 1):
             clients = len(view.devices)
             drawn = view.rng.choice(clients, self.size(clients), replace=False, shuffle=False)

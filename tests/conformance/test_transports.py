@@ -172,7 +172,7 @@ def floats(*numbers: float) -> bytes:
 )
 def test_parts_beyond_the_update_are_refused(wired: Run, offset: int, count: int) -> None:
     wired.lease(40, slot=1)
-    refused(wired, messages.Chunk(40, 1, offset), floats(*[1.0] * count), "where the update has 40 bytes")
+    refused(wired, messages.Chunk(40, 1, offset), floats(*[1.0] * count), "but the update has 40 bytes")
 
 
 @pytest.mark.parametrize(

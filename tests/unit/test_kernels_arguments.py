@@ -23,7 +23,7 @@ def _f(size: int = 4, dtype: Any = np.float32, *, frozen: bool = False) -> Any:
 
 SHARED, F, Q = _f(8), _f(), _f(300, np.int8)
 S = SHARED[:4]
-WRITTEN = ", an output"
+OUTPUT = "must not overlap the output"
 ALLOWED = "must be float32, float16, uint16 (bfloat16) or int8 (with scales)"
 INT8 = {"out": _f(300), "base": None, "updates": [Q], "weights": [1.0]}
 SUM = {"out": F, "base": _f(), "updates": [_f(), _f()], "weights": [1.0, 2.0]}
@@ -55,7 +55,7 @@ WRONG_SUM: Wrong = [
     (INT8 | {"scales": [np.ones(2)]}, T, "scales[0] must be float32 (got float64)"),
 ]
 
-OLD_OVER_NEW = f"old_state[0] must not overlap new_state[0]{WRITTEN}"
+OLD_OVER_NEW = f"old_state[0] {OUTPUT} new_state[0]"
 LION = SimpleNamespace(kind="lion")
 STEP = {"out": F, "base": _f(), "updates": [_f()], "weights": [1.0]}
 STEP |= {"optimizer": ServerOptimizer(kind="adam")}
@@ -69,9 +69,9 @@ WRONG_STEP: Wrong = [
     ({"new_state": [_f(), np.ones(4)]}, T, "new_state[1] must be float32 (got float64)"),
     ({"new_state": [_f(frozen=True), _f()]}, V, "new_state[0] must be writable (got a read-only array)"),
     ({"old_state": [S, _f()], "new_state": [S, _f()]}, V, OLD_OVER_NEW),
-    ({"base": F}, V, f"base must not overlap out{WRITTEN}"),
-    ({"new_state": [S, S]}, V, f"new_state[1] must not overlap new_state[0]{WRITTEN}"),
-    ({"updates": [S], "new_state": [_f(), S]}, V, f"updates[0] must not overlap new_state[1]{WRITTEN}"),
+    ({"base": F}, V, f"base {OUTPUT} out"),
+    ({"new_state": [S, S]}, V, f"new_state[1] {OUTPUT} new_state[0]"),
+    ({"updates": [S], "new_state": [_f(), S]}, V, f"updates[0] {OUTPUT} new_state[1]"),
     ({"weights": [1.0, 2.0]}, V, "weights must have 1 entries, as many as updates (got 2)"),
     ({"optimizer": ServerOptimizer()}, V, "old_state and new_state must be empty for plain sgd (got 2)"),
     ({"checksums": _f(3, np.uint64)}, V, "checksums must have 1 entries, as many as updates (got 3)"),
@@ -87,7 +87,7 @@ WRONG_QUANTIZE: Wrong = [
     ({"scales": _f(2)}, V, "scales must be None for float16 (got ndarray)"),
     ({"out": Q, "scales": _f(1)}, V, "scales must have 2 elements (got 1)"),
     ({"residual": UPDATE[:3]}, V, "residual must have 300 elements (got 3)"),
-    ({"new_residual": UPDATE}, V, f"update must not overlap new_residual{WRITTEN}"),
+    ({"new_residual": UPDATE}, V, f"update {OUTPUT} new_residual"),
     ({"weight": "x"}, T, "weight must be a number (got 'x')"),
 ]
 
