@@ -96,7 +96,7 @@ def execute(
     accept_invalid: AcceptInvalid = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run copies of any command with a device's speed, memory and link.
+    """Run copies of a command with a device's speed, memory and link.
 
     The exit code is the first nonzero code of a copy, or 3 if all are 0 and the emulation was INVALID.
     """
