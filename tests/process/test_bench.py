@@ -67,7 +67,7 @@ def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: 
     found, seconds = ingest._long_enough("shm", 1000, CLIENTS, 0.2)
     assert (found.trips, seconds) == (16, 1.6)
     with pytest.raises(
-        RunError, match="600 trips of 300 clients with 1,000 parameters in 60 s, at least 900"
+        RunError, match="600 trips of 300 clients with 1,000 parameters in 60 s, but at least 900"
     ):
         ingest._long_enough("shm", 1000, 300, 60.0)
 

@@ -164,7 +164,7 @@ def test_the_comparison_fits_a_terminal(runs: Path) -> None:
     assert "±" in fair
     assert fair.rstrip().endswith("computed"), "nothing is measured under the virtual clock"
     assert wall.rstrip().endswith("VALID")
-    assert f"only {SLOW} hold" in table.getvalue()
+    assert f"held only by {SLOW}" in table.getvalue()
 
 
 def test_seeds_are_one_row_and_a_repeated_seed_is_not(runs: Path, tmp_path: Path) -> None:
