@@ -48,7 +48,7 @@ class Churn(Settings, frozen=True, kw_only=True):
 
 
 class Attackers(Settings, frozen=True, kw_only=True):
-    """Clients that send harmful updates, which tests how strategies react to them (docs/strategies.md)."""
+    """Clients that send harmful updates, to test how strategies react to them (docs/strategies.md)."""
 
     share: Annotated[float, Meta(gt=0, lt=1)]
     """Share of the clients that attack, rounded to a whole number of clients. These clients are drawn with
@@ -83,7 +83,7 @@ class Fleet(Settings, frozen=True, kw_only=True):
     on_death: Literal["replace", "drop"] = "replace"
     """``replace`` starts a new process for a client that died; ``drop`` removes the client from the run."""
     rejoin_s: NonNegative = 0.0
-    """Emulated seconds after which a client that died and was replaced is online again."""
+    """Emulated seconds from a client's death until it is online again in a new process."""
     units: Literal["individual", "identical"] = "individual"
     """``individual``: each phone has its own speed; the speeds vary as much as measurements of several phones
     of the same model do (docs/individuals.md). ``identical``: all phones have exactly the speed in the

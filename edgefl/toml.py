@@ -127,7 +127,8 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
         if value[0] in "{['\"":
             raise ConfigError(f"{shown}: {_AT.sub('', str(error))}") from None
         return parts, value
-    dated = isinstance(table["value"], (datetime.date, datetime.time))  # edgefl has no key with a date
+    # No key of edgefl takes a date or a time, so a value that looks like one is kept as plain text.
+    dated = isinstance(table["value"], (datetime.date, datetime.time))
     return parts, value if dated or len(table) > 1 else table["value"]
 
 

@@ -266,7 +266,10 @@ def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str])
 
 
 def _keys(kind: inspect.Type, key: str = "") -> Iterator[str]:
-    """Yield the dotted keys of all values in a type and its inner tables, but not of the tables in arrays."""
+    """Yield the dotted keys of a type's fields, except of those fields that are themselves tables.
+
+    The fields of inner tables are included; the fields of tables in arrays are not.
+    """
     tables = [part for part in parts(kind) if isinstance(part, Table)]
     if key and not tables:
         yield key

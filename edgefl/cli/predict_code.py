@@ -46,7 +46,7 @@ def predict_code(
     as_json: bool,
     without_aes: bool,
 ) -> None:
-    """Print the rates of code of the class ``code`` on a device or on given cores, with 90% intervals."""
+    """Print the rates at which a device or given cores run code of class ``code``, with 90% intervals."""
     if not is_class(code):
         raise ConfigError(unknown("code class", code, CLASSES))
     if model is not None:

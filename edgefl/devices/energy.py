@@ -29,7 +29,8 @@ class RadioPower(NamedTuple):
     """Power of a radio during transfers, in addition to the power of the idle phone.
 
     It is fitted to the readings of a power meter: P = ``down_w`` · exp(``down_growth`` · √Mbps) for
-    downloads, and ``up_w`` for uploads at any rate, because the readings for uploads show no trend.
+    downloads, and P = ``up_w`` for uploads at every rate, because the readings for uploads show no trend
+    with the rate.
     """
 
     down_w: float
@@ -55,7 +56,8 @@ METERED: Final[dict[Radio, RadioPower]] = {
 idling (SIGCOMM21-5G/artifact at 35aaf28): least squares on the logarithms of the medians in bins of
 throughput, with equal weights. The median residual is 3% (low band) and 8% (mmWave). A fit to one of the two
 mmWave locations predicts the power at the other with a median error of 12%, and with an error of 25% at the
-90th percentile. The low band was measured at only one location, so the factor of mmWave is used for it."""
+90th percentile. The low band was measured at only one location, so its `RadioPower.factor`
+is that of mmWave."""
 
 
 class Energy(NamedTuple):

@@ -371,7 +371,7 @@ class Trips:
         return max(0.0, line[0] + line[1] * examples)
 
     def _line(self, device: Device, profile: str) -> tuple[float, float]:
-        """Return the fixed seconds of a step on the device, and the seconds of each example."""
+        """Return the fixed time of a step on the device and the additional time per example, in seconds."""
         if (model := device.time_model()) is None:
             return 0.0, 1.0
         fixed_s, example_s = model.line(self._work)

@@ -71,7 +71,8 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outputs: float = 0.0
     """Additional operations for each output value of 1 × 1 convolutions."""
     large: float = 0.0
-    """Additional operations of 1 × 1 convolutions with an output side of at least `LARGE` pixels."""
+    """Additional operations, per actual operation, of 1 × 1 convolutions with an output side of at least
+    `LARGE` pixels."""
     few: float = 0.0
     """Additional operations of 1 × 1 convolutions with up to `FEW` input channels."""
     shallow: float = 0.0

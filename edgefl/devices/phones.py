@@ -90,7 +90,11 @@ class About(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Design of the core: Arm's name without Cortex-, or the first word of another maker's name."""
+        """Design of the core.
+
+        It is the Arm core that this core is or is based on, without ``Cortex-``. For other cores, it is the
+        first word of the core's name.
+        """
         known = FAMILIES.get(self.core)
         return known or self.core.removeprefix("Cortex-").split(" ")[0]
 

@@ -75,7 +75,7 @@ class TripPlan(NamedTuple):
     def breaks_s(self) -> float:
         """Seconds from the start of the trip until the link is lost, and with it the task.
 
-        They are infinite if the link is not lost.
+        The value is infinite if the link is not lost.
         """
         if self.down.breaks_after is not None:
             return self.down.breaks_s

@@ -239,7 +239,7 @@ speed is known."""
 
 
 class Device(_Table, frozen=True, kw_only=True):
-    """One device model; ``cpu`` may be missing only if ``delay_model`` replaces the trip's time."""
+    """One device model. ``cpu`` may be missing only if ``delay_model`` sets the time of whole trips."""
 
     schema: Schema = SCHEMA
     id: Name

@@ -116,8 +116,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def _path() -> str:
-    """Return the search path for commands: the folder of this Python, which contains Flower's commands, and
-    then the folders in PATH."""
+    """Return the search path for commands: the folder of the running Python interpreter, which contains
+    Flower's commands, and then the folders in PATH."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

@@ -130,7 +130,7 @@ class ThrottleTarget(Protocol):
         """Return ``now_ns`` minus the time in which the process is known not to have wanted a core."""
 
     def sleeps(self) -> bool:
-        """Return True if the process waits for something other than a core."""
+        """Return True if the process is waiting for something other than a core."""
 
     def runnable(self) -> int:
         """Return the number of threads that run or wait for a core."""

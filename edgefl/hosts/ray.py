@@ -33,8 +33,8 @@ GRACE_S = 10.0
 def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = False) -> Iterator[Nodes]:
     """Admit the nodes of the Ray cluster at ``address`` (``HOST:PORT`` or `AUTO`) to a run.
 
-    Ray sends each node a new key for this run. If the experiment uses modules of the user, the folder
-    ``base`` is also sent to the nodes.
+    Ray sends each node a new key for this run. If the experiment uses the user's own Python modules, the
+    folder ``base`` is also sent to the nodes.
 
     Raises `ConfigError` if Ray is not installed, if the cluster cannot be reached, or if no node can take
     part.

@@ -139,7 +139,7 @@ class SumArguments(NamedTuple):
     checksums: Checksums | None
 
     def checked(self) -> SumArguments:
-        """Return the checked arguments, with float32 weights. Errors name the wrong argument."""
+        """Return the validated arguments, with float32 weights. Error messages name the invalid argument."""
         checked_out = floats("out", self.out, writable=True)
         size = checked_out.size
         vectors, numbers = items("updates", self.updates), items("weights", self.weights)
@@ -147,7 +147,7 @@ class SumArguments(NamedTuple):
         for name, entries in (("weights", numbers), ("scales", per_update)):
             if len(entries) != len(vectors):
                 raise ValueError(
-                    f"{name} must have {len(vectors)} entries, as many as updates (got {len(entries)})"
+                    f"{name} must have {len(vectors)} entries, one per update (got {len(entries)})"
                 )
         try:
             doubles = np.array([float(w) for w in numbers], dtype=np.float64)

@@ -1,4 +1,5 @@
-"""Upper limits for `edgefl.lab.ingest`: programs that only move the data of a run, without its logic.
+"""Programs that measure upper limits for `edgefl.lab.ingest`: they only move the data of a run, without its
+logic.
 
 They start as many client processes as the run, and move as many bytes.
 
@@ -11,9 +12,9 @@ these are only headers; for ``wire`` they also contain a model to the client and
 server.
 
 ``memory``: all clients copy the model from the parameter buffer and copy an update into a slot, without any
-messages; when all clients have ended, the slots are summed with `edgefl.kernels`. Either part can use the
-whole machine, so a trip takes at least the sum of both times. Memory is accessed as in a run: trips use the
-slots in turn, and each version is the sum of a fixed number of updates.
+messages; when all clients have ended, the slots are summed with `edgefl.kernels`. The copying and the
+summing can each use the whole machine, so a trip takes at least the sum of both times. Memory is accessed as
+in a run: trips use the slots in turn, and each version is the sum of a fixed number of updates.
 
 ``passes`` is like ``memory``, but makes all passes over the data that a trip over shared memory needs: the
 update is computed as the difference between the trained vector and the model, and is written into the slot

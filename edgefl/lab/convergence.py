@@ -41,7 +41,7 @@ class Ratio(NamedTuple):
 
     @property
     def p(self) -> float | None:
-        """Probability of agreement by chance if the true mean ratio is ``within`` above or below 1.
+        """Probability that the ratios agree by chance if their true mean is 1 − ``within`` or 1 + ``within``.
 
         This is the larger p-value of two one-sided tests (an equivalence test). It is None with fewer than
         3 seeds.

@@ -109,7 +109,11 @@ def _expected(rates: Sequence[float], rule: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Targeted(FedStaleWeight):
-    """FedStaleWeight with target weights p_i proportional to 1, 2, 3, … for clients 0, 5, 10, 1, 6, …"""
+    """FedStaleWeight with target weights p_i proportional to 1, 2, 3, … for clients 0, 5, 10, 1, 6, …
+
+    In this order, two fast clients (0 to 9) are followed by one slow client (10 to 14), so both the fast and
+    the slow clients get small and large weights.
+    """
 
     def importance(self, devices: Sequence[Client]) -> Sequence[float]:
         return [float(p) for p in target(len(devices)) / len(devices)]

@@ -36,7 +36,8 @@ VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
 """Incidents that no kill may cause: an update is not the one that was sent, or has another base version."""
 REPEATED = "another sum"
-"""Part of a refusal that no kill of one process may cause: masked updates were already in an earlier sum."""
+"""Text in the message about a refused sum whose masked updates were already in an earlier sum. Killing one
+process must never cause such a refusal."""
 MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")
 
 
@@ -236,7 +237,8 @@ class DisturbedRun(msgspec.Struct, kw_only=True):
     seed: int
     kills: int = 0
     commands: int = 0
-    """Number of ``edgefl`` commands: the first command, and one for each time that the run was resumed."""
+    """Number of ``edgefl`` commands that were executed: one to start the run, and one for each time that it
+    was resumed."""
     wall_s: float = 0.0
     versions: int = 0
     trips: int = 0

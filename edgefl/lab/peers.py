@@ -273,9 +273,9 @@ def _printed(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _peak_memory(program: subprocess.Popen[str]) -> Iterator[list[float]]:
-    """Yield a list whose only number is the peak PSS, in MiB, of a program and all its descendants.
+    """Yield a list with one number: the peak PSS of a program with all its descendants, in MiB.
 
-    The number is kept up to date.
+    The number is kept up to date until the ``with`` block ends.
     """
     ended, peak = threading.Event(), [0.0]
 

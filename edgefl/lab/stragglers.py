@@ -42,7 +42,7 @@ class Rates(NamedTuple):
     """The time per update that an algorithm needs, and the size of the clients whose updates it uses."""
 
     seconds: float
-    """Emulated seconds per update that is used."""
+    """Emulated seconds for each update that the algorithm uses. Updates that it discards do not count."""
     examples: float
     """Mean number of examples of the clients whose updates are used."""
 

@@ -57,7 +57,8 @@ class Finding(NamedTuple):
     survives: bool | None = None
     """True if the p-value passes the correction for multiple tests over all claims of the study."""
     family: str = ""
-    """Key of the mutants to try in `edgefl.lab.mutants.MUTANTS`; "" stands for the strategy of the arm."""
+    """Key in `edgefl.lab.mutants.MUTANTS` of the mutants to run for this claim. If it is "", the key is the
+    strategy of the arm."""
     mutants: Mapping[str, Verdict] = {}
     """For each mutant that was run in place of the arms, the verdict on the claim."""
 
@@ -128,7 +129,10 @@ class Curves:
         return [record.meta.model_sha256 for record in self.records[label]]
 
     def twin(self, label: str) -> str:
-        """Return the first other arm with the same last model for every seed, or "" if no arm has it."""
+        """Return the first other arm that has the same last model as the arm ``label`` for every seed.
+
+        Returns "" if there is no such arm.
+        """
         mine = self.hashes(label)
         return next((other for other in self.records if self.hashes(other) == mine and other != label), "")
 

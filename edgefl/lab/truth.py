@@ -105,9 +105,9 @@ def compared(measured: Sequence[MeasuredStep], quick: bool = False, say: Say = s
 
 
 def this_host(say: Say) -> list[ComparedStep]:
-    """Measure networks on this host, on one thread and on all threads, and predict their times.
+    """Measure the neural networks `NETWORKS` on this host, on one thread and on all threads.
 
-    The predictions come from a fit to the parts of the measuring kit.
+    Their times are predicted by a fit to the steps of the measuring kit, which is run on this host too.
     """
     import torch
 
@@ -233,8 +233,9 @@ COLOURS = ("#2a6fc9", "#df6a2c", "#1b9a74", "#7a5bd0", "#cf9a12", "#d4568d", "#4
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     """Plot predicted against measured seconds, and save the plot to each of ``paths``.
 
-    One panel shows networks, and another shows single layers. Predictions come from fits that leave out the
-    network. If there are no such fits, the legend says that the profile was fitted to these steps.
+    One panel shows whole networks, and another shows single layers. Each step is predicted by a fit that
+    leaves out its network. If there is no such fit, it is predicted by the device's profile, and the legend
+    says *fitted* if the profile was fitted to this step.
     """
     from matplotlib.figure import Figure
 
@@ -300,7 +301,7 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """Class of the network of this step."""
     by_profile: HeldOutPrediction
-    """Prediction by the profile of the device."""
+    """Prediction that is made with the profile of the device."""
     fitted: bool
     """True if this step is one of those to which the profile was fitted."""
     unseen: HeldOutPrediction | None

@@ -165,8 +165,9 @@ def remark_2(quick: bool = False) -> Finding:
     """Test remark 2 with two populations of clients that have the same mean diversity γ².
 
     In one of them, a single client causes nearly all of the diversity. C of n clients train in parallel. They
-    are drawn uniformly from the clients that are not training, so the draws of a client are slightly regular.
-    This reduces the variance of the sampling by the share 2(C − 1)/(n − 1).
+    are drawn uniformly from the clients that are not training, so each client is drawn at slightly more
+    regular intervals than if all clients could be drawn. This multiplies the variance of the sampling by
+    1 − 2(C − 1)/(n − 1).
     """
     clients, size, steps, smoothness, versions = 64, 4, 1, 0.18, (8_000 if quick else 20_000)
     strategy = FedBuff(buffer_size=size, exponent=0.0, concurrency=size)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 VERSION = 1
-"""Version of the workloads. It determines how the operations in the parts of a result are counted."""
+"""Version of the workloads. Results state it, because the number of operations of each part depends on it."""
 BATCH = 4
 MINUTES = 8.0
 QUICK_MINUTES = 0.4

@@ -150,10 +150,10 @@ class KeptPhone:
             self._account.ahead_ns(self.tree.wanting_ns(now_ns), used_ns)
 
     def _times(self) -> tuple[int, ...]:
-        """Return five times in ns.
+        """Return five times of this phone so far, in ns.
 
-        They are the wall time, the CPU time, the time in which the phone wanted a core, the CPU time that the
-        cores in use allowed in that time, and the CPU time that was not counted.
+        They are the wall time, the CPU time, the time in which the phone wanted a core, the CPU time that its
+        cores in use allowed while it wanted one, and the CPU time that was not counted.
         """
         if self.tree is None or self._account is None:
             return self._before

@@ -265,7 +265,8 @@ class _RunningPair:
             self._ready.insert(0, self._receive(side, Ready))
         base, head = (one.modules for one in self._ready)
         self.modules = None if base is None or head is None else list(dict.fromkeys((*base, *head)))
-        """Modules that a stem may import in advance; None if it must not import any."""
+        """Modules that a stem (the process from which such pairs are forked) may import before it forks; None
+        if it must not import any."""
 
     def measure(self, layout: int, *, reverse: bool) -> ProcessPair:
         """Measure shots of base and head in turns, then end both processes. Raises `_Fault` if one fails."""

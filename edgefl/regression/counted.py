@@ -67,7 +67,7 @@ PartCounter = Callable[[Callable[[], Any], DeviceHandle], _Part]
 
 
 def count(call: DeviceCall) -> CountedRun | Failure:
-    """Count the work of a call of a function, twice. Call this in a temporary process."""
+    """Count twice how much work one call of a function does. Call this in a temporary process."""
     call.limit()
     handle = DeviceHandle(call.device, call.network, 0)
     seed()

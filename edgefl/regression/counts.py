@@ -139,7 +139,10 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
         return self.model_s + self.python_s if self.covered and not self.processes else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
-        """Return this run with ``native`` in both counts; native instructions are counted only once."""
+        """Return this run with ``native`` as the native instructions of both counts.
+
+        They are the same in both, because native instructions are counted only once for a run.
+        """
         replace = msgspec.structs.replace
         first, second = (replace(one, native=native) for one in (self.first, self.second))
         return replace(self, first=first, second=second)
@@ -213,7 +216,10 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return None if python is None else python.figures.get(name, 0)
 
     def parts(self, name: str, versions: Versions) -> dict[str, int] | None:
-        """Return the instructions of the metric ``name`` by function; None if unknown for these versions."""
+        """Return the number of instructions of each function that the metric ``name`` counts.
+
+        None if the baseline does not contain these numbers for the software versions in ``versions``.
+        """
         if name == NATIVE:
             return self.native.get(versions.native)
         python = self.python.get(versions.python)
@@ -287,9 +293,10 @@ class CountedVerdict(NamedTuple):
 def compare(
     before: CountedEntry, now: CountedRun, versions: Versions, tolerance: float = 0.0
 ) -> CountedVerdict:
-    """Compare a run's counts with a baseline: a metric may grow by the share ``tolerance``.
+    """Compare a run's counts with a baseline.
 
-    A metric whose two counts differ is judged if both lead to the same result. A metric that grew cannot be
+    Each metric may grow by ``tolerance``, a share of its baseline. A run contains two counts of each metric.
+    If they differ, the metric is judged only if both lead to the same result. A metric that grew cannot be
     judged if a new version of torch, Python or a package may be the reason.
     """
     grew: list[Growth] = []

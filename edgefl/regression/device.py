@@ -63,8 +63,8 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sent_mib: NonNegative | None = None
     joules: NonNegative | None = None
     end: Literal["middle", "slow"] = "middle"
-    """The real devices for which the budget of seconds must hold: devices in the middle of the time model's
-    90% interval, or devices at its slow end."""
+    """The real devices on which the time must stay within the budget ``seconds``: devices in the middle of
+    the time model's 90% interval, or devices at its slow end."""
     counted: Literal["python", "native"] = "python"
     """With ``native``, native instructions are counted as well, in Valgrind, including those of all programs
     that the function starts."""

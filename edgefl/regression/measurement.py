@@ -178,7 +178,7 @@ class Measurement:
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:
-    """Return a digest, of 16 hexadecimal digits, of the profiles of the device and its network."""
+    """Return a digest of two profiles, the device's and its network's, as 16 hexadecimal digits."""
     plain = None if network is None else to_json(network)
     for way in (plain["down"], plain["up"]) if plain else ():
         if "trace" in way:

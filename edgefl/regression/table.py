@@ -135,8 +135,8 @@ def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[st
     """Yield the lines of the table.
 
     For each test and function, there is a row for each device, followed by the reason for the outcome.
-    Columns without values are left out, and if ``columns`` is less than `WHOLE_WIDTH`, also those in
-    `_SPARE`.
+    ``columns`` is the available width in characters. Columns of the table that have no values are left out.
+    If the width is below `WHOLE_WIDTH`, the columns in `_SPARE` are left out too.
     """
     columns = min(max(columns, LEAST_WIDTH), MOST_WIDTH)
     cells = [_cells(row) for row in found]

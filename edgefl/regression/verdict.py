@@ -23,7 +23,7 @@ LITTLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
 """Growth is not stated in percent if the amount in the baseline is below these."""
 TOLERANCE = 0.05
 DOUBTFUL = 0.5
-"""Share of the tolerance; a second measurement is made if the growth exceeds it."""
+"""If the first measurement shows growth above this share of the tolerance, a second measurement is made."""
 LEAST_MIB = 4.0
 """Growth of memory, in MiB, that is always ignored, however large it is relative to the baseline."""
 HEAD_ROOM = 2.0

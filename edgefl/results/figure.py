@@ -113,7 +113,10 @@ def _result(run: Result | str | Path) -> Result:
 
 
 def _curve(result: Result, y: str, over: str) -> Points:
-    """Return the metric ``y`` at each evaluation that measured it, as an array with the rows x and y."""
+    """Return an array with one column for each evaluation that measured the metric ``y``.
+
+    The first row holds the values of ``over``, and the second row those of ``y``.
+    """
     with Record(result.dir) as record:
         known = ["accuracy", "loss", *metric_names(record)]
         points = measured(record, y, over)

@@ -193,7 +193,8 @@ class LearningCurve(NamedTuple):
     costs: list[float]
     accuracies: list[float]
     periodic: tuple[list[float], list[float]]
-    """Costs and accuracies with one evaluation per period of the experiment: see `filled`."""
+    """Costs and accuracies with one evaluation for each evaluation period of the experiment, as returned by
+    `filled`. If the experiment sets no period, they are ``costs`` and ``accuracies``."""
     window: int = WINDOW
     """Number of evaluations that are averaged in each point of the smoothed curve."""
 

@@ -216,7 +216,7 @@ class Store:
         entry[1] += calls
 
     def clients(self, rows: Collection[ClientRow]) -> None:
-        """Set the fleet's rows, which the next commit reads and writes."""
+        """Set the rows of the table ``clients``. The next commit iterates over ``rows`` and writes them."""
         self._fleet = rows
 
     def set_meta(self, **fields: Any) -> None:
@@ -326,7 +326,7 @@ class Store:
         self._costs.clear()
 
     def _copy_log(self) -> None:
-        """Have SQLite copy the part of the log that no reader needs to the file, and seal the file again."""
+        """Have SQLite copy to its file the part of the log that no reader needs, and seal the file again."""
         self._rows_in_log = 0
         with self._writing():
             seal.lift(self.path)

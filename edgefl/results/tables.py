@@ -23,7 +23,7 @@ from edgefl.terminal import printable
 
 
 class PlainConsole(Console):
-    """A console of the package rich that prints ``?`` instead of control characters in text."""
+    """A ``rich.console.Console`` that prints ``?`` instead of control characters in text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for text, style, control in super().render(renderable, options):

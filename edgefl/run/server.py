@@ -258,7 +258,8 @@ class ServerLoop:
         return moved and {**moved, "versions": self._core.version - self._first_version}
 
     def _conclude(self) -> None:
-        # A run that lacks only its last evaluations counts as interrupted, because a resume can make them.
+        # A run that lacks only its last evaluations counts as interrupted, so that it can be resumed to make
+        # them.
         interrupted = self._interrupted and (self._core.stopped is None or self._evaluation.waiting)
         reason = "interrupted" if interrupted else self._core.stopped or self._stopped or ""
         self._checkpoint(final=True)

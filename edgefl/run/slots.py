@@ -169,7 +169,7 @@ class Aggregator:
             self.privacy.tree.restore(salts)
 
     def begin(self) -> None:
-        """Initialise the optimiser's vectors of the first version; the strategy's vectors are zeros."""
+        """Initialise the optimiser's vectors for the first version. The strategy's vectors start as zeros."""
         start(self.optimizer, self.buffer.vectors(self.buffer.latest[1])[: self.optimizer.vectors])
 
     def lease(self, *, task: int, client: int, version: int) -> Lease:

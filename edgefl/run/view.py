@@ -30,7 +30,7 @@ MOST_COLUMNS = 120
 REDRAW_S = 0.5
 """Minimum interval between redraws, in wall seconds; it is long because the clients need the CPU."""
 PACE_S = 600.0
-"""Length in wall seconds of the last period of a run; the remaining time is estimated from this period."""
+"""The remaining time is estimated from a run's pace over the most recent period of this many wall seconds."""
 MOST_NAMED = 6
 """Maximum number of profiles that the first line names."""
 MOST_PROFILES, LINES_BESIDES_PROFILES, MOST_NAME = 12, 15, 20

@@ -377,7 +377,7 @@ class Workload:
         return TrainResult(steps=0, examples=0, loss=math.nan, failed=why)
 
     def _blank(self) -> TripInputs:
-        """Return the inputs of the first trip of a run, in which all vectors are zeros."""
+        """Return the inputs of a run's first trip: the model in `flat`, and zeros for all other vectors."""
         names = (self.vectors, self.vectors, self.client_vectors)
         zeros = ({name: np.zeros(self.flat.size, np.float32) for name in each} for each in names)
         return TripInputs(0, self.flat.array.copy(), *zeros)

@@ -175,7 +175,7 @@ class Pisces(Asynchronous):
             del state.losses[version]
 
     def wake_s(self, state: Profiles, view: View) -> float:
-        """Return the time of the next step, which follows the last step after the interval I."""
+        """Return the time of the next step: the time of the last step plus the interval I."""
         slowest_s = max((state.latency_s[client] for client in view.running), default=0.0)
         return state.stepped_s + slowest_s / (self.staleness_bound + 1)
 
