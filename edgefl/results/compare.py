@@ -345,8 +345,8 @@ def _highest(rows: Sequence[RunGroup]) -> str:
 
 def _highest_of_slow(rows: Sequence[RunGroup]) -> str:
     first, second, *_ = _by(rows, "slow_accuracy")
-    text = f"On the classes that only slow phones hold {_leaders(rows, 'slow_accuracy')} the highest:"
-    text += f" {share(first.figures['slow_accuracy'])}"
+    leaders, found = _leaders(rows, "slow_accuracy"), share(first.figures["slow_accuracy"])
+    text = f"On the classes that only slow phones hold, {leaders} the highest accuracy: {found}"
     gap = _gap(first, second, "slow_accuracy")
     settled = gap is None or gap.half is None or higher(gap) or _level(first, second, "slow_accuracy")
     return text if settled else text + UNDECIDED

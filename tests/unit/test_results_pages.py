@@ -252,7 +252,7 @@ def test_a_lead_that_seeds_do_not_settle_says_so_also_on_the_slow_phones_classes
     compare(folders, tmp_path / "out")
     (lead,) = re.findall(r'<p class="lead">(.*?)</p>', (tmp_path / "out" / "report.html").read_text())
     assert lead.count("(these seeds do not tell them apart)") == 2
-    assert lead.endswith("has the highest: 75.0 ±190.6% (these seeds do not tell them apart).")
+    assert lead.endswith("has the highest accuracy: 75.0 ±190.6% (these seeds do not tell them apart).")
 
 
 def test_a_home_that_cannot_be_written_is_no_line(folder: Path) -> None:
