@@ -115,11 +115,11 @@ class Fleet(Settings, frozen=True, kw_only=True):
     churn: Churn = Churn()
     attackers: Attackers | None = None
     on_leave: Literal["lose", "finish"] = "lose"
-    """What a client does that must go offline during a trip: ``lose`` the task, or ``finish`` it first."""
+    """Action of a client that goes offline during a trip: ``lose`` the task, or ``finish`` the task first."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"
-    """How the profile's ``memory.app_limit_mib`` is enforced under the wall clock: ``rlimit`` sets a resource
-    limit and also samples the memory of the process (``auto`` selects this); ``cgroup`` uses a control group,
-    in which the kernel kills the process at the limit; ``off`` does not enforce it."""
+    """Mechanism that enforces the profile's ``memory.app_limit_mib`` under the wall clock: ``rlimit`` sets a
+    resource limit and also samples the memory of the process (``auto`` selects this); ``cgroup`` uses a
+    control group, in which the kernel kills the process at the limit; ``off`` does not enforce it."""
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
     """Mechanism that slows training down to the device's speed under the wall clock: ``paced`` waits after
     each step; ``cgroup`` and ``sigstop`` limit the CPU time of the process."""
@@ -154,7 +154,7 @@ class Data(Settings, frozen=True, kw_only=True):
             "'my_module:split'",
         ),
     ] = "iid"
-    """How examples are assigned to clients: at random (``iid``), by label (``dirichlet``, ``shards``,
+    """Assignment of examples to clients: at random (``iid``), by label (``dirichlet``, ``shards``,
     ``by-device``), by the users in the data set (``natural``), by a partitioner of Flower Datasets
     (``flwr:…``), or by your own function (docs/models.md)."""
     partition_args: dict[str, Any] = {}
@@ -286,7 +286,7 @@ class Server(Settings, frozen=True, kw_only=True):
     """The server: transport, aggregation and time-outs."""
 
     transport: Literal["shm", "wire"] = "shm"
-    """How updates reach the server: they are written to shared memory (``shm``) or sent as ZeroMQ frames
+    """Transport of updates: clients write them to shared memory (``shm``) or send them as ZeroMQ frames
     (``wire``). The results are the same."""
     update_format: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     """Number format of uploads. The 16-bit formats halve the number of bytes; ``int8``, which has one scale
@@ -416,7 +416,7 @@ class Stop(Settings, frozen=True, kw_only=True):
 
 
 class Evaluation(Settings, frozen=True, kw_only=True):
-    """When and how the global model is evaluated, on the server's test set and on the data of clients."""
+    """Settings for the evaluation of the global model on the server's test set and on the data of clients."""
 
     every_versions: Count = 10
     """Number of versions from one evaluation to the next. The last version is always evaluated."""

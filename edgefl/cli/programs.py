@@ -231,14 +231,15 @@ def _absence(churn: str | None, leave: str | None) -> Absence | None:
 
 def say_result(result: ProgramsResult, quiet: bool) -> None:
     """Print the verdict and the errors; if ``quiet``, print only an INVALID verdict."""
-    from edgefl.results.tables import many, percent, seconds
+    from edgefl.results.headline import errors
+    from edgefl.results.tables import many, seconds
 
     for phone in result.phones if not quiet else ():
         if phone.why:
             say(f"edgefl: phone {phone.phone} ({phone.device}): {phone.why}", err=True)
     held = result.held
     verdict = "VALID" if held.valid else f"INVALID: {'; '.join(held.reasons)}"
-    error = f"error median {percent(held.median_abs_error, 2)}, p95 {percent(held.p95_abs_error, 2)}"
+    error = errors(held.median_abs_error, held.p95_abs_error)
     if held.valid and held.median_abs_error is None:
         verdict, error = "not judged", "the phones hardly computed or sent anything"
     ran = sorted(phone.wall_s / result.time_scale for phone in result.phones)

@@ -148,7 +148,7 @@ class Train(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     trip: int
     """Number of this client's earlier tasks; it selects the random stream from which batches are drawn."""
     until: Until | None = None
-    """When the training ends; None if it ends after the steps that ``[training]`` sets."""
+    """The end of the training; None if it ends after the steps that ``[training]`` sets."""
     cohort: Cohort | None = None
     """The clients of this round, if the strategy's rounds are closed (`Strategy.closed`); else None."""
 

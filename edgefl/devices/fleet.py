@@ -562,7 +562,7 @@ class Trips:
 
 
 class KnownClients(LazySequence[Client]):
-    """What a strategy may know about each client, computed on demand."""
+    """Information about each client that a strategy may use, computed on demand."""
 
     def __init__(self, trips: Trips) -> None:
         self._trips = trips

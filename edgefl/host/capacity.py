@@ -44,7 +44,7 @@ VERDICT_TEXT: dict[Verdict, str] = {
     "overloaded": "; the host is overloaded, so the run will be INVALID",
 }
 Together = Literal["never", "at first", "always"]
-"""When the trips of all clients start together: never, only at the start of the run, or in every round."""
+"""The times at which the trips of all clients start together: never, only at the start, or in every round."""
 
 
 class Burst(NamedTuple):

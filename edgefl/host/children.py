@@ -22,7 +22,7 @@ OUT_OF_MEMORY_EXIT = 77
 
 
 class Exit(NamedTuple):
-    """How a process ended.
+    """The exit code of a process that has ended, and its CPU time.
 
     >>> str(Exit(3)), str(Exit(-9)), Exit(-9).signal
     ('exit code 3', 'signal 9', 9)

@@ -6,7 +6,6 @@ the units of 7-zip, OpenSSL and sysbench, which were measured on the same host (
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +15,6 @@ import numpy as np
 
 from edgefl.host.calibration import Rate
 
-Timer = Callable[[Callable[[], Any], float], Rate]
-"""Function that measures how much work another function does per CPU second, like `host_operations.rate`."""
 AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "division": 20, "floats": 100_000}
 """Work in one call of each program: the number of bytes for ``integer`` and ``crypto``, of positions for
 ``memory``, of searches for ``division``, and of steps for ``floats``. `SCALES` holds only for these amounts,
@@ -44,26 +41,21 @@ CLASSES = {
     "division": "division",
     "floats": "float",
 }
-"""Class of code that each program measures."""
+"""Class of code that each program of the C extension measures."""
+PROGRAMS = ("copy", "interpreter", *CLASSES.values())
+"""Classes of code that a program measures: all except ``simd``."""
 PYTHON_STEPS = 2000
 _MIB = 1 << 20
 
 
-def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
-    """Measure all classes except ``simd``. Without the C extension, the classes that need it are missing."""
-    found = {"copy": timer(*copy_program(copy_mib))}
-    for name in ("interpreter", *CLASSES.values()):
-        with contextlib.suppress(ImportError):
-            found[name] = timer(*program(name))
-    return found
+def program(code_class: str, copy_mib: float = 64.0) -> tuple[Callable[[], Any], float]:
+    """Return a program that measures a class of `PROGRAMS`, and its work in published units.
 
-
-def program(code_class: str) -> tuple[Callable[[], Any], float]:
-    """Return a program that measures a class of code, and its work in published units.
-
-    The classes ``copy`` and ``simd`` have functions of their own. Raises ImportError if the class needs the C
-    extension and this was not built.
+    ``copy_mib`` is the amount that the program of the class ``copy`` copies. Raises ImportError if the class
+    needs the C extension and this was not built.
     """
+    if code_class == "copy":
+        return _copy(copy_mib)
     if code_class == "interpreter":
         return lambda: python_bodies(PYTHON_STEPS), PYTHON_STEPS
     from edgefl.host import _code
@@ -85,7 +77,7 @@ def simd(pointwise: Rate, depthwise: Rate) -> Rate:
     return Rate(median=median, cv=max(pointwise.cv, depthwise.cv), samples=samples)
 
 
-def copy_program(mib: float) -> tuple[Callable[[], Any], float]:
+def _copy(mib: float) -> tuple[Callable[[], Any], float]:
     """Return a function that copies ``mib`` MiB from one array to another, and this amount in MB."""
     source, target = np.ones(int(mib * _MIB), dtype=np.uint8), np.zeros(int(mib * _MIB), dtype=np.uint8)
     return lambda: np.copyto(target, source), mib * _MIB / 1e6

@@ -62,6 +62,10 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
     images = torch.linspace(0, 1, FEMNIST_BATCH * 28 * 28).reshape(FEMNIST_BATCH, 1, 28, 28)
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     pointwise, depthwise = rate(*_pointwise()), rate(*_depthwise())
+    code = dict[str, Rate]()
+    for name in (*code_operations.PROGRAMS, "simd"):
+        with contextlib.suppress(ImportError):  # the C extension was not built
+            code[name] = measure_class(name, triad_mib)
     return Measured(
         gemm_gflops={str(n): rate(_gemm(n), 2.0 * n**3 / 1e9) for n in sizes},
         conv_gflops={
@@ -74,28 +78,19 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
         triad_mib=triad_mib,
         cache_mib=cache_mib,
         blas=blas[1] if blas else "unknown",
-        code={
-            **code_operations.measure_code(_usual_code_rate, triad_mib),
-            "simd": measure_class("simd"),
-        },
+        code=code,
     )
 
 
-def measure_class(code_class: str) -> Rate:
-    """Measure one class of code in this process.
+def measure_class(code_class: str, copy_mib: float) -> Rate:
+    """Measure one class of code in this process; the class ``copy`` copies ``copy_mib`` MiB at a time.
 
     Raises ImportError if the class needs the C extension and this was not built.
     """
     torch.set_num_threads(1)
     if code_class == "simd":
-        return code_operations.simd(_usual_code_rate(*_pointwise()), _usual_code_rate(*_depthwise()))
-    if code_class == "copy":
-        return _usual_code_rate(*code_operations.copy_program(_triad_mib(last_level_cache_mib())))
-    return _usual_code_rate(*code_operations.program(code_class))
-
-
-def _usual_code_rate(run: Callable[[], Any], work: float) -> Rate:
-    return usual_rate(run, work, CODE_S)
+        return code_operations.simd(*(usual_rate(*one, CODE_S) for one in (_pointwise(), _depthwise())))
+    return usual_rate(*code_operations.program(code_class, copy_mib), CODE_S)
 
 
 def rate(run: Callable[[], Any], work: float) -> Rate:
@@ -213,7 +208,7 @@ def measure_step(name: str, batch: int, dtype: str, shape: tuple[int, ...]) -> R
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["code"]:
-        encoded = msgspec.json.encode(measure_class(sys.argv[2]))
+        encoded = msgspec.json.encode(measure_class(sys.argv[2], _triad_mib(last_level_cache_mib())))
     elif sys.argv[1:]:
         name, batch, dtype, *sizes = sys.argv[1:]
         encoded = msgspec.json.encode(measure_step(name, int(batch), dtype, tuple(map(int, sizes))))

@@ -126,8 +126,7 @@ def in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
 
     The size of a part is a multiple of `TILE`, and at most `CHUNK` elements.
     """
-    part = -(-size // (2 * threads if threads > 1 else 1) // TILE) * TILE or TILE
-    part = min(part, CHUNK)
+    part = min(CHUNK, -(-size // (2 * threads if threads > 1 else 1) // TILE) * TILE or TILE)
     starts, errors = iter(range(0, size, part)), list[BaseException]()
 
     def run_parts() -> None:

@@ -225,7 +225,7 @@ class Kill(msgspec.Struct):
     kind: str
     round: int
     command: int
-    """Which command of the round was running; the first one is 1."""
+    """Index of the command of the round that was running; the first command is 1."""
     at_s: float
     recovery_s: float | None = None
     """Seconds until a version newer than all earlier ones was recorded; None if the run ended before that."""

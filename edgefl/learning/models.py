@@ -66,7 +66,7 @@ INPUTS: dict[str, tuple[Shape, int]] = {
 """Shape of an example, and number of classes, in the data with which each model was published."""
 TIMM = "timm:"
 OTHERS = ("my_module:make", "timm:NAME")
-"""How the name of a user's own model, and the name of a timm network, are written."""
+"""Patterns for the names of a user's own model and of a timm network."""
 
 
 def make_model(

@@ -22,7 +22,7 @@ KEY_BYTES = 32
 KEY_FILE = "noise.key"
 """Name of the file, in a run's folder, that contains the secret key. It is deleted when the run is done."""
 _CHUNK = 2**15
-"""How many random numbers are generated at a time, so that their random bits stay in the CPU's cache."""
+"""Number of random numbers generated at a time, so that their random bits stay in the CPU's cache."""
 
 
 class Source(Protocol):

@@ -174,7 +174,7 @@ class Keeper:
         self._groups: dict[tuple[str, ...], Groups] = {}
         """Control groups of the phones, keyed by their controllers."""
         self._accounts = True
-        """Whether control groups count the phones' CPU time; False once such a group could not be used."""
+        """True if control groups count the phones' CPU time; False once such a group could not be used."""
         self._queue = TurnQueue()
         self._begin: messages.Begin | None = None
         self._ends: ChildWatch

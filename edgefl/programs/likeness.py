@@ -11,10 +11,10 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edgefl.devices import Device
-from edgefl.devices.code import CLASSES, CodeClass, CodeCluster, Rate, clusters_of, relative
+from edgefl.devices.code import CLASSES, CodeClass, Rate, clusters_of, relative
 from edgefl.devices.prediction import example_dtype, time_model, traced
 from edgefl.devices.time_model import FEMNIST_STEP, TimeModel
 from edgefl.errors import ConfigError, unknown
@@ -206,19 +206,19 @@ def core_shares(device: Device, like: str, host: HostSpeeds | None = None) -> tu
         return (mixed([(part.share, _whole(device, part.code, host)) for part in parts]),)
     cores = list[Rate]()
     for cluster in clusters_of(device):
-        speeds = [(part.share, _in_class([cluster], part.code, host)) for part in parts]
+        speeds = [
+            (part.share, relative([cluster], part.code, 1, host.calibrated(part.code)))
+            for part in parts
+            if isinstance(part.code, str)  # all are, if the threads do not share one speed
+        ]
         cores += [mixed(speeds)] * cluster.cores
     return tuple(cores)
-
-
-def _in_class(clusters: Sequence[CodeCluster], code: Any, host: HostSpeeds) -> Rate:
-    return relative(clusters, code, 1, host.calibrated(code))
 
 
 def _whole(device: Device, code: CodeClass | TorchStep | None, host: HostSpeeds) -> Rate:
     """Return the device's speed in code of one kind, relative to a thread of this host."""
     if isinstance(code, str):
-        return _in_class(clusters_of(device), code, host)
+        return relative(clusters_of(device), code, 1, host.calibrated(code))
     model = time_model(device)
     if code is None:
         from edgefl.host.host_operations import FEMNIST_FLOP

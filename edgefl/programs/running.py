@@ -68,7 +68,7 @@ class ProgramOptions(NamedTuple):
     out: Path | None = None
     """Folder of the results; if None, nothing is written."""
     print_lines: bool = True
-    """Whether to print the phones' lines on this process's own output. With several phones, each line is
+    """True to print the phones' lines on this process's own output. With several phones, each line is
     prefixed with the phone."""
 
 

@@ -165,14 +165,14 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
 
 class PythonEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was counted with one version of Python."""
+    """Counts that were made with one version of Python."""
 
     figures: dict[Name, Count]
     instructions: dict[Name, Count] | None
 
 
 class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was counted for one function in one test. It is valid on all hosts."""
+    """Counts of one function in one test. They are valid on all hosts."""
 
     test: Name
     function: Name

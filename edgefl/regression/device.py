@@ -230,7 +230,7 @@ class DeviceResult:
 
 @dataclass
 class Reasons:
-    """Why a test ``failed`` or is ``invalid``. Both strings are empty if the test passed or was skipped."""
+    """Reasons why a test ``failed`` or is ``invalid``; both are empty if the test passed or was skipped."""
 
     failed: str = ""
     invalid: str = ""
@@ -347,7 +347,7 @@ class EdgeDevice:
 
     @property
     def doubt(self) -> str:
-        """Why one of the results is unreliable; empty if all are reliable or far below their budgets."""
+        """Reason why a result is unreliable; empty if all are reliable or far below their budgets."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
 

@@ -54,7 +54,7 @@ def emulated_time(emulated_s: float, wall_s: float) -> Stat:
 def fidelity(found: Mapping[str, Any], clock: str) -> Stat:
     """Return the verdict on a run; ``found`` is the field ``fidelity`` of the run's summary."""
     median, p95 = found["median_abs_error"], found["p95_abs_error"]
-    note = f"error median {percent(median, 2)}, p95 {percent(p95, 2)}"
+    note = errors(median, p95)
     if median is None:
         note = "no trip was timed"
     elif clock == "virtual" and found["valid"]:
@@ -62,6 +62,11 @@ def fidelity(found: Mapping[str, Any], clock: str) -> Stat:
     elif warnings := found["warnings"]:
         note += f"; warning: {warnings[0]}" + f"; {len(warnings) - 1} more" * (len(warnings) > 1)
     return Stat("Fidelity", note=note, **_VERDICTS[bool(found["valid"])])
+
+
+def errors(median: float | None, p95: float | None) -> str:
+    """Return the enforcement errors of a run as text."""
+    return f"error median {percent(median, 2)}, p95 {percent(p95, 2)}"
 
 
 _VERDICTS = {True: {"value": "VALID", "tone": "good"}, False: {"value": "INVALID", "tone": "bad"}}

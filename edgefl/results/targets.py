@@ -172,7 +172,7 @@ class ToTarget(NamedTuple):
     None if runs ended too soon or if the two settings have no seed in common.
     """
     ahead: Ahead | None = None
-    """In how many fleets this setting is ahead of the first; None unless all runs had drawn fleets."""
+    """The fleets in which this setting is ahead of the first; None unless all runs had drawn fleets."""
 
     def text(self, over: Cost) -> str:
         """Return the mean cost of the runs that reached the target, ± half the width of its 95% interval.

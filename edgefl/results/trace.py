@@ -16,7 +16,7 @@ from edgefl.results.record import Record
 
 FILE_NAME = "trace.json"
 PIDS_A_RUN = 1000
-"""How many process numbers are reserved for each run in a trace of several runs."""
+"""Number of process numbers that are reserved for each run in a trace of several runs."""
 
 Event = dict[str, Any]
 _SERVER, _VERSIONS, _EVALUATIONS, _INCIDENTS = 1, 1, 2, 3

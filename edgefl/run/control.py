@@ -80,7 +80,7 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
 
 
 class Activity(msgspec.Struct, frozen=True, tag="activity"):
-    """What the run is doing while it does not train, for example loading data.
+    """The present activity of a run that does not train, such as loading data.
 
     If ``restarted`` is True, ``text`` is the reason why the clients are started again.
     """
@@ -98,12 +98,23 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
     scale: TimeScale
 
 
+class Verdict(NamedTuple):
+    """A verdict on the fidelity of a run, for its views."""
+
+    word: str
+    """VALID, INVALID or ``times computed``; empty if it is not known."""
+    why: str = ""
+    """Reason why the run is INVALID, or its error if it is VALID."""
+
+
+NO_VERDICT = Verdict("")
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The run has ended; ``outcome`` is a short description."""
 
     outcome: str
-    judged: tuple[str, str] = ("", "")
-    """Final verdict on fidelity and its explanation; empty if there is none."""
+    verdict: Verdict
 
 
 # ---- supervisor → zygote -----------------------------------------------------------------------

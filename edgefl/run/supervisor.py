@@ -248,37 +248,46 @@ class _Supervisor:
         self._selector.register(self._wakeup[0], selectors.EVENT_READ)
 
     def run(self) -> Result:
-        with contextlib.ExitStack() as shown:
-            with contextlib.ExitStack() as stack:
-                stack.callback(self._end_children)  # called last, after the channels are closed
-                self._hosts.open(self._selector.fileno(), partial(self._view.say, at_once=True))
-                stack.callback(lambda: self._hosts.close("" if self._state is State.ENDED else "interrupted"))
-                stack.enter_context(handled(stops(), self._note_interrupt))
-                stack.callback(self._close_channels)
-                self._start_zygote()
-                self._start("server", "server_process", control.FromServer)
-                self._prepare()
-                self._view.say("loading data and model")
-                shown.enter_context(self._view)
-                stack.callback(setattr, self._view, "judged", ("", ""))
-                while self._state is not State.ENDED:
-                    self._turn()
-            interrupted = self._end.interrupted
-            try:
-                with Store(self._folder, create=False) as store:
-                    store.set_meta(memory=self._memory, **self._hosts.usage(self._usage.usage()))
-                    if rows := self._hosts.rows:
-                        store.set_meta(nodes=rows)
-                self._view.judged = verdict_of(write_results(self._folder))
-            except (EdgeflError, OSError) as error:
-                way_on = run_folder.way_on(self._folder) if interrupted else ""
-                what = "the run's summary, report or trace cannot be written"
-                raise RunError(f"{what}: {error}{way_on}") from error
+        with contextlib.ExitStack() as shown:  # the view's last line has the verdict of the results
+            self._run_processes(shown)
+            self._view.judged = verdict_of(self._write_results())
         if self._broken:
             raise self._error(self._broken)
-        if interrupted:
+        if self._end.interrupted:
             raise KeyboardInterrupt
         return Result(self._folder)
+
+    def _run_processes(self, shown: contextlib.ExitStack) -> None:
+        """Run all processes until the run has ended; the view enters ``shown`` when they have started."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._end_children)  # called last, after the channels are closed
+            self._hosts.open(self._selector.fileno(), partial(self._view.say, at_once=True))
+            stack.callback(lambda: self._hosts.close("" if self._state is State.ENDED else "interrupted"))
+            stack.enter_context(handled(stops(), self._note_interrupt))
+            stack.callback(self._close_channels)
+            self._start_zygote()
+            self._start("server", "server_process", control.FromServer)
+            self._prepare()
+            self._view.say("loading data and model")
+            shown.enter_context(self._view)
+            try:
+                while self._state is not State.ENDED:
+                    self._turn()
+            finally:
+                self._view.judged = control.NO_VERDICT
+
+    def _write_results(self) -> dict[str, Any]:
+        """Complete the record, and write summary, report and trace; return the summary."""
+        try:
+            with Store(self._folder, create=False) as store:
+                store.set_meta(memory=self._memory, **self._hosts.usage(self._usage.usage()))
+                if rows := self._hosts.rows:
+                    store.set_meta(nodes=rows)
+            return write_results(self._folder)
+        except (EdgeflError, OSError) as error:
+            way_on = run_folder.way_on(self._folder) if self._end.interrupted else ""
+            what = "the run's summary, report or trace cannot be written"
+            raise RunError(f"{what}: {error}{way_on}") from error
 
     def _error(self, what: str) -> RunError:
         return RunError(f"{what}{run_folder.way_on(self._folder)}")

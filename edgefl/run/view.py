@@ -20,8 +20,9 @@ from edgefl.experiment import NO_PROGRESS, Experiment, Stop
 from edgefl.host.capacity import TimeScale
 from edgefl.host.verdict import Conditions, unfit
 from edgefl.results import headline
-from edgefl.results.tables import FittedTable, PlainConsole, many, number, percent, seconds, table
+from edgefl.results.tables import FittedTable, PlainConsole, many, number, seconds, table
 from edgefl.run import control
+from edgefl.run.control import NO_VERDICT, Verdict
 from edgefl.terminal import can_redraw, printable, say
 
 LINE_S = 5.0
@@ -77,13 +78,13 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
     return Goal(min(1.0, accuracy / target), f"accuracy {accuracy:.4g} of {target:g}", steady=False)
 
 
-def verdict_of(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the verdict on an ended run's fidelity and its explanation; ``summary`` is the run's."""
+def verdict_of(summary: Mapping[str, Any]) -> Verdict:
+    """Return the verdict on the fidelity of an ended run, from the ``summary`` of the run."""
     found = summary["fidelity"]
     if summary["clock"] == "virtual" and found["valid"]:
-        return "times computed", ""
+        return Verdict("times computed")
     stat = headline.fidelity(found, summary["clock"])
-    return stat.value, next(iter(found["reasons"]), stat.note)
+    return Verdict(stat.value, next(iter(found["reasons"]), stat.note))
 
 
 class RunView:
@@ -99,7 +100,7 @@ class RunView:
         self.title = f"{printable(experiment.name)}: {printable(str(experiment.strategy.get('name', '')))}"
         self.monotonic = monotonic
         self.note = ""
-        """What the run is doing while it does not train, such as loading data; empty during training."""
+        """The present activity of the run, such as loading data; empty during training."""
         self.total = 0
         """Number of clients."""
         self.workload = ""
@@ -109,8 +110,8 @@ class RunView:
         """True once emulated time has begun."""
         self.no_progress = ""
         """Reason why the ended run has no result, or "" if it has one."""
-        self.judged: tuple[str, str] | None = None
-        """Final verdict on fidelity and its explanation, empty if there is none; None during the run."""
+        self.judged: Verdict | None = None
+        """Verdict on the fidelity of the ended run; None during the run."""
 
     def say(self, text: str, *, at_once: bool = False) -> None:
         """Set the current activity, such as ``"loading data and model"``.
@@ -151,48 +152,36 @@ class RunView:
         there, text = progress.connected or 0, f"of {self.total:,} clients connected"
         return Goal(there / max(1, self.total), f"{there:,} {text}", steady=False)
 
-    def fidelity(self, progress: control.Progress) -> str:
-        """Return VALID, INVALID or, under the virtual clock, ``times computed``; empty while not known.
-
-        During the run it is the verdict on recent trips, afterwards the run's own.
-        """
+    def verdict(self, progress: control.Progress) -> Verdict:
+        """Return the verdict on the fidelity of recent trips or, after the run, of the whole run."""
         if self.judged is not None:
-            return self.judged[0]
+            return self.judged
+        median = progress.fidelity_median
         overloaded = self.scale is not None and self.scale.verdict == "overloaded"
-        if overloaded or (progress.invalid and progress.fidelity_median is not None):
-            return "INVALID"
+        if overloaded or (progress.invalid and median is not None):
+            load = None if self.scale is None else self.scale.load
+            why = next(iter(unfit(Conditions(load=load))), "the host is overloaded")
+            return Verdict("INVALID", progress.invalid or why)
         if self.experiment.clock.kind == "virtual":
-            return "times computed" if progress.trips else ""
-        return "" if progress.fidelity_median is None else "VALID"
-
-    def explanation(self, progress: control.Progress) -> str:
-        """Return the reason why the run is INVALID, or its error if it is VALID."""
-        if self.judged is not None:
-            return self.judged[1]
-        if self.fidelity(progress) == "VALID":
-            errors = (percent(error, 2) for error in (progress.fidelity_median, progress.fidelity_p95))
-            return "error median {}, p95 {}".format(*errors)
-        if self.fidelity(progress) != "INVALID":
-            return ""
-        load = None if self.scale is None else self.scale.load
-        overloaded = next(iter(unfit(Conditions(load=load))), "the host is overloaded")
-        return progress.invalid or overloaded
+            return Verdict("times computed") if progress.trips else NO_VERDICT
+        if median is None:
+            return NO_VERDICT
+        return Verdict("VALID", headline.errors(median, progress.fidelity_p95))
 
     def figures(self, progress: control.Progress) -> dict[str, str]:
         """Return the known metrics, the most important first."""
-        fidelity = self.fidelity(progress)
+        fidelity, why = self.verdict(progress)
         rate = number(progress.trips / progress.wall_s) if progress.wall_s else "–"
-        more = self.explanation(progress)
         known = {
             "version": f"{progress.version:,}",
             "trips": f"{progress.trips:,} ({rate}/s)",
             "fidelity": fidelity,
-            "because": more.partition(",")[0] if fidelity == "INVALID" else "",
+            "because": why.partition(",")[0] if fidelity == "INVALID" else "",
             "wall": seconds(progress.wall_s),
             "accuracy": "" if progress.accuracy is None else f"{progress.accuracy:.4f}",
             "failed": many(progress.incidents, "process") if progress.incidents else "",
             "dropped": f"{progress.dropped:,}" if progress.dropped else "",
-            "error": more[6:].partition(";")[0] if more.startswith("error ") else "",
+            "error": why.removeprefix("error ") if why.startswith("error ") else "",
             "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
             **{printable(name): number(value, 4) for name, value in progress.metrics.items()},
             "staleness": f"mean {progress.staleness_mean:.3g}, max {progress.staleness_max:,}",
@@ -372,10 +361,9 @@ class TerminalView(RunView):
         for left, right in zip_longest(("version", "trips", "wall", "emulated"), right_names, fillvalue=""):
             texts = left, figures.get(left, ""), right, figures.get(right, "–" if right else "")
             grid.add_row(*(_one_line(text, "" if place % 2 else "dim") for place, text in enumerate(texts)))
-        verdict = figures.get("fidelity", "–")
-        style = {"VALID": "green", "INVALID": "bold red"}.get(verdict, "")
-        more = self.explanation(progress)
-        return grid, Text.assemble(("fidelity  ", "dim"), (verdict, style), f", {more}" if more else "")
+        word, why = self.verdict(progress)
+        style = {"VALID": "green", "INVALID": "bold red"}.get(word, "")
+        return grid, Text.assemble(("fidelity  ", "dim"), (word or "–", style), f", {why}" if why else "")
 
     def _fleet(self, progress: control.Progress) -> FittedTable:
         rows = list(progress.by_profile.items())

@@ -110,7 +110,7 @@ class _PageView(RunView):
         try:
             self._view.__exit__(kind, error, trace)
         finally:
-            self._send(control.Ended(self._view.outcome(error), self.judged or ("", "")))
+            self._send(control.Ended(self._view.outcome(error), self.judged or control.NO_VERDICT))
             self._channel.close()
             self._end()
 

@@ -147,8 +147,8 @@ class LivePage:
                 if time.monotonic() - self._drawn_s < EVERY_S:
                     return
                 self._add_point(message)
-            case control.Ended(outcome=outcome, judged=judged):
-                self._ended, self._view.judged = outcome, judged
+            case control.Ended(outcome=outcome, verdict=verdict):
+                self._ended, self._view.judged = outcome, verdict
             case control.Shown():
                 pass
         self._drawn_s = time.monotonic()
@@ -157,7 +157,7 @@ class LivePage:
     def end(self, outcome: str) -> None:
         """Show this outcome if the supervisor has died without sending the outcome of the run."""
         if not self._ended:
-            self._ended, self._view.judged = outcome, ("", "")
+            self._ended, self._view.judged = outcome, control.NO_VERDICT
         self._draw()
 
     def _draw(self) -> None:
@@ -259,7 +259,7 @@ class LivePage:
 
     def _cards(self, progress: control.Progress) -> str:
         """Return the headline cards as HTML."""
-        fidelity, why = self._view.fidelity(progress), self._view.explanation(progress)
+        fidelity, why = self._view.verdict(progress)
         lost = [f"{progress.dropped:,} dropped"] * bool(progress.dropped)
         lost += [f"{many(progress.incidents, 'process')} failed"] * bool(progress.incidents)
         cards = [

@@ -181,7 +181,7 @@ class Workload:
             rules=self.rules,
         )
         self.known = KnownClients(self._trips)
-        """What a strategy may know about the clients."""
+        """Information about the clients that a strategy may use."""
         self.host_step_s = 0.0
         """CPU time of a training step on this host, in seconds; `prepared` measures it."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)

@@ -130,7 +130,7 @@ class Step(NamedTuple):
 
 
 class Until(NamedTuple):
-    """When a task ends: at a given time, when the client sends its unfinished model, or after some steps."""
+    """The end of a task: a time at which the client sends its unfinished model, or a number of steps."""
 
     at_s: float = math.inf
     """Time in emulated seconds. A client that is downloading at that time sends the downloaded model."""
@@ -143,7 +143,7 @@ class Until(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How the clients of a step are drawn uniformly from the whole fleet."""
+    """The scheme by which the clients of a step are drawn uniformly from the whole fleet."""
 
     rate: float
     """Probability that a client is drawn."""

@@ -46,7 +46,7 @@ class FedStaleWeight(Buffered):
     importance_by: Literal["uniform", "examples"] = "uniform"
     """Whether p_i is 1/n (``uniform``) or the client's share of the fleet's examples (``examples``)."""
     restart: Literal["immediate", "new-version", "after-step"] = "after-step"
-    """When a client may train again; ``after-step`` is the rule in the paper (appendix A), whose published
+    """Rule by which a client may train again. The paper has ``after-step`` (appendix A), but its published
     benchmark uses ``new-version``."""
     form: Literal["by-restart", "derivation", "algorithm-1"] = "by-restart"
     """Form of the weight: ``derivation`` is b·E[τ_i] + 1 (eq. 8), and ``algorithm-1`` is E[τ_i] + 1

@@ -35,7 +35,7 @@ class Profiles:
     losses: dict[int, dict[int, float]] = field(default_factory=dict)
     """For each base version, the last loss of each client that trained from it; used to detect outliers."""
     outlying: dict[int, int] = field(default_factory=dict)
-    """How many times the loss of each client was an outlier."""
+    """Number of times that the loss of each client was an outlier."""
 
 
 @dataclass(frozen=True, kw_only=True)

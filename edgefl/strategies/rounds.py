@@ -28,7 +28,7 @@ class Round:
     size: int = 0
     """Number of updates after which the round ends."""
     copies: dict[int, int] = field(default_factory=dict)
-    """How many times each member was drawn."""
+    """Number of times that each member was drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from edgefl.devices.code import CLASSES, CodeCluster, clusters_of, host_rate, re
 from edgefl.errors import ConfigError
 from edgefl.host import code_operations
 from edgefl.host.calibration import Calibration, Measured, Rate
-from edgefl.host.code_operations import SCALE_SPREADS, measure_code, python_bodies, simd
+from edgefl.host.code_operations import PROGRAMS, SCALE_SPREADS, program, python_bodies, simd
 
 PI_5 = [CodeCluster("Cortex-A76", 2400.0, 4)]
 
@@ -62,22 +60,17 @@ def test_aes_instructions_are_detected() -> None:
     assert programs.aes() == ("aes" in flags)
 
 
-def test_all_classes_are_measured_in_published_units() -> None:
-    timed: list[tuple[Callable[[], Any], float]] = []
-
-    def timer(run: Callable[[], Any], work: float) -> Rate:
-        timed.append((run, work))
-        return Rate(median=work, cv=0.0, samples=(work,))
-
+def test_each_class_has_a_program_whose_work_is_in_published_units() -> None:
     pytest.importorskip("edgefl.host._code")
-    found = measure_code(timer, copy_mib=2.0)
-    assert {*found, "simd"} == set(CLASSES) == SCALE_SPREADS.keys()
-    assert found["copy"].median == pytest.approx(2.097152)  # MB of one copy
-    assert found["interpreter"].median == code_operations.PYTHON_STEPS
-    assert found["float"].median == code_operations.AMOUNTS["floats"]
-    assert found["crypto"].median == pytest.approx(10 * 0.94)
-    assert found["integer"].median == pytest.approx(2e6 * code_operations.SCALES["integer"])
-    for run, _ in timed:
+    assert {*PROGRAMS, "simd"} == set(CLASSES) == SCALE_SPREADS.keys()
+    found = {name: program(name, copy_mib=2.0) for name in PROGRAMS}
+    work = {name: amount for name, (_, amount) in found.items()}
+    assert work["copy"] == pytest.approx(2.097152)  # MB of one copy
+    assert work["interpreter"] == code_operations.PYTHON_STEPS
+    assert work["float"] == code_operations.AMOUNTS["floats"]
+    assert work["crypto"] == pytest.approx(10 * 0.94)
+    assert work["integer"] == pytest.approx(2e6 * code_operations.SCALES["integer"])
+    for run, _ in found.values():
         run()
 
 

@@ -129,7 +129,7 @@ def test_an_invalid_run_says_why_and_a_measure_that_is_not_known_is_none(tmp_pat
 
 
 def test_an_ended_run_has_its_final_verdict_and_not_that_of_recent_trips(tmp_path: Path) -> None:
-    final = ("INVALID", "training took 5.9% longer, at most 5% is allowed")
+    final = control.Verdict("INVALID", "training took 5.9% longer, at most 5% is allowed")
     page = page_of(tmp_path)
     told(page)
     assert cards_of(picture(page))["Fidelity"][0] == "VALID"
@@ -242,7 +242,7 @@ def test_the_stream_gives_a_picture_for_each_change_and_the_end(record: Path) ->
         assert not waiting.done()
         page.handle(control.Activity("starting the clients"))
         found.append(await waiting)
-        page.handle(control.Ended("done"))
+        page.handle(control.Ended("done", control.NO_VERDICT))
         found += [part async for part in parts]
         return found
 

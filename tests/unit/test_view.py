@@ -220,7 +220,7 @@ def test_verdict(fidelity: tuple[float | None, float | None], load: float, clock
     view = RunView(trial)
     describe(view, load)
     figures = progress(trial, fidelity=fidelity)
-    assert view.fidelity(figures) == says
+    assert view.verdict(figures).word == says
     shown = view.figures(figures)
     assert ("error" in shown, "because" in shown) == (says == "VALID", says == "INVALID")
     if load > 1:
