@@ -12,6 +12,7 @@ groups       groups of clients by profile, speed and classes, with their weight 
 headline     the headline metrics of a run, in words
 phase        a test of whether phones of one model act at the same times
 report       the report of one run: report.html, and a summary for the terminal
+run_pictures the pictures in that report
 trace        trace.json: a run as a timeline
 energy       the energy that a run's trips drew, in joules, by use and profile
 columns      a run's record as tables of columns for a notebook, a data frame or a file

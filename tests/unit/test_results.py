@@ -33,9 +33,10 @@ from edgefl.results import run_folder, summary
 from edgefl.results.compare import compare
 from edgefl.results.groups import profiles_by_speed, slow_group
 from edgefl.results.record import Record
-from edgefl.results.report import profile_roles, summary_table, write_report
+from edgefl.results.report import summary_table, write_report
 from edgefl.results.result import Result
 from edgefl.results.rows import Aggregation, CostRow, Meta
+from edgefl.results.run_pictures import profile_roles
 from edgefl.results.store import Store
 from edgefl.results.summary import rounded, summarize, write_summary
 from edgefl.results.tables import table
