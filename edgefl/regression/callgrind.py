@@ -62,7 +62,8 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
     with tempfile.TemporaryDirectory(prefix="edgefl-callgrind-") as folder:
         command = [
             "valgrind", "--tool=callgrind", "--quiet", "--trace-children=yes",
-            f"--callgrind-out-file={folder}/out.%p", sys.executable, "-S", valgrind.__file__, folder,
+            f"--callgrind-out-file={folder}/out.%p", sys.executable, "-S", valgrind.__file__,
+            __name__, folder,
         ]  # fmt: skip
         nowhere = subprocess.DEVNULL
         process = subprocess.Popen(

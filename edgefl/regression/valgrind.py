@@ -1,4 +1,7 @@
-"""Requests to Valgrind from a program that runs in it; as a script, it starts `edgefl.regression.callgrind`.
+"""Requests to Valgrind from a program that runs in it.
+
+As a script, it calls the function ``main`` of the module that the first argument names, with the second
+argument.
 
 This module imports little, because code runs 50 times as long until it switches the instrumentation off.
 """
@@ -36,4 +39,4 @@ if __name__ == "__main__":
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: end with the process that waits for the counts
     sys.path.pop(0)  # this file's folder
     import_module("site").main()  # not imported at the top, because the start is instrumented
-    import_module("edgefl.regression.callgrind").main(sys.argv[1])
+    import_module(sys.argv[1]).main(sys.argv[2])
