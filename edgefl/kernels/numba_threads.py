@@ -31,7 +31,11 @@ def useful_threads(elements: int, threads: int, least: int = _THREAD_ELEMENTS) -
 
 
 class _Pool:
-    """Threads that wait for work. A forked child starts threads of its own."""
+    """Threads that wait for work. A forked child starts threads of its own.
+
+    A signal handler may raise an exception after any call. So the lock is taken by ``with`` and never by
+    ``acquire``, after which an exception would leave it locked.
+    """
 
     def __init__(self) -> None:
         self._free = _thread.allocate_lock()
@@ -44,48 +48,39 @@ class _Pool:
         self, listed: NDArray[np.int64], weights: Doubles, size: int, partial: Doubles, threads: int
     ) -> None:
         """Compute `numba_sums.sum_tiles` for all elements, only in this thread if the others are busy."""
-        if threads < 2 or not self._free.acquire(blocking=False):
+        if threads < 2 or self._free.locked():
             numba_sums.sum_tiles(listed, weights, 0, size, partial)
             return
-        try:
-            self._grow(threads - 1)
-            numba_sums.share_sum(self._job, listed, weights, size, partial, threads - 1)
-        finally:
-            self._free.release()
+        with self._free:
+            helpers = self._grow(threads - 1)
+            numba_sums.share_sum(self._job, listed, weights, size, partial, helpers)
 
     def run(self, work: Callable[[], None], threads: int) -> None:
         """Call ``work`` in this thread and ``threads`` − 1 others; if they are busy, only in this thread."""
-        if threads < 2 or not self._free.acquire(blocking=False):
+        if threads < 2 or self._free.locked():
             work()
             return
-        try:
-            self._work = work
-            self._grow(threads - 1)
+        with self._free:
             try:
-                numba_sums.wake(self._job, threads - 1, numba_sums.PYTHON)
+                self._work = work
+                helpers = self._grow(threads - 1)
+                numba_sums.wake(self._job, helpers, numba_sums.PYTHON)
                 work()
             finally:
-                self._join()
-        finally:
-            self._work = None
-            self._free.release()
-
-    def _join(self) -> None:
-        """Wait for the other threads, then raise what a signal handler raised meanwhile."""
-        raised: BaseException | None = None
-        while True:
-            try:
                 numba_sums.join(self._job)
-                break
-            except BaseException as error:
-                raised = error
-        if raised is not None:
-            raise raised
+                self._work = None
 
-    def _grow(self, size: int) -> None:
+    def _grow(self, size: int) -> int:
+        """Start threads until there are ``size``, and return how many of these exist: fewer if the system
+        starts no more."""
         while self._size < size:
-            _thread.start_new_thread(self._wait, (self._job,))
             self._size += 1
+            try:
+                _thread.start_new_thread(self._wait, (self._job,))
+            except RuntimeError:
+                self._size -= 1
+                break
+        return min(size, self._size)
 
     def _wait(self, job: NDArray[np.int64]) -> None:
         while numba_sums.serve(job) != numba_sums.END:
@@ -102,9 +97,11 @@ class _Pool:
     def close(self) -> None:
         """End the threads; the next call that needs threads starts new ones."""
         with self._free:
-            numba_sums.wake(self._job, self._size, numba_sums.END)
-            numba_sums.join_all(self._job)
-            self._size = 0
+            try:
+                numba_sums.wake(self._job, self._size, numba_sums.END)
+            finally:
+                self._size = 0
+                numba_sums.join_all(self._job)
 
 
 _pool = _Pool()

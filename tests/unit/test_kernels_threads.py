@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -215,6 +216,63 @@ def test_a_call_that_a_signal_handler_ended_does_not_disturb_the_next_ones() -> 
         reached.clear()
         numba_threads.in_parts(slow, 2 * SIZE, 2)
         assert ended
+
+
+def test_an_exception_after_any_call_leaves_the_numba_pool_usable() -> None:
+    """A signal handler may raise when a function begins or has returned. Mutant: the lock stays locked."""
+    from edgefl.kernels import numba_threads
+
+    pool, parts = numba_threads._pool, list[int]()
+    kernels.set_threads(2)
+    expected = _sum("c")
+    calls = {
+        "sum": lambda: _sum("numba"),
+        "parts": lambda: numba_threads.in_parts(lambda start, stop: parts.append(start), 2 * SIZE, 2),
+    }
+    for call in calls.values():
+        for nth in range(10_000):
+            if nth % 2:
+                pool.close()  # the call starts threads
+            left = nth
+
+            def stop(frame: FrameType, event: str, argument: object) -> None:
+                nonlocal left
+                if event in ("call", "c_return") and frame.f_code.co_filename == numba_threads.__file__:
+                    left -= 1
+                    if left < 0:
+                        sys.setprofile(None)
+                        raise _Stop
+
+            sys.setprofile(stop)
+            try:
+                call()
+                break
+            except _Stop:
+                pass
+            finally:
+                sys.setprofile(None)
+            assert not pool._free.locked(), nth
+            assert _sum("numba") == expected
+            assert pool.size() == 1
+        assert nth > 5  # the exception was raised at several places
+    assert parts
+
+
+def test_without_further_threads_numba_computes_in_the_calling_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgefl.kernels import numba_threads
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    expected = _sum("c")
+    numba_threads.close_pool()
+    monkeypatch.setattr(numba_threads._thread, "start_new_thread", refuse)
+    kernels.set_threads(2)
+    assert _sum("numba") == expected
+    starts = list[int]()
+    numba_threads.in_parts(lambda start, stop: starts.append(start), SIZE, 2)
+    assert starts
+    assert numba_threads.pool_size() == 0
 
 
 def test_wrong_numbers_of_threads() -> None:
