@@ -52,7 +52,8 @@ def average(
     >>> average([{"bias": client_a[1]}, {"bias": client_b[1]}])
     {'bias': array([3.], dtype=float32)}
     """
-    tables = [_table(k, model) for k, model in enumerate(items("models", models))]
+    given = items("models", models)
+    tables = [_table(k, model) for k, model in enumerate(given)]
     if not tables:
         raise ValueError("models must hold at least one model (got none)")
     for k, table in enumerate(tables):
@@ -61,7 +62,7 @@ def average(
             raise ValueError(f"models[{k}] must have the same layers as models[0] (not in both: {odd})")
     shares = _shares(weights, len(tables))
     made = {name: _layer(name, [table[name] for table in tables], shares, backend) for name in tables[0]}
-    result: Any = made if isinstance(models[0], Mapping) else list(made.values())
+    result: Any = made if isinstance(given[0], Mapping) else list(made.values())
     return result  # type: ignore[no-any-return]
 
 
@@ -142,7 +143,7 @@ def _layer(name: Any, layers: list[Any], shares: list[float], backend: str | Non
 def _in_float64(layers: list[Any], arrays: list[NDArray[Any]], shares: list[float]) -> NDArray[Any]:
     total = np.zeros(arrays[0].shape)
     for layer, array, share in zip(layers, arrays, shares, strict=True):
-        total += share * (layer.detach().cpu().double().numpy() if _is_tensor(layer) else array)
+        total += share * (layer.detach().cpu().double().resolve_neg().numpy() if _is_tensor(layer) else array)
     whole = arrays[0].dtype.kind in "iub" and not _is_bfloat16(layers[0])
     return np.rint(total, out=total) if whole else total
 
@@ -151,7 +152,16 @@ def _array(name: str, layer: Any) -> NDArray[Any]:
     """Return the layer as an array, without copying host memory. bfloat16 becomes uint16 (the same bits)."""
     if _is_tensor(layer):
         torch, here = sys.modules["torch"], layer.detach().cpu()
-        bits: NDArray[Any] = (here.view(torch.int16) if _is_bfloat16(layer) else here).numpy()
+        try:
+            if here.is_complex():
+                raise TypeError
+            here = here.resolve_neg()
+            bits: NDArray[Any] = (here.view(torch.int16) if _is_bfloat16(layer) else here).numpy()
+        except (TypeError, RuntimeError):  # also sparse and quantised tensors, and types that NumPy lacks
+            got = f"{layer.dtype}, {layer.layout}".replace("torch.", "")
+            raise TypeError(
+                f"{name} must be a dense tensor of real numbers, float8 excluded (got {got})"
+            ) from None
         return bits.view(np.uint16) if _is_bfloat16(layer) else bits
     array = np.asarray(layer)
     if array.dtype.kind not in "fiub":

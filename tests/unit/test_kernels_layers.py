@@ -96,6 +96,13 @@ def test_other_types_are_averaged_as_numbers_and_keep_their_type(dtype: Any) -> 
     np.testing.assert_allclose(found, [5 / 8 if dtype is np.float64 else 1, 0, 1, 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tensor_whose_sign_torch_has_yet_to_change_and_models_from_a_generator(dtype: torch.dtype) -> None:
+    negative = torch.ones(2, dtype=dtype)._neg_view()
+    (found,) = kernels.average(each for each in ([negative], [2 * negative]))
+    assert found.tolist() == [-1.5, -1.5]
+
+
 def test_one_weight_a_model_or_all_alike_and_the_backends_agree() -> None:
     models = [[each] for each in _four(np.array)]
     even = kernels.average(models)[0]
@@ -121,6 +128,19 @@ def test_one_weight_a_model_or_all_alike_and_the_backends_agree() -> None:
         ([[np.zeros(2)]] * 2, [1, float("nan")], ValueError, "finite numbers"),
         ([[np.zeros(2)]] * 2, ["x", 1], TypeError, "weights must be numbers"),
         ([["text"]], None, TypeError, r"layer 0 of models\[0\] must be an array or a tensor .* \(got str\)"),
+        (
+            [[torch.ones(2, dtype=torch.complex64)]],
+            None,
+            TypeError,
+            r"layer 0 of .*\(got complex64, strided\)",
+        ),
+        ([{"a": torch.eye(2).to_sparse()}], None, TypeError, r"layer 'a' of .*\(got float32, sparse_coo\)"),
+        (
+            [[torch.ones(2).to(torch.float8_e5m2)]],
+            None,
+            TypeError,
+            r"layer 0 of .*\(got float8_e5m2, strided\)",
+        ),
         ([3], None, TypeError, r"models\[0\] must be a sequence \(got int\)"),
         (3, None, TypeError, r"models must be a sequence \(got int\)"),
     ],
