@@ -329,6 +329,7 @@ def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
         "signal": f"was ended by {why}",
         "refused": f"cannot be measured: {why}",
         "skipped": f"skips the test: {why}",
+        "expected": f"is expected to fail: {why}",
     }.get(kind, f"failed:\n{why}")
     if fault.side == 1:
         raise NotMet(f"{label} {failed}")

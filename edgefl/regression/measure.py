@@ -106,8 +106,8 @@ def measure(
     Meanwhile, no other test measures on this host. If the result is unreliable and the time limit allows it,
     everything is measured once more, because the disturbance may have ended. ``tell`` is called before
     each repetition. Raises `OutOfDeviceMemory` if the function exceeds the device's memory, `NotMet` if it
-    raises an exception, pytest's own exception if it skips the test, and `Invalid` if fewer than nine
-    repetitions fit into the limit.
+    raises an exception, pytest's own exception if it skips the test or calls `pytest.xfail`, and `Invalid` if
+    fewer than nine repetitions fit into the limit.
     """
     __tracebackhide__ = True
     with alone(), limit.counted():
@@ -165,5 +165,8 @@ def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> 
             raise NotMet(f"{name} on {device}: not finished after {why} s; set a larger limit_s= in the mark")
         case "skipped":
             pytest.skip(why)
+        case "expected":
+            pytest.xfail(why)  # with --runxfail, this does nothing
+            raise NotMet(f"{name} on {device}: expected to fail: {why}")
         case _:
             raise NotMet(f"{name} failed on {device}:\n{why}")

@@ -162,7 +162,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
     """States why a function cannot be measured, or how its process ended before the measurement was made."""
 
-    kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late", "skipped"]
+    kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late", "skipped", "expected"]
     why: str
 
 
@@ -176,8 +176,10 @@ def failure_of(error: BaseException) -> Failure:
         return Failure("refused", str(error))
     if is_no_memory(error):
         return Failure("memory", "")
-    if _skips(error):
+    if _raised_as(error, "_pytest.outcomes", "Skipped") or _raised_as(error, "unittest.case", "SkipTest"):
         return Failure("skipped", str(error))
+    if _raised_as(error, "_pytest.outcomes", "XFailed"):
+        return Failure("expected", str(error))
     frames = traceback.extract_tb(error.__traceback__)
     while frames and frames[0].filename.startswith(str(Path(__file__).parent)):
         frames.pop(0)  # so that the traceback begins with the user's code
@@ -185,11 +187,9 @@ def failure_of(error: BaseException) -> Failure:
     return Failure("raised", "".join(lines).rstrip())
 
 
-def _skips(error: BaseException) -> bool:
-    """Return True for an exception by which pytest or unittest skips a test."""
-    known = (("_pytest.outcomes", "Skipped"), ("unittest.case", "SkipTest"))
-    loaded = [getattr(sys.modules[module], name) for module, name in known if module in sys.modules]
-    return isinstance(error, tuple(loaded))
+def _raised_as(error: BaseException, module: str, name: str) -> bool:
+    """Return True for an exception of a class of a module that may not be loaded."""
+    return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
 
 
 class MeasuringProcess:

@@ -132,6 +132,31 @@ def test_a_function_that_skips_skips_its_test(pytester: pytest.Pytester) -> None
     assert not (pytester.path / "edgefl-baselines").exists()
 
 
+def test_a_function_may_expect_its_test_to_fail(pytester: pytest.Pytester) -> None:
+    pytester.syspathinsert()
+    pytester.makepyfile(
+        steps="""
+        import pytest
+
+        def known():
+            pytest.xfail("known")
+        """,
+        test_device="""
+        import pytest
+        import steps
+
+        @pytest.mark.edge_device("pixel-4")
+        def test_known(edge_device):
+            edge_device.run(steps.known)
+        """,
+    )
+    found = pytester.runpytest_inprocess(*OPTIONS, "-rx", "--edgefl-save")
+    found.assert_outcomes(xfailed=1)
+    found.stdout.fnmatch_lines(["  pixel-4 * XFAIL", "    known", "XFAIL * known"])
+    assert not (pytester.path / "edgefl-baselines").exists()
+    pytester.runpytest_inprocess(*OPTIONS, "--runxfail").assert_outcomes(failed=1)
+
+
 @pytest.mark.slow
 def test_the_tutorials_files_do_what_it_says(pytester: pytest.Pytester) -> None:
     steps, test, slower, bigger = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
