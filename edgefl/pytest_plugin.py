@@ -29,6 +29,8 @@ FIXTURE = "edge_device"
 ITSELF = "_edge_device_itself"
 UNKNOWN = "–"
 """Shown instead of a device's name for a failure that belongs to no device."""
+CRASHED = "???"
+"""Phase in the report that pytest-xdist or pytest-forked makes of a test whose process crashed."""
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
     "sent_mib=, joules=, end='middle', tolerance=0, counted='python'): run the test once on each of these "
@@ -324,15 +326,18 @@ class _SessionReport:
         self._plain: list[dict[str, Any]] = []
         self._places: list[tuple[str, int | None]] = []
         """For each row, the file of its test (relative to the root folder) and the line number."""
-        self._uncollected: list[pytest.CollectReport] = []
-        """Reports on files that could not be collected. They may contain tests on devices."""
+        self._lost: list[tuple[pytest.TestReport | pytest.CollectReport, str]] = []
+        """Reports on files that could not be collected and on tests whose process crashed, each with the
+        reason. They may be, or contain, tests on devices."""
         self._notes: list[str] = []
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and not self._worker:
-            self._uncollected.append(report)
+            self._lost.append((report, f"could not be collected: {_reason(report)}"))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == CRASHED:
+            self._lost.append((report, str(report.longrepr)))
         rows = getattr(report, "edgefl", ())
         self._plain += rows
         self._places += [report.location[:2]] * len(rows)
@@ -370,9 +375,8 @@ class _SessionReport:
             PlacedRow(row, top / file, line)
             for row, (file, line) in zip(self._rows(), self._places, strict=True)
         ]
-        for one in self._uncollected:
-            lost = _failure(one.nodeid, one.nodeid, UNKNOWN, f"could not be collected: {_reason(one)}")
-            placed.append(PlacedRow(lost, top / one.fspath, None))
+        for one, why in self._lost:
+            placed.append(PlacedRow(_failure(one.nodeid, one.nodeid, UNKNOWN, why), top / one.fspath, None))
         results = gate_results(
             placed,
             base.name if base is not None else "",

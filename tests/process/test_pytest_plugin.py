@@ -9,7 +9,7 @@ import pytest
 import scipy.stats  # noqa: F401
 
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
-from edgefl.regression import device, measurement, table  # noqa: F401
+from edgefl.regression import device, gate, measurement, table  # noqa: F401
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("warm_measuring")
@@ -222,6 +222,30 @@ def test_under_xdist_workers_report_and_one_process_saves(pytester: pytest.Pytes
     found = pytester.runpytest_inprocess(*OPTIONS, "-p", "xdist", "-n2", "--edgefl-save")
     found.assert_outcomes(passed=2)
     found.stdout.fnmatch_lines(["  moto-g4 * OK", "saved 2 in *"])
+
+
+def test_a_test_whose_xdist_worker_crashed_is_red(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    file = pytester.path / "r.json"
+    pytester.makepyfile(
+        test_device="""
+        import os
+        import pytest
+
+        @pytest.mark.edge_device("pixel-4")
+        def test_crash(edge_device):
+            os._exit(3)
+        """
+    )
+    found = pytester.runpytest_inprocess(*OPTIONS, "-p", "xdist", "-n1", f"--edgefl-json={file}")
+    found.assert_outcomes(failed=1)
+    (row,) = gate.load_results(file).rows
+    assert (row.test, row.outcome, row.file) == (
+        "test_device.py::test_crash[pixel-4]",
+        "FAIL",
+        "test_device.py",
+    )
+    assert row.why == "worker 'gw0' crashed while running 'test_device.py::test_crash[pixel-4]'"
 
 
 LEAKS = """
