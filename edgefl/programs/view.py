@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import select
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Self
+from typing import IO, TYPE_CHECKING, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -19,6 +21,9 @@ from edgefl.programs.phone import HeldPhone
 from edgefl.programs.result import LEAST_CPU_S
 from edgefl.results.tables import FittedTable, number, percent, table
 from edgefl.terminal import can_redraw, say
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 REDRAW_S = 0.5
 MOST_ROWS = 20
@@ -72,7 +77,7 @@ class PhonesView:
         pass
 
 
-def _write_all(stream: IO[bytes], data: bytes) -> None:
+def _write_all(stream: IO[bytes], data: ReadableBuffer) -> None:
     """Write all data without buffering it, even if the stream is non-blocking."""
     stream.flush()
     raw, rest = getattr(stream, "raw", stream), memoryview(data)
@@ -84,6 +89,32 @@ def _write_all(stream: IO[bytes], data: bytes) -> None:
             poller.poll()
         else:
             rest = rest[written:]
+
+
+class _WaitingFile(io.RawIOBase):
+    """A file to which writes are always complete, even if its descriptor is non-blocking."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = io.FileIO(descriptor, "w", closefd=False)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        _write_all(self._file, data)
+        return memoryview(data).nbytes
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+
+def waiting_text(stream: TextIO) -> TextIO:
+    """Return a text stream with the same descriptor, whose writes wait even if that is non-blocking."""
+    buffered = io.BufferedWriter(_WaitingFile(stream.fileno()))
+    return io.TextIOWrapper(buffered, stream.encoding, "backslashreplace")
 
 
 def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
@@ -172,5 +203,6 @@ class PhonesTable(PhonesView):
 
 def make_view(phones: int, quiet: bool) -> PhonesView:
     """Return the view for this terminal, on stderr; there is no table for a single phone."""
-    console = Console(stderr=True, highlight=False)
-    return PhonesTable(console) if can_redraw() and phones > 1 and not quiet else PhonesView(quiet)
+    if not can_redraw() or phones <= 1 or quiet:
+        return PhonesView(quiet)
+    return PhonesTable(Console(file=waiting_text(sys.stderr), highlight=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import pty
 import socket
 import time
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from edgefl.cli import main
 from edgefl.cli.programs import phones_of, say_result
@@ -41,7 +43,7 @@ from edgefl.programs.relay import (
     carry,
 )
 from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, way_result
-from edgefl.programs.view import PhonesView
+from edgefl.programs.view import PhonesTable, PhonesView, waiting_text
 from edgefl.programs.way import LinkWay, Transmission
 
 CAT = Phone(device="moto-g4", command=("cat",), share=0.1)
@@ -503,11 +505,8 @@ def test_the_report_page_has_the_verdict_and_its_reasons() -> None:
 
 
 def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
     from edgefl.host.capacity import Demand, capacity_cores, choose_time_scale
     from edgefl.programs.messages import PhoneState, TrafficState
-    from edgefl.programs.view import PhonesTable
 
     held = look_up([CAT] * 30)
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -541,6 +540,26 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
         with open(write, "wb") as writer:
             assert PhonesView().write(writer, data)
         assert got.result() == data
+
+
+def test_a_slow_terminal_that_does_not_block_gets_all() -> None:
+    lines = [f"line {number} {'x' * 60}" for number in range(1000)]  # several times what the terminal holds
+    ours, theirs = pty.openpty()
+    os.set_blocking(theirs, False)
+
+    def read() -> str:
+        data = bytearray()
+        while not data.endswith(f"{lines[-1]}\r\n".encode()):
+            data += os.read(ours, 1 << 16)
+        return data.decode()
+
+    with ThreadPoolExecutor(1) as pool, open(theirs, "w") as terminal:
+        view = PhonesTable(Console(file=waiting_text(terminal), force_terminal=True, width=200))
+        got = pool.submit(read)
+        for start in range(0, len(lines), 100):
+            assert view.write(terminal.buffer, "\n".join([*lines[start : start + 100], ""]).encode())
+        assert got.result().splitlines() == lines
+    os.close(ours)
 
 
 def test_only_a_missing_reader_ends_a_phones_output(capsys: pytest.CaptureFixture[str]) -> None:
