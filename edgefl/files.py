@@ -2,7 +2,8 @@
 
 A file that is written is afterwards either complete or unchanged, even if the process is killed or the power
 fails. The new content is written to a temporary file in the same folder, which is flushed to disk and then
-renamed. Finally the folder itself is flushed, so that the new name survives a power failure too.
+renamed. Finally the folder itself is flushed, so that the new name survives a power failure too. Devices and
+pipes, such as ``/dev/null`` and ``/dev/stdout``, are not replaced but written to.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 
 from edgefl import failpoints
@@ -45,20 +47,21 @@ def read(path: str | Path, most_bytes: int) -> bytes:
 def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
     """Replace the file at ``path`` by a file with the content ``pieces``.
 
-    If OSError is raised, the file has either its old content or the new one, completely.
+    If OSError is raised, the file has either its old content or the new one, completely. A device, a pipe or
+    an open file of a process (``/dev/stdout``) is written to instead.
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> replace(folder / "a.txt", [b"one ", b"two"]).read_text(), [path.name for path in folder.iterdir()]
     ('one two', ['a.txt'])
     """
+    if not _is_replaceable(path):
+        with open(path, "ab", buffering=0) as file:
+            _write(file, pieces)
+        return path
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with open(partial, "wb", buffering=0) as file:
-            for piece in pieces:
-                left = memoryview(piece)
-                while left:
-                    left = left[file.write(left) :]
-                failpoints.pass_by("torn")
+            _write(file, pieces)
             os.fsync(file.fileno())
         failpoints.pass_by("unnamed")
         os.replace(partial, path)
@@ -69,6 +72,22 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
     failpoints.pass_by("renamed")
     flush_folder(path.parent)
     return path
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Return False for a device, a pipe or a socket, and for any file that is named by a descriptor."""
+    if not path.exists() or path.is_dir():
+        return True
+    folder = os.path.realpath(path.parent)
+    return path.is_file() and folder != "/dev" and not folder.startswith("/proc/")
+
+
+def _write(file: FileIO, pieces: Iterable[bytes | memoryview]) -> None:
+    for piece in pieces:
+        left = memoryview(piece)
+        while left:
+            left = left[file.write(left) :]
+        failpoints.pass_by("torn")
 
 
 def write_text(path: Path, text: str) -> Path:

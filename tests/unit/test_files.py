@@ -36,6 +36,24 @@ def test_pipes_and_devices_are_no_files(tmp_path: Path, read: Callable[[Path], o
         read(path)
 
 
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_text(path, "abc")
+    assert os.read(reader, 10) == b"abc"
+    os.close(reader)
+    assert path.is_fifo()
+
+
+def test_an_open_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+") as log:
+        log.write("before ")
+        log.flush()
+        files.write_text(Path(f"/proc/self/fd/{log.fileno()}"), "after")
+    assert (tmp_path / "log").read_text() == "before after"
+
+
 def test_a_longer_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abc")
