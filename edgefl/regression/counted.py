@@ -12,6 +12,7 @@ import gc
 import os
 import random
 import resource
+import signal
 import sys
 import sysconfig
 import tracemalloc
@@ -27,6 +28,7 @@ import torch
 from edgefl.devices.code import clusters_of, throughput
 from edgefl.devices.schema import Device
 from edgefl.host.children import collect, fork
+from edgefl.host.process import STOPS
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
 from edgefl.regression.bytecode import CodeName, TooManyInstructions, count_instructions
@@ -139,8 +141,11 @@ def _steady(counter: PartCounter, run: Callable[[], Any], handle: DeviceHandle) 
 def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
     """Run ``measure`` in a forked process and discard its output; return its result, or why it failed."""
     read, write = os.pipe()
+    handlers = {number: signal.getsignal(number) for number in STOPS}
 
     def main() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         os.close(read)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)

@@ -34,7 +34,7 @@ from edgefl.regression.calls import bound, takes_device
 from edgefl.regression.memory import Peak, TreeWatch
 from edgefl.regression.process import Failure, FunctionLocation, failure_of, find
 from edgefl.regression.usage import ProcessUsage, children_ns
-from edgefl.regression.worker import become_forkable
+from edgefl.regression.worker import become_forkable, inherit_stops
 
 if TYPE_CHECKING:
     from edgefl.regression.repetition import DeviceHandle
@@ -311,6 +311,7 @@ class _Function:
         """True if the import of the function changed environment variables."""
 
     def serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
+        inherit_stops()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):
             os.dup2(nowhere, descriptor)

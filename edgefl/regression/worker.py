@@ -181,8 +181,7 @@ def _import_all(names: Iterable[str]) -> None:
 
 def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
     """Run one repetition in this forked process and write its result."""
-    for number, handler in _STOPS.items():
-        signal.signal(number, handler)
+    inherit_stops()
     own = os.getpid()
     if quiet:  # print the function's output once, not once for each repetition
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -192,6 +191,13 @@ def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
     if os.getpid() == own:  # not true in a process that the function forked and that returned here
         with os.fdopen(write, "wb") as pipe:
             pipe.write(_encode(result))
+
+
+def inherit_stops() -> None:
+    """React to the signals that stop a process as the process of the tests does, for the user's code and the
+    processes that it starts."""
+    for number, handler in _STOPS.items():
+        signal.signal(number, handler)
 
 
 def _result(measure: Callable[[], Any]) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -99,6 +101,16 @@ async def waits(seconds: float) -> int:
 
 def starts_a_program() -> None:
     subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+
+def ends_a_program_and_a_fork() -> None:
+    child = subprocess.Popen(["sleep", "300"])
+    child.send_signal(signal.SIGINT)
+    assert child.wait() == -signal.SIGINT
+    if (pid := os.fork()) == 0:
+        time.sleep(300)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitpid(pid, 0) == (pid, signal.SIGTERM)
 
 
 def leaves_a_thread() -> int:

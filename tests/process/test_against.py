@@ -41,6 +41,16 @@ def step():
     return inner()
 """
 
+ENDS_A_FORK = """
+import os, signal, time
+
+def step():
+    if (pid := os.fork()) == 0:
+        time.sleep(300)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitpid(pid, 0) == (pid, signal.SIGTERM)
+"""
+
 
 @pytest.fixture(autouse=True)
 def _little_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +133,12 @@ def test_the_bases_code_is_the_bases(
     write(repository, {name: STEPS.format(mib=60)})
     monkeypatch.syspath_prepend(repository / path)
     assert mib_of(compare(call(module, repository / name))) == (20, 60)
+
+
+def test_a_function_can_end_what_it_started(repository: Path, compare: Callable[..., Comparison]) -> None:
+    commit(repository, {"steps.py": ENDS_A_FORK})
+    write(repository, {"new.py": ""})
+    assert not compare(call("steps", repository / "steps.py")).unjudged
 
 
 def test_so_it_is_where_a_test_imports_it(

@@ -145,6 +145,10 @@ def test_coroutines_programs_and_threads(process: MeasuringProcess) -> None:
     assert counted(process, steps.leaves_a_thread).varying() == {}
 
 
+def test_a_function_can_end_what_it_started(process: MeasuringProcess) -> None:
+    assert counted(process, steps.ends_a_program_and_a_fork).processes
+
+
 def test_an_exception_of_a_later_call_is_the_functions(process: MeasuringProcess) -> None:
     with pytest.raises(
         NotMet, match=r"fails_when_it_is_called_again failed on moto-g4:(.|\n)*ValueError: called again"
