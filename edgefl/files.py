@@ -100,6 +100,15 @@ def json_text(document: object) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def encodable(text: str) -> str:
+    """Return text that can be written in UTF-8: bytes that Python could not decode are escaped.
+
+    >>> encodable("caf\\udce9")
+    'caf\\\\udce9'
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 def write_json(path: Path, document: object) -> Path:
     """Write a document to the file at ``path`` as JSON in UTF-8. Bytes of a command line that are not valid
     UTF-8 are escaped, for example as ``\\udcff``."""

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from edgefl.errors import ConfigError, RunError
+from edgefl.files import encodable
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import Exit, end_child, kill_tree
 from edgefl.host.memory import is_no_memory
@@ -172,6 +173,11 @@ Answer = TrialRun | CountedRun | Repetition | Failure
 
 def failure_of(error: BaseException) -> Failure:
     """Return why a function failed: out of memory, or its exception with the frames of the user's code."""
+    found = _failure_of(error)
+    return Failure(found.kind, encodable(found.why))
+
+
+def _failure_of(error: BaseException) -> Failure:
     if isinstance(error, ConfigError):
         return Failure("refused", str(error))
     if is_no_memory(error):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from edgefl.errors import RunError
-from edgefl.files import write_json, write_text
+from edgefl.files import encodable, write_json, write_text
 from edgefl.regression.baseline import path_of
 from edgefl.regression.gate import GateResults, GateRow, place_of
 from edgefl.regression.markdown import markdown, workflow_commands
@@ -42,14 +42,14 @@ def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: boo
         base=base,
         rows=tuple(
             GateRow(
-                test=one.row.test,
+                test=encodable(one.row.test),
                 function=one.row.function,
                 device=one.row.device,
                 outcome=one.row.word,
-                why=one.row.why,
-                label=one.row.label,
+                why=encodable(one.row.why),
+                label=encodable(one.row.label),
                 skipped=skip and one.row.outcome == "INVALID",
-                file=place_of(one.file, top),
+                file=encodable(place_of(one.file, top)),
                 line=0 if one.line is None else one.line + 1,
                 seconds=one.row.seconds,
                 predicted=one.row.predicted,

@@ -21,7 +21,8 @@ from edgefl.regression.gate import GateResults, GateRow, load_results, place_of
 from edgefl.regression.gate_page import gate_page
 from edgefl.regression.history import Point, Series, history, steps
 from edgefl.regression.markdown import MARKER, comment, markdown, workflow_commands
-from edgefl.regression.publish import Outlets, publish
+from edgefl.regression.publish import Outlets, PlacedRow, gate_results, publish
+from edgefl.regression.table import ResultRow
 
 
 def row(**given: Any) -> GateRow:
@@ -39,6 +40,17 @@ SLOWER = row(
 )
 UNJUDGED = row(outcome="NOT JUDGED", why="the base cannot be imported", device="moto-g4")
 RESULTS = GateResults(base="main (0123abcde)", rows=(row(), UNJUDGED, SLOWER))
+
+
+def test_a_reason_that_is_not_utf_8_is_written_wherever_people_look(tmp_path: Path) -> None:
+    odd = ResultRow(
+        test="a.py::test", label="", function="", device="pi-4", outcome="FAIL", why="no caf\udce9"
+    )
+    results = gate_results([PlacedRow(odd, tmp_path / "a.py", 1)], "", tmp_path, skip=False)
+    outlets, summary = Outlets(tmp_path / "r.json", tmp_path / "r.html"), tmp_path / "summary.md"
+    assert publish(results, [], outlets, {"GITHUB_STEP_SUMMARY": str(summary)}).complete
+    assert [one.why for one in load_results(tmp_path / "r.json").rows] == ["no caf\\udce9"]
+    assert "no caf" in summary.read_text()
 
 
 def test_a_predicted_time_is_marked() -> None:
