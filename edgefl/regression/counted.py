@@ -9,6 +9,7 @@ counts that vary.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import random
 import resource
@@ -74,7 +75,9 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     handle = DeviceHandle(call.device, call.network, 0)
     seed()
     known = set(sys.modules)
-    call.bind(handle)()
+    if made := _undone(call.function, call.bind(handle)()):
+        name = call.function.__qualname__
+        return Failure("refused", f"the function must do its work when it is called (got {name}, {made})")
     imported = [name for name in sys.modules if name.startswith("torch.") and name not in known]
     seed()
     run = call.bind(handle)
@@ -111,6 +114,16 @@ def count(call: DeviceCall) -> CountedRun | Failure:
         imported=imported,
         covered=isinstance(timed, _Part) and timed.covered,
     )  # fmt: skip
+
+
+def _undone(function: Callable[..., Any], result: object) -> str:
+    """Return a description of a call's result if it is an object that would do the work later; else empty."""
+    if inspect.iscoroutine(result):
+        result.close()
+        return "which returned a coroutine that nothing awaits"
+    own = getattr(inspect.unwrap(function), "__code__", None)
+    codes = getattr(result, "gi_code", None), getattr(result, "ag_code", None)
+    return "which returned a generator that nothing iterates over" if own is not None and own in codes else ""
 
 
 def seed() -> None:

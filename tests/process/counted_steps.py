@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -101,6 +103,28 @@ async def waits(seconds: float) -> int:
 
 def starts_a_program() -> None:
     subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+
+def wraps(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper() -> Any:
+        return function()
+
+    return wrapper
+
+
+@wraps
+async def wrapped_coroutine() -> None:
+    sum(range(1000))
+
+
+@wraps
+def wrapped_generator() -> Iterator[int]:
+    yield sum(range(1000))
+
+
+def misses_a_file() -> None:
+    raise FileNotFoundError("caf\udce9")
 
 
 def ends_a_program_and_a_fork() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgefl.devices import load_device, load_network
-from edgefl.errors import NotMet
+from edgefl.errors import ConfigError, NotMet
 from edgefl.regression import baseline
 from edgefl.regression.callgrind import count_native, why_not
 from edgefl.regression.counts import INSTRUCTIONS, CountedRun, CountedVerdict, compare, entry_of
@@ -143,6 +143,17 @@ def test_coroutines_programs_and_threads(process: MeasuringProcess) -> None:
     assert counted(process, steps.starts_a_program).processes
     assert not short.processes
     assert counted(process, steps.leaves_a_thread).varying() == {}
+
+
+@pytest.mark.parametrize("name", ["wrapped_coroutine", "wrapped_generator"])
+def test_a_function_that_does_its_work_later_is_refused(process: MeasuringProcess, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"do its work when it is called \(got {name}, which returned a"):
+        counted(process, getattr(steps, name))
+
+
+def test_a_message_that_is_not_utf_8_is_the_functions(process: MeasuringProcess) -> None:
+    with pytest.raises(NotMet, match=r"FileNotFoundError: caf\\udce9"):
+        counted(process, steps.misses_a_file)
 
 
 def test_a_function_can_end_what_it_started(process: MeasuringProcess) -> None:
