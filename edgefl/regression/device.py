@@ -360,20 +360,35 @@ class EdgeDevice:
         self.session.tell(f"{label} on {self.name}: {about}")
 
     def judge(self) -> None:
-        """Judge the results by the budgets in the mark and by the baselines; raises `NotMet` or `Invalid`."""
+        """Judge all results by the budgets in the mark and by the baselines; raises `NotMet` or `Invalid`."""
         __tracebackhide__ = True
         if not (self._calls or self.results):
             raise NotMet(
                 "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: "
                 "then the test itself runs on the device"
             )
+        failed: list[str] = []
+        invalid: list[str] = []
         for result in self.results:
-            counted = self._counted_verdict(result)
-            if counted.outcome == "FAIL":
-                result.require(counted)
-            if result.timed is not None:
-                result.require(self._timed_verdict(result))
+            try:
+                self._judge(result)
+            except NotMet as error:
+                failed.append(str(error))
+            except Invalid as error:
+                invalid.append(str(error))
+        if failed:
+            raise NotMet("\n".join(failed))
+        if invalid:
+            raise Invalid("\n".join(invalid))
+
+    def _judge(self, result: DeviceResult) -> None:
+        __tracebackhide__ = True
+        counted = self._counted_verdict(result)
+        if counted.outcome == "FAIL":
             result.require(counted)
+        if result.timed is not None:
+            result.require(self._timed_verdict(result))
+        result.require(counted)
 
     def _counted_verdict(self, result: DeviceResult) -> Verdict:
         """Compare the counted work with its baseline."""

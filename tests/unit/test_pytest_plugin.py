@@ -292,6 +292,26 @@ def test_counts_are_saved_and_what_grew_fails_with_its_figure_first(run: Run, ba
     run(wide, "--edgefl-compare").assert_outcomes(passed=1)
 
 
+def test_each_function_of_a_test_is_judged(run: Run, pytester: pytest.Pytester) -> None:
+    """Whatever the verdict on the first one is, what the others say counts."""
+    test = """
+        import pytest
+        import steps
+
+        @pytest.mark.edge_device("pixel-4")
+        def test_steps(edge_device):
+            edge_device.run(steps.step, work={0}, varies={1})
+            edge_device.run(steps.step, work={2})
+        """
+    run(test.format(100, False, 100), "--edgefl-save").assert_outcomes(passed=1)
+    found = run(test.format(130, False, 130), "--edgefl-compare")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(["*: step", "  pixel-4 * REGRESSION", "*: step 2", "  pixel-4 * REGRESSION"])
+    found = run(test.format(100, True, 130), "--edgefl-compare", "--edgefl-invalid=skip")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(["  pixel-4 * NOT JUDGED", "  pixel-4 * REGRESSION"])
+
+
 def test_a_session_whose_results_could_not_be_written_fails(
     run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
