@@ -267,6 +267,8 @@ def parse(text: bytes, path: Path) -> BaselineFile:
         file = convert(plain, BaselineFile)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    _require_single("counted", file.counted, path)
+    _require_single("entries", file.entries, path)
     for place, one in enumerate(file.entries):
         rows = {name: getattr(one, name) for name in SAMPLES}
         rows["reference.host_cpu_s"] = one.reference.host_cpu_s
@@ -275,6 +277,17 @@ def parse(text: bytes, path: Path) -> BaselineFile:
                 got = f"got {len(row)} figures; allowed: {many}, as many as cpu_s has"
                 raise ConfigError(f"{path}: entries[{place}].{name}: {got}")
     return file
+
+
+def _require_single(name: str, entries: Sequence[CountedEntry | BaselineEntry], path: Path) -> None:
+    """Raise ConfigError if two entries have the same key, as after a merge in git."""
+    places: dict[tuple[str, ...], int] = {}
+    for place, one in enumerate(entries):
+        if (first := places.setdefault(one.key, place)) != place:
+            raise ConfigError(
+                f"{path}: {name}[{place}] and {name}[{first}] are both of {one.function} in {one.test}; "
+                "keep one of them"
+            )
 
 
 def save(path: Path, entries: Iterable[BaselineEntry], counted: Iterable[CountedEntry] = ()) -> None:

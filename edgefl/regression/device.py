@@ -26,7 +26,7 @@ from edgefl.host.verdict import Outcome
 from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry, Samples
 from edgefl.regression.callgrind import count_native
-from edgefl.regression.counts import FIGURES, CountedEntry, CountedRun, compare, entry_of, summary
+from edgefl.regression.counts import FIGURES, CountedEntry, CountedRun, Figure, compare, entry_of, summary
 from edgefl.regression.measure import TimeLimit, count, judged, measure
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
 from edgefl.regression.process import PrepareRequest, RestClass, locate
@@ -400,7 +400,7 @@ class EdgeDevice:
         tolerance = self._mark.tolerance / 100
         found = compare(before, result.counted, baseline.versions(), tolerance)
         if found.left_out:
-            names = ", ".join(FIGURES[name].text for name in found.left_out)
+            names = ", ".join(FIGURES.get(name, Figure(name)).text for name in found.left_out)
             result.left_out = f"not compared, because two counts differed when they were saved: {names}"
         unjudged = "; ".join(found.unjudged)
         if not found.grew:

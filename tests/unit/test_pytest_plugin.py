@@ -574,6 +574,18 @@ def test_an_unfit_baseline_is_no_verdict(run: Run, baseline: Path, monkeypatch: 
         ["COULD NOT BE JUDGED: * another host (OPENBLAS_CORETYPE: not set there, Prescott here); *"]
     )
 
+    known = json.loads(baseline.read_text())
+    baseline.write_text(
+        json.dumps(known | {"counted": [{**known["counted"][0], "varying": ["of a later version"]}]})
+    )
+    run(TEST, "--edgefl-compare").stdout.fnmatch_lines(["*two counts differed * of a later"])
+    for kind in ("counted", "entries"):
+        baseline.write_text(json.dumps(known | {kind: known[kind] * 2}))  # merged by hand
+        found = run(TEST, "--edgefl-compare", "--edgefl-timed")
+        found.assert_outcomes(failed=1)
+        both = f"{kind}[[]1] and {kind}[[]0] are both of step in test_step[[]pixel-4]; keep one of them"
+        found.stdout.fnmatch_lines([f"{baseline}: {both}"])
+
     baseline.write_text("{")
     for option in ("--edgefl-compare", "--edgefl-save"):
         found = run(TEST, option)
