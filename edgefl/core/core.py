@@ -469,9 +469,11 @@ class Core(Ledger):
     def _participations_exhausted(self) -> bool:
         """True if the clients that may still participate are too few for another version."""
         limits = self.participation
-        if limits is None or self.training or self.awaits:
+        if limits is None or self.training:
             return False
         done = [limits.exhausted(device.client) for device in self.devices]
+        if self.awaits:  # at that time a client may start, or a held update may be used
+            return all(done) and not self.held
         return any(done) and all(one or here for one, here in zip(done, self.present, strict=True))
 
     def _no_update(self, client: int) -> None:

@@ -62,9 +62,12 @@ class Participation:
                 self.changed = True
 
     def apply(self, tasks: Iterable[int], version: int) -> None:
-        """Record that these tasks' updates were applied in ``version``."""
+        """Record that these tasks' updates were applied in ``version``. Updates that a strategy keeps and
+        applies again count once."""
         for task in tasks:
-            client = self._owners.pop(task)
+            client = self._owners.pop(task, None)
+            if client is None:
+                continue
             self.applied[client] += not self._counts_tasks
             self._in_flight[client] -= 1
             self._last[client] = version

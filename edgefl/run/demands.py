@@ -56,10 +56,11 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
             "it with these settings; fedbuff without normalize does, and so do fedavg and fedavgm with "
             "weighting = 'uniform' and redraw = true"
         )
-    if rules.min_separation * strategy.max_held(clients) > clients:
+    held = strategy.max_held(clients)
+    if rules.min_separation > 1 and rules.min_separation * held > clients:
         raise ConfigError(
-            f"privacy.min_separation must be at most {clients // strategy.max_held(clients)} for {clients} "
-            f"clients and {strategy.max_held(clients)} updates a version, got {rules.min_separation}"
+            f"privacy.min_separation must be at most {max(1, clients // held)} for {clients} "
+            f"clients and {held} updates a version, got {rules.min_separation}"
         )
 
 

@@ -32,7 +32,7 @@ from edgefl.run.demands import checked, shape_of
 from edgefl.run.server_process import _forbids_repetition
 from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
-from edgefl.strategies import resolve
+from edgefl.strategies import names, resolve
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
@@ -379,15 +379,32 @@ def test_what_cannot_be_promised_is_refused(settings: dict[str, Any], strategy: 
         checked(wanted, Path())
 
 
-@pytest.mark.parametrize("strategy", ["fedasync", "median", "quafl", "feddyn", "fedstaleweight"])
-def test_local_noise_alone_works_with_strategies_without_bounded_weights(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", sorted({*names()} - {"scaffold"}))
+def test_local_noise_alone_works_with_all_strategies_but_scaffold(strategy: str) -> None:
+    """Also with strategies that hold more updates than there are clients, and that apply updates again."""
+    timed = {"interval_s": 1.0} if strategy in ("favano", "fedfix", "quafl") else {}
     wanted = edgefl.Experiment(
         fleet=edgefl.Fleet(devices={"pixel-4": 5}),
-        strategy={"name": strategy, **({"interval_s": 1.0} if strategy == "quafl" else {})},
+        strategy={"name": strategy, **timed},
         privacy=RULES,
         stop=edgefl.Stop(versions=1),
     )
     assert checked(wanted, Path()).privacy == RULES
+    core = Core(resolve(wanted.strategy), fleet(5), 1, edgefl.Stop(versions=12), privacy=RULES)
+    result = run_in_memory(core, [1.0, 1.0, 2.0, 3.0, 4.0], model=np.zeros(3))
+    assert core.stopped in ("versions", "participations")
+    assert len(result.sums) > 1
+    assert core.participation is not None
+    assert max(core.participation.applied) <= TRIPS
+
+
+@pytest.mark.parametrize("strategy", ["favano", "fedfix", "quafl"])
+def test_a_run_whose_strategy_wakes_itself_ends_when_no_client_may_start(strategy: str) -> None:
+    made = resolve({"name": strategy, "interval_s": 1.0})
+    core = Core(made, fleet(5), 1, edgefl.Stop(versions=1000), privacy=RULES)
+    result = run_in_memory(core, [0.4, 0.4, 0.9, 1.0, 2.5], model=np.zeros(3), max_events=10_000)
+    assert core.stopped == "participations"
+    assert core.trips == 5 * TRIPS == sum(len(action.tasks) for action, _ in result.sums)
 
 
 @pytest.mark.parametrize(
