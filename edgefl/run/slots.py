@@ -559,11 +559,14 @@ class Aggregator:
         """Write the next running statistics: the average of the statistics in the updates.
 
         The average has the weights of the step; if they add up to more than 1, they are divided by their sum.
+        In a private step they are not divided, because their sum may reveal how many clients were drawn.
         """
         if not self.statistics:
             return
         first = (model.size - self.statistics) // SCALE_BLOCK * SCALE_BLOCK
-        total = sum(action.weights) if action.base_scale == 1.0 else 1.0
+        total = 1.0
+        if action.base_scale == 1.0 and self.privacy is None:
+            total = sum(action.weights if self.combine is None else weights)
         part = VectorSum([weight / max(1.0, total) for weight in weights], action.base_scale)
         scales = [None if scale is None else scale[first // SCALE_BLOCK :] for scale in scales]
         made = np.empty(model.size - first, np.float32)

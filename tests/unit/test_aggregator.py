@@ -17,8 +17,11 @@ from test_oracle_optimizer import reference_step
 from edgefl import kernels
 from edgefl.core.events import Sum
 from edgefl.errors import SlotError
+from edgefl.experiment import Privacy
 from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
+from edgefl.privacy.mechanism import Mechanism
+from edgefl.privacy.source import Seeded
 from edgefl.run.slots import Aggregator
 from edgefl.strategies.base import ServerOptimizer
 
@@ -419,3 +422,30 @@ class RingMachine(RuleBasedStateMachine):
 
 TestRing = RingMachine.TestCase
 TestRing.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("weights", [(0.25, 0.5), (1.0, 1.0)])
+@pytest.mark.parametrize("how", ["plain", "private", "chosen", "vector"])
+def test_running_statistics_have_the_weights_of_the_step(
+    make: Make, how: str, weights: tuple[float, float]
+) -> None:
+    """They add up to at most 1, except in a private step, whose number of updates may be secret."""
+    aggregator = make()
+    aggregator.statistics, clip_norm = 2, None
+    if how == "private":
+        clip_norm = 1e6
+        aggregator.privacy = Mechanism(Privacy(clip_norm=clip_norm), 1.0, Seeded(1))
+    if how == "chosen":
+        aggregator.combine = lambda rows, given: [2.0 * weight for weight in given]
+    if how == "vector":
+        aggregator.combine = lambda rows, given: rows.median()
+    before = aggregator.buffer.model(0)[-2:].astype(float)
+    for task in range(2):
+        deliver(aggregator, task, np.full(SIZE, 1.0 + task))
+    assert not aggregator.sum(Sum(1, (0, 1), weights, clip_norm=clip_norm), 1).bad
+    first, second = [2.0 * weight for weight in weights] if how == "chosen" else weights
+    if how == "vector":
+        first = second = 0.5
+    total = 1.0 if how == "private" else max(1.0, first + second)
+    after = aggregator.buffer.model(1)[-2:]
+    assert np.allclose(after, before + (first + 2.0 * second) / total)
