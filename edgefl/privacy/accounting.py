@@ -24,6 +24,10 @@ ORDERS = 1.0 + np.geomspace(1e-2, 1e6, 2000)
 SAMPLED_ORDERS = np.arange(2, 257)
 """Orders α for steps with randomly drawn clients. The bounds for such steps hold for integer orders only."""
 
+SMALLEST_DEVIATION = 1e-100
+"""Standard deviation above which the bounds for randomly drawn clients can be computed. For less noise they
+would exceed the bound without the draw."""
+
 
 def gaussian_rdp(orders: ArrayLike, square: ArrayLike) -> NDArray[np.float64]:
     """Return the Rényi divergence between N(0, 1) and N(shift, 1) for each order α: α·``square``/2, where
@@ -163,9 +167,9 @@ class PrivacyAccount:
         if sampling is not None:
             rate, poisson = sampling
             expected = rate * clients if expected is None else expected
-            if rules.noise_multiplier and rate < 1.0:
-                counted = 0.0 if rules.quantile is None else (2.0 * rules.count_deviation(expected)) ** -2
-                together = (rules.noise_multiplier**-2 + counted) ** -0.5
+            counted = math.inf if rules.quantile is None else 2.0 * rules.count_deviation(expected)
+            if rate < 1.0 and min(rules.noise_multiplier, counted) > SMALLEST_DEVIATION:
+                together = (rules.noise_multiplier**-2 + counted**-2) ** -0.5
                 bound = poisson_rdp if poisson else sampled_rdp
                 self._step_divergence = bound(SAMPLED_ORDERS, rate, together)
         self._expected = expected
@@ -210,7 +214,8 @@ class PrivacyAccount:
 
     def _add(self, clients: NDArray[np.int64], deviation: float) -> None:
         unique, counts = np.unique(clients, return_counts=True)
-        self.squares[unique] += (counts / deviation) ** 2 if deviation else math.inf
+        with np.errstate(over="ignore"):  # infinite, if the noise is very small
+            self.squares[unique] += (counts / deviation) ** 2 if deviation else math.inf
 
 
 def composed(accounts: Sequence[PrivacyAccount], delta: float) -> float:

@@ -345,3 +345,13 @@ def test_the_guides_plan_runs(capsys: pytest.CaptureFixture[str]) -> None:
     spent = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     assert len(spent) == 3
     assert spent == sorted(spent, reverse=True)
+
+
+@pytest.mark.parametrize("poisson", [True, False])
+@pytest.mark.parametrize("noise", [{"noise_multiplier": 1e-200}, {"quantile": 0.5, "quantile_noise": 1e-200}])
+def test_epsilon_of_almost_no_noise_is_infinite(noise: dict[str, float], poisson: bool) -> None:
+    rules = Privacy(clip_norm=1.0, mechanism="gaussian", **{"noise_multiplier": 1.0, **noise})  # type: ignore[arg-type]
+    account = PrivacyAccount(rules, clients=10, sampling=(0.1, poisson))
+    assert account.epsilon() == 0.0
+    account.version([3])
+    assert account.epsilon() == math.inf
