@@ -30,8 +30,8 @@ KINDS = ("sign-flip", "gaussian", "label-flip", "alie")
 MOST_COLLUDERS = 7
 """Maximum number of other attackers on whose data an ``alie`` attacker trains in a trip."""
 Floats = NDArray[np.float32]
-AttackFunction = Callable[[Floats, int, int, np.random.Generator], None]
-"""``attack(delta, client, trip, rng)`` changes the client's update Δ in place."""
+AttackFunction = Callable[[Floats, int, int, np.random.Generator], object]
+"""``attack(delta, client, trip, rng)`` changes the client's update Δ in place and returns None."""
 
 
 def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple[int, ...]:
@@ -139,10 +139,13 @@ class Attack:
         rng = stream(self._seed, "attack", client, trip)
         if self._function is not None:
             try:
-                self._function(delta, client, trip, rng)
+                returned: object = self._function(delta, client, trip, rng)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
                 raise TrainingError(f"fleet.attackers.kind: {rules.kind!r} raised {why}") from error
+            if returned is not None and returned is not delta:
+                must = f"must change delta in place and return None (got {type(returned).__name__})"
+                raise TrainingError(f"fleet.attackers.kind: {rules.kind!r} {must}")
         elif rules.kind == "sign-flip":
             delta *= np.float32(-rules.scale)
         elif rules.kind == "alie":

@@ -83,12 +83,18 @@ def test_an_attack_of_one_s_own(tmp_path: Path) -> None:
     (tmp_path / "own_attack.py").write_text(
         "def attack(delta, client, trip, rng):\n    delta[:] = client + trip\n"
         "def fails(delta, client, trip, rng):\n    raise ValueError('no')\n"
+        "def both(delta, client, trip, rng):\n    delta[:] = 2\n    return delta\n"
+        "def returns(delta, client, trip, rng):\n    return -delta\n"
         "number = 7\n"
     )
     rules = Attackers(share=0.9, kind="own_attack:attack")
     np.testing.assert_allclose(changed(rules, 4, tmp_path), np.full(400, 6.0))
     with pytest.raises(TrainingError, match="'own_attack:fails' raised ValueError: no"):
         changed(Attackers(share=0.9, kind="own_attack:fails"), 4, tmp_path)
+    both = Attackers(share=0.9, kind="own_attack:both")
+    np.testing.assert_allclose(changed(both, 4, tmp_path), np.full(400, 2.0))
+    with pytest.raises(TrainingError, match=r"must change delta in place and return None \(got ndarray\)"):
+        changed(Attackers(share=0.9, kind="own_attack:returns"), 4, tmp_path)
     with pytest.raises(ConfigError, match=r"'own_attack:number' must be a function \(got int\)"):
         changed(Attackers(share=0.9, kind="own_attack:number"), 4, tmp_path)
 
