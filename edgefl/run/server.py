@@ -185,7 +185,7 @@ class ServerLoop:
         coming = self._lifecycle.returning + self._peers.unready + self._timeline.expected + core.unmasking
         if not alone or coming or (core.awaits and core.idle) or self._aggregator.deferred is not None:
             return
-        left = f"{len(core.idle)} of {len(core.devices)}"
+        left = f"{sum(core.present)} of {len(core.devices)}"
         if core.deaths.any_dropped and self._aggregator.waiting is None:
             self._handle_all(iter([Halted(self._clock.now_s(), f"{TOO_FEW_CLIENTS}: {left}")]))
             return

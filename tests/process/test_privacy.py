@@ -11,6 +11,7 @@ import pytest
 
 import edgefl
 from edgefl import ConfigError, Server, Stop
+from edgefl.experiment import Churn
 from edgefl.lab.verify import verify
 from edgefl.privacy.source import KEY_FILE
 from edgefl.results.record import Record
@@ -78,3 +79,15 @@ def test_limits_hold_under_the_wall_clock(tmp_path: Path) -> None:
     )
     edgefl.run(wanted, tmp_path / "run")
     check_limits(tmp_path / "run", clients=6)
+
+
+def test_clients_that_must_wait_for_a_version_count_as_left(tmp_path: Path) -> None:
+    """Once a phone has died, the others must wait for a version that they alone cannot make."""
+    fleet = edgefl.Fleet(devices={"pixel-4": 6}, churn=Churn(die_per_trip=0.2), on_death="drop")
+    rules = {"clip_norm": 0.5, "noise_multiplier": 1.0, "min_separation": 2}
+    strategy = {"name": "fedbuff", "buffer_size": 3}
+    wanted = virtual(1, fleet=fleet, privacy=rules, strategy=strategy, stop=Stop(versions=99))
+    summary = edgefl.run(wanted, tmp_path / "run").summary()
+    left = 6 - summary["trips"]["lost"]
+    assert left > 0
+    assert summary["stop_reason"] == f"too few clients are left: {left} of 6"
