@@ -170,7 +170,15 @@ def _by_classes(
         return _dirichlet(spec.alpha, labels, clients, classes, rng)
     if spec.partition == "shards":
         return _shards(spec.classes_per_client, labels, clients, rng)
-    return _split_labels(labels, _holders(spec.labels, profiles, classes), clients, rng)
+    holders = _holders(spec.labels, profiles, classes)
+    named = {label for profile, held in spec.labels.items() if profile in profiles for label in held}
+    for label in sorted(named):
+        if (count := int(np.sum(labels == label))) < (wanted := len(holders[label])):
+            raise ConfigError(
+                f"data.labels: label {label} has {count} training examples for {wanted} clients that hold "
+                "it; each needs at least one: use fewer clients, or leave out the label"
+            )
+    return _split_labels(labels, holders, clients, rng)
 
 
 def _own(

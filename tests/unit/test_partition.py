@@ -171,6 +171,16 @@ def test_the_seed_decides(kind):
         (
             Data(partition="by-device", labels={FAST: [0]}),
             [FAST] * 11 + [SLOW],
+            "label 0 has 10 training examples for 11 clients that hold",
+        ),
+        (  # every client would hold an example of label 1, but one of them none of label 0
+            Data(partition="by-device", labels={FAST: [0, 1], SLOW: [0]}),
+            [FAST] * 10 + [SLOW],
+            "label 0 has 10 training examples for 11 clients that hold",
+        ),
+        (
+            Data(partition="by-device", labels={FAST: [0, 1]}),
+            [FAST] + [SLOW] * 11,
             "would hold no example; its labels have fewer examples than clients",
         ),
     ],
