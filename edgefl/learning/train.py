@@ -89,7 +89,7 @@ class Trainer:
         flat.training_mode()
         flat.push()
         terms = _VectorTerms(flat, rule.terms, given) if rule.terms.vectors else None
-        step = self._stepper(rule, terms)
+        step = self._stepper(rule, terms, given)
         module, loss_of = flat.module, self._loss
         made = examples = 0
         total = 0.0
@@ -118,12 +118,21 @@ class Trainer:
         flat.pull()
         return TrainResult(made, examples, total / examples if made else math.nan)
 
-    def _stepper(self, rule: LocalRule, terms: _VectorTerms | None) -> Callable[[float], None]:
-        """Return a function that updates the weights and computes only the terms that the rule needs."""
+    def _stepper(
+        self, rule: LocalRule, terms: _VectorTerms | None, given: TripInputs | None
+    ) -> Callable[[float], None]:
+        """Return a function that updates the weights and computes only the terms that the rule needs.
+
+        The proximal term uses the downloaded model in ``given``, because `Strategy.begin_trip` may have
+        changed the weights; without ``given`` it uses the current weights.
+        """
         flat, weights, grad, mu = self._flat, self._flat.weights, self._flat.grad, rule.terms.prox_mu
         if not (mu or terms or rule.momentum or rule.weight_decay):
             return flat.descend
-        start = self._vector("start").copy_(weights) if mu else None
+        start = None
+        if mu:
+            downloaded = weights if given is None else torch.from_numpy(given.start[: flat.trainable].copy())
+            start = self._vector("start").copy_(downloaded)
         scratch = self._vector("scratch") if mu else None
         velocity = self._vector("velocity").zero_() if rule.momentum else None
 

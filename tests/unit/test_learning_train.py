@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from edgefl.learning.evaluate import evaluate
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.rule import LocalRule, Work
 from edgefl.learning.train import Trainer
-from edgefl.strategies.base import LocalTerms
+from edgefl.strategies.base import LocalTerms, TripInputs
 
 ROWS, WIDTH, CLASSES = 22, 5, 3
 
@@ -54,6 +55,22 @@ def batches_of(rule: LocalRule, rows: np.ndarray, rng: np.random.Generator) -> l
         epochs.append(np.array(order[:size]))
         del order[:size]
     return epochs
+
+
+def test_the_proximal_term_pulls_to_the_downloaded_model_even_if_begin_trip_changed_the_weights() -> None:
+    x, y = examples()
+    flat, rule = FlatModel(network()), LocalRule(steps=1, batch_size=ROWS, lr=0.1)
+    downloaded = flat.array.copy()
+    began = downloaded + np.float32(0.25)
+    trained = {}
+    for mu in (0.0, 0.5):
+        flat.load(began)
+        inputs = TripInputs(0, downloaded)
+        own = replace(rule, terms=LocalTerms(prox_mu=mu))
+        Trainer(flat).run(x, y, own, np.random.default_rng(1), given=inputs)
+        trained[mu] = flat.array.copy()
+    pull = np.full(flat.size, 0.1 * 0.5 * 0.25)
+    assert trained[0.0] - trained[0.5] == pytest.approx(pull, abs=1e-6)
 
 
 def test_a_trip_trains_in_training_mode_whatever_part_of_the_module_was_left_in_another() -> None:
