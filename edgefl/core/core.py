@@ -400,7 +400,7 @@ class Core(Ledger):
     def _start_clients(self, actions: list[Action]) -> None:
         """Start the clients that the strategy selects."""
         try:
-            assigned = tuple(self.strategy.assign(self._state, self))
+            assigned = calls.clients(self.strategy.assign(self._state, self))
         except Exception as error:
             raise calls.raised(self.strategy, "assign", error) from error
         if len(assigned) > self.openings:
@@ -439,7 +439,7 @@ class Core(Ledger):
             actions.extend([Release(task, "applied", zero.get(task, "")) for task in order.tasks])
         self._discard([update for update in step.release if self.holds(update)], actions)
         calls.call(self.strategy, "stepped", self._state, step, self)
-        for client in calls.call(self.strategy, "cancel", self._state, self, read=tuple):
+        for client in calls.call(self.strategy, "cancel", self._state, self, read=calls.clients):
             task = self.task_of(client)
             if task is None:
                 raise calls.invalid(self.strategy, "cancel", "clients with a task", f"client {client}")

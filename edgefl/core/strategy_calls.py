@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -46,6 +47,11 @@ def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
 def invalid(strategy: Strategy, method: str, allowed: str, got: str) -> RunError:
     """Return the `RunError` for an invalid result of a strategy's method."""
     return RunError(f"strategy {type(strategy).__name__}.{method} must return {allowed}, got {got}")
+
+
+def clients(result: Any) -> tuple[int, ...]:
+    """Convert a result to a tuple of client numbers, which may be numpy's whole numbers."""
+    return tuple(map(operator.index, result))
 
 
 def step(result: Any) -> Step | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 from edgefl import experiment
@@ -308,6 +309,8 @@ NO_FLOAT = "ValueError: could not convert string to float: "
         ),
         ("assign", lambda v: 1 // 0, RAISED % "assign" + "ZeroDivisionError: integer division"),
         ("assign", lambda v: None, RAISED % "assign" + NOT_ITERABLE),
+        ("assign", lambda v: ("0",), RAISED % "assign" + "TypeError: 'str' object cannot be interpreted"),
+        ("assign", lambda v: (0.0,), RAISED % "assign" + "TypeError: 'float' object cannot be interpreted"),
         ("arrive", lambda v: (unknown(v),), "Scripted.arrive must return updates that are held, got task 77"),
         ("arrive", lambda v: (0,), RAISED % "arrive" + "TypeError: expected an Update, got int"),
         ("cancel", lambda v: (99,), "Scripted.cancel must return clients with a task, got client 99"),
@@ -345,6 +348,14 @@ def test_a_strategy_that_raises_says_in_which_line() -> None:
 def test_what_a_strategy_may_answer(answers: dict[str, Any]) -> None:
     core = started(2, strategy=Scripted(answers=answers))
     assert core.handle(arrived(0, 0)) == [Sum(1, (0,), (1.0,))]
+
+
+def test_clients_that_are_numpys_whole_numbers_become_plain_ones() -> None:
+    core = Core(
+        Scripted(answers={"assign": lambda v: np.array(v.idle)}), fleet(2), 0, experiment.Stop(versions=9)
+    )
+    trained = [action for action in core.handle(Joined(0, 0.0)) if isinstance(action, Train)]
+    assert [type(action.client) for action in trained] == [int]
 
 
 def test_a_kept_update_stays_held_and_may_be_used_again() -> None:
