@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.errors import RunError
-from edgefl.strategies.base import Step, Strategy, Until, Update, Vector, VectorSum
+from edgefl.errors import ConfigError, RunError
+from edgefl.kernels.steps import KINDS, ServerOptimizer
+from edgefl.strategies.base import Arrivals, LocalTerms, Step, Strategy, Until, Update, Vector, VectorSum
 from edgefl.strategies.rows import Rows
 
 
@@ -47,6 +48,54 @@ def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
 def invalid(strategy: Strategy, method: str, allowed: str, got: str) -> RunError:
     """Return the `RunError` for an invalid result of a strategy's method."""
     return RunError(f"strategy {type(strategy).__name__}.{method} must return {allowed}, got {got}")
+
+
+def check_answers(strategy: Strategy, clients: int) -> None:
+    """Call the methods that a run calls before it begins, for a fleet of ``clients``.
+
+    Raises `ConfigError` if a method raises an exception or returns something invalid.
+    """
+
+    def answer(method: str, *args: Any) -> Any:
+        try:
+            return getattr(strategy, method)(*args)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(str(raised(strategy, method, error))) from error
+
+    def check(method: str, found: Any, valid: bool, allowed: str) -> None:
+        if not valid:
+            raise ConfigError(str(invalid(strategy, method, allowed, repr(found))))
+
+    answer("check", clients)
+    optimizer = answer("optimizer")
+    known = isinstance(optimizer, ServerOptimizer) and optimizer.kind in KINDS
+    numbers = [getattr(optimizer, name) for name in _OPTIMIZER_NUMBERS] if known else []
+    allowed = f"a ServerOptimizer of kind {', '.join(KINDS)} with finite numbers"
+    check("optimizer", optimizer, known and all(map(_finite, numbers)), allowed)
+    terms = answer("local_rule")
+    valid = isinstance(terms, LocalTerms) and _finite(terms.prox_mu)
+    check("local_rule", terms, valid, "LocalTerms with a finite prox_mu")
+    for method in ("max_training", "max_held", "slots"):
+        count = answer(method, clients)
+        check(method, count, isinstance(count, int) and count >= 1, "a whole number of at least 1")
+    process = answer("arrivals")
+    valid = process is None or (
+        isinstance(process, Arrivals)
+        and process.kind in ("constant", "poisson")
+        and _finite(process.rate_per_s)
+        and process.rate_per_s > 0
+    )
+    check("arrivals", process, valid, "None, or constant or poisson Arrivals with a finite rate above 0")
+
+
+_OPTIMIZER_NUMBERS = ("lr", "momentum", "beta1", "beta2", "epsilon")
+
+
+def _finite(value: Any) -> bool:
+    """Return True if the value is a number other than NaN and infinity."""
+    return isinstance(value, int | float | np.number) and math.isfinite(value)
 
 
 def clients(result: Any) -> tuple[int, ...]:

@@ -95,7 +95,9 @@ def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) ->
             )
     elif terms.lr is not None and len(terms.lr) != len(profiles):
         raise ConfigError(f"{kind}.local_rule: lr: must be {len(profiles)} factors, got {len(terms.lr)}")
-    factors: Iterable[Any] = terms.lr.values() if isinstance(terms.lr, Mapping) else terms.lr or ()
+    factors: Iterable[Any] = terms.lr.values() if isinstance(terms.lr, Mapping) else ()
+    if terms.lr is not None and not isinstance(terms.lr, Mapping):
+        factors = terms.lr
     for factor in factors:
         if not (isinstance(factor, int | float) and 0 < factor < math.inf):
             raise ConfigError(f"{kind}.local_rule: lr: factors must be finite and above 0, got {factor!r}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgefl import config, kernels
+from edgefl.core.strategy_calls import check_answers
 from edgefl.devices.fleet import any_exact, first_tasks, fleet_of
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
@@ -26,7 +27,7 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
     clients = fleet_of(experiment)
     experiment = completed(experiment, resolve(experiment.strategy, [base]))
     strategy = resolve(experiment.strategy, [base])
-    strategy.check(len(clients))
+    check_answers(strategy, len(clients))
     check_secure(experiment, strategy, len(clients))
     _check_private(experiment, strategy, len(clients))
     kernels.backend(experiment.server.kernel_backend)

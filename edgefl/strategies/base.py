@@ -255,7 +255,7 @@ class Strategy:
     """η_g: the server's learning rate, by which the weighted sum of updates is multiplied."""
 
     def __post_init__(self) -> None:
-        _check_vectors(type(self))
+        _check_class(type(self))
         try:
             hints = typing.get_type_hints(type(self), include_extras=True)
         except NameError:  # a class defined in a function may have annotations with that function's types
@@ -438,7 +438,16 @@ def check_fits(field: str, number: int | None, clients: int) -> None:
         raise ConfigError(f"strategy.{field} must be at most the fleet's {clients} clients, got {number}")
 
 
-def _check_vectors(kind: type[Strategy]) -> None:
+def _check_class(kind: type[Strategy]) -> None:
+    """Raise `ConfigError` if class attributes of a strategy are invalid or contradict its methods."""
+    for field, allowed in (("upload", ("delta", "model")), ("reads", ("metadata", "updates"))):
+        if (value := getattr(kind, field)) not in allowed:
+            either = " or ".join(map(repr, allowed))
+            raise ConfigError(f"{kind.__name__}.{field} must be {either}, got {value!r}")
+    if kind.combine is not Strategy.combine and kind.reads != "updates":
+        raise ConfigError(
+            f"{kind.__name__} defines combine, which needs reads = 'updates', got reads = {kind.reads!r}"
+        )
     for field in ("vectors", "server_vectors", "client_vectors"):
         names = getattr(kind, field)
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from edgefl.core.strategy_calls import check_answers
 from edgefl.errors import ConfigError
-from edgefl.strategies import Buffered, ServerOptimizer, Strategy, names, resolve
+from edgefl.strategies import Arrivals, Buffered, LocalTerms, ServerOptimizer, Strategy, names, resolve
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 
@@ -218,6 +220,40 @@ def test_mistakes_in_a_users_file(tmp_path: Path, name: str, source: str | None,
         resolve({"name": name}, [tmp_path])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def mine(**members: Any) -> type[Strategy]:
+    return dataclasses.dataclass(frozen=True, kw_only=True)(type("Mine", (Buffered,), members))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"optimizer": lambda self: "adam"}, "Mine.optimizer must return a ServerOptimizer of kind sgd"),
+        ({"optimizer": lambda self: ServerOptimizer(kind="rmsprop")}, "got ServerOptimizer(kind='rmsprop'"),
+        ({"optimizer": lambda self: ServerOptimizer(lr=math.nan)}, "with finite numbers, got"),
+        ({"local_rule": lambda self: None}, "Mine.local_rule must return LocalTerms with a finite prox_mu"),
+        ({"local_rule": lambda self: LocalTerms(prox_mu=math.inf)}, "got LocalTerms(prox_mu=inf"),
+        ({"slots": lambda self, clients: None}, "Mine.slots must return a whole number of at least 1, got"),
+        ({"max_held": lambda self, clients: 0}, "Mine.max_held must return a whole number of at least 1"),
+        ({"arrivals": lambda self: "poisson"}, "Mine.arrivals must return None, or constant or poisson Arri"),
+        ({"arrivals": lambda self: Arrivals("constant", 0.0)}, "with a finite rate above 0, got Arrivals("),
+        ({"check": lambda self, clients: 1 // 0}, "strategy Mine.check raised ZeroDivisionError"),
+        ({"upload": "gradient"}, "Mine.upload must be 'delta' or 'model', got 'gradient'"),
+        ({"reads": "update"}, "Mine.reads must be 'metadata' or 'updates', got 'update'"),
+        ({"combine": lambda self, rows, weights: weights}, "Mine defines combine, which needs reads = 'upd"),
+    ],
+)
+def test_what_a_strategy_says_before_a_run_is_checked(members: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_answers(mine(**members)(), 4)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_built_in_strategies_say_before_a_run_is_valid() -> None:
+    for name, clients in itertools.product(names(), (1, 2, 7, 1000)):
+        check_answers(resolve({"name": name}), clients)
 
 
 def test_a_new_file_in_the_folder_is_all_that_a_new_built_in_takes() -> None:

@@ -178,5 +178,6 @@ def test_terms_of_what_is_not_there_or_not_plain_are_refused() -> None:
             check_terms(Scaffold(), LocalRule(terms=terms), FLEET)
     plain = LocalRule(terms=Scaffold().local_rule())
     check_terms(Scaffold(), plain, FLEET)
+    check_terms(Scaffold(), LocalRule(terms=LocalTerms(lr=np.array([1.0, 0.5]))), FLEET)
     with pytest.raises(ConfigError, match=r"^training.momentum: must be 0 with Scaffold, .* got 0.9$"):
         check_terms(Scaffold(), LocalRule(terms=Scaffold().local_rule(), momentum=0.9), FLEET)
