@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -36,6 +37,19 @@ def load_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return found, metadata
 
 
+def array_of(values: Any, what: str) -> NDArray[Any]:
+    """Convert values to an array in C order, because models flatten a batch with view().
+
+    Raises `ConfigError`, whose message starts with ``what``, if this is impossible, for example for rows of
+    different lengths.
+    """
+    try:
+        return np.asarray(values, order="C")
+    except (TypeError, ValueError, RuntimeError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(f"{what} is not an array of numbers: {why}") from None
+
+
 def save_arrays(data: Any, folder: Path) -> Path:
     """Write a `Dataset`, or four arrays in the order of `PARTS`, to a file in ``folder``; return its path.
 
@@ -50,7 +64,7 @@ def save_arrays(data: Any, folder: Path) -> Path:
     else:
         allowed = "a function, a Dataset or (train_x, train_y, test_x, test_y)"
         raise ConfigError(f"data: must be {allowed}, got a {type(data).__name__}")
-    parts = {name: np.ascontiguousarray(array) for name, array in zip(PARTS, arrays, strict=True)}
+    parts = {name: array_of(array, f"data: {name}") for name, array in zip(PARTS, arrays, strict=True)}
     if owners is not None:
         parts["owners"] = np.ascontiguousarray(owners)
     for name, array in parts.items():

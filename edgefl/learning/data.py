@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Data
 from edgefl.files import cache_folder
-from edgefl.learning.array_set import PARTS, load_arrays
+from edgefl.learning.array_set import PARTS, array_of, load_arrays
 from edgefl.learning.dataset import Dataset, Examples, Images, Targets, Tokens
 from edgefl.learning.download import SOURCES, NotDownloaded, download
 from edgefl.learning.hugging_face import PREFIX, load_from_hub
@@ -267,7 +267,7 @@ def _check_owners(owners: Any, examples: int, name: str) -> None:
 
 def _targets(values: Any, name: str, part: str) -> Targets:
     """Convert whole numbers to int64, and floats to float32 with at least two dimensions."""
-    targets = np.asarray(values, order="C")
+    targets = array_of(values, f"data.name: {name!r}: {part}")
     whole = targets.dtype.kind in "iu"
     if targets.ndim == 0 or targets.size == 0 or not (whole or targets.dtype.kind == "f"):
         raise ConfigError(
@@ -285,7 +285,7 @@ def _inputs(values: Any, name: str, part: str) -> Any:
     """Convert floats to float32 and whole numbers (tokens) to int64; return `Examples` unchanged."""
     if isinstance(values, Images | Tokens):
         return values
-    inputs = np.asarray(values, order="C")  # models flatten a batch with view(), which requires C order
+    inputs = array_of(values, f"data.name: {name!r}: {part}")
     if inputs.ndim < 2 or inputs.dtype.kind not in "fiu":
         raise ConfigError(
             f"data.name: {name!r}: {part} must be numbers of shape (n, ...) "

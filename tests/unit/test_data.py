@@ -288,6 +288,11 @@ def test_a_users_data_set_has_owners(users):
         ("x, [0, 1, 1], x[:, :1], [0, 1, 1]", "test_x has examples of shape .* input_shape is"),
         ("x, [], x, []", "train_y must be whole numbers"),
         ("np.array([['a']]), [0], x, [0]", "train_x must be numbers of shape"),
+        ("[[1, 2], [3]], [0, 1], x, [0]", "train_x is not an array of numbers: ValueError: .*inhomogeneous"),
+        (
+            "__import__('torch').ones(2, 4, requires_grad=True), [0, 1], x, [0]",
+            "train_x is not an array of numbers: RuntimeError: Can't call numpy",
+        ),
         ("spec['seed']", "'my_data:load' raised TypeError"),
         ("made([0, 1, 2], classes=2)", r"train_y must be in \[0, 2\) \(got 2\)"),
         ("made([0, 1, 2], 3, np.arange(2))", r"owners must be .* shape \(3,\), .* \(got int64 of shape \(2,"),
