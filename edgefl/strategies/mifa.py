@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgefl.experiment import NonNegative
-from edgefl.strategies.base import Step, Strategy, Update, View
+from edgefl.strategies.base import Step, Strategy, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,14 @@ class MIFA(Strategy):
         gathering = view.version == 0 and len(view.idle) < len(view.devices) and view.now_s < self.gather_s
         return () if gathering or view.training or self._delivered(view) else view.idle
 
-    def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
-        return [old for old in view.held if old.client == update.client and old is not update]
-
     def step(self, state: Any, view: View) -> Step | None:
         if view.training or not self._delivered(view):
             return None
-        updates = sorted(view.held, key=lambda update: update.client)
-        return Step(updates, [1.0 / len(view.devices)] * len(updates), keep=True)
+        newest = {update.client: update for update in view.held}
+        updates = sorted(newest.values(), key=lambda update: update.client)
+        # An older update is held until the newer one has proved to be valid.
+        older = [update for update in view.held if newest[update.client] is not update]
+        return Step(updates, [1.0 / len(view.devices)] * len(updates), keep=True, release=older)
 
     def wake_s(self, state: Any, view: View) -> float | None:
         return self.gather_s if view.version == 0 else None

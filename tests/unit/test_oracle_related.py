@@ -101,6 +101,17 @@ def test_mifa_counts_who_is_away_with_its_last_update() -> None:
     assert run.fates[0] == "applied", "it was used, and then replaced"
 
 
+def test_mifa_keeps_a_clients_last_valid_update_if_its_next_one_is_not_finite() -> None:
+    def train(client: int, model: Vector, trip: int) -> Vector:
+        return np.full_like(model, np.nan) if (client, trip) == (2, 1) else model + 10.0 * client + trip
+
+    core = Core(MIFA(), fleet(3), 0, experiment.Stop(versions=3))
+    run = run_in_memory(core, [1.0, 1.0, 1.0], train=train)
+    steps = np.diff([float(model[0]) for model in run.models])
+    assert steps == pytest.approx([(0 + 10 + 20) / 3, (1 + 11 + 20) / 3, (2 + 12 + 22) / 3])
+    assert core.dropped == 1
+
+
 def test_mifa_waits_for_the_fleet_but_not_for_ever() -> None:
     core = Core(MIFA(gather_s=5.0), fleet(2), 0, experiment.Stop())
     assert trained(core.handle(Joined(1, 0.0))) == []
