@@ -31,6 +31,8 @@ UNKNOWN = "–"
 """Shown instead of a device's name for a failure that belongs to no device."""
 CRASHED = "???"
 """Phase in the report that pytest-xdist or pytest-forked makes of a test whose process crashed."""
+RERUN = "rerun"
+"""Outcome of a failed attempt in the report of pytest-rerunfailures, which runs the test once more."""
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
     "sent_mib=, joules=, end='middle', tolerance=0, counted='python'): run the test once on each of these "
@@ -205,7 +207,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     import msgspec
 
     from edgefl.regression.baseline import path_of
-    from edgefl.regression.table import properties, rows
+    from edgefl.regression.table import PROPERTIES, properties, rows
 
     try:
         with device.judged() as found:
@@ -214,6 +216,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         device.session.tell("")
         file = str(path_of(pyfuncitem.path)) if pyfuncitem.config.getoption("edgefl_save") else None
         made = [] if found.skipped else rows(device, pyfuncitem.nodeid, found.failed, found.invalid, file)
+        if _ROWS in pyfuncitem.stash:  # the test is run once more
+            others = [one for one in pyfuncitem.user_properties if not str(one[0]).startswith(PROPERTIES)]
+            pyfuncitem.user_properties[:] = others
         pyfuncitem.stash[_ROWS] = msgspec.to_builtins(made)
         pyfuncitem.user_properties += itertools.chain.from_iterable(map(properties, made))
     if not (found.failed or found.invalid):
@@ -336,6 +341,11 @@ class _SessionReport:
             self._lost.append((report, f"could not be collected: {_reason(report)}"))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome == RERUN:
+            kept = [place for place, row in enumerate(self._plain) if row["test"] != report.nodeid]
+            self._plain = [self._plain[place] for place in kept]
+            self._places = [self._places[place] for place in kept]
+            return
         if report.when == CRASHED:
             self._lost.append((report, str(report.longrepr)))
         rows = getattr(report, "edgefl", ())

@@ -28,6 +28,8 @@ NAME_WIDTH = 18
 WORDS: Mapping[Outcome, Word] = {"PASS": "OK", "FAIL": "FAIL", "INVALID": "NOT JUDGED"}
 """The words for outcomes. `ResultRow.word` replaces some of them with REGRESSION or XFAIL."""
 NOT_JUDGED = "COULD NOT BE JUDGED"
+PROPERTIES = "edgefl."
+"""Start of the names of the properties in a JUnit file."""
 _METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
 
 
@@ -119,7 +121,7 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
 
 def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
     """Yield the properties of a row for a JUnit file, as pairs of a name and a value."""
-    name = f"edgefl.{row.device}.{row.function}" if row.function else f"edgefl.{row.device}"
+    name = PROPERTIES + (f"{row.device}.{row.function}" if row.function else row.device)
     yield f"{name}.outcome", row.outcome
     for metric in _METRICS:
         if (value := getattr(row, metric)) is not None:

@@ -515,6 +515,46 @@ def test_errors_around_tests_are_red_wherever_results_are_shown(
     assert "test_mended[pixel-4]" not in [entry["test"] for entry in saved]
 
 
+def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytester) -> None:
+    """pytest-rerunfailures, which this imitates, runs a failed test once more."""
+    file, junit = pytester.path / "r.json", pytester.path / "junit.xml"
+    pytester.makeconftest(
+        """
+        from _pytest.runner import runtestprotocol
+
+        def pytest_runtest_protocol(item, nextitem):
+            *before, failed, _ = runtestprotocol(item, nextitem=nextitem, log=False)
+            failed.outcome = "rerun"
+            item._initrequest()
+            for report in (*before, failed, *runtestprotocol(item, nextitem=nextitem, log=False)):
+                item.ihook.pytest_runtest_logreport(report=report)
+            return True
+        """
+    )
+    found = run(
+        """
+        import pytest
+        import steps
+
+        ATTEMPTS = []
+
+        @pytest.mark.edge_device("pixel-4")
+        def test_flaky(edge_device):
+            edge_device.run(steps.step)
+            ATTEMPTS.append(0)
+            assert len(ATTEMPTS) == 2
+        """,
+        f"--edgefl-json={file}",
+        f"--junitxml={junit}",
+    )
+    assert found.ret == 0
+    assert [row.outcome for row in gate.load_results(file).rows] == ["OK"]
+    outcomes = [
+        one.get("value") for one in ET.parse(junit).iter("property") if ".outcome" in one.get("name", "")
+    ]
+    assert outcomes == ["PASS"]
+
+
 def test_errors_of_other_tests_show_no_table(run: Run) -> None:
     found = run(
         """
