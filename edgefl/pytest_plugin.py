@@ -31,6 +31,8 @@ UNKNOWN = "–"
 """Shown instead of a device's name for a failure that belongs to no device."""
 CRASHED = "???"
 """Phase in the report that pytest-xdist or pytest-forked makes of a test whose process crashed."""
+BROKEN_OFF = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+"""Exit statuses of a session that ended before all of its tests had run."""
 RERUN = "rerun"
 """Outcome of a failed attempt in the report of pytest-rerunfailures, which runs the test once more."""
 _MARK = (
@@ -356,7 +358,7 @@ class _SessionReport:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if (measuring := session.config.stash.get(_SESSION, None)) is not None:
             measuring.close()
-        if self._worker:
+        if self._worker or self._config.getoption("collectonly"):
             return
         if any(row["counted"] or row["entry"] for row in self._plain):
             from edgefl.regression.table import save_all
@@ -364,7 +366,7 @@ class _SessionReport:
             self._add(session, save_all(self._rows()))
         wanted = ("edgefl_against", "edgefl_json", "edgefl_report")
         if self._plain or any(map(self._config.getoption, wanted)):
-            self._add(session, self._published())
+            self._add(session, self._published(session))
         if not self._plain and self._config.getoption("edgefl_against") and not session.exitstatus:
             self._notes.append("edgefl: no test with the mark edge_device ran, so nothing was compared")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -375,8 +377,11 @@ class _SessionReport:
         if not (written.complete or session.exitstatus):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _published(self) -> Written:
+    def _published(self, session: pytest.Session) -> Written:
         """Write the results to all files that the options request."""
+        import msgspec
+
+        from edgefl.regression.gate import GateRow
         from edgefl.regression.publish import Outlets, PlacedRow, gate_results, publish
 
         option, base = self._config.getoption, self._config.stash[_BASE]
@@ -393,6 +398,10 @@ class _SessionReport:
             top,
             skip=option("edgefl_invalid") == "skip",
         )
+        if session.exitstatus in BROKEN_OFF and not results.red:
+            why = "pytest was interrupted, so results of other tests may be missing"
+            lost = GateRow(test="pytest", function="", device=UNKNOWN, outcome="FAIL", why=why)
+            results = msgspec.structs.replace(results, rows=(*results.rows, lost))
         outlets = Outlets(
             *(Path(file) if file else None for file in map(option, ("edgefl_json", "edgefl_report")))
         )

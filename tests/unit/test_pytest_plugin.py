@@ -515,6 +515,24 @@ def test_errors_around_tests_are_red_wherever_results_are_shown(
     assert "test_mended[pixel-4]" not in [entry["test"] for entry in saved]
 
 
+def test_an_interrupted_session_is_red(run: Run, pytester: pytest.Pytester) -> None:
+    file = pytester.path / "r.json"
+    test = TEST + "\ndef test_stops():\n    pytest.exit('enough')\n"
+    assert run(test, f"--edgefl-json={file}").ret == pytest.ExitCode.INTERRUPTED
+    results = gate.load_results(file)
+    assert [(row.test, row.outcome) for row in results.rows] == [
+        ("test_device.py::test_step[pixel-4]", "OK"),
+        ("pytest", "FAIL"),
+    ]
+    assert results.red
+
+
+def test_listing_the_tests_writes_nothing(run: Run, pytester: pytest.Pytester) -> None:
+    file = pytester.path / "r.json"
+    assert run(TEST, "--collect-only", f"--edgefl-json={file}").ret == 0
+    assert not file.exists()
+
+
 def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytester) -> None:
     """pytest-rerunfailures, which this imitates, runs a failed test once more."""
     file, junit = pytester.path / "r.json", pytester.path / "junit.xml"
