@@ -102,7 +102,8 @@ def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[N
     """Call ``handle`` for these signals, but not for SIGHUP after any of them.
 
     A closed terminal sends SIGHUP twice. Outside the main thread, this function does nothing, because Python
-    allows no signal handlers there.
+    allows no signal handlers there. A signal whose handler was not set by Python, as in a program that embeds
+    Python, keeps this handler, because Python could not set it again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -115,7 +116,8 @@ def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[N
             seen += 1
             handle(number)
 
-    before = {number: signal.signal(number, note) for number in numbers}
+    ours = [number for number in numbers if signal.getsignal(number) is not None]
+    before = {number: signal.signal(number, note) for number in ours}
     try:
         yield
     finally:

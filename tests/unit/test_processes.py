@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from edgefl.host import child, children
-from edgefl.host.process import child_environment
+from edgefl.host.process import child_environment, handled
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -64,6 +64,21 @@ def test_a_child_shows_no_warning_of_edgefls_own_arithmetic_and_those_of_the_use
     )
     assert done.stderr.count(b"RuntimeWarning") == 1
     assert done.stderr.startswith(b"<string>:8: RuntimeWarning")
+
+
+def test_a_signal_handler_that_python_did_not_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python returns None for such a handler and cannot set it again, so that the end of the run failed."""
+    real, numbers = signal.getsignal, (signal.SIGTERM, signal.SIGUSR1)
+    before = [real(number) for number in numbers]
+    monkeypatch.setattr(
+        signal, "getsignal", lambda number: None if number == signal.SIGTERM else real(number)
+    )
+    got = list[int]()
+    with handled(numbers, got.append):
+        assert real(signal.SIGTERM) == before[0]
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert got == [signal.SIGUSR1]
+    assert [real(number) for number in numbers] == before
 
 
 def test_children_of_another_user_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
