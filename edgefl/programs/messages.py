@@ -56,9 +56,9 @@ class Carry(msgspec.Struct, frozen=True, tag=True):
 
     phone: int
     network: str
-    doors: tuple[tuple[int, int, tuple[Any, ...]], ...]
-    """The phone's listening sockets: for each, its file descriptor, and the family and address of the server
-    to which its connections are forwarded."""
+    doors: tuple[tuple[int, tuple[tuple[int, tuple[Any, ...]], ...]], ...]
+    """The phone's listening sockets: for each, its file descriptor, and the addresses (family and socket
+    address) of the server to which its connections are forwarded. They are tried in this order."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):

@@ -154,13 +154,18 @@ def local_host(number: int, count: int) -> str:
     return "127.0.0.1" if count == 1 else f"127.1.{number // 250}.{number % 250 + 1}"
 
 
+Address = tuple[int, tuple[Any, ...]]
+"""Family of a socket address, and the address as for `socket.connect`."""
+
+
 class ForwardedPort(NamedTuple):
-    """A listening socket, and the server to which its connections are forwarded."""
+    """A listening socket, and the addresses of the server to which its connections are forwarded.
+
+    A connection goes to the first of these addresses that accepts it.
+    """
 
     listener: socket.socket
-    server: tuple[Any, ...]
-    """Socket address of the server, as for `socket.connect`."""
-    family: int
+    server: tuple[Address, ...]
 
 
 def open_listeners(phones: Sequence[HeldPhone]) -> list[list[ForwardedPort]]:
@@ -168,7 +173,7 @@ def open_listeners(phones: Sequence[HeldPhone]) -> list[list[ForwardedPort]]:
 
     Raises `ConfigError` for an invalid address or a port that is in use.
     """
-    servers: dict[str, tuple[int, tuple[Any, ...]]] = {}
+    servers: dict[str, tuple[Address, ...]] = {}
     ports: list[list[ForwardedPort]] = []
     try:
         for number, held in enumerate(phones):
@@ -176,10 +181,8 @@ def open_listeners(phones: Sequence[HeldPhone]) -> list[list[ForwardedPort]]:
             for port, text in held.phone.connects.items():
                 if text not in servers:
                     servers[text] = _server(text)
-                family, server = servers[text]
-                ports[-1].append(
-                    ForwardedPort(_listen(local_host(number, len(phones)), port), server, family)
-                )
+                listener = _listen(local_host(number, len(phones)), port)
+                ports[-1].append(ForwardedPort(listener, servers[text]))
     except BaseException:
         for opened in (opened for some in ports for opened in some):
             opened.listener.close()
@@ -237,13 +240,13 @@ def read_share(text: str) -> float | tuple[float, ...]:
     return cores[0] if "x" not in text and len(found) == 1 else tuple(cores)
 
 
-def _server(text: str) -> tuple[int, tuple[Any, ...]]:
+def _server(text: str) -> tuple[Address, ...]:
     host, port = split_address(text)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"connect {text!r}: host {host!r} not found ({error})") from None
-    return found[0][0], found[0][4]
+    return tuple((int(family), address) for family, _, _, _, address in found)
 
 
 RECEIVE_BYTES = 1 << 18

@@ -19,7 +19,8 @@ import struct
 import sys
 import time
 from collections import deque
-from typing import Any, Literal, NoReturn
+from collections.abc import Sequence
+from typing import Literal, NoReturn
 
 from edgefl.devices import load_network
 from edgefl.devices.link import Disconnected
@@ -29,6 +30,7 @@ from edgefl.host.channel import Channel, Closed
 from edgefl.host.process import allow_open_files, become_child, outlive_parent
 from edgefl.host.throttle import reduce_wakeup_latency
 from edgefl.programs import messages
+from edgefl.programs.phone import Address
 from edgefl.programs.tree import end_marked
 from edgefl.programs.way import LinkWay, Transmission
 from edgefl.seeds import stream
@@ -158,7 +160,7 @@ class PhoneLink:
             at_s = presence.changes_s(at_s)
             await self.clock.until(at_s)
 
-    async def listen(self, listener: socket.socket, family: int, server: tuple[Any, ...]) -> None:
+    async def listen(self, listener: socket.socket, server: Sequence[Address]) -> None:
         """Accept connections, and forward each to the server."""
         loop = asyncio.get_running_loop()
         while True:
@@ -168,56 +170,59 @@ class PhoneLink:
                 await asyncio.sleep(0.1)
                 continue
             self.count += 1
-            task = asyncio.create_task(self._connection(near, family, server))
+            task = asyncio.create_task(self._connection(near, server))
             for tasks in (self.connections, self.sending):
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
 
-    async def _connection(self, near: socket.socket, family: int, server: tuple[Any, ...]) -> None:
+    async def _connection(self, near: socket.socket, server: Sequence[Address]) -> None:
         """Forward one connection until it is closed or reset."""
         this = asyncio.current_task()
         assert this is not None
 
-        async def send(from_s: float) -> None:
+        async def send(far: socket.socket, from_s: float) -> None:
             await carry(near, far, self.flows["up"], from_s)
             self.sending.discard(this)
 
+        ends = [near]
         try:
-            far = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:  # too many open files
-            self.refused += 1
-            near.close()
-            return
-        try:
-            for end in (near, far):
-                end.setblocking(False)
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not self.here or not await self._open(far, server):
+            near.setblocking(False)
+            far = await self._open(server) if self.here else None
+            if far is None:
                 self.refused += 1
                 raise ConnectionRefusedError
+            ends.append(far)
+            for end in ends:
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             opened_s = self.clock.now() + self.flows["down"].way.delay_s
             async with asyncio.TaskGroup() as both:
-                both.create_task(send(opened_s))
+                both.create_task(send(far, opened_s))
                 both.create_task(carry(far, near, self.flows["down"], 0.0))
         except BaseException as error:
             self.broken += _contains(error, Disconnected)
-            for end in (near, far) if self.resets or this in self.sending else ():
+            for end in ends if self.resets or this in self.sending else ():
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_AT_ONCE)
             if not _contains(error, OSError, Disconnected, asyncio.CancelledError):
                 raise
         finally:
-            near.close()
-            far.close()
+            for end in ends:
+                end.close()
 
-    async def _open(self, far: socket.socket, server: tuple[Any, ...]) -> bool:
-        """Connect to the server one link delay after the phone's request; return True on success."""
+    async def _open(self, server: Sequence[Address]) -> socket.socket | None:
+        """Connect to the first address of the server that accepts, one link delay after the phone's request.
+
+        Return None if none accepts.
+        """
         await self.clock.until(self.clock.now() + self.flows["up"].way.delay_s)
-        try:
-            await asyncio.get_running_loop().sock_connect(far, server)
-        except OSError:
-            await self.clock.until(self.clock.now() + self.flows["down"].way.delay_s)
-            return False
-        return True
+        for family, address in server:
+            with contextlib.ExitStack() as undo, contextlib.suppress(OSError):
+                far = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                far.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(far, address)
+                undo.pop_all()
+                return far
+        await self.clock.until(self.clock.now() + self.flows["down"].way.delay_s)
+        return None
 
 
 def _contains(error: BaseException, *kinds: type[BaseException]) -> bool:
@@ -356,9 +361,9 @@ class Relay:
         for one in self._carry:
             link = PhoneLink(one.phone, load_network(one.network), begin)
             self._links.append(link)
-            for fd, family, server in one.doors:
+            for fd, server in one.doors:
                 listener = socket.socket(fileno=fd)
-                self._tasks.append(asyncio.create_task(link.listen(listener, family, tuple(server))))
+                self._tasks.append(asyncio.create_task(link.listen(listener, server)))
             if (presence := begin.presence(one.phone)) is not None:
                 self._tasks.append(asyncio.create_task(link.follow(presence)))
 

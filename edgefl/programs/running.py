@@ -233,7 +233,7 @@ class RunningPhones:
             )
             for number, (held, some) in enumerate(zip(self._held, forwarded_ports, strict=True)):
                 network = held.phone.network or held.device.network or "none"
-                ways = tuple((port.listener.fileno(), port.family, port.server) for port in some)
+                ways = tuple((port.listener.fileno(), port.server) for port in some)
                 self._relay_channel.send(messages.Carry(number, network, ways))
             self._keeper_channel = self._process(
                 "keeper", messages.FromKeeper, sorted({fd for three in stdio for fd in three} - {0, 1, 2})

@@ -360,6 +360,18 @@ def test_a_server_that_refuses_ends_the_connection() -> None:
     assert (one.exit_code, one.refused) == (5, 1)
 
 
+def test_a_server_with_several_addresses_is_reached_at_the_first_that_accepts(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example, localhost is ::1 and 127.0.0.1, and the server listens only at the latter."""
+    nobody = ("127.0.0.1", free_port())
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", at) for at in (nobody, ("127.0.0.1", echo.port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    port = free_port()
+    (one,) = run([python(SEND % (port, 10, 10), connects={port: "server.example:80"})], options()).phones
+    assert (one.exit_code, one.up.bytes, one.refused) == (0, 2560, 0)
+
+
 def test_phones_that_leave_stand_still_and_come_back() -> None:
     """Each comes back: a command that stood still for good would not end."""
     until_stopped = 'while [ ! -e "$0" ]; do sleep 0.02; done'
