@@ -109,6 +109,8 @@ def start(
                 raise ConfigError(f"churn: both mean times {allowed}, got {mean_s:g}")
     if options.charge is not None and not 0 < options.charge <= 1:
         raise ConfigError(f"charge: must be above 0 and at most 1, got {options.charge:g}")
+    if not -(1 << 63) <= options.seed < 1 << 63:
+        raise ConfigError(f"seed: must be from -2**63 to 2**63 - 1, got {options.seed}")
     held = look_up(phones)
     demands = [Demand(one.all_cores, 1.0) for one in held] if throttle != "off" else []
     scale = choose_time_scale(demands, scale=options.time_scale)
