@@ -95,6 +95,7 @@ def start(
 ) -> RunningPhones:
     """Start the phones; leaving the ``with`` block ends them. Raises `ConfigError` for invalid phones or
     options."""
+    _check_proc()
     throttle, memory = mechanisms(options)
     if options.out is not None:
         require_free(options.out, "programs")
@@ -117,6 +118,16 @@ def start(
     return RunningPhones(
         held, options._replace(throttle=throttle, memory=memory), scale, view or PhonesView()
     )
+
+
+def _check_proc() -> None:
+    """Raise `ConfigError` unless /proc shows the processes under the pids that this process sees."""
+    shown = ""
+    with contextlib.suppress(OSError):
+        shown = os.readlink("/proc/self")
+    if shown != str(os.getpid()):
+        why = "shows the pids of another PID namespace" if shown else "is not mounted"
+        raise ConfigError(f"/proc {why}, so phones cannot be limited; mount it (mount -t proc)")
 
 
 def mechanisms(options: ProgramOptions) -> tuple[str, str]:

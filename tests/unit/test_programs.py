@@ -29,7 +29,7 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
 from edgefl.devices.schema import Network
 from edgefl.errors import ConfigError
 from edgefl.host.verdict import Conditions, HeldVerdict
-from edgefl.programs import Phone, RunningPhones, keeper, messages, tree
+from edgefl.programs import Phone, RunningPhones, keeper, messages, start, tree
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
 from edgefl.programs.relay import (
@@ -276,6 +276,18 @@ def test_a_phone_without_a_memory_limit_may_be_the_first_of_those_in_control_gro
     held._handle(launch)
     held._handle(msgspec.structs.replace(launch, phone=1, limit_mib=64.0, memory="cgroup"))
     memory.assert_called_once_with(Path(), 64.0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "says"), [("1", "shows the pids of another PID namespace"), (None, "is not mounted")]
+)
+def test_a_proc_of_other_processes_is_refused(
+    shown: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper would wait for, and kill, processes that are not the phones'."""
+    monkeypatch.setattr(os, "readlink", Mock(return_value=shown, side_effect=None if shown else OSError))
+    with pytest.raises(ConfigError, match=says):
+        start([CAT])
 
 
 @pytest.mark.parametrize(
