@@ -147,6 +147,8 @@ class TrafficState(msgspec.Struct, frozen=True, tag=True):
     up_s: float
     down_s: float
     """Emulated seconds in which bytes were on the link, upwards (``up_s``) and downwards (``down_s``)."""
+    out_of_files: bool = False
+    """True if connections were refused or delayed because the relay could open no more files."""
 
 
 class Transmitted(msgspec.Struct, frozen=True, tag=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import select
@@ -130,12 +131,13 @@ class PhoneLink:
         self._delivered, self._waited_s = 0, 0.0
         self.count = self.refused = self.broken = 0
         self.here = self.resets = True
+        self.out_of_files = False
 
     def state(self) -> messages.TrafficState:
         up, down = self.flows["up"], self.flows["down"]
         counts = len(self.connections), self.count, self.refused, self.broken
         busy_s = up.way.busy_s, down.way.busy_s
-        return messages.TrafficState(self.phone, up.nbytes, down.nbytes, *counts, *busy_s)
+        return messages.TrafficState(self.phone, up.nbytes, down.nbytes, *counts, *busy_s, self.out_of_files)
 
     def is_delivering(self) -> bool:
         """Return True while data sent by the phone is in transit and the server accepts it.
@@ -166,7 +168,8 @@ class PhoneLink:
         while True:
             try:
                 near, _ = await loop.sock_accept(listener)
-            except OSError:  # such as too many open files; open connections continue
+            except OSError as error:  # such as too many open files; open connections continue
+                self._note(error)
                 await asyncio.sleep(0.1)
                 continue
             self.count += 1
@@ -215,14 +218,20 @@ class PhoneLink:
         """
         await self.clock.until(self.clock.now() + self.flows["up"].way.delay_s)
         for family, address in server:
-            with contextlib.ExitStack() as undo, contextlib.suppress(OSError):
-                far = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                far.setblocking(False)
-                await asyncio.get_running_loop().sock_connect(far, address)
-                undo.pop_all()
-                return far
+            try:
+                with contextlib.ExitStack() as undo:
+                    far = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                    far.setblocking(False)
+                    await asyncio.get_running_loop().sock_connect(far, address)
+                    undo.pop_all()
+                    return far
+            except OSError as error:
+                self._note(error)
         await self.clock.until(self.clock.now() + self.flows["down"].way.delay_s)
         return None
+
+    def _note(self, error: OSError) -> None:
+        self.out_of_files |= error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def _contains(error: BaseException, *kinds: type[BaseException]) -> bool:

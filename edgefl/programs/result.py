@@ -173,8 +173,9 @@ def judge(
     transmissions: Sequence[tuple[float, float]],
     time_scale: float,
     conditions: Conditions,
+    doubts: Sequence[str] = (),
 ) -> HeldVerdict:
-    """Judge the enforcement error.
+    """Judge the enforcement error. ``doubts`` holds reasons for INVALID that are already known.
 
     Errors are of two kinds: each phone's computing error, and the error of each transmission (pairs of
     declared and achieved emulated seconds) that was declared to last at least 5 ms of wall time.
@@ -192,4 +193,4 @@ def judge(
         "computing": float(np.mean(cpu)) if cpu else None,
         "transmissions": took_s / due_s - 1.0 if sent else None,
     }
-    return verdict.judge([cpu, of_links], sums, conditions, [why + more for why in uncounted[:1]])
+    return verdict.judge([cpu, of_links], sums, conditions, [*doubts, *(why + more for why in uncounted[:1])])

@@ -50,6 +50,7 @@ TURN_S = 0.5
 LONGEST_LINE = 1 << 16
 MOST_KEPT = 20_000
 """Maximum number of transmissions recorded per link direction; later ones are not recorded."""
+OUT_OF_FILES = "connections were refused or delayed: edgefl could open no more files (ulimit -Hn is too low)"
 ENDING_S = 20.0
 MOST_MEAN_S = 1e9
 
@@ -515,6 +516,7 @@ class RunningPhones:
         used = sum(one.cpu_s for one in phones) / (wall_s * capacity_cores()) if wall_s > 0 else None
         conditions = Conditions(load=used, **self._meter.usage())
         held_back = self.options.throttle != "off"
+        short = any(traffic.state.out_of_files for traffic in self._traffic)
         return ProgramsResult(
             phones=phones,
             time_scale=self.scale.value,
@@ -522,7 +524,13 @@ class RunningPhones:
             wall_s=wall_s,
             throttle=self.options.throttle,
             memory=self.options.memory,
-            held=judge(phones if held_back else (), pairs, self.scale.value, conditions),
+            held=judge(
+                phones if held_back else (),
+                pairs,
+                self.scale.value,
+                conditions,
+                [OUT_OF_FILES] if short else [],
+            ),
             model_errors=tuple(dict.fromkeys(_model_errors(self._held))),
         )
 

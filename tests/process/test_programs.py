@@ -28,7 +28,7 @@ from edgefl.host.groups import ACCOUNTING, find
 from edgefl.host.memory import private_mib
 from edgefl.programs import Phone, ProgramOptions, RunningPhones, run, start
 from edgefl.programs.messages import Absence
-from edgefl.programs.running import no_group
+from edgefl.programs.running import OUT_OF_FILES, no_group
 from edgefl.programs.tree import ProcessTree
 
 from .runs import UNPRIVILEGED, Command, needs_unprivileged
@@ -510,6 +510,22 @@ def test_a_command_may_open_as_many_files_as_without_edgefl() -> None:
     raised = ["sh", "-c", 'ulimit -Sn 256; ulimit -Hn; exec "$@"', "sh", *command]
     hard, soft, same = subprocess.run(raised, stdout=subprocess.PIPE, check=False).stdout.split()
     assert (soft, same) == (b"256", hard)
+
+
+def test_connections_for_which_edgefl_has_no_files_are_invalid(echo: Echo) -> None:
+    """Half of the command's connections need all 64 files of the relay."""
+    port = free_port()
+    code = (
+        "import socket\n"
+        f"all = [socket.create_connection(('127.0.0.1', {port})) for _ in range(50)]\n"
+        "for one in all:\n    one.shutdown(socket.SHUT_WR)\n"
+        "for one in all:\n    try:\n        one.recv(1)\n    except OSError:\n        pass\n"
+    )
+    link = ["--connect", f"{port}=127.0.0.1:{echo.port}", "--throttle", "off", "--share", "0.3"]
+    command = [sys.executable, "-m", "edgefl", "exec", *link, "-d", "moto-g4", "--", sys.executable, "-ISc"]
+    limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command, code]
+    done = subprocess.run(limited, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, OUT_OF_FILES in done.stderr) == (3, True), done.stderr
 
 
 def until_up(running: RunningPhones) -> None:
