@@ -104,6 +104,8 @@ def start(
             make_folder(options.out)
         except OSError as error:
             raise ConfigError(f"--out {options.out}: cannot be created: {error.strerror}") from None
+        if not os.access(options.out, os.W_OK | os.X_OK):
+            raise ConfigError(f"--out {options.out}: no file can be created in this folder")
     if (absence := options.absence) is not None:
         for mean_s in (absence.mean_online_s, absence.mean_offline_s):
             if not 0 < mean_s <= MOST_MEAN_S:

@@ -29,7 +29,7 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
 from edgefl.devices.schema import Network
 from edgefl.errors import ConfigError
 from edgefl.host.verdict import Conditions, HeldVerdict
-from edgefl.programs import Phone, RunningPhones, keeper, messages, start, tree
+from edgefl.programs import Phone, ProgramOptions, RunningPhones, keeper, messages, start, tree
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
 from edgefl.programs.relay import (
@@ -276,6 +276,15 @@ def test_a_phone_without_a_memory_limit_may_be_the_first_of_those_in_control_gro
     held._handle(launch)
     held._handle(msgspec.structs.replace(launch, phone=1, limit_mib=64.0, memory="cgroup"))
     memory.assert_called_once_with(Path(), 64.0)
+
+
+def test_a_folder_that_takes_no_files_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the record is lost when the phones have ended."""
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
+    with pytest.raises(ConfigError, match="no file can be created"):
+        start([CAT], ProgramOptions(out=tmp_path))
 
 
 @pytest.mark.parametrize(
