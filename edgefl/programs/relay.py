@@ -184,7 +184,10 @@ class PhoneLink:
         assert this is not None
 
         async def send(far: socket.socket, from_s: float) -> None:
-            await carry(near, far, self.flows["up"], from_s)
+            try:
+                await carry(near, far, self.flows["up"], from_s)
+            except* ReceiverLost:
+                pass  # what the server sent before it closed the connection still arrives
             self.sending.discard(this)
 
         ends = [near]
@@ -240,15 +243,22 @@ def _contains(error: BaseException, *kinds: type[BaseException]) -> bool:
     return isinstance(error, kinds) or any(_contains(one, *kinds) for one in inner)
 
 
+class ReceiverLost(OSError):
+    """The receiver of a stream has closed or reset its connection."""
+
+
 Part = tuple[Transmission, float, bytes]
 
 
 async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s: float) -> None:
-    """Forward the stream from ``source`` to ``target`` from the time ``from_s`` on, and then its end."""
+    """Forward the stream from ``source`` to ``target`` from the time ``from_s`` on, and then its end.
+
+    If the source resets its connection, the error is raised when the data before it has arrived.
+    """
     way = flow.way
     wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
     window = min(max(LEAST_WINDOW_BYTES, int(2 * wire)), MOST_WINDOW_BYTES)
-    parts: deque[Part | None] = deque()
+    parts: deque[Part | OSError | None] = deque()
     changed = asyncio.Condition()
     inside = 0
 
@@ -263,9 +273,14 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
                 with contextlib.suppress(OSError):
                     target.shutdown(socket.SHUT_WR)
                 return
+            if isinstance(part, OSError):
+                raise part
             transmission, due_s, data = part
             await flow.clock.until(due_s)
-            held_up = await _write(target, data)
+            try:
+                held_up = await _write(target, data)
+            except OSError as error:
+                raise ReceiverLost from error
             flow.arrived(transmission, len(data), held_up)
             async with changed:
                 inside -= len(data)
@@ -282,7 +297,11 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
                 async with changed:
                     while inside > window:
                         await changed.wait()
-            data, at_once = await _read(source, way.chunk_bytes)
+            end: OSError | None = None
+            try:
+                data, at_once = await _read(source, way.chunk_bytes)
+            except OSError as error:
+                end, data, at_once = error, b"", True
             if data:
                 transmission = flow.enter(len(data), waited=waiting and at_once)
                 due_s, waiting = way.due_s, True
@@ -290,7 +309,7 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
                 parts.append((transmission, due_s, data))
             else:
                 await flow.clock.until(max(due_s, flow.clock.now() + way.delay_s))
-                parts.append(None)
+                parts.append(end)
             async with changed:
                 changed.notify_all()
             if not data:

@@ -349,6 +349,32 @@ def test_what_was_sent_before_the_end_arrives() -> None:
     assert (one.up.bytes, one.refused, one.broken) == (100, 0, 0)
 
 
+def test_what_a_server_sent_before_it_reset_the_connection_arrives() -> None:
+    """As from a server that rejects an upload before it has read all of it."""
+    port = free_port()
+    code = (
+        "import contextlib, socket\n"
+        f"peer, got = socket.create_connection(('127.0.0.1', {port})), b''\n"
+        "with contextlib.suppress(OSError):\n    peer.sendall(bytes(1 << 20))\n"
+        "with contextlib.suppress(ConnectionResetError):\n    while data := peer.recv(99): got += data\n"
+        "raise SystemExit(len(got))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reject() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1)
+                peer.sendall(bytes(100))
+
+        thread = threading.Thread(target=reject)
+        thread.start()
+        connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
+        (one,) = run([python(code, network="3g", connects=connects)], options()).phones
+        thread.join()
+    assert (one.exit_code, one.down.bytes) == (100, 100)
+
+
 def test_a_server_that_refuses_ends_the_connection() -> None:
     port, nobody = free_port(), free_port()
     code = (
