@@ -233,6 +233,8 @@ def report(
 
     if out is not None and (not out.name or out.is_dir()):
         raise ConfigError(f"--out {out}: a folder, expected a file")
+    if out is not None and out.is_file() and out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out {out}: the file exists and is not a page (.html); name another file")
     try:
         with damaged(str(folder)):
             say(write_report(folder, out))

@@ -318,6 +318,21 @@ def test_report_and_trace_say_where_they_are(
         assert edgefl.shows(name, "old") == f"old/{file}\n"
 
 
+@pytest.mark.parametrize("name", ["record.sqlite", "summary.json", "experiment.toml"])
+def test_a_report_replaces_no_file_but_a_page(
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, name: str
+) -> None:
+    """`edgefl report runs/a --out runs/a/record.sqlite` would lose the run."""
+    stand_in(monkeypatch, "edgefl.results.report", write_report=lambda _, out: out)
+    (here / "old" / name).write_text("")
+    assert edgefl.refuses(2, "report", "old", "--out", f"old/{name}") == (
+        f"--out old/{name}: the file exists and is not a page (.html); name another file"
+    )
+    (here / "old" / "second.html").write_text("")
+    for new in ("old/second.html", "page"):
+        assert edgefl.shows("report", "old", "--out", new) == f"{new}\n"
+
+
 @pytest.mark.parametrize("verdict", ["PASS", "FAIL", "INVALID"])
 @pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn", "fidelity"])
 def test_bench_says_and_writes_what_it_measured(
