@@ -218,6 +218,7 @@ def plan(
     planned: list[Planned] = []
     slugs: set[str] = set()
     labels: set[str] = set()
+    points: dict[str, str] = {}
     for values in itertools.product(*grid.values()):
         changes = dict(zip(grid, values, strict=True))
         changed = config.change(
@@ -233,6 +234,9 @@ def plan(
         if label in labels:
             raise ConfigError(f"--grid: {label} occurs twice; give the strategies' classes different names")
         labels.add(label)
+        if (same := points.setdefault(config.dump(changed), label)) != label:
+            why = "a later key of the grid replaces values of an earlier one"
+            raise ConfigError(f"--grid: {label} and {same} have the same settings: {why}")
         slug = _slug(label, slugs)
         for seed in seeds:
             seeded = config.change(changed, [f"seed={seed}"], base, option="--seeds")

@@ -62,6 +62,16 @@ def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[st
         ({"data.image_size": ["32", "84"]}, (1,), "--grid data.image_size: runs on different examples"),
         ({"training.lr": ["1", "1"]}, (1,), "--grid training.lr: expected different values, got 1, 1"),
         ({"training.lr": ["0.1", "0.10"]}, (1,), "training.lr: expected different values, got 0.1, 0.10"),
+        (
+            {"training": ["{lr=0.1}", "{lr=0.2}"], "training.lr": ["1"]},
+            (1,),
+            "--grid: training={lr=0.2}, lr=1 and training={lr=0.1}, lr=1 have the same settings: a later key",
+        ),
+        (
+            {"strategy.server_lr": ["0.5", "1.0"], "strategy": ["{name='fedbuff'}"]},
+            (1,),
+            "--grid: server_lr=1.0, fedbuff and server_lr=0.5, fedbuff have the same settings: a later key",
+        ),
         ({"strategy.name": ["fedbuff", "'fedbuff'"]}, (1,), "strategy.name: expected different values"),
         ({"model.args.hidden": ["[8]", "[8 ]"]}, (1,), "--grid model.args.hidden: expected different values"),
         ({"name": ["a", "b"]}, (1,), "--grid name: it changes nothing in a run"),
