@@ -18,8 +18,12 @@ from edgefl.terminal import say
 
 def measure(
     out: Annotated[Path | None, file_option("JSON file to write; by default it is printed.")] = None,
-    ssh: Annotated[str, typer.Option(metavar="USER@HOST", help="Measure there instead of here.")] = "",
-    python: Annotated[str, typer.Option(help="Interpreter with torch; over ssh python3 by default.")] = "",
+    ssh: Annotated[
+        str | None, typer.Option(metavar="USER@HOST", help="Measure there instead of here.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(help="Interpreter with torch; over ssh python3 by default.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of torch; by default one per core.")
     ] = None,
@@ -35,11 +39,14 @@ def measure(
     """
     from edgefl.measure import remote
 
+    for option, value in (("--ssh", ssh), ("--python", python)):
+        if value == "":  # an unset variable of a shell; the result would be that of another machine
+            raise ConfigError(f"{option} '': no name; leave the option out for its default")
     if not ssh and not python and find_spec("torch") is None:
         raise ModuleNotFoundError(name="torch")
     given = {"--threads": threads, "--minutes": minutes}
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
-    result = remote.run([*options, *(["--quick"] if quick else [])], _tell, ssh, python)
+    result = remote.run([*options, *(["--quick"] if quick else [])], _tell, ssh or "", python or "")
     text = json.dumps(result, indent=1) + "\n"
     if out is None:
         say(text, end="")

@@ -216,6 +216,10 @@ def test_no_ssh_and_a_wrong_host_are_one_line(
     assert "ssh: No such file" in capsys.readouterr().err
     assert main(["measure", "--ssh=-oProxyCommand=x"]) == 2
     assert "must be HOST or USER@HOST" in capsys.readouterr().err
+    monkeypatch.setattr(remote, "run", lambda *_: pytest.fail("this machine was measured"))
+    for option in ("--ssh", "--python"):
+        assert main(["measure", option, ""]) == 2
+        assert f"{option} '': no name" in capsys.readouterr().err
 
 
 def test_this_hosts_networks_are_held_against_the_kit(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:
