@@ -276,6 +276,8 @@ def from_(
     The measured time of one network makes the profile's interval much narrower.
     """
     from edgefl.devices.phone_estimate import Measured, estimated_profile, measured_work
+    from edgefl.devices.schema import Name
+    from edgefl.validation import convert
 
     if (network is None) != (ms is None):
         raise ConfigError("--network MODEL and --ms MS are needed together")
@@ -283,6 +285,8 @@ def from_(
     if network is not None and ms is not None:
         measured = Measured(network, measured_work(network), ms / 1e3)
     named = out.stem if out is not None and name is None else name
+    if named:
+        convert(named, Name, "--name")
     put_or_print(out, estimated_profile(core, mhz, ram_gib, measured, named).encode())
 
 
