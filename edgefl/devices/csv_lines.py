@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, shortened
 
 
 def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -47,10 +47,10 @@ def check_whole(line: Mapping[str | None, Any], place: str) -> None:
         raise ConfigError(f"{place}: must have {fields} fields, like the first line, got {got}")
 
 
-def positive(line: Mapping[str, str], name: str, place: str) -> float | None:
+def positive(line: Mapping[str, str], name: str, place: str, most: float) -> float | None:
     """Return the field ``name`` as a number, or None if it is empty.
 
-    Raises `ConfigError` unless the number is above 0.
+    Raises `ConfigError` unless the number is above 0 and at most ``most``.
     """
     text = line.get(name) or ""
     if not text:
@@ -59,6 +59,7 @@ def positive(line: Mapping[str, str], name: str, place: str) -> float | None:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{place}: {name} must be a number above 0 or empty, got {text!r}")
+    if not 0 < value <= most:
+        allowed = f"a number above 0 and at most {most:g}, or empty"
+        raise ConfigError(f"{place}: {name} must be {allowed}, got {shortened(text)!r}")
     return value

@@ -22,7 +22,9 @@ MOST_FLOP_PER_S: Final = 5e12
 MOST_BYTES_PER_S: Final = 2.5e12
 """Maximum rates of one thread, about twice those of the fastest known cores: 2.3 TFLOPS of float32 on Apple's
 M4 (Remke and Breuer 2024), and 192 bytes per cycle from the first cache at 6 GHz."""
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+MOST_S: Final = 1e6
+"""Longest plausible time of a step, in seconds: eleven days."""
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=MOST_S)]
 Number = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
@@ -65,12 +67,18 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
         rows = []
         for name, part in self.parts.items():
             work, seconds = works[name], getattr(part, time)
-            least_s = max(work.flop / MOST_FLOP_PER_S, work.bytes / MOST_BYTES_PER_S) / self.threads
-            if seconds < least_s:
-                allowed = f"at least {least_s:.2g} seconds, since no processor is faster"
-                raise wrong(f"parts.{name}.{time}", allowed, seconds)
+            check_seconds(f"parts.{name}.{time}", seconds, work, self.threads)
             rows.append(Row(network=name, work=work, seconds=seconds))
         return tuple(rows)
+
+
+def check_seconds(key: str, seconds: float, work: StepWork, threads: int) -> None:
+    """Raise a `Fault` for a time that no processor with this number of threads can need for the work."""
+    least_s = max(work.flop / MOST_FLOP_PER_S, work.bytes / MOST_BYTES_PER_S) / threads
+    if not 0 < seconds <= MOST_S:
+        raise wrong(key, f"a number of seconds above 0 and at most {MOST_S:g}", seconds)
+    if seconds < least_s:
+        raise wrong(key, f"at least {least_s:.2g} seconds, since no processor is faster", seconds)
 
 
 def fit_kit(rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPREAD) -> Fit:

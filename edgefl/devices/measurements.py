@@ -20,13 +20,15 @@ import msgspec
 
 from edgefl.devices.csv_lines import csv_lines
 from edgefl.devices.fit import Row
-from edgefl.devices.kit_result import KitResult
+from edgefl.devices.kit_result import KitResult, check_seconds
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 from edgefl.validation import convert
 
 IMAGE = (3, 224, 224)
 """Shape of the images on which timm's networks were measured."""
+MOST_THREADS = 1024
+"""Number of threads that a line of a CSV file is assumed to have used at most. The file does not state it."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
 """Exceptions that are raised for a file that cannot be read or is in another format."""
 WRONG = (KeyError, ValueError, IndexError, ConfigError)
@@ -118,7 +120,9 @@ def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
                                                     "outputs", "batch", "steps"))  # fmt: skip
             if key not in _counted:
                 _counted[key] = _work(line)
-            row = Row(network=_name(line), work=_counted[key], seconds=float(line["measured_s"]))
+            seconds = float(line["measured_s"])
+            check_seconds("measured_s", seconds, _counted[key], MOST_THREADS)
+            row = Row(network=_name(line), work=_counted[key], seconds=seconds)
             step = MeasuredStep(
                 device=line["device"], profile=kind[0], runtime=kind[1], source=line["source"], row=row
             )

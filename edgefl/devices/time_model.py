@@ -10,7 +10,7 @@ effective ones, fitted to measured steps (`edgefl.devices.fit`), not hardware pe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -149,9 +149,9 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         shares = [part / seconds for part in _by_term(parts)]
         columns = range(len(shares))
         off = (sum(self.cost_errors[at][to] * shares[at] for at in columns[to:]) for to in columns)
-        alone = (min(math.exp(math.hypot(*row)), MOST_UNSURE) for row in self.cost_errors)
+        alone = (min(_factor(row), MOST_UNSURE) for row in self.cost_errors)
         most = sum(factor * share for factor, share in zip(alone, shares, strict=True))
-        return joined(self.error_factor, min(math.exp(math.hypot(*off)), most))
+        return joined(self.error_factor, min(_factor(off), most))
 
     def _unsure(self, parts: Mapping[str, float]) -> tuple[str, ...]:
         """List the terms that widen the interval more than half as much as the worst term.
@@ -218,6 +218,11 @@ def joined(*factors: float) -> float:
     (1.5, 1.376)
     """
     return math.exp(math.hypot(*map(math.log, factors)))
+
+
+def _factor(logs: Iterable[float]) -> float:
+    """Return the factor whose logarithm is the root of the sum of squares of ``logs``; at most e^700."""
+    return math.exp(min(math.hypot(*logs), 700.0))
 
 
 def _by_term(parts: Mapping[str, float]) -> list[float]:

@@ -77,7 +77,14 @@ def test_the_soc_names_the_core_that_a_line_lacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (RK3399.replace("1500", "-1"), r"line 2: mhz must be a number above 0 or empty, got '-1'"),
+        (
+            RK3399.replace("1500", "-1"),
+            r"line 2: mhz must be a number above 0 and at most 100000, or empty, got '-1'",
+        ),
+        (
+            RK3399.replace("2130", "1e300"),
+            r"line 3: zip_decompress_mips must be a number above 0 and at most 1e\+09",
+        ),
         (RK3399.replace("1500", ""), r"line 2: mhz must be above 0"),
         (RK3399.replace("2130", "many"), r"line 3: zip_decompress_mips must be a number"),
         (RK3399.replace(",4,Cortex-A72", ",four,Cortex-A72"), r"line 3: cpu must be a whole number"),

@@ -162,6 +162,14 @@ def test_a_line_that_does_not_fit_is_said(
     assert found.endswith(said)
 
 
+@pytest.mark.parametrize("time", ["-1", "0", "nan", "inf", "1e9", "1e300", "1e-12", "1e-300"])
+def test_an_impossible_time_is_named_with_its_line(tmp_path: Path, time: str) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(f"{FIRST}\n{STEP}\n{STEP.replace('0.5', time)}\n", "utf-8")
+    with pytest.raises(ConfigError, match=r"steps\.csv, line 3: measured_s: must be .* got "):
+        measurements.read(path)
+
+
 def test_a_json_that_is_nested_too_deep_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "kit.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"^\S*kit\.json: maximum recursion depth"):

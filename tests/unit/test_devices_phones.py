@@ -333,8 +333,20 @@ def test_devices_are_found_by_words_year_and_memory(capsys: Capture) -> None:
         ("", "the column model is missing"),
         ("model,unit\na,b\n", "the column core is missing"),
         ("{head}\n", "no lines of data"),
-        ("{head}\nm,u,c,fast,2,0,1,1,1,1\n", "line 2: max_ghz must be a number above 0 or empty, got 'fast'"),
-        ("{head}\nm,u,c,2,2,0,1,-1,1,1\n", "line 2: median_ms must be a number above 0 or empty, got '-1'"),
+        (
+            "{head}\nm,u,c,fast,2,0,1,1,1,1\n",
+            "line 2: max_ghz must be a number above 0 and at most 100, or empty, got 'fast'",
+        ),
+        (
+            "{head}\nm,u,c,2,2,0,1,-1,1,1\n",
+            "line 2: median_ms must be a number above 0 and at most .*, got '-1'",
+        ),
+        ("{head}\nm,u,c,2,2,0,1,1e300,1,1\n", "line 2: median_ms must be a number above 0 and at most"),
+        (
+            "{head}\nm,u,c,2,2,0,1,1e-9,1,1\n",
+            "line 2: median_ms must be a number from 0.001 to .*, got '1e-9'",
+        ),
+        ("{head}\nm,u,c,2,1e9,0,1,1,1,1\n", "line 2: ram_gib must be a number above 0 and at most 1024"),
     ],
 )
 def test_wrong_rows(tmp_path: Path, text: str, said: str) -> None:
