@@ -376,7 +376,7 @@ class Trips:
             return 0.0, 1.0
         fixed_s, example_s = model.line(self._work)
         if self._experiment.fleet.model_errors == "drawn" and _varies(profile):
-            error = model_error(self._experiment.seed, profile, self._error_factor(model))
+            error = model_error(self._experiment.seed, device.id, self._error_factor(model))
             return fixed_s * error, example_s * error
         return fixed_s, example_s
 

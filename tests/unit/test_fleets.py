@@ -90,6 +90,14 @@ def works_s(profile: Path, fleets: int) -> list[float]:
     return found
 
 
+def test_a_drawn_error_does_not_depend_on_the_folder_of_the_profile(tmp_path: Path) -> None:
+    found = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        found.append(works_s(planted(folder, "mine", 1.0, 1.3), 5))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("slower", "least", "most"),
     [(1.0, 0.38, 0.62), (1.3, 0.95, 1.0), (1 / 1.3, 0.0, 0.05)],
