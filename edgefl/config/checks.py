@@ -221,6 +221,7 @@ def check_profiles(fleet: Fleet) -> None:
     assert isinstance(devices, dict)
     for name in devices:
         _try(load_device, name, "fleet.devices", f"fleet.devices.{name}")
+    _check_ids(devices)
     _check_effects(fleet, devices)
     if fleet.availability:
         _try(read_availability, fleet.availability, "fleet.availability")
@@ -235,6 +236,18 @@ def check_profiles(fleet: Fleet) -> None:
         if missing := listed(name for name in devices if name not in network):
             text = f"no network for {missing}; give one for each device, or one for all"
             raise _at("fleet.network", text, ProfileFault)
+
+
+def _check_ids(names: Iterable[str]) -> None:
+    """Raise a `ProfileFault` if two device profiles have the same id, by which results name a profile."""
+    from edgefl.devices import load_device
+
+    found: dict[str, str] = {}
+    for name in names:
+        other = found.setdefault(own := load_device(name).id, name)
+        if other != name:
+            text = f"the id {own!r} is also that of {other!r}; rename the file and the id in it"
+            raise _at(f"fleet.devices.{name}", text, ProfileFault)
 
 
 def _read_network(name: str) -> None:

@@ -395,6 +395,14 @@ def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> Non
         load_fleet(fleet)
 
 
+def test_two_profiles_of_one_id_are_refused(toml: Path, tmp_path: Path) -> None:
+    """Results name profiles by their ids, so they would merge the two."""
+    (tmp_path / "pi-4.toml").write_text((bundled_folder() / "devices" / "pi-4.toml").read_text())
+    toml.write_text("[fleet]\ndevices = { pi-4 = 3, './pi-4.toml' = 2 }\n[stop]\nversions = 1\n")
+    with pytest.raises(ConfigError, match=r"pi-4\.toml: the id 'pi-4' is also that of 'pi-4'; rename"):
+        config.load(toml)
+
+
 def test_validating_twice_changes_nothing(toml: Path) -> None:
     once = config.load(toml)
     assert config.validate(once) == once
