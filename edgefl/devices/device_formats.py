@@ -24,7 +24,7 @@ import msgspec
 
 from edgefl.devices.imports import ImportOptions, ImportResult, checked, pick, profile_file, read_text
 from edgefl.devices.profiles import Kind, load_device, read_tables
-from edgefl.devices.schema import to_json
+from edgefl.devices.schema import NOMINAL_V, to_json
 from edgefl.errors import ProfileError
 
 TRAIN_SHARE = 0.07
@@ -117,6 +117,8 @@ def _desktop(flop_per_cycle: int, cores: float, ghz: float, clock: str) -> _Tabl
 
 
 PLACEHOLDER_MA = 0.1  # value of every current in Android's sample file, in which nothing was measured
+OF_CURRENTS = "derived: max_ma of all cores x voltage_v"
+"""Start of the source of a ``thermal.busy_w`` that was computed from the currents of the cores."""
 SAME_MHZ = 0.01
 """Maximum relative difference between a cluster's highest frequency in the file and in the profile."""
 _BATTERY = {
@@ -163,8 +165,21 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
         before = sources.get("cpu.clusters", sources.get("cpu"))
         previous = before.split("; currents from")[0] + "; " if before else ""
         sources["cpu.clusters"] = f"{previous}currents from {source}"
+    _compute_busy_w(tables)
     tables["id"] = options.profile_name(tables["id"])
     return ImportResult(profile_file(path, "devices", tables), (*notes, *left_out))
+
+
+def _compute_busy_w(tables: _Table) -> None:
+    """Compute the power of computing from the profile's new currents and voltage, if it was derived from the
+    old ones before."""
+    if not tables["sources"].get("thermal.busy_w", "").startswith(OF_CURRENTS):
+        return
+    clusters = tables.get("cpu", {}).get("clusters", [])
+    if clusters and all("max_ma" in each for each in clusters):
+        currents_ma = sum(each["cores"] * each["max_ma"] for each in clusters)
+        voltage_v = tables["battery"].get("voltage_v", NOMINAL_V)
+        tables["thermal"]["busy_w"] = round(currents_ma / 1e3 * voltage_v, 2)
 
 
 def _battery(items: Items) -> dict[str, tuple[float, str]]:

@@ -94,6 +94,21 @@ def test_a_power_profile_completes_a_device(tmp_path: Path) -> None:
     assert found.id == "my-pixel-3"
 
 
+def test_a_power_that_was_derived_from_the_currents_follows_the_new_ones(tmp_path: Path) -> None:
+    clusters = enumerate((1785600, 2419200, 2841600))
+    arrays = "".join(
+        f'<array name="cpu.core_speeds.cluster{at}"><value>300000</value><value>{khz}</value></array>'
+        f'<array name="cpu.core_power.cluster{at}"><value>10</value><value>100</value></array>'
+        for at, khz in clusters
+    )
+    cores = "".join(f"<value>{count}</value>" for count in (4, 3, 1))
+    cores = f'<array name="cpu.clusters.cores">{cores}</array>'
+    (tmp_path / "p.xml").write_text(f"<device>{cores}{arrays}</device>")
+    made = FORMATS["power-profile"].read(tmp_path / "p.xml", ImportOptions(base="pixel-4", name="mine"))
+    (found,) = devices(made, tmp_path).values()
+    assert found.thermal.busy_w == round(8 * 0.1 * found.voltage_v, 2)
+
+
 def test_an_older_power_profile(tmp_path: Path) -> None:
     (found,) = devices(read("power-profile", "power_profile_old.xml", base="moto-g4"), tmp_path).values()
     (cluster,) = found.cpu.clusters
