@@ -147,7 +147,7 @@ def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
     current = {"mobile": "radio_ma", "wifi": "wifi_ma", "wired": ""}[bearer]
     radio_w = (getattr(battery, current) or 0.0) * volts / 1e3 if current else 0.0
     download_w = upload_w = radio_w
-    radio_factor = device.uncertainty.get(f"battery.{current}", UNSTATED_FACTOR)
+    radio_factor = device.uncertainty_of(f"battery.{current}", UNSTATED_FACTOR)
     if network is not None and network.radio is not None:
         metered = METERED[network.radio]
         download_w, upload_w, radio_factor = (
@@ -160,7 +160,13 @@ def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
         compute_w=watts,
         download_w=download_w,
         upload_w=upload_w,
-        idle_factor=device.uncertainty.get("battery.idle_ma", UNSTATED_FACTOR),
-        compute_factor=device.uncertainty.get("thermal.busy_w", UNSTATED_FACTOR),
+        idle_factor=device.uncertainty_of("battery.idle_ma", UNSTATED_FACTOR),
+        compute_factor=device.uncertainty_of(_busy_w_key(device), UNSTATED_FACTOR),
         radio_factor=radio_factor,
     )
+
+
+def _busy_w_key(device: Device) -> str:
+    """Return the figure that states the power of computing (`Device.busy_w`)."""
+    stated = device.thermal is not None and device.thermal.busy_w is not None
+    return "thermal.busy_w" if stated else "cpu.clusters"

@@ -298,8 +298,19 @@ class Device(_Table, frozen=True, kw_only=True):
             return self.runtime[self.runtime_name]
         if self.cpu is None:
             return None
-        error_factor = self.uncertainty.get("cpu.rate_gflops.train", ONE_RATE_FACTOR)
+        error_factor = self.uncertainty_of("cpu.rate_gflops.train", ONE_RATE_FACTOR)
         return TimeModel.of_rate(self.cpu.rate_gflops.train, error_factor)
+
+    def uncertainty_of(self, key: str, unstated: float) -> float:
+        """Return the uncertainty of a figure, which may be that of a table above it, or else ``unstated``.
+
+        >>> phone = {"id": "x", "name": "x", "class": "board", "sources": {}, "uncertainty": {"battery": 1.5}}
+        >>> msgspec.convert(phone, Device).uncertainty_of("battery.idle_ma", 2.0)
+        1.5
+        """
+        while key and key not in self.uncertainty:
+            key = key.rpartition(".")[0]
+        return self.uncertainty.get(key, unstated)
 
     def model_error_factor(self, work: StepWork) -> float | None:
         """Return the factor within which the profile predicts the step times of 90% of real devices.

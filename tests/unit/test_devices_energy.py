@@ -132,3 +132,16 @@ def test_a_location_that_the_fit_has_not_seen_is_predicted() -> None:
     assert np.median(left_out) <= 0.12
     held = np.mean([error <= METERED["5g-mmwave"].factor - 1 for error in left_out])
     assert held >= 0.85
+
+
+def test_the_uncertainty_of_a_table_is_that_of_its_figures() -> None:
+    """An uncertainty may be stated for a figure or for a table above it, as a source may."""
+    phone = device(idle_ma=50.0, radio_ma=200.0)
+    stated = {"battery": 1.5, "battery.radio_ma": 1.2, "cpu.clusters": 1.4, "cpu.rate_gflops": 3.0}
+    phone = msgspec.structs.replace(phone, uncertainty=stated, runtime={}, default_runtime=None)
+    of = draw_of(phone)
+    assert of is not None
+    assert (of.idle_factor, of.radio_factor, of.compute_factor) == (1.5, 1.2, 1.4)
+    model = phone.time_model()
+    assert model is not None
+    assert model.error_factor == 3.0
