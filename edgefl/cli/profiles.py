@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -203,6 +204,7 @@ def fit(
     from edgefl.devices import fitted
     from edgefl.devices.fit import SPREAD, summary
 
+    _check_name(out)
     recipe = fitted.Recipe(
         files=tuple(file.name for file in rows),
         profile=profile,
@@ -276,17 +278,14 @@ def from_(
     The measured time of one network makes the profile's interval much narrower.
     """
     from edgefl.devices.phone_estimate import Measured, estimated_profile, measured_work
-    from edgefl.devices.schema import Name
-    from edgefl.validation import convert
 
     if (network is None) != (ms is None):
         raise ConfigError("--network MODEL and --ms MS are needed together")
     measured = None
     if network is not None and ms is not None:
         measured = Measured(network, measured_work(network), ms / 1e3)
-    named = out.stem if out is not None and name is None else name
-    if named:
-        convert(named, Name, "--name")
+    _check_name(out, name)
+    named = out.stem if out is not None else name
     put_or_print(out, estimated_profile(core, mhz, ram_gib, measured, named).encode())
 
 
@@ -328,7 +327,8 @@ def scale(
     """
     from edgefl.devices.scaling import scaled_file
 
-    put_or_print(out, scaled_file(name, like, runtime).encode())
+    _check_name(out)
+    put_or_print(out, scaled_file(name, like, runtime, None if out is None else out.stem).encode())
 
 
 @app.command()
@@ -352,6 +352,17 @@ def export(
     put_or_print(out, written.content)
     if written.left_out:
         say(f"left out, because {format_name} has no field for it: {', '.join(written.left_out)}", err=True)
+
+
+def _check_name(out: Path | None, name: str | None = None) -> None:
+    """Raise `ConfigError` if a profile cannot have this name, or the name of the file ``out``."""
+    from edgefl.devices.schema import NAME_PATTERN, NAME_WORDS
+
+    if out is not None and name not in (None, out.stem):
+        raise ConfigError(f"--name {name}: must be the name of the file, {out.stem!r}, or left out")
+    for option, given in (("--out", None if out is None else out.stem), ("--name", name)):
+        if given is not None and not re.fullmatch(NAME_PATTERN.strip("^$"), given):
+            raise ConfigError(f"{option}: the profile's name must be {NAME_WORDS}, got {given!r}")
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

@@ -9,8 +9,9 @@ benchmarks/scaling.py measures this error).
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -46,16 +47,17 @@ class Scaled(NamedTuple):
     source: str
 
 
-def scaled_file(name: str, like: str | None = None, runtime: str = "torch") -> str:
+def scaled_file(name: str, like: str | None = None, runtime: str = "torch", new_id: str | None = None) -> str:
     """Return the text of a device's profile with a scaled runtime; everything else is unchanged.
 
     ``name`` is the name of a profile or the path of a file. ``like`` is the measured device; by default, it
-    is the one with the most similar cores. Raises `ConfigError` if no such device is known.
+    is the one with the most similar cores. ``new_id`` replaces the id of the profile. Raises `ConfigError` if
+    no such device is known.
     """
     path = Path(name) if is_path(name) else bundled_folder() / "devices" / f"{name}.toml"
     device = load_device(path if is_path(name) else name)
     made = scaled(device, load_device(like or base_of(device)), runtime)
-    return with_runtime(path.read_text(), runtime, *made)
+    return with_runtime(renamed(path.read_text(), new_id or device.id), runtime, *made)
 
 
 def base_of(device: Device) -> str:
@@ -90,23 +92,48 @@ def scaled(device: Device, base: Device, runtime: str = "torch") -> Scaled:
     return Scaled(msgspec.structs.replace(model, error_factor=float(f"{joined(*factors):.3g}")), source)
 
 
+def renamed(text: str, name: str) -> str:
+    """Return the text of a profile with ``name`` as its id."""
+    tables = toml.parse(text, "the profile")
+    line = f"id = {toml.literal(name)}"
+    changed = re.sub(r"^id = .*$", lambda _: line, text, count=1, flags=re.MULTILINE)
+    return _or_rewritten(changed, {**tables, "id": name})
+
+
+def _or_rewritten(text: str, tables: dict[str, Any]) -> str:
+    """Return ``text`` if it has the content ``tables``; otherwise return these tables as new text.
+
+    Text is changed line by line to keep comments, which fails for a profile that is laid out differently from
+    edgefl's own.
+    """
+    with suppress(ConfigError):
+        if toml.parse(text, "the profile") == tables:
+            return text
+    return toml.write(tables)
+
+
 def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
     """Set a runtime and its source in the profile ``text``; everything else is unchanged.
 
     If the profile had a single runtime before, it becomes the default one.
     """
-    if "\n[sources]\n" not in text:
+    tables = toml.parse(text, "the profile")
+    if "sources" not in tables:
         raise ConfigError("the profile has no [sources] table")
     key = f"runtime.{runtime}"
-    others = sorted(set(toml.parse(text, "the profile").get("runtime", {})) - {runtime})
-    costs = (line for line in msgspec.to_builtins(model).items() if line[1])
-    table = f"[{key}]\n" + "".join(f"{name} = {toml.literal(value)}\n" for name, value in costs)
+    others = sorted(set(tables.get("runtime", {})) - {runtime})
+    costs = {name: value for name, value in msgspec.json.decode(msgspec.json.encode(model)).items() if value}
+    tables["runtime"] = {**tables.get("runtime", {}), runtime: costs}
+    tables["sources"] = {**tables["sources"], key: source}
+    if others:
+        tables.setdefault("default_runtime", others[0])
+    table = f"[{key}]\n" + "".join(f"{name} = {toml.literal(value)}\n" for name, value in costs.items())
     line = f'"{key}" = {toml.literal(source)}\n'
     text = _put(text, rf"^\[{re.escape(key)}\]\n(?:.+\n)+", table, f"{table}\n[sources]\n")
     text = _put(text, rf'^"{re.escape(key)}" = .*\n', line, f"[sources]\n{line}")
     if others and "\ndefault_runtime" not in text:
         text = text.replace("\nname = ", f'\ndefault_runtime = "{others[0]}"\nname = ', 1)
-    return text
+    return _or_rewritten(text, tables)
 
 
 def _put(text: str, old: str, new: str, sources: str) -> str:
@@ -120,12 +147,13 @@ def _put(text: str, old: str, new: str, sources: str) -> str:
 
 
 def _core(device: Device) -> str:
-    """Return the type of the device's fastest cores: the name that Arm uses, if it has one."""
+    """Return the type of the cores with the highest clock: the name that Arm uses, if it has one."""
     clusters = device.cpu.clusters if device.cpu is not None else ()
     if not clusters:
         raise ConfigError(f"{device.id}: no cpu.clusters, so a similar measured device cannot be chosen")
-    cortex = re.search(r"Cortex-(\w+)", clusters[0].uarch)
-    return cortex[1] if cortex else clusters[0].uarch
+    fastest = max(clusters, key=lambda each: each.max_mhz)
+    cortex = re.search(r"Cortex-(\w+)", fastest.uarch)
+    return cortex[1] if cortex else fastest.uarch
 
 
 def _gemm(device: Device, base: Device) -> tuple[float, str]:

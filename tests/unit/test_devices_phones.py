@@ -286,14 +286,6 @@ def test_a_measured_time_that_the_core_cannot_have_is_refused(capsys: Capture, m
     [
         (("profiles", "from", "--core", "toaster", "--mhz", "2000"), "'toaster'"),
         (("profiles", "from", "--core", "cortex-a53", "--mhz", "2000", "--ms", "3"), "needed together"),
-        (
-            ("profiles", "from", "--core", "cortex-a53", "--mhz", "2000", "--name", "a/b"),
-            "--name: must be a name of lower-case letters, digits, dots and dashes, got 'a/b'",
-        ),
-        (
-            ("profiles", "from", "--core", "cortex-a53", "--mhz", "2000", "--out", "MyPhone.toml"),
-            "--name: must be a name of lower-case letters, digits, dots and dashes, got 'MyPhone'",
-        ),
         (("profiles", "--year", "2019", "check", "x.toml"), "cannot be combined with a search"),
         (("bench", "truth", "--phones", "x.csv"), "--networks FILE are needed together"),
         (

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from edgefl import devices, toml
 from edgefl.cli.profiles import app
 from edgefl.devices import load_device, measurements, profiles
-from edgefl.devices.scaling import scaled, scaled_file
+from edgefl.devices.scaling import base_of, scaled, scaled_file
 from edgefl.devices.schema import Device
 from edgefl.errors import ConfigError
 
@@ -116,12 +116,50 @@ def test_a_users_own_file_keeps_all_else(tmp_path: Path) -> None:
     assert again == toml.parse(PHONE, "mine")
 
 
+def test_the_profile_is_named_after_its_new_file(tmp_path: Path) -> None:
+    path, out = write(tmp_path, PHONE), tmp_path / "timed.toml"
+    CliRunner().invoke(app, ["scale", path, "--out", str(out)], catch_exceptions=False)
+    assert devices.check_file(out) == []
+    assert load_device(out).id == "timed"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[sources]\n", "[ sources ]  # mine\n"),
+        ("[sources]\n", "[runtime.torch]\n# old\n\n{rates}\n[sources]\n'runtime.torch' = 'mine'\n"),
+        ("[sources]\n", "[runtime.mine]\n{rates}\n[sources]\nruntime = 'mine'\n"),
+        ("name = ", "name  =  "),
+    ],
+    ids=["spaces", "quotes and comments", "another runtime", "no spaces"],
+)
+def test_a_file_of_any_layout_can_be_scaled(tmp_path: Path, old: str, new: str) -> None:
+    classes = ("conv", "thin", "pointwise", "depthwise", "depthwise_backward", "matmul", "recurrent")
+    rates = "".join(f"{name}_gflops = 1.0\n" for name in classes) + "error_factor = 2.0\n"
+    path, out = write(tmp_path, PHONE.replace(old, new.replace("{rates}", rates), 1)), tmp_path / "timed.toml"
+    CliRunner().invoke(app, ["scale", path, "--out", str(out)], catch_exceptions=False)
+    assert devices.check_file(out) == []
+    assert load_device(out).runtime["torch"].conv_gflops > 1.0
+
+
+def test_the_fastest_cores_choose_the_measured_device(tmp_path: Path) -> None:
+    """They may be in any place of the list."""
+    first = '[[cpu.clusters]]\nuarch = "Cortex-A53"\ncores = 4\nmax_mhz = 1400\n\n[[cpu.clusters]]'
+    path = write(tmp_path, PHONE.replace("[[cpu.clusters]]", first, 1).replace("Cortex-A73", "Cortex-A76"))
+    assert base_of(load_device(path)) == "pi-5"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "options", "said"),
     [
         ("gemm = { nt = 37.2 }", "", (), "no cpu.rate_gflops.gemm to scale by"),
         ("Cortex-A73", "Z80", (), "no measured device has cores like 'Z80'"),
-        ("[sources]", "[ sources ]", (), "no [sources] table"),
+        (
+            "",
+            "",
+            ("--out", "My_Phone.toml"),
+            "--out: the profile's name must be a name of lower-case letters",
+        ),
         ("", "", ("--runtime", "mnn"), "device 'pi-4': runtime 'mnn' not found"),
         ("", "", ("--like", "pi-6"), "device profile 'pi-6' not found"),
         ("", "", ("--out", "."), "exists; remove it"),
