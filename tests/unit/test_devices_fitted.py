@@ -110,7 +110,7 @@ def test_rows_of_several_devices_must_be_chosen_from(tmp_path: Path) -> None:
         ("lstm", "gru", "line 2: layer must be 'lstm' or 'softmax output', got 'gru'"),
         ("0.05", "soon", "line 2: could not convert"),
         ("measured_s", "took_s", "line 2: 'measured_s'"),
-        ("0.05", "-1", "lstm 50 50 5 2: seconds must be above 0"),
+        ("0.05", "-1", "line 2: measured_s: must be a number of seconds above 0"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
