@@ -120,6 +120,10 @@ def predict(
         for name in dict.fromkeys(names)
     }
     predicted = [costs.predict(counted[name]) for costs, name in zip(models, names, strict=True)]
+    for each, one in zip(devices, predicted, strict=True):
+        if not one.seconds:
+            why = "its operations are none that the device's single rate covers"
+            raise ConfigError(f"{model}: has no predicted time on {each.id}: {why}")
     found = [
         _Found(each.id, name, one, _energy(each, one))
         for each, name, one in zip(devices, names, predicted, strict=True)

@@ -18,13 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from edgefl.devices.code import CodeCluster, has_aes, known_core, soc_cores, soc_in
+from edgefl.devices.code import MOST_MHZ, CodeCluster, has_aes, known_core, soc_cores, soc_in
 from edgefl.devices.csv_lines import csv_lines, positive
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError
 
 REQUIRED = ("result", "board", "system", "cpu", "core", "mhz", "zip_compress_mips", "zip_decompress_mips")
-MOST_MHZ = 1e5
 MOST_RATE = 1e9
 """Maximum rate in a file, in any of its units. The fastest boards reach about 10⁷ (kB/s of AES)."""
 

@@ -113,6 +113,8 @@ def refuses(input_shape, classes):
     return Refuses()
 def takes(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(12, classes))
+def idle(input_shape, classes):
+    return nn.Identity()
 """
 
 
@@ -129,6 +131,7 @@ def takes(input_shape, classes):
             "mine:takes -d pi-4",
             "mine:takes: needs its input shape: give --input 3,32,32 or torch:mine:takes@",
         ),
+        ("mine:idle -d tier-p50 --input 4 --inference", "mine:idle: has no predicted time on tier-p50"),
         ("mine:takes -d pi-4 --input 13", "cannot train on inputs of shape (13,)"),
     ],
 )
