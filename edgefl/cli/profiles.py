@@ -387,9 +387,12 @@ def _list(as_json: bool, search: Search) -> None:
 
     if as_json:
         plain: dict[str, dict[str, Any]] = {}
-        for name, kind in _bundled().items():
-            if search == Search() or (kind == "devices" and search.fits(kinds.load_device(name))):
-                plain.setdefault(kind, {})[name] = kinds.to_json(_loaded(name))
+        listed = _bundled()
+        if search != Search():
+            devices = map(kinds.load_device, kinds.device_names())
+            listed = {each.id: "devices" for each in sorted(filter(search.fits, devices), key=search.place)}
+        for name, kind in listed.items():
+            plain.setdefault(kind, {})[name] = kinds.to_json(_loaded(name))
         say(json.dumps(plain, indent=2))
         return
 

@@ -36,6 +36,13 @@ def test_profiles_as_json(edgefl: Shell) -> None:
         assert one["id"] == name
 
 
+def test_a_sorted_search_as_json_has_the_order_of_the_table(edgefl: Shell) -> None:
+    listed = json.loads(edgefl.shows("profiles", "--find", "board", "--sort", "year", "--json"))
+    years = [device.get("year", 9999) for device in listed["devices"].values()]
+    assert len(years) > 3
+    assert years == sorted(years)
+
+
 def test_profiles_say_where_their_traces_are_as_their_files_do(tmp_path: Path, edgefl: Shell) -> None:
     shutil.copytree(PROFILES / "networks", tmp_path / "mine")
     for name in ("lte-varying", str(tmp_path / "mine" / "lte-varying.toml")):
