@@ -140,11 +140,12 @@ def _client(path: Path, name: str, client: Any, capacity: Capacity) -> dict[str,
 
 
 def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> ImportResult:
-    usable = {}
+    usable, turned = {}, 0
     for client, entry in clients.items():
         one = checked(f"{path}: client {client!r}", entry, Behavior)
         if len(one.active) != len(one.inactive):
             raise ProfileError(f"{path}: client {client!r}: inactive: must have as many entries as active")
+        turned += sum(end < start for start, end in zip(one.active, one.inactive, strict=True))
         merged = _merged(one)
         if merged:
             usable[client] = {"intervals_s": merged, "period_s": one.finish_time}
@@ -153,6 +154,8 @@ def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> Impo
     picked = _spread(sorted(usable, key=lambda client: (len(client), client)), most)
     text = json.dumps([usable[client] for client in picked])
     note = f"{len(picked)} of {len(clients)} clients; {len(clients) - len(usable)} never active"
+    if turned:
+        note += f"; left out: {turned} intervals that end before they start"
     return ImportResult({f"{name}.json": text + "\n"}, (note,))
 
 
