@@ -140,11 +140,16 @@ class Settings(NamedTuple):
 
 
 def settings_of(record: Record) -> Settings:
-    """Return the settings of the run. They are read only once, and the user's own code is not imported."""
+    """Return the settings of the run, as recorded or, if the record has none, from the experiment's file.
+
+    They are read only once, and the user's own code is not imported.
+    """
     if (known := _known.get(record)) is not None:
         return known
     try:
-        tables = toml.read(record.folder / EXPERIMENT_FILE)
+        recorded = record.meta.toml
+        file = record.folder / EXPERIMENT_FILE
+        tables = toml.parse(recorded, str(file)) if recorded else toml.read(file)
         evaluation = msgspec.convert(tables.get("evaluation", {}), Evaluation)
         plausible = tables.get("fleet", {}).get("model_errors") == "drawn"
         found = Settings(evaluation, msgspec.convert(tables.get("stop", {}), Stop), plausible, tables)

@@ -19,7 +19,7 @@ from edgefl.lab.studies import load
 from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results import statistics
-from edgefl.results.rows import EvaluationRow
+from edgefl.results.rows import EvaluationRow, Meta
 from edgefl.results.statistics import WINDOW, Estimate, difference, higher, passage, ratio, smoothed
 from edgefl.results.targets import RaceTarget
 from edgefl.strategies import resolve
@@ -207,6 +207,7 @@ class Rounds(Curves):
                 label: [
                     Mock(
                         folder=tmp_path,
+                        meta=Meta(),
                         evaluations=[
                             EvaluationRow(
                                 version=at,

@@ -368,3 +368,16 @@ def test_a_comparison_reads_each_experiment_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(toml, "read", counted)
     compare(folders, tmp_path / "out")
     assert read == dict.fromkeys([folder / "experiment.toml" for folder in folders], 1)
+
+
+def test_settings_are_the_recorded_ones_even_without_the_experiments_file(tmp_path: Path) -> None:
+    """A run whose file was lost or edited was averaged with runs of other settings."""
+    folders = [
+        run_of(tmp_path / str(seed), "fedbuff", seed, lambda s: s / 50, toml=f"[training]\nlr = {rate}\n")
+        for seed, rate in enumerate((0.1, 0.1, 0.5))
+    ]
+    for folder in folders:
+        (folder / "experiment.toml").unlink()
+    assert labels(folders) == ["fedbuff (lr=0.1) ×2", "fedbuff (lr=0.5)"]
+    (folders[2] / "experiment.toml").write_text("[training]\nlr = 0.1\n")
+    assert labels(folders) == ["fedbuff (lr=0.1) ×2", "fedbuff (lr=0.5)"]
