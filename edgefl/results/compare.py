@@ -335,9 +335,15 @@ def _highest(rows: Sequence[RunGroup]) -> str:
     gap = _gap(first, second, "accuracy")
     if gap is None or _level(first, second, "accuracy"):
         return text
-    text += f", {(gap.mean * 100):.1f}"
+    if gap.mean < 0.0:  # the rows have different seeds
+        gap = gap._replace(mean=-gap.mean)
+        text += f"; on the seeds that both have, {second.label} is "
+        other = first
+    else:
+        text, other = f"{text}, ", second
+    text += f"{(gap.mean * 100):.1f}"
     text += "" if gap.half is None else f" ±{gap.half * 100:.1f}"
-    text += f" points above {second.label}"
+    text += f" points above {other.label}"
     if gap.half is None:
         return f"{text} (one seed: another may reverse the order)"
     return text if higher(gap) else text + UNDECIDED

@@ -303,3 +303,5 @@ def _rank(found: ToTarget) -> tuple[float, float]:
     """Return a sort key: the share of runs that reached the target, then the mean time of these runs."""
     there = [cost for cost in found.costs["at_s"] if not math.isnan(cost)]
     return -found.reached / found.runs, float(np.mean(there)) if there else math.inf
+    if known.high < 1.0 if base == first else known.low > 1.0:
+        return f"{text}. So on the seeds that both have, {second} is first."
