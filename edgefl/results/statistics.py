@@ -70,7 +70,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 def half_95(values: Points) -> Points:
     """Return half the width of the 95% interval of the mean over the first axis (Student's t)."""
     count = len(values)
-    half: Points = stdtrit(count - 1, 0.975) * values.std(axis=0, ddof=1) / math.sqrt(count)
+    spread = (values - values[0]).std(axis=0, ddof=1)  # exactly 0 if all values are equal
+    half: Points = stdtrit(count - 1, 0.975) * spread / math.sqrt(count)
     return half
 
 
@@ -256,19 +257,29 @@ class CostRatio(NamedTuple):
 
         ``<`` or ``>`` marks a mean that is only a bound. An end of the interval at 0 or infinity is omitted.
 
-        >>> found = CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7), CostRatio(3.0, 0.0, math.inf)
+        >>> bound = CostRatio(0.5, 0.0, 0.7, at_most=True)
+        >>> found = CostRatio(2.0, 1.6, 2.6), bound, CostRatio(3.0, 0.0, math.inf)
         >>> print(*found, found[0].at(".2f", ".2f"), sep=", ")
         2.0× (1.6 to 2.6), < 0.5× (0.7 or less), 3.0×, 2.00× (1.60 to 2.60)
         """
+    at_most: bool = False
+    """True if the mean is an upper bound, because a run of the denominator did not reach the target."""
         above, below = self.low > 0.0, math.isfinite(self.high)
-        low, high = format(self.low, ends), format(self.high, ends)
-        sign = "> " if self.at_least else "< " if below and not above else ""
+        low, high = text(self.low, ends), text(self.high, ends)
+        sign = "> " if self.at_least else "< " if self.at_most else ""
         interval = f" ({low} to {high})" if below else f" ({low} or more)" if above else ""
         interval = f" ({high} or less)" if below and not above else interval
-        return f"{sign}{format(self.mean, mean)}×{interval}"
+        A number below 0.1 has two significant digits instead of a fixed number of decimals.
+        return f"{sign}{text(self.mean, mean)}×{interval}"
 
     def __str__(self) -> str:
         return self.at(".1f", ".2g")
+        >>> print(CostRatio(0.0021, 0.0019, 0.0023).at(".2f", ".2f"))
+        0.0021× (0.0019 to 0.0023)
+
+
+        def text(value: float, digits: str) -> str:
+            return format(value, ".2g" if 0.0 < value < 0.1 else digits)
 
 
 def ratio(
@@ -297,6 +308,8 @@ def ratio(
                 return None
             here, at_most = here_end, True
         elif math.isnan(there):
+    >>> print(ratio([2.0], [nan], [9.0], [4.0]))
+    < 0.5×
             if there_end < here:
                 return None
             there, at_least = there_end, True
@@ -307,7 +320,7 @@ def ratio(
     half = math.inf if found.half is None else found.half
     low = 0.0 if at_most else math.exp(found.mean - half)
     high = math.inf if at_least or half == math.inf else math.exp(min(700.0, found.mean + half))
-    return CostRatio(math.exp(found.mean), low, high, at_least)
+    return CostRatio(math.exp(found.mean), low, high, at_least, at_most)
 
 
 def p_of_ratio(found: CostRatio | None, seeds: int) -> float:

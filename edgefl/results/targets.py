@@ -190,11 +190,15 @@ class ToTarget(NamedTuple):
         there = [cost for cost in self.costs[over] if not math.isnan(cost)]
         if not there:
             return "–"
+        >>> ToTarget(2, 2, {"at_s": (0.31, 0.312)}, {}).text("at_s")
+        '0.311 ±0.013'
         found = estimate(there)
         return found.at(",.0f" if found.mean >= 1000 or over == "trips" else ".1f")
 
     @property
     def passed(self) -> str:
+        if over == "at_s" and (found.mean < 0.05 or 1e-4 * found.mean < (found.half or 0.0) < 0.05):
+            return str(found)  # one decimal place would be 0.0
         """The number of runs that reached the target, and the number of all runs, as text."""
         return f"{self.reached} of {self.runs}"
 
@@ -212,7 +216,8 @@ class ToTarget(NamedTuple):
                 name: None
                 if (found := self.ratios.get(over)) is None
                 else {"mean": rounded(found.mean), "low_95": rounded(found.low or None),
-                      "high_95": rounded(found.high), "at_least": found.at_least}
+                      "high_95": rounded(found.high), "at_least": found.at_least,
+                      "at_most": found.at_most}
                 for over, name in COSTS.items()
             },
             "ahead_of_first": None if self.ahead is None else self.ahead.builtins(),
@@ -225,7 +230,7 @@ def ratio_text(found: CostRatio) -> str:
     >>> ratio_text(CostRatio(1.244, 1.04, 1.48)), ratio_text(CostRatio(3.0, 0.0, math.inf))
     ('1.24× (1.04 to 1.48)', '3.00× (one seed)')
     """
-    open_ended = found.low == 0.0 and math.isinf(found.high) and not found.at_least
+    open_ended = found.low == 0.0 and math.isinf(found.high)
     return found.at(".2f", ".2f") + (" (one seed)" if open_ended else "")
 
 
