@@ -208,6 +208,16 @@ class LearningCurve(NamedTuple):
         passed = passage(*self.periodic, target, self.window)
         return passage(self.costs, self.accuracies, target, self.window) if math.isnan(passed) else passed
 
+    def at_once(self, target: float) -> bool:
+        """Return True if the first of several smoothed values is at the target.
+
+        The time at which the metric passed the target is then unknown, and is probably before the middle of
+        the first window.
+        """
+        return self.window > 1 and any(
+            y >= target - 1e-9 for y in smoothed(self.periodic[1], self.window)[:1]
+        )
+
     @property
     def end(self) -> float:
         """The cost until the end of the smoothed curve; 0 for a curve without points."""
@@ -251,35 +261,35 @@ class CostRatio(NamedTuple):
     """If the interval is open on one side, ``low`` is 0 or ``high`` is infinity."""
     at_least: bool = False
     """True if the mean is a lower bound, because a run of the numerator did not reach the target."""
+    at_most: bool = False
+    """True if the mean is an upper bound, because a run of the denominator did not reach the target."""
 
     def at(self, mean: str, ends: str) -> str:
         """Return the ratio as text: the mean in the format ``mean``, the interval in the format ``ends``.
 
         ``<`` or ``>`` marks a mean that is only a bound. An end of the interval at 0 or infinity is omitted.
+        A number below 0.1 has two significant digits instead of a fixed number of decimals.
 
         >>> bound = CostRatio(0.5, 0.0, 0.7, at_most=True)
         >>> found = CostRatio(2.0, 1.6, 2.6), bound, CostRatio(3.0, 0.0, math.inf)
         >>> print(*found, found[0].at(".2f", ".2f"), sep=", ")
         2.0× (1.6 to 2.6), < 0.5× (0.7 or less), 3.0×, 2.00× (1.60 to 2.60)
+        >>> print(CostRatio(0.0021, 0.0019, 0.0023).at(".2f", ".2f"))
+        0.0021× (0.0019 to 0.0023)
         """
-    at_most: bool = False
-    """True if the mean is an upper bound, because a run of the denominator did not reach the target."""
+
+        def text(value: float, digits: str) -> str:
+            return format(value, ".2g" if 0.0 < value < 0.1 else digits)
+
         above, below = self.low > 0.0, math.isfinite(self.high)
         low, high = text(self.low, ends), text(self.high, ends)
         sign = "> " if self.at_least else "< " if self.at_most else ""
         interval = f" ({low} to {high})" if below else f" ({low} or more)" if above else ""
         interval = f" ({high} or less)" if below and not above else interval
-        A number below 0.1 has two significant digits instead of a fixed number of decimals.
         return f"{sign}{text(self.mean, mean)}×{interval}"
 
     def __str__(self) -> str:
         return self.at(".1f", ".2g")
-        >>> print(CostRatio(0.0021, 0.0019, 0.0023).at(".2f", ".2f"))
-        0.0021× (0.0019 to 0.0023)
-
-
-        def text(value: float, digits: str) -> str:
-            return format(value, ".2g" if 0.0 < value < 0.1 else digits)
 
 
 def ratio(
@@ -298,6 +308,8 @@ def ratio(
     2.0× (1.6 to 2.6)
     >>> print(ratio([nan, nan], [2.0, 2.0], [9.0, 9.0], [9.0, 9.0]))
     > 4.5× (4.5 or more)
+    >>> print(ratio([2.0], [nan], [9.0], [4.0]))
+    < 0.5×
     >>> ratio([nan], [5.0], [3.0], [9.0]) is None  # the other might have been first
     True
     """
@@ -308,8 +320,6 @@ def ratio(
                 return None
             here, at_most = here_end, True
         elif math.isnan(there):
-    >>> print(ratio([2.0], [nan], [9.0], [4.0]))
-    < 0.5×
             if there_end < here:
                 return None
             there, at_least = there_end, True

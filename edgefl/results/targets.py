@@ -74,6 +74,10 @@ class RaceTarget(NamedTuple):
         """Return the run's cost until the target (seconds, trips or versions); NaN if it was not reached."""
         return self.curve(record, over).reached(-self.value if self.at_most else self.value)
 
+    def at_once(self, record: Record) -> bool:
+        """Return True if the mean of the run's first evaluations already is at the target."""
+        return self.curve(record, "at_s").at_once(-self.value if self.at_most else self.value)
+
 
 def check_target(given: float | None) -> None:
     """Raise `ConfigError` unless ``given`` is None or a share above 0."""
@@ -186,19 +190,19 @@ class ToTarget(NamedTuple):
         >>> two = ToTarget(2, 1, {"at_s": (40.0, nan), "trips": (1400.0, nan)}, {})
         >>> two.text("at_s"), two.text("trips"), two.passed
         ('40.0', '1,400', '1 of 2')
+        >>> ToTarget(2, 2, {"at_s": (0.31, 0.312)}, {}).text("at_s")
+        '0.311 ±0.013'
         """
         there = [cost for cost in self.costs[over] if not math.isnan(cost)]
         if not there:
             return "–"
-        >>> ToTarget(2, 2, {"at_s": (0.31, 0.312)}, {}).text("at_s")
-        '0.311 ±0.013'
         found = estimate(there)
+        if over == "at_s" and (found.mean < 0.05 or 1e-4 * found.mean < (found.half or 0.0) < 0.05):
+            return str(found)  # one decimal place would be 0.0
         return found.at(",.0f" if found.mean >= 1000 or over == "trips" else ".1f")
 
     @property
     def passed(self) -> str:
-        if over == "at_s" and (found.mean < 0.05 or 1e-4 * found.mean < (found.half or 0.0) < 0.05):
-            return str(found)  # one decimal place would be 0.0
         """The number of runs that reached the target, and the number of all runs, as text."""
         return f"{self.reached} of {self.runs}"
 
@@ -258,10 +262,25 @@ def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record
 def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | None) -> str:
     """Return a sentence on the setting that reached the target first in emulated time, and how certain it is.
 
-    As in the tables, the ratio of two times has the earlier row of ``rows`` in the denominator.
+    As in the tables, the ratio of two times has the earlier row of ``rows`` in the denominator. A second
+    sentence names the settings behind the first whose first evaluations already were at the target.
     """
     if target is None or len(rows) < 2:
         return ""
+    text = _order_in_words(rows, target)
+    ranks = {label: _rank(to_target(target, runs, runs)) for label, runs in rows.items()}
+    leaders = [label for label, rank in ranks.items() if rank == min(ranks.values())]
+    others = [label for label in rows if leaders != [label]]
+    if not (early := [label for label in others if any(map(target.at_once, rows[label]))]):
+        return text
+    return (
+        f"{text} The first {target.window} evaluations of {' and '.join(early)} already have this mean, so "
+        f"the target may have been reached earlier; a smaller {_period(rows[early[0]][0])} tells."
+    )
+
+
+def _order_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget) -> str:
+    """Return the first sentence of `race_in_words`, for two or more rows."""
     found = {label: to_target(target, runs, runs) for label, runs in rows.items()}
     first, second, *_ = sorted(found, key=lambda label: _rank(found[label]))
     if not found[first].reached:
@@ -287,6 +306,8 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
     if math.isinf(known.high) and known.low == 0.0:
         return f"{text}. That is one seed: another may reverse the order."
     certain = known.low > 1.0 if base == first else known.high < 1.0
+    if known.high < 1.0 if base == first else known.low > 1.0:
+        return f"{text}. So on the seeds that both have, {second} is first."
     return f"{text}." if certain else f"{text}, so these seeds do not tell them apart."
 
 
@@ -296,17 +317,20 @@ def _too_few_evaluations(runs: Sequence[Record], target: RaceTarget) -> str:
     most = max(len(target.curve(run, "at_s").accuracies) for run in runs)
     if most >= 3 * target.window or all(math.isnan(single.reached(run, "at_s")) for run in runs):
         return ""
-    rules = settings_of(runs[0]).evaluation
-    key = "every_s" if rules.every_s else "every_trips" if rules.every_trips else "every_versions"
     return (
         f"No run reached {target} in the mean of {target.window} evaluations in a row, only in single ones; "
-        f"a run has at most {most} evaluations here, and a smaller evaluation.{key} gives more."
+        f"a run has at most {most} evaluations here, and a smaller {_period(runs[0])} gives more."
     )
+
+
+def _period(run: Record) -> str:
+    """Return the key that sets the period of the run's evaluations."""
+    rules = settings_of(run).evaluation
+    every = "every_s" if rules.every_s else "every_trips" if rules.every_trips else "every_versions"
+    return f"evaluation.{every}"
 
 
 def _rank(found: ToTarget) -> tuple[float, float]:
     """Return a sort key: the share of runs that reached the target, then the mean time of these runs."""
     there = [cost for cost in found.costs["at_s"] if not math.isnan(cost)]
     return -found.reached / found.runs, float(np.mean(there)) if there else math.inf
-    if known.high < 1.0 if base == first else known.low > 1.0:
-        return f"{text}. So on the seeds that both have, {second} is first."
