@@ -44,6 +44,9 @@ _SETTINGS: Any = {
     "svg.hashsalt": "edgefl",
 }
 ENDINGS = (".pdf", ".svg", ".eps", ".png")
+BANDS = ("interval", "range", "none")
+WIDEST_IN = 200.0
+"""Maximum width and height of a figure; a larger one has too many pixels for a .png file."""
 AXES = {"at_s": "emulated seconds", "trips": "client trips", "version": "version"}
 
 
@@ -66,13 +69,19 @@ def plot(
     (Student's t), the range of the seeds, or nothing. The default size, in inches, fits a column of a paper.
     If the same runs are drawn again, the file is the same, byte for byte.
 
-    Raises `ConfigError` if a run does not have the metric, or if ``file`` has another suffix.
+    Raises `ConfigError` if a run does not have the metric, if ``file`` has another suffix, or if another
+    argument has a value that is not allowed.
     """
     file = Path(file)
     if file.suffix not in ENDINGS:
         raise ConfigError(f"{file}: must end in one of {', '.join(ENDINGS)}")
     if over not in AXES:
         raise ConfigError(f"over: {unknown('axis', over, AXES)}")
+    if band not in BANDS:
+        raise ConfigError(f"band: {unknown('band', band, BANDS)}")
+    for name, size_in in (("width_in", width_in), ("height_in", height_in)):
+        if not 0.0 < size_in <= WIDEST_IN:
+            raise ConfigError(f"{name}: expected inches above 0 and at most {WIDEST_IN:g}, got {size_in:g}")
     curves = {
         label: [_curve(result, y, over) for result in found] for label, found in _by_label(runs).items()
     }
