@@ -19,7 +19,7 @@ from edgefl import toml
 from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.results.compare import compare
-from edgefl.results.figure import _by_label
+from edgefl.results.figure import _by_label, plot
 from edgefl.results.grouping import goal_of, group, load
 from edgefl.results.groups import slow_group
 from edgefl.results.record import Record
@@ -381,3 +381,99 @@ def test_settings_are_the_recorded_ones_even_without_the_experiments_file(tmp_pa
     assert labels(folders) == ["fedbuff (lr=0.1) ×2", "fedbuff (lr=0.5)"]
     (folders[2] / "experiment.toml").write_text("[training]\nlr = 0.1\n")
     assert labels(folders) == ["fedbuff (lr=0.1) ×2", "fedbuff (lr=0.5)"]
+
+
+def says_of(folders: Sequence[Path], target: float = 0.5) -> str:
+    """The comparison as one line of text."""
+    text = StringIO()
+    Console(file=text, width=200).print(compare(folders, target=target))
+    return " ".join(text.getvalue().split())
+
+
+def linear(pace: float, top: float = 0.9) -> Learns:
+    """An accuracy that reaches 50% after ``pace`` seconds."""
+    return lambda s: min(top, 0.5 * s / pace)
+
+
+def test_a_setting_that_is_at_the_target_in_its_first_evaluations_may_have_been_earlier(
+    tmp_path: Path,
+) -> None:
+    """The first mean of five evaluations has the time of their middle, even if it is above the target."""
+    folders = [
+        run_of(tmp_path / name, name, 1, accuracy)
+        for name, accuracy in (("fedbuff", linear(1.0)), ("fedavg", linear(1.1)), ("fedasync", linear(9.0)))
+    ]
+    (folders[0] / "experiment.toml").write_text("[evaluation]\nevery_versions = 1\n")
+    with Store(folders[0]) as store:
+        for k in range(41):  # evaluations half as often
+            store.evaluation(evaluation(k, 2.0 * k, accuracy=linear(1.0)(2.0 * k), trips=20 * k))
+    text = says_of(folders)
+    assert "fedavg reached 50.0% accuracy first: in 2.0 emulated seconds" in text
+    assert (
+        "The first 5 evaluations of fedbuff already have this mean, so the target may have been reached "
+        "earlier; a smaller evaluation.every_versions tells." in text
+    )
+    assert "already have this mean" not in says_of(folders[1:])  # the first one is first in any case
+
+
+def test_rows_of_different_seeds_are_ordered_by_the_seeds_that_both_have(tmp_path: Path) -> None:
+    """A mean over more seeds said that a row is -5.0 points above another, and that nothing is decided."""
+    spec = {
+        "fedbuff": {1: linear(2.0, 0.95), 2: linear(20.0, 0.7), 3: linear(20.0, 0.7)},
+        "fedavg": {2: linear(16.0, 0.75), 3: linear(16.0, 0.75)},
+    }
+    folders = {
+        name: [run_of(tmp_path / f"{name}-{seed}", name, seed, learns) for seed, learns in each.items()]
+        for name, each in spec.items()
+    }
+    for order, ratio in (
+        (("fedbuff", "fedavg"), "; fedavg ×2 took 0.80× (0.80 to 0.80, 95% interval) as long."),
+        (("fedavg", "fedbuff"), ", 1.25× (1.25 to 1.25, 95% interval) the time of fedavg ×2."),
+    ):
+        text = says_of([folder for name in order for folder in folders[name]])
+        assert f"{ratio} So on the seeds that both have, fedavg ×2 is first." in text
+        highest = "fedbuff ×3 has the highest accuracy: 78.3%; on the seeds that both have, "
+        assert f"{highest}fedavg ×2 is 5.0 ±0.0 points above fedbuff ×3." in text
+
+
+def test_one_seed_that_did_not_reach_the_target_makes_the_ratio_a_bound(tmp_path: Path) -> None:
+    folders = [
+        run_of(tmp_path / name, name, 1, linear(pace)) for name, pace in (("fedavg", 99.0), ("fedbuff", 5.0))
+    ]
+    text = says_of(folders)
+    assert "< 0.13× (one seed)" in text
+    assert "at most 0.13× the time of fedavg" in text
+    row = group(load(folders), goal_of(load(folders), 0.5))[1].to_target
+    assert row is not None
+    assert row.builtins()["over_first"]["emulated_s_to_target"]["at_most"]
+    assert "> 7.60× (one seed)" in says_of(folders[::-1])
+
+
+def test_small_times_and_ratios_keep_their_digits(tmp_path: Path) -> None:
+    paces = {"fedavg": (1000.0, 1100.0, 1050.0), "fedbuff": (5.0, 5.02, 5.01)}
+    folders = [
+        run_of(tmp_path / f"{name}-{seed}", name, seed, linear(pace), end=1500)
+        for name, seeds in paces.items()
+        for seed, pace in enumerate(seeds, 1)
+    ]
+    text = says_of(folders)
+    assert "0.0048× (0.0043 to 0.0053)" in text
+    assert "5.010 ±0.025" in text
+    assert "e-1" not in text  # the means of equal values have no rounding error as their interval
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"band": "sd"}, "band: band 'sd' not found"),
+        ({"over": "hours"}, "over: axis 'hours' not found"),
+        ({"width_in": 0.0}, "width_in: expected inches above 0 and at most 200, got 0"),
+        ({"height_in": math.nan}, "height_in: expected inches above 0 and at most 200, got nan"),
+    ],
+)
+def test_a_figure_rejects_what_it_cannot_draw(tmp_path: Path, how: dict[str, Any], says: str) -> None:
+    """An unknown band was drawn as the interval."""
+    run = run_of(tmp_path / "run", "fedbuff", 1, lambda s: 0.5)
+    with pytest.raises(ConfigError, match=says):
+        plot([run], tmp_path / "curves.pdf", **how)
+    assert plot([run], tmp_path / "curves.svg", band="none").stat().st_size
