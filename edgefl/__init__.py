@@ -180,6 +180,9 @@ def sweep(
     from edgefl.terminal import say
 
     _not_while_imported("sweep")
+    _whole("jobs", jobs, 1, 256)
+    if fleets is not None:
+        _whole("fleets", fleets, 2, 10_000)
     given, home = objects.opened(experiment)
     silent = not sys.stderr.isatty() if quiet is None else quiet
     choices = {key: _values(f"grid {key!r}", values) for key, values in (grid or {}).items()}
@@ -227,6 +230,12 @@ def _values(what: str, given: Iterable[Any]) -> list[Any]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigError(f"{what}: must be a list of values, got {given!r}")
     return list(given)
+
+
+def _whole(what: str, given: object, least: int, most: int) -> None:
+    """Raise `ConfigError` unless ``given`` is a whole number from ``least`` to ``most``."""
+    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
+        raise ConfigError(f"{what}: must be a whole number from {least} to {most}, got {given!r}")
 
 
 def _not_while_imported(what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -81,8 +82,9 @@ class RaceTarget(NamedTuple):
 
 def check_target(given: float | None) -> None:
     """Raise `ConfigError` unless ``given`` is None or a share above 0."""
-    if given is not None and not 0.0 < given <= 1.0:
-        raise ConfigError(f"target: expected an accuracy above 0 and at most 1, such as 0.9; got {given:g}")
+    if given is not None and not (isinstance(given, Real) and 0.0 < given <= 1.0):
+        got = f"{given:g}" if isinstance(given, Real) else repr(given)
+        raise ConfigError(f"target: expected an accuracy above 0 and at most 1, such as 0.9; got {got}")
 
 
 def check_scored(records: Sequence[Record]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import edgefl
 from edgefl import config
 from edgefl.cli import main
 from edgefl.cli.sweep import axis, seeds_of
@@ -140,3 +141,22 @@ def test_a_point_that_its_hosts_cannot_run_is_refused_before_the_first_run(tmp_p
             PLAIN, tmp_path / "out", seeds=(1,), grid=grid, adapted=lambda one: on_nodes(one, tmp_path)
         )
     assert not list(tmp_path.glob("out/runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"jobs": 0}, "jobs: must be a whole number from 1 to 256, got 0"),
+        ({"jobs": "2"}, "jobs: must be a whole number from 1 to 256, got '2'"),
+        ({"fleets": 1}, "fleets: must be a whole number from 2 to 10000, got 1"),
+        ({"fleets": 10**12}, "fleets: must be a whole number from 2 to 10000, got 1000000000000"),
+        ({"target": "0.9"}, "target: expected an accuracy above 0 and at most 1, such as 0.9; got '0.9'"),
+    ],
+)
+def test_python_has_the_limits_of_the_commands_options(
+    tmp_path: Path, how: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        edgefl.sweep(PLAIN, tmp_path / "out", **how)
+    assert str(error.value) == says
+    assert not (tmp_path / "out").exists()
