@@ -64,7 +64,11 @@ def compare(
     goal = target if isinstance(target, RaceTarget) else goal_of(runs, target)
     rest = iter(runs)
     given = {label: [next(rest) for _ in members] for label, members in rows_given.items()}
-    rows = rows_of({**given, **grouped([*rest])}, goal)
+    others = {
+        f"{label} ({part[0].folder})" if label in given else label: part
+        for label, part in grouped([*rest]).items()
+    }
+    rows = rows_of({**given, **others}, goal)
     if out is not None:
         write(Path(out), runs, rows, goal)
         trace.write_events(Path(out) / trace.FILE_NAME, [run.record for run in runs])

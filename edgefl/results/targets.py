@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -80,10 +79,11 @@ class RaceTarget(NamedTuple):
         return self.curve(record, "at_s").at_once(-self.value if self.at_most else self.value)
 
 
-def check_target(given: float | None) -> None:
+def check_target(given: object) -> None:
     """Raise `ConfigError` unless ``given`` is None or a share above 0."""
-    if given is not None and not (isinstance(given, Real) and 0.0 < given <= 1.0):
-        got = f"{given:g}" if isinstance(given, Real) else repr(given)
+    number = float(given) if isinstance(given, int | float | np.floating) else None
+    if given is not None and (number is None or not 0.0 < number <= 1.0):
+        got = repr(given) if number is None else f"{number:g}"
         raise ConfigError(f"target: expected an accuracy above 0 and at most 1, such as 0.9; got {got}")
 
 

@@ -477,3 +477,19 @@ def test_a_figure_rejects_what_it_cannot_draw(tmp_path: Path, how: dict[str, Any
     with pytest.raises(ConfigError, match=says):
         plot([run], tmp_path / "curves.pdf", **how)
     assert plot([run], tmp_path / "curves.svg", band="none").stat().st_size
+
+
+def test_a_run_with_the_label_of_a_sweeps_row_does_not_replace_it(tmp_path: Path) -> None:
+    """A sweep's folder may have the name of a setting; its row is then labelled like a run's."""
+    swept = [run_of(tmp_path / f"swept-{seed}", "fedbuff", seed, linear(9.0)) for seed in (1, 2)]
+    runs = [
+        run_of(tmp_path / str(rate), "fedbuff", 1, linear(20.0), toml=f"[training]\nlr = {rate}\n")
+        for rate in (0.1, 0.2)
+    ]
+    compare(runs, tmp_path / "out", labelled={"fedbuff (lr=0.1)": swept})
+    rows = read_json(tmp_path / "out" / "summary.json")["comparison"]["rows"]
+    assert [(row["label"], len(row["seeds"])) for row in rows] == [
+        ("fedbuff (lr=0.1)", 2),
+        (f"fedbuff (lr=0.1) ({runs[0]})", 1),
+        ("fedbuff (lr=0.2)", 1),
+    ]
