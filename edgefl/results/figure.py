@@ -22,7 +22,8 @@ Runs = Sequence[Result | str | Path]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's palette for colour-blind readers.
 
-Each colour has its own line style in `DASHES`, so that lines also differ in print without colours.
+Each of the first curves has its own line style in `DASHES`, so that lines also differ in print without
+colours; later curves have other pairs of the two (`look`).
 """
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _SETTINGS: Any = {
@@ -92,7 +93,7 @@ def plot(
         axes = figure.add_subplot()
         for place, (label, seeds) in enumerate(curves.items()):
             x, mean, low, high = summary_curve(seeds, band, share=y == "accuracy")
-            colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+            colour, dash = look(place)
             axes.plot(x, mean, color=colour, linestyle=dash, label=label)
             if band != "none" and len(seeds) > 1:
                 axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
@@ -108,6 +109,12 @@ def plot(
             raise RunError(f"{file} cannot be written: {error.strerror}") from None
     close_fonts()
     return file
+
+
+def look(place: int) -> tuple[str, Any]:
+    """Return the colour and the line style of the curve with index ``place``; 49 curves differ in one."""
+    again, colour = divmod(place, len(COLOURS))
+    return COLOURS[colour], DASHES[(colour + again) % len(DASHES)]
 
 
 def _by_label(runs: Mapping[str, Runs] | Runs) -> dict[str, list[Result]]:

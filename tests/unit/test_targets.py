@@ -19,7 +19,7 @@ from edgefl import toml
 from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.results.compare import compare
-from edgefl.results.figure import _by_label, plot
+from edgefl.results.figure import _by_label, look, plot
 from edgefl.results.grouping import goal_of, group, load
 from edgefl.results.groups import slow_group
 from edgefl.results.record import Record
@@ -493,3 +493,10 @@ def test_a_run_with_the_label_of_a_sweeps_row_does_not_replace_it(tmp_path: Path
         (f"fedbuff (lr=0.1) ({runs[0]})", 1),
         ("fedbuff (lr=0.2)", 1),
     ]
+
+
+def test_many_curves_of_a_figure_differ_in_colour_or_line_style() -> None:
+    """The eighth curve looked like the first."""
+    looks = [look(place) for place in range(49)]
+    assert len({*looks}) == 49
+    assert len({colour for colour, _ in looks[:7]}) == len({dash for _, dash in looks[:7]}) == 7
