@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import betaincinv
 
+from edgefl.results.statistics import ratio_digits
+
 
 class Ahead(NamedTuple):
     """The number of fleets in which a setting reached the target before the first setting did."""
@@ -114,14 +116,17 @@ def row(label: str, found: Ahead) -> tuple[str, ...]:
     >>> both, one = (0.9, 0.9), (1.5, math.inf)
     >>> [row("a", Ahead(2, 1, 0, 0, ratios))[2] for ratios in ((both, both), (both, one))]
     ['0.90 to 0.90×', '0.93× or more']
+    >>> row("a", Ahead(2, 0, 0, 0, ((0.004, 0.004), (0.004, 0.004))))[2]
+    '0.004 to 0.004×'
     """
     return label, str(found), _range_text(*found.range_90 or (0.0, math.inf)), f"{found.fleets}"
 
 
 def _range_text(low: float, high: float) -> str:
+    below, above = ratio_digits(low, ".2f"), ratio_digits(high, ".2f")
     if finite(low) is None:
-        return "–" if finite(high) is None else f"{high:.2f}× or less"
-    return f"{low:.2f}× or more" if finite(high) is None else f"{low:.2f} to {high:.2f}×"
+        return "–" if finite(high) is None else f"{above}× or less"
+    return f"{below}× or more" if finite(high) is None else f"{below} to {above}×"
 
 
 def explained(first: str) -> str:

@@ -252,6 +252,11 @@ def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> 
     return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2) / budget)
 
 
+def ratio_digits(value: float, digits: str) -> str:
+    """Format a ratio with the format ``digits``, but one below 0.1 with two significant digits."""
+    return format(value, ".2g" if 0.0 < value < 0.1 else digits)
+
+
 class CostRatio(NamedTuple):
     """The ratio of two costs, paired by seed: the geometric mean over seeds, and its 95% interval."""
 
@@ -268,7 +273,7 @@ class CostRatio(NamedTuple):
         """Return the ratio as text: the mean in the format ``mean``, the interval in the format ``ends``.
 
         ``<`` or ``>`` marks a mean that is only a bound. An end of the interval at 0 or infinity is omitted.
-        A number below 0.1 has two significant digits instead of a fixed number of decimals.
+        Numbers are formatted by `ratio_digits`.
 
         >>> bound = CostRatio(0.5, 0.0, 0.7, at_most=True)
         >>> found = CostRatio(2.0, 1.6, 2.6), bound, CostRatio(3.0, 0.0, math.inf)
@@ -277,16 +282,12 @@ class CostRatio(NamedTuple):
         >>> print(CostRatio(0.0021, 0.0019, 0.0023).at(".2f", ".2f"))
         0.0021× (0.0019 to 0.0023)
         """
-
-        def text(value: float, digits: str) -> str:
-            return format(value, ".2g" if 0.0 < value < 0.1 else digits)
-
         above, below = self.low > 0.0, math.isfinite(self.high)
-        low, high = text(self.low, ends), text(self.high, ends)
+        low, high = ratio_digits(self.low, ends), ratio_digits(self.high, ends)
         sign = "> " if self.at_least else "< " if self.at_most else ""
         interval = f" ({low} to {high})" if below else f" ({low} or more)" if above else ""
         interval = f" ({high} or less)" if below and not above else interval
-        return f"{sign}{text(self.mean, mean)}×{interval}"
+        return f"{sign}{ratio_digits(self.mean, mean)}×{interval}"
 
     def __str__(self) -> str:
         return self.at(".1f", ".2g")
