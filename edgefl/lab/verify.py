@@ -110,11 +110,11 @@ class _Replay:
         if workload.rules is not None:
             workload.phones_secret, self._compares_checksums = _phones_secret(record.folder, source)
         self._core = core_of(experiment, strategy, workload.known, source)
-        shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
-        self.buffer = buffer = ParameterBuffer.create(shape)
-        buffer.model(0)[:] = workload.flat.whole
-        buffer.publish(version=0, entry=0)
         flat = workload.flat
+        shape = shape_of(experiment, strategy, flat.size, len(clients), statistics=flat.buffers, ring=2)
+        self.buffer = buffer = ParameterBuffer.create(shape)
+        buffer.model(0)[:] = flat.whole
+        buffer.publish(version=0, entry=0)
         self._aggregator = Aggregator.of(experiment, strategy, buffer, flat.size, source, flat.buffers)
         self._aggregator.measures = False  # the journal contains the measured values
         self._aggregator.hidden = _hidden_sums(workload, len(clients), buffer)

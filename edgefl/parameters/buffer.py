@@ -6,6 +6,7 @@
     ring           entries with published models: one model and the state vectors of the server's optimiser,
                    each D float32 numbers
     slots          one update in each slot, in the `UpdateFormat` of the run
+    statistics     for each slot: the running statistics (of batch normalisation) in the task's base version
     sides          for each client: which of its two kept blocks is current, and the task that made it current
     kept           two "kept blocks" for each client, with the numbers that it keeps from trip to trip: the
                    vectors of the strategy and, with error feedback, the rounding errors of its last update
@@ -41,11 +42,12 @@ from edgefl.kernels.arguments import SCALE_BLOCK, Floats, Update
 RING_BYTES = 256 * 2**20
 RING_MIN, RING_MAX = 5, 16
 MAGIC = 0x6564676566_6C31
-LAYOUT = 6
+LAYOUT = 7
 PAGE = 4096
 
-_FIELDS = "magic layout size ring slots vectors format clients kept tail extra latest_version latest_entry"
-_HEADER = np.dtype([(name, "<i8") for name in _FIELDS.split()])
+_SHAPE = "size ring slots vectors format clients kept tail extra statistics"
+_FIELDS = ("magic", "layout", *_SHAPE.split(), "latest_version", "latest_entry")
+_HEADER = np.dtype([(name, "<i8") for name in _FIELDS])
 WORDS = 8
 """Number of 64-bit words in the header of a ring entry or of a slot. The header fills one cache line."""
 
@@ -90,12 +92,15 @@ class Shape:
     """Size in bytes of the part for data that was written to the run's record since its last commit."""
     extra: int = 0
     """Number of bytes that follow the numbers of each update."""
+    statistics: int = 0
+    """Number of running statistics, at the end of the model, that are stored with each slot."""
 
     @property
     def possible(self) -> bool:
         counts = self.size >= 1 and self.ring >= 2 and self.slots >= 1 and self.vectors >= 0
         keeps = self.clients >= 0 and self.kept >= 0 and (self.clients == 0) == (self.kept == 0)
-        return counts and keeps and self.tail >= 0 and self.extra >= 0 and self.format in FORMATS
+        others = self.tail >= 0 and self.extra >= 0 and 0 <= self.statistics <= self.size
+        return counts and keeps and others and self.format in FORMATS
 
     @property
     def update_format(self) -> UpdateFormat:
@@ -113,17 +118,19 @@ class Shape:
         return _pages(self.size * 4)
 
     @property
-    def offsets(self) -> tuple[int, int, int, int, int]:
-        """Offsets in bytes of the ring, the slots, the sides, the kept blocks and the tail."""
+    def offsets(self) -> tuple[int, int, int, int, int, int]:
+        """Offsets in bytes of the ring, the slots, the statistics, the sides, the kept blocks and the
+        tail."""
         ring = PAGE + _pages((self.ring + self.slots) * 8 * WORDS)
         slots = ring + self.ring * (1 + self.vectors) * self.stride
-        sides = slots + self.slots * _pages(self.update_bytes)
+        statistics = slots + self.slots * _pages(self.update_bytes)
+        sides = statistics + _pages(4 * self.slots * self.statistics)
         kept = sides + _pages(8 * self.clients)
-        return ring, slots, sides, kept, kept + 2 * self.clients * _pages(4 * self.kept)
+        return ring, slots, statistics, sides, kept, kept + 2 * self.clients * _pages(4 * self.kept)
 
     @property
     def total_bytes(self) -> int:
-        return self.offsets[4] + _pages(self.tail)
+        return self.offsets[5] + _pages(self.tail)
 
 
 class ParameterBuffer:
@@ -142,7 +149,7 @@ class ParameterBuffer:
         self.shape = shape
         whole = np.frombuffer(memory, dtype=np.uint8)
         self._whole: Raw | None = whole
-        ring, slots, sides, self._kept, tail = shape.offsets
+        ring, slots, self._statistics, sides, self._kept, tail = shape.offsets
         self.tail = whole[tail : tail + shape.tail]
         ring_end = PAGE + shape.ring * 8 * WORDS
         slots_end = ring_end + shape.slots * 8 * WORDS
@@ -153,7 +160,7 @@ class ParameterBuffer:
         vectors = range(shape.ring * (1 + shape.vectors))
         self._vectors = [self._floats(ring + index * shape.stride, shape.size) for index in vectors]
         kind = shape.update_format
-        starts = range(slots, sides, _pages(shape.update_bytes))
+        starts = range(slots, self._statistics, _pages(shape.update_bytes))
         self._raws = [whole[start : start + shape.update_bytes] for start in starts]
         self._updates = [kind.values(raw, shape.size) for raw in self._raws]
         self._scales = [kind.scales(raw, shape.size) for raw in self._raws]
@@ -207,7 +214,7 @@ class ParameterBuffer:
         buffer = cls(fd, memory, shape)
         header, kind = buffer._header, list(FORMATS).index(shape.format)
         sizes = (shape.size, shape.ring, shape.slots, shape.vectors, kind, shape.clients, shape.kept)
-        header[0] = (0, LAYOUT, *sizes, shape.tail, shape.extra, -1, -1)
+        header[0] = (0, LAYOUT, *sizes, shape.tail, shape.extra, shape.statistics, -1, -1)
         buffer._entries[:, 0] = -1
         header["magic"] = MAGIC
         return buffer
@@ -225,9 +232,9 @@ class ParameterBuffer:
             header = np.frombuffer(memory, _HEADER, count=1)[0].item()
         if header[:2] != (MAGIC, LAYOUT):
             raise SlotError(f"descriptor {fd} is not a parameter buffer of layout {LAYOUT}")
-        size, ring, slots, vectors, kind, clients, kept, tail, extra = header[2:11]
+        size, ring, slots, vectors, kind, *others = header[2:12]
         name = dict(enumerate(FORMATS)).get(kind, "")
-        shape = Shape(size, ring, slots, vectors, name, clients, kept, tail, extra)
+        shape = Shape(size, ring, slots, vectors, name, *others)
         if not shape.possible or len(memory) < shape.total_bytes:
             raise SlotError(
                 f"parameter buffer of {len(memory)} bytes is too small for the shape in its header, {shape}"
@@ -298,6 +305,11 @@ class ParameterBuffer:
         """Return the update in a slot as bytes, including its scales and the extra bytes after them."""
         return self._raws[slot]
 
+    def statistics(self, slot: int) -> Floats:
+        """Return the running statistics in the base version of the task to which a slot is leased."""
+        count = self.shape.statistics
+        return self._floats(self._statistics + 4 * count * slot, count)
+
     def lease(self, slot: int, *, task: int, client: int, base_version: int, lent: bool = False) -> None:
         """Lease a free slot to a task. If ``lent`` is True, the base version stays in the ring until the
         upload ends. Raises `SlotError` if the slot is not free."""
@@ -351,7 +363,7 @@ class ParameterBuffer:
         self._entries[:, 0] = self._latest_version[0] = self._latest_entry[0] = -1
         for slot in range(self.shape.slots):
             self.free(slot)
-        self.memory[self.shape.offsets[2] :] = 0
+        self.memory[self.shape.offsets[3] :] = 0
 
 
 def blocks(size: int, vectors: int = 0) -> list[slice]:

@@ -30,7 +30,9 @@ FORMAT = "edgefl-5"
 KEEP = 2
 _KINDS = {"<f4": "F32", "|u1": "U8"}
 
-_BY_NUMBER = {"held": "held", "kept": "kept", "early": "early", "base": "bases"}
+_BY_NUMBER = {
+    "held": "held", "kept": "kept", "early": "early", "base": "bases", "statistics": "statistics",
+}  # fmt: skip
 """Prefixes in the names of tensors that are numbered by task, client or version, and the `SavedState` field
 in which each kind of tensor is stored."""
 
@@ -57,6 +59,9 @@ class SavedState:
     bases: dict[int, Floats] = field(default_factory=dict)
     """Other versions of the model that are in use, keyed by version: base versions of tasks, and versions
     that are still to be evaluated."""
+    statistics: dict[int, Floats] = field(default_factory=dict)
+    """For each update in ``held``, the running statistics in its base version, keyed by task. It is empty if
+    the model has no running statistics."""
     answers: bytes = b""
     """Results from the workers for tasks whose arrival is still to come in emulated time, encoded as
     msgpack."""

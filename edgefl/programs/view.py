@@ -9,7 +9,7 @@ import select
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Self, TextIO
+from typing import IO, Any, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -21,9 +21,6 @@ from edgefl.programs.phone import HeldPhone
 from edgefl.programs.result import LEAST_CPU_S
 from edgefl.results.tables import FittedTable, number, percent, table
 from edgefl.terminal import can_redraw, say
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 REDRAW_S = 0.5
 MOST_ROWS = 20
@@ -77,7 +74,7 @@ class PhonesView:
         pass
 
 
-def _write_all(stream: IO[bytes], data: ReadableBuffer) -> None:
+def _write_all(stream: IO[bytes], data: bytes | memoryview) -> None:
     """Write all data without buffering it, even if the stream is non-blocking."""
     stream.flush()
     raw, rest = getattr(stream, "raw", stream), memoryview(data)
@@ -97,9 +94,9 @@ class _WaitingFile(io.RawIOBase):
     def __init__(self, descriptor: int) -> None:
         self._file = io.FileIO(descriptor, "w", closefd=False)
 
-    def write(self, data: ReadableBuffer, /) -> int:
-        _write_all(self._file, data)
-        return memoryview(data).nbytes
+    def write(self, data: Any, /) -> int:
+        _write_all(self._file, view := memoryview(data))
+        return view.nbytes
 
     def writable(self) -> bool:
         return True

@@ -66,9 +66,16 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
 
 
 def shape_of(
-    experiment: Experiment, strategy: Strategy, size: int, clients: int, *, ring: int | None = None
+    experiment: Experiment,
+    strategy: Strategy,
+    size: int,
+    clients: int,
+    *,
+    statistics: int = 0,
+    ring: int | None = None,
 ) -> Shape:
-    """Return the shape of the parameter buffer of a run with a model of ``size`` parameters."""
+    """Return the shape of the parameter buffer of a run with a model of ``size`` parameters, the last
+    ``statistics`` of which are running statistics."""
     server, whole = experiment.server, blocks(size, len(strategy.vectors))[-1].stop
     rounded = server.update_format != "float32" and strategy.upload == "delta"
     vectors = strategy.optimizer().vectors + len(strategy.server_vectors)
@@ -86,6 +93,7 @@ def shape_of(
         clients=clients if kept else 0,
         kept=kept,
         tail=TAIL_BYTES if experiment.clock.kind == "wall" else 0,
+        statistics=statistics if strategy.upload == "delta" else 0,
         extra=0 if (rules := rules_of(experiment, strategy, size, clients)) is None else rules.overhead_bytes,
     )
 

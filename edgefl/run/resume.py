@@ -48,7 +48,7 @@ def save(
     entry = buffer.latest[1]
     tasks = (*(held.task for held in core.held), *in_flight.tasks)
     leases = {task: aggregator.leases[task] for task in tasks}
-    clients = range(buffer.shape.clients)
+    clients, statistics = range(buffer.shape.clients), bool(buffer.shape.statistics)
     early = {aggregator.leases[task].client for task in in_flight.tasks} if clients else set()
     checkpoint.write(
         folder / CHECKPOINTS,
@@ -62,6 +62,7 @@ def save(
             held={task: buffer.raw(lease.slot) for task, lease in leases.items()},
             kept={client: left for client in clients if (left := buffer.kept(client)).any()},
             early={client: buffer.kept(client, new=True) for client in sorted(early)},
+            statistics={task: buffer.statistics(lease.slot) for task, lease in leases.items() if statistics},
             bases={version: buffer.model(at) for version, at in in_flight.entries.items() if at != entry},
             answers=msgspec.msgpack.encode(in_flight.answers),
         ),
@@ -172,8 +173,13 @@ def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) 
     for held in core.held:
         if held.task not in last.held:
             raise ConfigError(f"the checkpoint in {folder} lacks the update of task {held.task}")
-        update = last.held[held.task]
-        aggregator.restore(task=held.task, client=held.client, version=held.base_version, update=update)
+        aggregator.restore(
+            task=held.task,
+            client=held.client,
+            version=held.base_version,
+            update=last.held[held.task],
+            statistics=last.statistics.get(held.task),
+        )
     aggregator.settle()
     return entries
 

@@ -105,8 +105,8 @@ class Aggregator:
     own: Sequence[str] = ()
     """Names of the vectors that only the server has; a ring entry holds them after those of the optimiser."""
     statistics: int = 0
-    """Number of elements at the end of the model that are averaged without the optimiser, such as running
-    statistics."""
+    """Number of elements at the end of the model that are averaged without the optimiser: the running
+    statistics, and the module's other float buffers."""
     hidden: HiddenSums | None = None
     """Sums hidden (masked or encrypted) updates; None if the server can read single updates."""
     combine: Callable[[Rows, Sequence[float]], list[float] | Floats] | None = None
@@ -200,6 +200,8 @@ class Aggregator:
             self._unread[slot] = entry
         if entry >= 0 and self.measures:
             self._bases[slot] = entry
+        if entry >= 0 and self.buffer.shape.statistics:
+            self.buffer.statistics(slot)[:] = self._statistics_in(entry)
         lease = self.leases[task] = Lease(slot, entry, client, version, order=task)
         return lease
 
@@ -242,14 +244,34 @@ class Aggregator:
         """Record that the task's model need not stay in the ring, because it was sent as a frame."""
         self._unread.pop(slot, None)
 
-    def restore(self, *, task: int, client: int, version: int, update: Raw, entry: int = -1) -> Lease:
-        """Write an update that an earlier process received into a new slot; for ``entry`` see `resume`."""
+    def restore(
+        self,
+        *,
+        task: int,
+        client: int,
+        version: int,
+        update: Raw,
+        statistics: Floats | None = None,
+        entry: int = -1,
+    ) -> Lease:
+        """Write an update that an earlier process received into a new slot; for ``entry`` see `resume`.
+
+        ``statistics`` are the running statistics in the update's base version, if the buffer stores them.
+        """
         if not self._free or update.shape != (self.buffer.shape.update_bytes,):
             room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
             raise SlotError(f"task {task}'s update of {update.size} bytes does not fit: {room}")
         lease = self.resume(task=task, client=client, version=version, entry=entry)
+        if self.buffer.shape.statistics:
+            if statistics is None:
+                raise SlotError(f"the running statistics that task {task} started from are missing")
+            self.buffer.statistics(lease.slot)[:] = statistics
         self._write(lease.slot, task, update)
         return lease
+
+    def _statistics_in(self, entry: int) -> Floats:
+        """Return the running statistics of the version in a ring entry."""
+        return self.buffer.model(entry)[self.blocks[0]][-self.statistics :]
 
     def write_zero(self, task: int) -> None:
         """Write an update of zero for a task whose trip failed; no peer may write to its slot any more."""
@@ -556,22 +578,34 @@ class Aggregator:
         updates: list[Update],
         scales: list[Floats | None],
     ) -> None:
-        """Write the next running statistics: the average of the statistics in the updates.
+        """Write the next running statistics: the average of the statistics of clients.
 
-        The average has the weights of the step; if they add up to more than 1, they are divided by their sum.
-        In a private step they are not divided, because their sum may reveal how many clients were drawn.
+        The average has the weights of the step, or those that `Strategy.combine` chose; if they add up to
+        more than 1, they are divided by their sum. In a private step they are not divided, because their sum
+        may reveal how many clients were drawn. An update contains the change of the statistics since its base
+        version, so the difference between this version and the latest one is added.
         """
         if not self.statistics:
             return
         first = (model.size - self.statistics) // SCALE_BLOCK * SCALE_BLOCK
-        total = 1.0
-        if action.base_scale == 1.0 and self.privacy is None:
-            total = sum(action.weights if self.combine is None else weights)
-        part = VectorSum([weight / max(1.0, total) for weight in weights], action.base_scale)
+        base_scale = 1.0 if self.buffer.shape.statistics else action.base_scale
+        shares, total = self._chosen or action.weights, 1.0
+        if base_scale == 1.0 and self.privacy is None:
+            total = max(1.0, sum(shares))
+        one = self.combine is not None and not self._chosen  # the strategy made one vector of the updates
+        part = VectorSum(weights if one else [weight / total for weight in weights], base_scale)
         scales = [None if scale is None else scale[first // SCALE_BLOCK :] for scale in scales]
         made = np.empty(model.size - first, np.float32)
         self._vector_sum(made, base[first:], part, [update[first:] for update in updates], scales)
-        model[-self.statistics :] = made[-self.statistics :]
+        averaged, latest = made[-self.statistics :], base[-self.statistics :]
+        if self.buffer.shape.statistics:
+            slots = [self.leases[task].slot for task in action.tasks]
+            older = [self.buffer.statistics(slot) - latest for slot in slots]
+            if any(change.any() for change in older):
+                changes, factors = [averaged, *older], [1.0, *(share / total for share in shares)]
+                averaged = np.empty_like(averaged)
+                kernels.weighted_sum(averaged, None, changes, factors, self._backend)
+        model[-self.statistics :] = averaged
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
         """Write the strategy's next vectors, and add to the model those that have a factor ``into_model``.

@@ -530,7 +530,9 @@ class _Supervisor:
             states=self._view.states,
             door=self._hosts.door,
         )
-        shape = shape_of(self._experiment, self._strategy, prepared.size, clients)
+        shape = shape_of(
+            self._experiment, self._strategy, prepared.size, clients, statistics=prepared.buffers
+        )
         self._hosts.adopt(shape)
         self._buffer = ParameterBuffer.create(shape, most_bytes=memory_limit_bytes())
         self._here.zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)

@@ -96,7 +96,9 @@ class UpdateMaker:
                 raise
             result = self._workload.fail(start, reason(error))
         if cut is not None and (cut.gain != 1.0 or cut.per_step):
-            amplify(self._workload.flat.array, start, cut.gain, cut.per_step, result.steps)
+            weights = slice(self._size - self._workload.flat.buffers)  # running statistics stay as trained
+            trained = self._workload.flat.array[weights]
+            amplify(trained, start[weights], cut.gain, cut.per_step, result.steps)
         if not_finite := self._workload.finish_update(client, trip, start, done):
             result = result._replace(failed=result.failed or not_finite)
         if self._own:
@@ -120,7 +122,12 @@ class UpdateMaker:
         send = [whole[block] for block in self._blocks[1:]]
         names = workload.vectors
         return TripInputs(
-            version, start, dict(zip(names, vectors, strict=True)), dict(zip(names, send, strict=True)), kept
+            version,
+            start,
+            dict(zip(names, vectors, strict=True)),
+            dict(zip(names, send, strict=True)),
+            kept,
+            workload.flat.buffers,
         )
 
     def write(

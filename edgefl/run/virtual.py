@@ -326,9 +326,14 @@ class VirtualTimeline(Timeline):
             client, version, answer = train.client, train.version, restored.answers.get(number)
             entry = restored.entries.get(version, -1)
             if isinstance(answer, messages.TaskResult):  # the update was computed before its arrival was due
-                update = restored.checkpoint.held[number]
+                last = restored.checkpoint
                 lease = self.aggregator.restore(
-                    task=number, client=client, version=version, update=update, entry=entry
+                    task=number,
+                    client=client,
+                    version=version,
+                    update=last.held[number],
+                    statistics=last.statistics.get(number),
+                    entry=entry,
                 )
             else:
                 lease = self.aggregator.resume(task=number, client=client, version=version, entry=entry)

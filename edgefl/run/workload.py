@@ -379,8 +379,10 @@ class Workload:
     def _blank(self) -> TripInputs:
         """Return the inputs of a run's first trip: the model in `flat`, and zeros for all other vectors."""
         names = (self.vectors, self.vectors, self.client_vectors)
-        zeros = ({name: np.zeros(self.flat.size, np.float32) for name in each} for each in names)
-        return TripInputs(0, self.flat.array.copy(), *zeros)
+        vectors, send, kept = (
+            {name: np.zeros(self.flat.size, np.float32) for name in each} for each in names
+        )
+        return TripInputs(0, self.flat.array.copy(), vectors, send, kept, self.flat.buffers)
 
     def assess(self, version: int, beat: Callable[[], None]) -> tuple[EvalResult, ClientScores]:
         """Evaluate this version, whose model is in `flat` and may be overwritten; see `Assessor.assess`."""

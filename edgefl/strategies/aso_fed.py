@@ -54,9 +54,10 @@ class ASOFed(Asynchronous):
         return LocalTerms(prox_mu=self.lam)
 
     def end_trip(self, model: Vector, given: TripInputs) -> None:
-        h, v = given.kept["h"], given.kept["v"]
-        gradient = given.start - model
-        model[:] = given.start - (gradient - v + h)
+        weights = slice(model.size - given.statistics)  # running statistics are sent as trained
+        start, h, v = (vector[weights] for vector in (given.start, given.kept["h"], given.kept["v"]))
+        gradient = start - model[weights]
+        model[weights] = start - (gradient - v + h)
         h[:] = self.beta * h + (1.0 - self.beta) * v
         v[:] = gradient
 

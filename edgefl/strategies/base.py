@@ -56,6 +56,9 @@ class TripInputs(NamedTuple):
     update."""
     kept: Mapping[str, Vector] = {}
     """The client's own vectors, which persist from trip to trip; the client changes them in place."""
+    statistics: int = 0
+    """Number of elements at the end of the model that are running statistics (of batch normalisation) or
+    other float buffers of the module."""
 
 
 class VectorSum(NamedTuple):

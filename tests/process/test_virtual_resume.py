@@ -180,6 +180,37 @@ def test_killed_anywhere_and_resumed_it_is_the_same_run(
         assert verify(tmp_path / "killed").model_sha256 == figures["model_sha256"]
 
 
+NORMED = """
+from torch import nn
+def net(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
+"""
+
+
+def test_running_statistics_stay_averages_under_stale_updates_also_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutant: sums of stale changes, under which variances become negative and losses NaN."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "normed.py").write_text(NORMED)
+    changed: dict[str, Any] = {
+        "fleet": Fleet(devices={"pixel-3a": 4, "pi-4": 4, "moto-g4": 4}, network="lte"),
+        "model": Model(name="normed:net"),
+        "data": Data(partition="dirichlet", alpha=0.3),
+        "training": Training(steps=8, batch_size=16, lr=0.1),
+        "strategy": {"name": "fedbuff", "buffer_size": 3, "exponent": 0.0},
+        "stop": Stop(versions=40),
+    }
+    result = edgefl.run(resumable(1, **changed), tmp_path / "calm")
+    assert disturbed(resumable(3, **changed), tmp_path / "killed", ["event:0:40"], monkeypatch) == outcome(
+        tmp_path / "calm"
+    )
+    assert (result.model()["2.running_var"] > 0.0).all()
+    assert np.isfinite([row.loss for row in result.record.evaluations]).all()
+    assert result.summary()["staleness"]["max"] >= 3
+    verify(tmp_path / "killed", code=tmp_path)
+
+
 def test_interrupted_and_then_without_a_server_or_zygote_it_is_the_same_run(tmp_path: Path) -> None:
     wanted = resumable(model=made_in(tmp_path), stop=Stop(versions=60))
     folder = tmp_path / "killed"

@@ -23,7 +23,7 @@ from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
 from edgefl.run.slots import Aggregator
-from edgefl.strategies.base import ServerOptimizer
+from edgefl.strategies.base import ServerOptimizer, Update
 
 SIZE = 300
 SGD = ServerOptimizer()
@@ -44,12 +44,14 @@ Make = Callable[..., Aggregator]
 def make() -> Iterator[Make]:
     made: list[Aggregator] = []
 
-    def one(optimizer: ServerOptimizer = SGD, ring: int = 3, slots: int = 8) -> Aggregator:
-        buffer = ParameterBuffer.create(Shape(SIZE, ring, slots, optimizer.vectors))
+    def one(
+        optimizer: ServerOptimizer = SGD, ring: int = 3, slots: int = 8, statistics: int = 0
+    ) -> Aggregator:
+        buffer = ParameterBuffer.create(Shape(SIZE, ring, slots, optimizer.vectors, statistics=statistics))
         buffer.model(0)[:] = np.random.default_rng(1).normal(size=SIZE)
         start(optimizer, buffer.vectors(0))
         buffer.publish(version=0, entry=0)
-        made.append(Aggregator(buffer, optimizer))
+        made.append(Aggregator(buffer, optimizer, statistics=statistics))
         return made[-1]
 
     yield one
@@ -128,6 +130,36 @@ def test_an_update_is_measured_against_the_version_that_it_was_made_from(make: M
         step(aggregator, [task], [1.0])
         aggregator.release(task)
     assert aggregator.buffer.entry_version[lease.entry] > 0, "nobody needs it any more"
+
+
+@pytest.mark.parametrize("server", ["calm", "killed", "resumed"])
+def test_statistics_of_stale_updates_are_averaged_and_not_their_changes(make: Make, server: str) -> None:
+    """Mutant: the change of a stale update is added to newer statistics, which makes a variance negative."""
+    aggregator = make(statistics=2)
+    buffer = aggregator.buffer
+    buffer.model(0)[-2:] = 9.0
+    deliver(aggregator, 0, np.full(SIZE, 1.0 - 9.0), client=3)  # this client's statistics are 1
+    for task in range(1, 5):
+        deliver(aggregator, task, 2.0 - buffer.model(buffer.latest[1]))  # statistics are 2 from now on
+        step(aggregator, [task], [1.0])
+        aggregator.release(task)
+    assert buffer.model(buffer.latest[1])[-2:].tolist() == [2.0, 2.0]
+    if server == "killed":
+        aggregator = Aggregator(buffer, SGD, statistics=2)
+        aggregator.take_over(
+            [Update(0, 3, base_version=0, staleness=4, examples=9, steps=1, loss=0.0, at_s=1.0)]
+        )
+    if server == "resumed":
+        update, statistics = buffer.raw(aggregator.leases[0].slot).copy(), np.full(2, 9.0, np.float32)
+        aggregator.release(0)
+        sent = {"task": 0, "client": 3, "version": 0, "update": update}
+        with pytest.raises(SlotError, match="the running statistics that task 0 started from are missing"):
+            aggregator.restore(**sent, statistics=None)
+        aggregator.release(0)
+        aggregator.restore(**sent, statistics=statistics)
+    deliver(aggregator, 9, 4.0 - buffer.model(buffer.latest[1]))  # and a fresh update, whose are 4
+    assert not step(aggregator, [0, 9], [0.25, 0.5]).bad
+    assert buffer.model(buffer.latest[1])[-2:].tolist() == [0.25 * 2.0 + 0.25 * 1.0 + 0.5 * 4.0] * 2
 
 
 def test_plain_sums_have_the_kernels_bits(make: Make) -> None:

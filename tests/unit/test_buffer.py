@@ -28,6 +28,7 @@ shapes = st.builds(
     ring=st.integers(2, 6),
     slots=st.integers(1, 80),
     vectors=st.integers(0, 2),
+    statistics=st.integers(0, 1),
 )
 
 
@@ -55,9 +56,11 @@ def test_no_two_parts_overlap_all_lie_inside_and_vectors_start_on_pages(shape: S
     assert shape.size * 4 <= shape.stride < shape.size * 4 + PAGE
     with closing(ParameterBuffer.create(shape)) as buffer:
         vectors = data_of(buffer)
-        parts = [buffer._header, buffer._entries, buffer._slots, *vectors]
+        statistics = [buffer.statistics(slot) for slot in range(shape.slots) if shape.statistics]
+        parts = [buffer._header, buffer._entries, buffer._slots, *vectors, *statistics]
         found = sorted(extent(part) for part in parts)
-        assert len(found) == 3 + shape.ring * (1 + shape.vectors) + shape.slots
+        assert len(found) == 3 + shape.ring * (1 + shape.vectors) + shape.slots + len(statistics)
+        assert ParameterBuffer.attach(os.dup(buffer.fd)).shape == shape
         for (_, end), (start, _) in pairwise(found):
             assert end <= start
         first = extent(buffer._header)[0]
@@ -76,7 +79,9 @@ def test_a_new_buffer_is_zero_free_and_has_no_version(buffer: ParameterBuffer) -
     assert not any(vector.any() for vector in data_of(buffer))
 
 
-@pytest.mark.parametrize("wrong", [{"size": 0}, {"ring": 1}, {"slots": 0}, {"vectors": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"size": 0}, {"ring": 1}, {"slots": 0}, {"vectors": -1}, {"statistics": 2}]
+)
 def test_impossible_shapes_are_refused(wrong: dict[str, int]) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(
