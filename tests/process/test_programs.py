@@ -267,15 +267,17 @@ def test_memory_that_forks_share_counts_once(tmp_path: Path) -> None:
     os.mkfifo(fifo := tmp_path / "fifo")
     forks = phone(sys.executable, "-I", "-S", "-c", FORKS, str(fifo))
     with start([forks], options(throttle="off")) as running:
-        while not running.ended and (0 not in running.states or running.states[0].processes < 7):
+        seen = None  # the memory is measured less often than the processes are counted
+        while not running.ended and (seen is None or seen.processes < 7 or seen.rss_mib < 150):
             running.turn(0.1)
+            seen = running.states.get(0)
         assert running.ended == []
-        seen = running.states[0]
         fifo.write_bytes(b"")
         running.wait()
     (one,) = running.result().phones
     assert (one.exit_code, one.why) == (0, "")
-    assert 150 <= seen.rss_mib <= one.peak_mib < 250
+    assert seen is not None
+    assert seen.rss_mib <= one.peak_mib < 250
 
 
 SPAWNS = """
