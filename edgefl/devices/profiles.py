@@ -360,6 +360,8 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
         yield wrong("thermal.trips", "steps whose freq_scale does not rise with temp_c", scales)
     elif thermal.off_c is not None and thermal.off_c < temps[-1]:
         yield wrong("thermal.off_c", f"at least temp_c = {temps[-1]} of the last step", thermal.off_c)
+    elif thermal.off_c == temps[0]:  # a device that is off returns when it has cooled to the first step
+        yield wrong("thermal.off_c", f"above temp_c = {temps[0]} of the only step", thermal.off_c)
     if thermal.ambient_c is not None and thermal.ambient_c >= temps[0]:
         yield wrong("thermal.ambient_c", f"below temp_c = {temps[0]} of the first step", thermal.ambient_c)
     together = ("ambient_c", "r_c_per_w", "tau_s")

@@ -193,4 +193,7 @@ def judge(
         "computing": float(np.mean(cpu)) if cpu else None,
         "transmissions": took_s / due_s - 1.0 if sent else None,
     }
-    return verdict.judge([cpu, of_links], sums, conditions, [*doubts, *(why + more for why in uncounted[:1])])
+    doubts = [*doubts, *(why + more for why in uncounted[:1])]
+    held = verdict.judge([cpu, of_links], sums, conditions, doubts)
+    first, others = held.reasons[:1], held.reasons[1:]
+    return held._replace(reasons=(*first, *(conditions.busy if first else ()), *others))

@@ -177,6 +177,7 @@ thermal = { trips = [] } -> thermal.trips: must be an array that is not empty, g
 thermal = { trips = [STEP, { temp_c = 45, freq_scale = 0.6 }] } -> thermal.trips: must be steps whose
 thermal = { trips = [STEP, STEP] } -> thermal.trips: must be in ascending order of temp_c, got [40.0, 40.0]
 thermal = { trips = [STEP], off_c = 39 } -> thermal.off_c: must be at least temp_c = 40.0 of the last step
+thermal = { trips = [STEP], off_c = 40 } -> thermal.off_c: must be above temp_c = 40.0 of the only step
 thermal = { trips = [STEP], tau_s = 9 } -> thermal.ambient_c: missing; ambient_c and r_c_per_w and tau_s only
 thermal = { trips = [STEP], ambient_c = 40, tau_s = 9, r_c_per_w = 5 } -> ambient_c: must be below temp_c
 availability = { intervals_s = [], period_s = 9 } -> availability.intervals_s: must be an array that is not

@@ -392,6 +392,11 @@ def test_what_was_too_fast_or_too_slow_is_invalid() -> None:
     median, _, reasons, _ = judge([phone_result()], [(1.0, 1.5)] * 3, 1.0, Conditions())
     assert median == pytest.approx(0.5)
     assert reasons[-1].startswith("transmissions took 50.0% longer")
+    busy = Conditions(others=0.9)
+    assert judge([phone_result(achieved_share=0.2)], [], 1.0, busy).reasons[1:2] == (
+        "other processes used 90% of the host",
+    )
+    assert judge([phone_result()], [], 1.0, busy).valid
 
 
 def test_computing_whose_cpu_time_is_lost_is_neither_valid_nor_slow() -> None:
