@@ -1,4 +1,4 @@
-"""Evaluates a model on the test examples of the server and of the clients, and with a user's function."""
+"""Evaluates a model on the server's and the clients' test examples, and with the user's function."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from edgefl.seeds import stream
 from edgefl.terminal import printable
 
 LONGEST_PROBLEM = 500
-"""Maximum number of characters in the description of a problem in the record."""
+"""Maximum length, in characters, of a problem's description in the record."""
 
 
 class Assessor:
     """Evaluates the model in ``flat``.
 
-    ``held_out`` holds, for each client, the indices of those training examples that are the client's own
+    ``held_out`` holds, for each client, the indices of the training examples that serve as the client's own
     test examples.
 
     The constructor tries the user's evaluation function once. Raises `ConfigError` if the function fails, or
@@ -102,12 +102,12 @@ class Assessor:
         return evaluate(self._flat, data.train_x[rows], data.train_y[rows], data.classes, loss=self._loss)
 
     def _columns(self, scores: Sequence[EvalResult]) -> tuple[list[float], list[float]]:
-        """Return the losses (NaN for one that is not finite) and, if targets are classes, the accuracies."""
+        """Return the losses (NaN if a loss is not finite) and, if targets are classes, the accuracies."""
         losses = [found.loss if math.isfinite(found.loss) else math.nan for found in scores]
         return losses, [] if self._data.classes is None else [found.accuracy for found in scores]
 
     def _draw(self) -> list[int]:
-        """Draw the clients to evaluate from those with held-out examples.
+        """Draw, from the clients with held-out examples, those on which the model is evaluated.
 
         The list is empty if the experiment does not request an evaluation on clients.
         """

@@ -57,11 +57,11 @@ class ClientProcess:
         self._marks_written = experiment.server.transport == "shm"
         wait = (lambda _: self._server.check()) if spec.as_is else self._server.wait_until
         self._pacer = Pacer(time_scale=spec.time_scale, wait=wait)
-        # The base model of the update: the version in the ring of the parameter buffer if it stays there for
-        # the whole trip, otherwise a copy.
+        # The base model of the update: the version in the ring of the parameter buffer if that entry is
+        # kept for the whole trip, otherwise a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
         self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
-        # The update is written in one pass into its slot, or into private memory from which it is then sent.
+        # The update is written in one pass into its slot, or into private memory for sending.
         self._update = UpdateMaker(workload, buffer)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
         self._own: Raw | None = None
@@ -210,7 +210,7 @@ class ClientProcess:
             )
 
     def _fail(self, task: messages.Task) -> None:
-        """Make the trip fail between training and upload, if a test has set a failpoint for it."""
+        """Make this trip fail between training and upload, if a test has set a failpoint for the trip."""
         place = (task.client, task.trip)
         if failpoints.hit("die", *place):
             self._send_update(task, 0, self._raw.size // 8 * 4)
@@ -240,7 +240,7 @@ def _spent(phase: PhaseTime) -> messages.Spent:
 def _die_at(instant_ns: float) -> None:
     """Schedule SIGKILL for this process at ``instant_ns``, a time of the monotonic clock in nanoseconds.
 
-    If this time has passed, the signal is sent immediately.
+    If this time has already passed, the signal is sent immediately.
     """
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     signal.setitimer(signal.ITIMER_REAL, max(1e-6, (instant_ns - time.monotonic_ns()) / 1e9))
@@ -253,8 +253,8 @@ WITNESS = "EDGEFL_WITNESS"
 class Witness:
     """A client's log of the updates that the server has acknowledged. Tests compare it with the record.
 
-    The log is written only if the environment variable `WITNESS` is set. Before the client sends `Trained`,
-    and when it receives its next task, it appends a line to the file:
+    The log is written only if the environment variable `WITNESS` is set. The client appends a line before it
+    sends `Trained`, and another when it receives its next task:
 
         done CLIENT TASK CHECKSUM
         acknowledged CLIENT TASK

@@ -36,15 +36,15 @@ class WallClock:
         self._started: float | None = None
 
     def start(self) -> None:
-        """Start the clock; until then, emulated time keeps its initial value."""
+        """Start the clock; before this call, emulated time keeps its initial value."""
         self._started = self._monotonic()
 
     def now_s(self) -> float:
-        """Emulated seconds since the start of the run, excluding interruptions."""
+        """Return the emulated seconds since the start of the run, excluding interruptions."""
         return self._emulated_s + self._elapsed() / self.time_scale
 
     def wall_s(self) -> float:
-        """Wall seconds since the start of the run, excluding interruptions."""
+        """Return the wall seconds since the start of the run, excluding interruptions."""
         return self._wall_s + self._elapsed()
 
     def _elapsed(self) -> float:
@@ -62,15 +62,15 @@ class VirtualClock(WallClock):
         return self._now_s
 
     def advance(self, at_s: float) -> None:
-        """Advance time to ``at_s``, if that is later than the present time."""
+        """Advance time to ``at_s``, if that is later than the current time."""
         self._now_s = max(self._now_s, at_s)
 
 
 class Alarms:
     """Callbacks, each with the time of the monotonic clock at which it is due.
 
-    They are called in the order of these times; callbacks that are due at the same time are called in the
-    order in which they were set.
+    Callbacks are called in the order of their due times; callbacks that are due at the same time are called
+    in the order in which they were set.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -1,9 +1,9 @@
-"""ZeroMQ connections between the server, with a ROUTER socket, and its peers, each with a DEALER socket.
+"""ZeroMQ connections between the server (a ROUTER socket) and its peers (a DEALER socket each).
 
-On its own host the server connects and the peers listen. Nobody can connect to the server, so nobody can
-exhaust its memory or descriptors with unauthenticated connections. Each peer listens at its own address,
-which cannot be guessed. On Linux the address is in the abstract namespace, and ZeroMQ's filter by process id
-(checked by the kernel) accepts only the server; elsewhere it is a socket in a new folder of mode 0700. A peer
+On the server's host, the server connects and the peers listen. Nobody there can connect to the server, so
+nobody can exhaust its memory or descriptors with unauthenticated connections. Each peer has an address that
+cannot be guessed. On Linux the address is in the abstract namespace, and ZeroMQ's filter by process id
+(checked by the kernel) accepts only the server; elsewhere the socket is in a new folder of mode 0700. A peer
 must present the password that belongs to its name (ZeroMQ's PLAIN mechanism) before its messages are read.
 Peers on other hosts connect to the server's door, an encrypted TCP socket (`edgefl.zeromq.door`). Neither end
 trusts the bytes that it receives: `edgefl.run.messages` checks them.
@@ -89,7 +89,7 @@ class ServerSocket(Router):
         router.connect(where)
 
     def admit(self, name: bytes) -> None:
-        """From now on, accept connections from the peer with this name at the door."""
+        """Accept, from now on, connections to the door from the peer with this name."""
         assert self._door is not None, "this run has no door"
         self._door.admit(name, keys.public(control.secret_key(control.password(self.secret, name))))
 
@@ -203,7 +203,7 @@ class Connection:
         self.task: int | None = None
         self._queued: deque[Message] = deque()
         self._unanswered: Sequence[Frame] | None = None
-        """Frames of the last result or `Ready` message, until the server sends the next task; then None."""
+        """Frames of the last result or `Ready` message; None once the server has sent the next task."""
         self._latest = -1
 
     def send(self, frames: Sequence[Frame]) -> None:
@@ -222,7 +222,7 @@ class Connection:
                 return
 
     def report(self, message: messages.FromClient) -> None:
-        """Send a message. Repeat it at each heartbeat while this peer is idle, because it may be lost."""
+        """Send a message, and repeat it at each heartbeat while this peer is idle, in case it was lost."""
         self._unanswered = (messages.encode(message),)
         self.send(self._unanswered)
 
@@ -242,7 +242,7 @@ class Connection:
             self._socket.close()
 
     def attempt(self, task: messages.Task, carry_out: Callable[[], None]) -> None:
-        """Carry out a task; if it fails, return it to the server with a reason in one line.
+        """Carry out a task; if the task fails, return it to the server with a one-line reason.
 
         Raises `MemoryError` if memory runs out, even if torch raises an error of its own.
         """
@@ -254,7 +254,7 @@ class Connection:
             raise
         except (SlotError, WireError, Disconnected) as error:
             self.return_task(task, str(error))
-        except Exception as error:  # a user's model may raise anything: only the task fails
+        except Exception as error:  # a user's model may raise anything, and only the task fails
             if not of_training(error):
                 raise MemoryError(str(error)) from error
             self.return_task(task, reason(error))
@@ -271,7 +271,7 @@ class Connection:
         return message
 
     def poll(self) -> Message | None:
-        """Return the next message if there is one, without waiting."""
+        """Return the next message without waiting, or None if no message has arrived."""
         return self._queued.popleft() if self._queued else self._receive()
 
     def wait_until(self, deadline_ns: int) -> None:

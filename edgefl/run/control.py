@@ -1,7 +1,7 @@
 """Messages that the processes of a run exchange through channels.
 
 The supervisor starts the other processes. The zygote forks the clients and reports when they end; the server
-runs the experiment. On these channels, both communicate only with the supervisor.
+runs the experiment. On these channels, the zygote and the server communicate only with the supervisor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EVALUATOR: Role = "evaluator"
 ABSENT, IDLE = range(2)
 """States of a client; during a trip its state is `IDLE` plus the trip's `TripPhase`."""
 OUT_OF_MEMORY = "device out of memory"
-"""Prefix of the reason for the end of a process that was killed at its memory limit."""
+"""Prefix of the reason that is given for a process that was killed at its memory limit."""
 
 
 def routing_id(role: str, peer: int, epoch: int) -> bytes:
@@ -40,8 +40,8 @@ def password(secret: str, name: bytes) -> str:
 
 
 def secret_key(password: str) -> bytes:
-    """Return the CURVE secret key with which the process with this password connects to the door, which is
-    the server's socket for other machines."""
+    """Return the CURVE secret key of the process with this password, for its connection to the door (the
+    server's socket for other machines)."""
     return hmac.digest(password.encode(), b"curve key", "sha256")
 
 
@@ -80,9 +80,9 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
 
 
 class Activity(msgspec.Struct, frozen=True, tag="activity"):
-    """The present activity of a run that does not train, such as loading data.
+    """The current activity of a run that is not training, such as loading data.
 
-    If ``restarted`` is True, ``text`` is the reason why the clients are started again.
+    If ``restarted`` is True, ``text`` is the reason why the clients are restarted.
     """
 
     text: str
@@ -99,12 +99,12 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
 
 
 class Verdict(NamedTuple):
-    """A verdict on the fidelity of a run, for its views."""
+    """A verdict on the fidelity of a run, as the run's views show it."""
 
     word: str
     """VALID, INVALID or ``times computed``; empty if it is not known."""
     why: str = ""
-    """Reason why the run is INVALID, or its error if it is VALID."""
+    """Reason why the run is INVALID, or the size of the enforcement error if the run is VALID."""
 
 
 NO_VERDICT = Verdict("")
@@ -127,7 +127,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     base: str
     enforcement: Enforcement = Enforcement()
     fingerprint: bool = False
-    """True to fill in `Prepared.fingerprint`, whose digests show whether all hosts compute the same."""
+    """True to fill in `Prepared.fingerprint`, whose digests show whether all hosts compute the same bits."""
     phones: bytes = b""
     """Secret from which the phones' keys are derived; empty without secure aggregation."""
 
@@ -138,7 +138,7 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     initialise: bool
     """True to write the first model into ring entry 0; False for a resumed run."""
     shape: Shape | None = None
-    """Shape of the buffer that a node creates, because it shares no memory with the server; None if a file
+    """Shape of the buffer that a node, which shares no memory with the server, must create; None if a file
     descriptor is attached."""
 
 
@@ -173,7 +173,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
     data: str
     """Digest of the examples, their partition and the first model."""
     training: str
-    """Digest of the model after the training of one trip."""
+    """Digest of the model after one trip's training."""
 
 
 class FirstTrip(NamedTuple):
@@ -193,8 +193,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """The workload is loaded: its model has ``size`` parameters, and a training step takes ``host_step_s``
     seconds of CPU time on this host.
 
-    ``examples``, ``held_out`` and ``classes`` hold, for each client, the number of training examples, of
-    held-out examples and of classes. ``labels`` holds the classes of all clients, one client after another.
+    ``examples``, ``held_out`` and ``classes`` hold each client's number of training examples, of held-out
+    examples and of classes. ``labels`` holds the classes of all clients, one client after another.
     All four are arrays of int64; see `column`.
     """
 
@@ -269,8 +269,8 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     restarts: int = 0
     """Number of servers of this run that were killed before this one was started."""
     killed: str = "server"
-    """Process that was killed before this server was started: "server" or "zygote". If it was the zygote, the
-    supervisor has ended the earlier server too."""
+    """Process that was killed before this server was started: "server" or "zygote". If it was "zygote", the
+    supervisor has also ended the earlier server."""
     recover: bool = False
     """True to continue from the killed server's buffer and record instead of from a checkpoint."""
     door: str = ""
@@ -316,7 +316,7 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """Metrics for the live view, sent a few times per second.
 
-    ``invalid`` is the first reason why the run is INVALID so far, or "" if the run is valid.
+    ``invalid`` is the first reason found so far why the run is INVALID, or "" if there is none.
     """
 
     emulated_s: float

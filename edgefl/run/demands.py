@@ -1,4 +1,4 @@
-"""Checks that an experiment can run, and computes the memory and the time scale that it needs."""
+"""Checks that an experiment can run, and computes the memory and time scale that the run needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgefl.strategies.base import Strategy
 
 
 def checked(experiment: Experiment, base: Path) -> Experiment:
-    """Validate and complete an experiment. Raises `ConfigError` for errors that no data could mend."""
+    """Validate and complete an experiment. Raises `ConfigError` for errors that do not depend on the data."""
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
     experiment = completed(experiment, resolve(experiment.strategy, [base]))
@@ -74,14 +74,14 @@ def shape_of(
     statistics: int = 0,
     ring: int | None = None,
 ) -> Shape:
-    """Return the shape of the parameter buffer of a run with a model of ``size`` parameters, the last
-    ``statistics`` of which are running statistics."""
+    """Return the shape of the parameter buffer for a model of ``size`` parameters, of which the last
+    ``statistics`` are running statistics."""
     server, whole = experiment.server, blocks(size, len(strategy.vectors))[-1].stop
     rounded = server.update_format != "float32" and strategy.upload == "delta"
     vectors = strategy.optimizer().vectors + len(strategy.server_vectors)
     if ring is None:
         ring = ring_entries(whole, vectors)
-        if strategy.measures:  # the versions of all running tasks are kept
+        if strategy.measures:  # the base versions of all running tasks are kept
             ring = max(ring, strategy.max_training(clients) + ENTRIES_NOT_LENT)
     kept = size * len(strategy.client_vectors) + (whole if rounded and server.error_feedback else 0)
     return Shape(

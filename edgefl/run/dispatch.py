@@ -15,18 +15,18 @@ from edgefl.core.deaths import Blame
 from edgefl.run import messages
 
 PREFETCH_S = 0.004
-"""Amount of work, in seconds, that is sent to a worker in advance so that it never idles; the time of a task
-is estimated from earlier tasks."""
+"""Amount of work, in seconds, that is sent to a worker in advance so that the worker never idles; a task's
+time is estimated from earlier tasks."""
 MIN_TASKS, MAX_TASKS = 2, 64
-"""Minimum and maximum of the number of tasks that a worker may hold: one that it computes and one that waits,
-and as many as fit in a message."""
+"""Minimum and maximum number of tasks that a worker may hold. The minimum is one task to compute and one that
+waits; the maximum is the number of tasks that fit in a message."""
 
 Send = Callable[[int, Sequence[messages.Task]], bool]
 """Sends tasks to a worker; returns False if the worker is gone."""
 
 
 class FatalTask(msgspec.Struct, frozen=True, array_like=True, tag=41):
-    """Result of a task that killed its workers; ``reason`` describes the death of the last one."""
+    """Result of a task that killed its workers; ``reason`` describes the last worker's death."""
 
     client: int
     task: int
@@ -40,9 +40,9 @@ _Entry = tuple[float, int, int, messages.Task]
 class Dispatch:
     """Assigns the task that is due first to the worker with the fewest tasks.
 
-    Workers thus rarely idle, and tasks that still wait when the run ends are never computed. While a sum
-    waits for a free ring entry, ``oldest_first`` is True; tasks of the oldest model versions are then
-    assigned first, because these tasks keep ring entries in use.
+    Workers therefore rarely idle, and tasks that are still waiting when the run ends are never computed.
+    ``oldest_first`` is True while a sum waits for a free ring entry: tasks of the oldest model versions are
+    then assigned first, because they keep ring entries in use.
     """
 
     def __init__(self, send: Send) -> None:
@@ -53,7 +53,7 @@ class Dispatch:
         self._waiting: dict[int, _Entry] = {}
         """Waiting tasks, keyed by task number, in the order in which they were added."""
         self._by_due: list[_Entry] = []
-        """Heap of entries, ordered by due time; entries of tasks that no longer wait are skipped."""
+        """Heap of entries, ordered by due time; entries of tasks that are no longer waiting are skipped."""
         self._at_work: dict[int, tuple[int, _Entry]] = {}
         self._blame = Blame()
         self._task_s = PREFETCH_S / MIN_TASKS
@@ -68,7 +68,7 @@ class Dispatch:
         self._by_due = sorted(self._waiting.values())
 
     def withdraw(self, task: int) -> bool:
-        """Remove a waiting task; return False if the task is at a worker or was finished by one."""
+        """Remove a waiting task; return False if a worker holds the task or has finished it."""
         self._blame.forget(task)
         return self._waiting.pop(task, None) is not None
 
@@ -113,7 +113,7 @@ class Dispatch:
         self._requeue(orphans)
 
     def fill(self, workers: Collection[int]) -> None:
-        """Send waiting tasks to those ``workers`` that hold at most half as many tasks as they may hold."""
+        """Send waiting tasks to each of ``workers`` that holds at most half as many tasks as it may hold."""
         if not self._waiting or not workers:
             return
         counts = dict.fromkeys(workers, 0)

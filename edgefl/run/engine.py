@@ -97,8 +97,8 @@ class _OpenTrip(msgspec.Struct):
 def is_kept(task: int, actions: Iterable[Action]) -> bool:
     """Return True if the server keeps an update that has just arrived.
 
-    Only then do the client's own vectors from this trip replace the previous ones; see
-    `ParameterBuffer.accepted`.
+    Only if the update is kept do the client's own vectors from this trip replace those from its last trip;
+    see `ParameterBuffer.accepted`.
     """
     return not any(type(action) is Release and action.task == task for action in actions)
 
@@ -125,7 +125,7 @@ class Engine:
     exchange_bytes: int = 0
     """Number of bytes that a client downloads in addition to the model."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
-    """Returns the emulated seconds from a task's message to the start of its trip; see `Trips.wait_s`."""
+    """Returns the time in emulated seconds from a task's message to the trip's start; see `Trips.wait_s`."""
 
     def __post_init__(self) -> None:
         timeline, self._clock, self._on_record = self.timeline, self.timeline.clock, set(self.restored)
@@ -135,8 +135,8 @@ class Engine:
             for task, (order, at_s) in self.running.items()
         }
         self._assessing: dict[int, tuple[float, int]] = {}
-        """For each version at the evaluator, its publication time, and the number of client trips until
-        then."""
+        """For each version at the evaluator, its publication time, and the number of client trips up to
+        that time."""
         shape = self.aggregator.buffer.shape
         self._size_bytes = (4 * shape.size + self.exchange_bytes, shape.update_bytes)
         self._keeps, self._measures = shape.clients > 0, self.core.strategy.measures
@@ -154,7 +154,7 @@ class Engine:
     def handle(self, timeline_event: TimelineEvent) -> None:
         """Write an event to the journal, pass it to the core, and carry out the core's actions.
 
-        A sum that waits for clients is tried again after each event, because a client may have joined, or the
+        A sum that waits for clients is retried after each event, because a client may have joined, or the
         exchange that unmasks the sum may have ended.
         """
         self._handle(timeline_event)
@@ -192,7 +192,7 @@ class Engine:
                     if self._waits(action, hidden):
                         continue
                     if self.write_ahead is not None:
-                        self.write_ahead.secure()  # a server that is started again must repeat the same sum
+                        self.write_ahead.secure()  # a restarted server must repeat the same sum
                 entry = self.aggregator.free_entry()
                 if entry is None and self.write_ahead is not None:
                     self.write_ahead.secure()
@@ -208,7 +208,7 @@ class Engine:
         """Return True if a hidden sum must wait for clients that can unmask it, or for the end of their
         exchange of shares.
 
-        When the run ends, no sum waits any longer; a sum whose exchange has not ended is then refused.
+        When the run ends, no sum waits any longer: a sum whose exchange has not ended is refused.
         """
         aggregator, now_s, from_s = self.aggregator, self.core.now_s, action.from_s
         exchanging = from_s is not None and now_s < from_s
@@ -231,7 +231,7 @@ class Engine:
         return True
 
     def retry_sum(self) -> None:
-        """Try again the sum that was deferred because no ring entry was free."""
+        """Retry the sum that was deferred because no ring entry was free."""
         action, self.aggregator.deferred = self.aggregator.deferred, None
         if action is not None:
             self.carry_out([action])
@@ -270,8 +270,8 @@ class Engine:
             self._request_evaluation(version, requested, entries[version])
 
     def record_open(self, *, running: bool) -> None:
-        """Record the trips whose updates are held and, if ``running``, also the trips that are still
-        running, as at the end of the run."""
+        """Record the trips whose updates are held and, if ``running``, the trips that are still running,
+        which are recorded only at the end of the run."""
         for trip in self._open.values():
             if running or trip.zero or trip.arrival is not None:
                 self.store.trip(trip.row(self._size_bytes))
@@ -403,7 +403,7 @@ class Engine:
 class WriteAhead:
     """Makes events survive a kill of this process, in batches.
 
-    Each call of `secure` covers all events since the call before.
+    Each call of `secure` covers all events since the previous call.
     """
 
     store: Store

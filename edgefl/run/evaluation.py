@@ -1,6 +1,6 @@
 """Queue of model versions for the evaluator.
 
-One version is being evaluated; under the wall clock, at most one other version waits.
+The first version is being evaluated; under the wall clock, at most one more version waits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EvaluationQueue:
         return dropped
 
     def send(self) -> None:
-        """Send the evaluator the first version in the queue, possibly for the second time."""
+        """Send the evaluator the first version in the queue, even if it was already sent."""
         peer = self._peers.get(control.EVALUATOR, 0)
         if self._queue and peer is not None and peer.ready:
             self._gate.send(peer, messages.Assess(*self._queue[0]))

@@ -1,6 +1,6 @@
 """The gate: decodes and checks incoming messages; encodes and sends outgoing ones.
 
-An update passes only if its sender is known and holds the task, if its base version is the one in the lease,
+An update passes only if its sender is known and holds the task, if its base version equals that of the lease,
 and if its checksum equals the checksum in the slot. (The sum later compares this checksum with the update's
 bytes.) A violation becomes a `Refusal`. Repeated and late reports of a finished task have no effect, because
 a transport may lose, delay or repeat messages.
@@ -34,8 +34,8 @@ class TaskReturned(NamedTuple):
 
 
 class ResendRequest(NamedTuple):
-    """A peer that should be busy repeats its last report, so its order, or the effect of the report, must
-    have been lost."""
+    """A peer that should be busy repeats its last report, so either the peer's next order or the effect of
+    the report must have been lost."""
 
 
 class Refusal(NamedTuple):
@@ -121,8 +121,8 @@ class Gate:
         return ()
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
-        """Ignore a repeated message; after more than `MOST_REPEATS` of them, have the peer's order sent
-        again."""
+        """Ignore a repeated message; after more than `MOST_REPEATS` repetitions, request that the peer's
+        order is sent again."""
         peer.repeats += 1
         again = (ResendRequest(),) if peer.repeats > MOST_REPEATS else ()
         return (*self._beat(peer), *again)
@@ -148,7 +148,7 @@ class Gate:
     def _is_old(self, peer: Peer, lease: Lease | None, result: messages.TaskResult) -> bool:
         """Return True if a result is a repetition, or belongs to an order that has been replaced.
 
-        A worker's result whose update lacks parts is ignored in the same way: the worker computes it again.
+        A worker's result whose update lacks parts is also ignored, because the worker will compute it again.
         A client's trip is not repeated: an incomplete update does not match its checksum and is dropped.
         """
         if lease is None:
@@ -182,7 +182,7 @@ class Gate:
         return result
 
     def end_task(self, peer: Peer, task: int) -> None:
-        """End the assignment of a task to its peer, so that the task's update counts at most once."""
+        """End the assignment of a task to its peer, so that the task's update is used at most once."""
         self._aggregator.unassign(task)
         peer.past.append(task)
 
@@ -210,8 +210,8 @@ class Gate:
         return lease if computes else None
 
     def send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
-        """Send a message; return False on failure. If the peer does not read, `receive` then yields a
-        `Refusal`."""
+        """Send a message; return False on failure. If the peer does not read its messages, `receive` will
+        yield a `Refusal`."""
         try:
             self.socket.send(peer.identity, (messages.encode(message), *payload))
         except Full:
@@ -226,7 +226,7 @@ class Gate:
     def dismiss(self, *roles: str) -> None:
         """Send `Bye` to all connected peers of these roles."""
         for peer in self._peers.of(*roles):
-            if peer.ready and not peer.dismissed:  # a message to a peer that has left would delay the close
+            if peer.ready and not peer.dismissed:  # a message to a peer that has left would delay closing
                 peer.dismissed = self.send(peer, messages.Bye())
 
     def wait(self, timeout_ms: int) -> bool:

@@ -51,8 +51,8 @@ class Trip(NamedTuple):
     cohort: Cohort | None
     """The client's round, if no client can join it later; otherwise None."""
     weight: float
-    """The client's `Strategy.own_weight` divided by the largest in the fleet; 1 if the strategy defines no
-    own weights."""
+    """The client's `Strategy.own_weight` divided by the fleet's largest own weight; 1 if the strategy
+    defines no own weights."""
 
 
 class Writer(Protocol):
@@ -82,11 +82,11 @@ class Parties(Protocol):
 
 
 Ask = Callable[[Members], Any]
-"""Requests that a sum is unmasked or decrypted; returns the `SumReply`."""
+"""Requests the unmasking or decryption of a sum; returns the `SumReply`."""
 
 
 class Helpers(NamedTuple):
-    """Clients that can help to unmask a sum, and the number of them that is needed."""
+    """Clients that can help to unmask a sum, and how many of these clients are needed."""
 
     clients: Sequence[int]
     needed: int
@@ -124,9 +124,9 @@ def scheme_of(kind: str) -> Scheme:
 
 
 def completed(experiment: Experiment, strategy: Strategy) -> Experiment:
-    """Return the experiment with its defaults for secure aggregation.
+    """Return the experiment with the defaults that secure aggregation requires.
 
-    With pairwise masks, ``strategy.redraw`` is False unless it is set.
+    With pairwise masks, ``strategy.redraw`` is False if the experiment does not set it.
     """
     secure, table = experiment.server.secure, experiment.strategy
     if secure is None or secure.kind != "pairwise" or not hasattr(strategy, "redraw"):
@@ -250,7 +250,7 @@ class Phones:
 class HiddenUpdates:
     """The part of secure aggregation that runs on the clients.
 
-    It clips updates to ``norm_limit``, unless this is None, and hides them.
+    It clips updates to ``norm_limit``, unless ``norm_limit`` is None, and hides them.
     """
 
     def __init__(self, phones: Phones, kind: str, rules: SecureRules, norm_limit: float | None) -> None:
@@ -281,9 +281,9 @@ class HiddenSums:
         self.online: Callable[[int], bool] = lambda client: True
         """Returns True for a client that is connected, so that it can help to unmask a sum."""
         self.cut_short = False
-        """True if the run ends before the clients' exchange for the next sum; this sum is then refused."""
+        """True if the run ends before the exchange for the next sum has ended; this sum is then refused."""
         self.reply_s: Callable[[int, int, float, int, int], float] = lambda *_: 0.0
-        """Returns the emulated seconds that a client needs for its part of an exchange: `Trips.reply_s`."""
+        """Returns the emulated seconds that a client's part of an exchange takes; see `Trips.reply_s`."""
 
     def lacks_helpers(self, buffer: ParameterBuffer, members: Members) -> bool:
         """Return True if too few clients are online to unmask a sum; False for a sum that will be refused."""
@@ -294,7 +294,7 @@ class HiddenSums:
         return len(online) < helpers.needed
 
     def exchange_s(self, buffer: ParameterBuffer, members: Members, version: int, at_s: float) -> float:
-        """Return the emulated seconds until enough helpers have received their requests and replied."""
+        """Return the emulated seconds until enough helpers have received and answered their requests."""
         try:
             helpers, online = self._helpers(buffer, members)
         except SecureError:
@@ -306,7 +306,7 @@ class HiddenSums:
         return replies[helpers.needed - 1] if 0 < helpers.needed <= len(replies) else 0.0
 
     def _helpers(self, buffer: ParameterBuffer, members: Members) -> tuple[Helpers, list[int]]:
-        """Return the helpers of a sum, and the list of those that are online."""
+        """Return the helpers of a sum, and a list of the helpers that are online."""
         helpers = self._scheme.helpers(self.rules, self._seed, self._clients, buffer, members)
         return helpers, [client for client in helpers.clients if self.online(client)]
 

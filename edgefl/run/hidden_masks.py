@@ -1,5 +1,5 @@
 """``[server.secure] kind = "masks"``: each update has a mask that is used only once. Clients that hold coded
-shares of the masks help the server to remove them from a sum (`edgefl.secure.coded`)."""
+shares of the masks help the server to remove masks from a sum (`edgefl.secure.coded`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Rul
 
 
 def holders_of(seed: int, clients: int, rules: Rules) -> list[int]:
-    """Draw with the seed the clients that hold shares of masks.
+    """Draw the clients that hold shares of masks, using the seed.
 
     Holder j, counted from 1, is the j-th client in the list.
     """

@@ -1,6 +1,6 @@
 """``[server.secure] kind = "pairwise"``: one mask for each pair of clients in a round.
 
-The protocol is that of `edgefl.secure.pairwise`.
+`edgefl.secure.pairwise` implements the protocol.
 
 An upload holds the masked and weighted elements of an update, the update's id, the number and the clients of
 the round, the weight, the client's advert (its public keys for the round), and its sealed (encrypted) shares.
@@ -49,7 +49,7 @@ square of the number of clients."""
 _PREFIX = struct.Struct("<QI")
 """Format of the round's number and the update's weight in an upload."""
 _ABSENT = 2**32 - 1
-"""Value in the unused places of an upload's list of clients, if the round is smaller than the maximum."""
+"""Value in the unused places of an upload's list of clients, if the round is not of maximum size."""
 
 
 def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: int) -> None:
@@ -90,7 +90,7 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Pai
 
 
 def round_rules(rules: PairRules, cohort: Cohort) -> RoundRules:
-    """Return the rules of a round, whose name is a hash of the first task and the clients of the round.
+    """Return a round's rules. The round's name is a hash of its first task and its clients.
 
     The protocol numbers clients from 1. Raises `SecureError` if the round has too few clients.
     """
@@ -120,7 +120,7 @@ class PairWriter:
         self._last: tuple[Cohort, RoundRules, dict[int, Advert]] | None = None
 
     def _round(self, cohort: Cohort) -> tuple[RoundRules, dict[int, Advert]]:
-        """Return the rules and the adverts of a round; those of the last round are cached."""
+        """Return the rules and the adverts of a round; the result for the last round is cached."""
         if self._last is None or self._last[0] != cohort:
             rules = round_rules(self._rules, cohort)
             self._last = cohort, rules, adverts_of(self._phones, rules)
@@ -252,7 +252,7 @@ class Participants:
 
 
 def _digest(uploads: Iterable[Upload]) -> bytes:
-    """Return a digest of the clients, weights and updates of a sum, which does not depend on their order."""
+    """Return a digest of the clients, weights and updates of a sum, independent of their order."""
     parts = sorted(b"%d %d " % (one.client, one.weight) + one.name for one in uploads)
     return hashlib.sha256(b"".join(parts)).digest()
 

@@ -46,7 +46,7 @@ class Hosts(Protocol):
 
     name: str
     compare: bool
-    """True if the hosts load data and model themselves; then their fingerprints must be compared."""
+    """True if the hosts load data and model themselves, so that their fingerprints must be compared."""
     wanted: int
     """Number of hosts that must be ready before the run starts."""
     rows: list[NodeRow]
@@ -66,8 +66,8 @@ class Hosts(Protocol):
         """
 
     def wait(self, timeout_s: float | None) -> float | None:
-        """Wait for messages from the hosts. Return the seconds for which the caller should still wait; None
-        stands for no limit."""
+        """Wait for messages from the hosts. Return how many more seconds the caller should wait, or None for
+        no limit."""
 
     def receive(self) -> Iterator[control.FromHosts]:
         """Yield the messages that have arrived from the hosts."""
@@ -81,7 +81,7 @@ class Hosts(Protocol):
     def expect(
         self, fingerprint: control.Fingerprint | None, host_step_s: float
     ) -> Iterator[control.FromHosts]:
-        """Accept the hosts whose fingerprints equal ``fingerprint``, that of this host.
+        """Accept the hosts whose fingerprints equal ``fingerprint``, this host's fingerprint.
 
         ``host_step_s`` is the time in seconds of a training step on this host.
         """

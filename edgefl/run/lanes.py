@@ -1,8 +1,8 @@
-"""Makes the runs of a sweep: a missing run is made or resumed, a finished run is read from its folder.
+"""Executes the runs of a sweep: starts or resumes missing runs, and reads finished runs from their folders.
 
-Several runs can be made in parallel lanes. A lane is a process that makes one run after another on its share
-of the cores; the results have the same bits as those of `supervisor.run`. Each lane has a process group of
-its own, so that Ctrl-C reaches only this process. This process then requests a checkpoint from each lane and
+Several runs can execute in parallel lanes. A lane is a process that executes one run after another on its
+share of the cores; the results have the same bits as those of `supervisor.run`. Each lane has a process group
+of its own, so that Ctrl-C reaches only the main process, which then requests a checkpoint from each lane and
 waits until the lanes have ended.
 """
 
@@ -57,7 +57,7 @@ def finished(
     quiet: bool = True,
     hosts: OpenHosts = this_host,
 ) -> Result:
-    """Return the finished run of an experiment in ``folder``; if necessary, make or resume it first.
+    """Return the finished run of an experiment in ``folder``; if necessary, start or resume it first.
 
     A run is shown live on a terminal unless ``quiet``. ``hosts`` provides the hosts on which the clients or
     workers of the run are started. Raises `ConfigError` if the folder holds a run with other settings.
@@ -93,7 +93,7 @@ class Forks(msgspec.Struct, frozen=True, tag="forks"):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """A run that a lane has to make."""
+    """A run that a lane has to execute."""
 
     experiment: Experiment
     folder: str
@@ -127,9 +127,9 @@ def shares(cores: Sequence[int], lanes: int) -> list[list[int]]:
 def make_all(
     jobs: Sequence[Job], lanes: int, made: Callable[[int], None], fork_server: Callable[[], ForkServer]
 ) -> None:
-    """Make the missing runs, ``lanes`` of them in parallel.
+    """Execute the missing runs, ``lanes`` of them in parallel.
 
-    ``made`` is called with the index of each run when this run is finished.
+    ``made`` is called with each run's index when the run is finished.
 
     Raises `ConfigError` or `RunError` for the first run that fails, and KeyboardInterrupt after a stop
     signal. The other runs then end with a checkpoint.
@@ -155,7 +155,7 @@ def make_all(
 
 
 def _hand_out(lanes: Sequence[Lane], waiting: deque[tuple[int, Job]], made: Callable[[int], None]) -> None:
-    """Give each idle lane the next run, until all runs are made."""
+    """Give each idle lane the next run, until all runs are finished."""
     poller, busy = select.poll(), dict[int, tuple[Lane, int]]()
 
     def give(lane: Lane) -> None:
@@ -212,7 +212,7 @@ def _stop(*_: object) -> None:
 def main(channel_fd: int, parent_pid: int, cores: str) -> None:
     os.setpgid(0, 0)
     become_child(parent_pid, "edgefl-lane")
-    signal.signal(signal.SIGTERM, _stop)  # a run in progress has a handler of its own
+    signal.signal(signal.SIGTERM, _stop)  # a run in progress installs its own handler
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, cores.split(",")))
     channel: Channel[Forks | Job] = Channel.inherit(channel_fd, Forks | Job)

@@ -12,7 +12,7 @@ server sends   client or worker answers                evaluator answers
 `Bye`          exits                                   exits
 =============  ======================================  ==================================================
 
-Every peer sends `Ready` first and `Beat` while it has nothing else to send. A message is one header frame
+Every peer sends `Ready` first, and `Beat` while it has nothing else to send. A message is one header frame
 (msgpack, a tagged array) and, if it carries a model or a part of an update, one payload frame.
 """
 
@@ -40,7 +40,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
 Checksum = Annotated[int, msgspec.Meta(ge=0)]
 Metrics = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msgspec.Meta(max_length=16)]
-"""Results of the user's own functions, keyed by name; a training metric that is not finite is NaN."""
+"""Results of the user's own functions, keyed by name; NaN stands for a training metric that is not finite."""
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class Gone(_Message, frozen=True, tag=5):
     task: int
     reason: str
     order: int = 0
-    """Number of the order to which the task belongs; see `Task.order`."""
+    """Sequence number of the order to which the task belongs; see `Task.order`."""
 
 
 class TaskResult(_Message, frozen=True, tag=23):
@@ -127,9 +127,9 @@ class TaskResult(_Message, frozen=True, tag=23):
     counted: Count | None = None
     """Number of examples by which the update is weighted; None stands for all examples of the client."""
     failed: str = ""
-    """With local noise, the reason why the update consists only of noise, for the record; otherwise empty."""
+    """Reason, for the record, why the update consists only of local noise; otherwise empty."""
     order: int = 0
-    """Number of the order to which the task belongs; see `Task.order`."""
+    """Sequence number of the order to which the task belongs; see `Task.order`."""
     times: TripTimes | None = None
     """Times that a client has measured; None from a worker, which computes at full speed."""
 
@@ -200,13 +200,13 @@ class Task(_Message, frozen=True, tag=11):
     slot: int
     cut: Cut | None
     condition: Condition | None
-    """State of the device when the trip starts; None if it does not change over time."""
+    """State of the device when the trip starts; None if the state does not change over time."""
     wait_s: float = 0.0
     """Emulated seconds from the receipt of the task until the trip starts."""
     cohort: Cohort | None = None
     """The client's round, if no client can join it later; otherwise None."""
     order: int = 0
-    """Number of the order, which increases with each order to a peer. The peer ignores repeated and outdated
+    """Sequence number, which increases with each order to a peer. The peer ignores repeated and outdated
     orders, and the server ignores results that do not belong to the task's latest order."""
 
 

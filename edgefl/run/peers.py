@@ -1,5 +1,5 @@
-"""The server's peers (clients, workers and the evaluator) and what happens to them: they connect, are silent,
-die and are replaced."""
+"""The server's peers (clients, workers and the evaluator) and their life cycle: connection, silence,
+death and replacement."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CLIENTS = (control.CLIENT, control.WORKER)
 STARTUP_S = 120.0
 """Time limit from the start of a process to its first message, in wall seconds."""
 BUSY_S = 120.0
-"""Time for which the evaluator may be silent while it evaluates a version, in wall seconds."""
+"""Time in wall seconds for which the evaluator may be silent while it evaluates a version."""
 MOST_DEATHS_IN_A_ROW = 5
-"""Number of deaths without a finished task after which a worker or the evaluator is not started again."""
+"""Number of consecutive deaths, with no finished task between them, after which a peer is not restarted."""
 MOST_PAST = 256
 """Number of finished tasks that are remembered for each peer; a worker holds at most 64 tasks at a time."""
 MOST_DETAIL = 500
@@ -46,8 +46,8 @@ class Peer:
     """True if a `Bye` message was sent."""
     deaths_in_a_row: int = 0
     past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
-    """The tasks that the peer finished last or, for the evaluator, the versions that it evaluated last. The
-    peer may report them again, or late."""
+    """The peer's latest finished tasks or, for the evaluator, the latest evaluated versions. The peer may
+    report these again, or late."""
     repeats: int = 0
     """Number of times that the peer has repeated its last report since the server last sent it an order."""
     idle: int = 0
@@ -75,7 +75,7 @@ class Peers:
         self._by_name: dict[tuple[str, int], Peer] = {}
 
     def expect(self, role: control.Role, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> Peer:
-        """Add a process that has been started or will be started; return the peer that stands for it."""
+        """Add a process that has been started or will be started; return the peer that represents it."""
         before = self._by_name.get((role, number))
         if before is not None:
             self.disconnect(before)
@@ -93,7 +93,7 @@ class Peers:
         self._socket.disconnect(peer.identity)
 
     def sender_of(self, routing_id: bytes) -> Peer | None:
-        """Return the sender of a message and note the time; return None if the sender is unknown."""
+        """Return the sender of a message and record the time; return None if the sender is unknown."""
         peer = self._by_identity.get(routing_id)
         if peer is not None:
             peer.last_message_s = self._monotonic()
@@ -113,11 +113,11 @@ class Peers:
         return peer
 
     def check_silence(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
-        """Yield the peers that `silent` finds; this method is called every ``every_s`` seconds.
+        """Yield the peers that `silent` yields; this method must be called every ``every_s`` seconds.
 
-        If a call is very late, this process was held up, and the peers probably were too, so the delay does
-        not count as silence of the peers. If the next call is late as well, its delay does count, so that a
-        slow server also detects peers that hang.
+        If a call is very late, this process was held up, and so probably were the peers. The delay is
+        therefore not counted as silence. If the next call is also late, its delay is counted, so that even a
+        slow server detects peers that hang.
         """
         now = self._monotonic()
         away_s, self._checked_s = now - self._checked_s, now
@@ -128,9 +128,9 @@ class Peers:
         return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
-        """Yield each peer that has been silent for more than ``seconds``, and the seconds of its silence.
+        """Yield each peer that has been silent for more than ``seconds``, and its silence in seconds.
 
-        Before its `Ready` message, a peer may be silent for `STARTUP_S` seconds if this time is longer.
+        Before its `Ready` message, a peer may be silent for `STARTUP_S` seconds if this limit is longer.
         """
         now = self._monotonic()
         for peer in list(self._by_name.values()):
@@ -142,7 +142,7 @@ class Peers:
     def refused(self, seconds: float) -> str:
         """Return why this process cannot open sockets, or "" if it can.
 
-        Also return "" if the server has not waited for any peer's `Ready` message for ``seconds``.
+        Also return "" unless the server has waited for ``seconds`` for the `Ready` message of some peer.
         """
         now = self._monotonic()
         waits = any(not peer.ready and now - peer.last_message_s > seconds for peer in self._by_name.values())
@@ -159,7 +159,7 @@ class Peers:
 
 @dataclass(eq=False)
 class PeerLifecycle:
-    """Ends peers that are silent or send invalid messages, and starts others in place of dead ones.
+    """Ends peers that are silent or send invalid messages, and replaces dead peers.
 
     The core decides whether a dead client is replaced; `retry` decides for workers and the evaluator.
     """
@@ -176,7 +176,7 @@ class PeerLifecycle:
         self.check_every_s = max(0.1, self._experiment.server.heartbeat_s / 4)
         """Interval between calls of `find_silent`, in wall seconds."""
         self.returning = 0
-        """Number of dead peers for which another process will be started."""
+        """Number of dead peers that are to get another process."""
 
     def find_silent(self, slowest_step_s: float) -> None:
         """Expel peers that have been silent for too long. Clients may be silent for a whole training step.
@@ -208,9 +208,9 @@ class PeerLifecycle:
         return peer
 
     def retry(self, peer: Peer, *, blamed: bool = True) -> bool:
-        """Start a worker or the evaluator again; return False if it has died too often.
+        """Restart a worker or the evaluator; return False if it has died too often to be restarted.
 
-        A death for which the process is not ``blamed`` does not count.
+        A death is counted only if the process is ``blamed`` for it.
         """
         deaths = peer.deaths_in_a_row + blamed
         if deaths >= MOST_DEATHS_IN_A_ROW:
@@ -220,7 +220,7 @@ class PeerLifecycle:
         return True
 
     def replace(self, peer: Peer, after_s: float, deaths_in_a_row: int = 0) -> None:
-        """Start another process in place of a dead one, in ``after_s`` wall seconds."""
+        """Start another process in place of a dead one, after ``after_s`` wall seconds."""
         self.returning += 1
 
         def start() -> None:

@@ -161,7 +161,7 @@ def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) 
         )
     bases = {**dict(sorted(last.bases.items())), last.version: last.model}
     entries = {version: (1 + place) % len(bases) for place, version in enumerate(bases)}
-    for version, model in bases.items():  # the last one is placed in entry 0
+    for version, model in bases.items():  # the last version is placed in entry 0
         buffer.model(entries[version])[:] = model
         buffer.publish(version, entries[version])
     for vector, saved in zip(buffer.vectors(0), last.vectors, strict=True):

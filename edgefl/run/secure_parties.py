@@ -1,6 +1,6 @@
-"""Code that all schemes of secure aggregation in `edgefl.run.secure_process` share.
+"""Code that all secure aggregation schemes in `edgefl.run.secure_process` share.
 
-This is the reply of a scheme's parties to the server, and the record of what each party has summed.
+It defines the parties' reply to the server, and lists the masks or updates that each party has summed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Used:
     """Ids of the masks or updates that each party has summed, in memory and, unless ``path`` is None, in a
     file.
 
-    If a crash cut off the last line of the file, this line is dropped, because the reply was never sent.
+    If a crash cut off the last line of the file, this line is dropped, because its reply was never sent.
     """
 
     def __init__(self, path: Path | None, parties: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """The process with the parties that unmask or decrypt sums for the server: clients that hold shares of masks,
 clients that reveal shares, or a trusted aggregator.
 
-The server starts this process at the first sum and starts it again if it dies. The process has the phones'
+The server starts this process for the first sum, and restarts it if it dies. The process has the phones'
 keys, which the server does not have, and reads the encrypted shares or updates of a sum from the parameter
 buffer. A file lists the masks or updates that were summed, so that after a restart no update is summed twice.
 """
@@ -28,7 +28,7 @@ from edgefl.run.secure_parties import AnyRules, SumReply
 from edgefl.secure import USED_FILE
 
 MOST_STARTS = 5
-"""Maximum number of times that the process is started for one sum; if it fails each time, the run ends."""
+"""Maximum number of times that the process is started for one sum; after the last failure, the run ends."""
 GRACE_S = 5.0
 
 
@@ -40,7 +40,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     clients: int
     rules: AnyRules
     failpoints_of: int
-    """Number of the server whose failpoints apply; −1 if no failpoint applies."""
+    """Number of server restarts, which selects the failpoints that apply; −1 if none applies."""
 
 
 class SumRequest(msgspec.Struct, frozen=True, tag="sum"):

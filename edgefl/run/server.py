@@ -1,7 +1,7 @@
 """The server's loop, which turns messages into events and events into actions until the core stops the run.
 
-A peer that is silent, sends invalid messages or dies is recorded, and replaced or dropped as the experiment
-specifies; no peer can stop the run.
+A peer that is silent, sends invalid messages or dies is recorded, and then replaced or dropped as the
+experiment specifies; no peer can stop the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATES_EVERY = 4
 MOST_STATES = 100_000
 """The states of clients are reported only for fleets of at most this many clients."""
 CHECKPOINT_SHARE = 0.05
-"""Maximum share of the time that is spent on writing checkpoints."""
+"""Maximum share of the run's time that is spent writing checkpoints."""
 
 
 @dataclass(eq=False)
@@ -80,7 +80,7 @@ class ServerLoop:
         try:
             socket = self._gate.socket
             self._channel.send(socket.listening)
-            # Loop until the run has stopped and the last evaluation is complete (or was interrupted).
+            # Loop until the run has stopped and the last evaluation is complete (or interrupted).
             while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
                 self._turn()
         except Closed:  # the supervisor was killed, so save acknowledged updates in a last checkpoint
@@ -195,14 +195,14 @@ class ServerLoop:
         )
 
     def _waits(self) -> str:
-        """Return a clause for the error message if a sum waits for clients that can unmask it, or ""."""
+        """Return a clause for the error message if a sum waits for clients to unmask it, otherwise ""."""
         return "" if self._aggregator.waiting is None else "; a sum waits for clients that can unmask it"
 
     def _departed(self, message: control.Departed) -> None:
         if self._stopped is not None:
             if message.role == control.EVALUATOR:
                 self._evaluation.give_up()
-            else:  # a dismissed peer: if kept, it would count as silent during the last evaluation
+            else:  # a dismissed peer: if kept, it would appear silent during the last evaluation
                 self._peers.remove(message.role, message.peer, message.epoch)
             return
         peer = self._lifecycle.departed(message)
@@ -242,8 +242,8 @@ class ServerLoop:
         self._watch.to(before)
 
     def _checkpoint_again(self) -> None:
-        """Write a checkpoint every ``checkpoint.every_s`` seconds, or less often if checkpoints would take a
-        large share of the time."""
+        """Write a checkpoint every ``checkpoint.every_s`` seconds, or less often if checkpoints would take
+        too large a share of the time."""
         started = time.monotonic()
         self._checkpoint()
         took_s = time.monotonic() - started
@@ -258,8 +258,8 @@ class ServerLoop:
         return moved and {**moved, "versions": self._core.version - self._first_version}
 
     def _conclude(self) -> None:
-        # A run that lacks only its last evaluations counts as interrupted, so that it can be resumed to make
-        # them.
+        # A run that lacks only its last evaluations is recorded as interrupted, so that resuming the run can
+        # complete them.
         interrupted = self._interrupted and (self._core.stopped is None or self._evaluation.waiting)
         reason = "interrupted" if interrupted else self._core.stopped or self._stopped or ""
         self._checkpoint(final=True)

@@ -107,7 +107,7 @@ def build(
     socket: ServerSocket,
     hidden: HiddenSums | None,
 ) -> ServerLoop:
-    """Build the loop and the parts of a run that is new, resumed or recovered."""
+    """Build the loop and the other parts of a new, resumed or recovered run."""
     experiment, prepared = plan.experiment, plan.prepared
     clients = fleet_of(experiment)
     strategy = resolve(experiment.strategy, [Path(plan.base)])
@@ -193,7 +193,7 @@ def build(
 def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums | None]:
     """Provide the run's `HiddenSums`, or None if the run does not use secure aggregation.
 
-    The process that unmasks the sums is ended afterwards.
+    The process that unmasks sums ends with the context.
     """
     experiment, clients = plan.experiment, len(fleet_of(plan.experiment))
     strategy, secure = resolve(experiment.strategy, [Path(plan.base)]), experiment.server.secure
@@ -238,7 +238,7 @@ def _restored(
 def _forbids_repetition(experiment: Experiment) -> bool:
     """Return True if a repeated version or trip would get different noise.
 
-    Both results together would then reveal more about the clients' data.
+    The two results together would then reveal more about the clients' data.
     """
     rules = experiment.privacy
     if rules is None or experiment.clock.kind != "wall":
@@ -304,7 +304,7 @@ def _secure_cost(experiment: Experiment, trips: Trips) -> SecureCost | None:
 
 
 class _ClientRows(LazySequence[ClientRow]):
-    """The rows of the clients in the record, each made when it is read."""
+    """The clients' rows for the record; each row is created when it is read."""
 
     def __init__(self, plan: control.Serve, trips: Trips) -> None:
         self._experiment, self._trips, self._clients = plan.experiment, trips, fleet_of(plan.experiment)
@@ -351,7 +351,7 @@ def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
 def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
     """Return the power that the fleet's devices draw, keyed by profile and network.
 
-    Profiles that do not state it are left out.
+    Profiles without figures for power are left out.
     """
     found: dict[str, dict[str, PowerDraw]] = {}
     for info in kinds_of(fleet_of(plan.experiment)).values():
@@ -370,7 +370,7 @@ def _version(package: str) -> str:
 
 
 def _require_descriptors(peers: int, *, door: bool = False) -> None:
-    """Raise RunError if this process may not open enough connections: some peers would then wait forever."""
+    """Raise RunError if this process cannot open enough connections: some peers would then wait forever."""
     unknown = strangers.MOST_STRANGERS + strangers.SPARE_DESCRIPTORS if door else 0
     needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS + unknown
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

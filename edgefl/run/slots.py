@@ -51,10 +51,10 @@ class Lease(msgspec.Struct):
     client: int
     version: int
     holder: int = -1
-    """Number of the peer that computes the task: the client itself or a worker; −1 if no peer does."""
+    """Index of the peer that computes the task: the client itself or a worker; −1 if no peer does."""
     order: int = 0
-    """Number of the last order of this task that was sent to a peer. The first order has the number of the
-    task."""
+    """Sequence number of the last order for this task that was sent to a peer. The number of the first order
+    is the task's number."""
 
 
 class SumResult(msgspec.Struct):
@@ -103,7 +103,7 @@ class Aggregator:
     exchanged: Sequence[str] = ()
     """Names of the exchanged vectors."""
     own: Sequence[str] = ()
-    """Names of the vectors that only the server has; a ring entry holds them after those of the optimiser."""
+    """Names of the vectors that only the server has; in a ring entry they follow the optimiser's vectors."""
     statistics: int = 0
     """Number of elements at the end of the model that are averaged without the optimiser: the running
     statistics, and the module's other float buffers."""
@@ -210,11 +210,11 @@ class Aggregator:
         self.leases[task].holder = holder
 
     def renumber(self, task: int, order: int) -> None:
-        """Set the number of the next order for a task; results of earlier orders then have no effect."""
+        """Set the number of the next order for a task; results of earlier orders are then ignored."""
         self.leases[task].order = order
 
     def unassign(self, task: int) -> None:
-        """Unassign a task from its peer; further reports of the peer on this task have no effect."""
+        """Unassign a task from its peer; the peer's further reports on this task have no effect."""
         self.leases[task].holder = -1
 
     def measure(self, lease: Lease) -> tuple[float, float]:
@@ -299,7 +299,7 @@ class Aggregator:
                 self._free.append(lease.slot)
 
     def settle(self) -> None:
-        """After a commit of the record, free the slots and the ring entry that recovery no longer needs."""
+        """Free the slots and the ring entry that recovery no longer needs after a commit of the record."""
         self._settled = self.buffer.latest[1]
         while self._released:
             slot = self._released.pop()
@@ -528,7 +528,7 @@ class Aggregator:
     ) -> Doubles:
         """Write the next model from these updates and weights; return the squared norms of the updates.
 
-        If ``checksums`` is given, it is filled in.
+        If ``checksums`` is given, it is filled with the updates' checksums.
         """
         buffer, old_entry, block = self.buffer, self.buffer.latest[1], self.blocks[0]
         model, base = (buffer.model(at)[block] for at in (entry, old_entry))
@@ -578,12 +578,12 @@ class Aggregator:
         updates: list[Update],
         scales: list[Floats | None],
     ) -> None:
-        """Write the next running statistics: the average of the statistics of clients.
+        """Write the next running statistics: the average of the clients' statistics.
 
-        The average has the weights of the step, or those that `Strategy.combine` chose; if they add up to
-        more than 1, they are divided by their sum. In a private step they are not divided, because their sum
-        may reveal how many clients were drawn. An update contains the change of the statistics since its base
-        version, so the difference between this version and the latest one is added.
+        The average has the weights of the step, or those that `Strategy.combine` chose; weights that add up
+        to more than 1 are divided by their sum, except in a private step, in which the sum may reveal how
+        many clients were drawn. An update contains the change of the statistics since its base version, so
+        the difference between the base version and the latest version is added.
         """
         if not self.statistics:
             return
@@ -592,7 +592,7 @@ class Aggregator:
         shares, total = self._chosen or action.weights, 1.0
         if base_scale == 1.0 and self.privacy is None:
             total = max(1.0, sum(shares))
-        one = self.combine is not None and not self._chosen  # the strategy made one vector of the updates
+        one = self.combine is not None and not self._chosen  # the strategy made one vector from the updates
         part = VectorSum(weights if one else [weight / total for weight in weights], base_scale)
         scales = [None if scale is None else scale[first // SCALE_BLOCK :] for scale in scales]
         made = np.empty(model.size - first, np.float32)
@@ -608,7 +608,7 @@ class Aggregator:
         model[-self.statistics :] = averaged
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
-        """Write the strategy's next vectors, and add to the model those that have a factor ``into_model``.
+        """Write the strategy's next vectors, and add those with a factor ``into_model`` to the model.
 
         For each update, return the squared norm of its changes to the exchanged vectors.
         """

@@ -1,10 +1,10 @@
 """The supervisor: starts and watches every process of a run, owns the shared memory, and cleans up.
 
-It is one loop over the channels of server and zygote and over the messages of the run's hosts:
+It is one loop over the channels to server and zygote and over the messages from the run's hosts:
 
     state       meanwhile                                 next state, when
     LOADING     zygote and nodes load data and model      ADOPTING: enough hosts are ready (`Gathered`);
-                                                          the time scale is chosen, the buffer is made
+                                                          the time scale is chosen, the buffer created
     ADOPTING    the zygote writes the first model         STARTING: the buffer holds it (`Adopted`)
     STARTING    the server has its plan                   SERVING: it is ready for peers (`Listening`)
     SERVING     the fleet is forked; the run proceeds     RESTARTING: server or zygote was killed
@@ -91,7 +91,7 @@ def run(
     ``passing`` is True for one run of many: its panel on the terminal disappears when the run ends.
 
     Raises `ConfigError` before anything starts if the experiment cannot be run, `RunError` if the run fails,
-    and KeyboardInterrupt after Ctrl-C, when the run is on disk and can be resumed.
+    and KeyboardInterrupt after Ctrl-C; the run is then on disk and can be resumed.
     """
     base, out = (base or Path.cwd()).absolute(), out.absolute()
     _require_text(base, out)
@@ -206,13 +206,13 @@ class _Supervisor:
     _view: RunView
     _enforcement: Enforcement
     _lock: int
-    """File descriptor of the folder's lock. The server receives it too, because the server may briefly
+    """File descriptor of the folder's lock. The server also receives it, because the server may briefly
     outlive this process."""
     fork_server: ForkServer | None
     _here: ThisHost
     """This host. It runs the evaluator and, if it is the only host, all other peers."""
     _hosts: Hosts
-    """The hosts of the clients or workers."""
+    """The hosts that run the clients or workers."""
     resuming: bool = False
     workload: str | None = None
 
@@ -237,8 +237,8 @@ class _Supervisor:
         self._measured_at_trips = 2 * len(self._clients)
         self._interrupts = 0
         self._restarts = self._deaths = self._died_at = 0
-        """Number of restarts of the server, number of consecutive deaths without a new version, and version
-        at the last death."""
+        """Number of restarts of the server, number of consecutive deaths without a new version, and model
+        version at the last death."""
         self._broken = ""
         """Description of how the zygote ended, if its end has led to the state LEAVING; otherwise empty."""
         self._uncleared: set[str] = set()
@@ -248,7 +248,7 @@ class _Supervisor:
         self._selector.register(self._wakeup[0], selectors.EVENT_READ)
 
     def run(self) -> Result:
-        with contextlib.ExitStack() as shown:  # the view's last line has the verdict of the results
+        with contextlib.ExitStack() as shown:  # the view's last line shows the verdict from the results
             self._run_processes(shown)
             self._view.judged = verdict_of(self._write_results())
         if self._broken:
@@ -298,7 +298,7 @@ class _Supervisor:
         """Wait for messages and handle those that have arrived."""
         leaving = self._state is State.LEAVING
         channels = {name: self._channels[name] for name in CHANNELS if not (leaving and name == "zygote")}
-        # The selector does not report messages that were already read while another was being sent.
+        # The selector does not report messages that were already read while another message was being sent.
         unread = any(channel.waiting for channel in channels.values())
         timeout_s = self._hosts.wait(0.0 if unread else None)
         self._handle_all(self._hosts.receive(), self._hosts.name)
@@ -408,7 +408,7 @@ class _Supervisor:
             self._stop_serving()
 
     def _note_interrupt(self, number: int) -> None:
-        """Signal handler that wakes up the loop."""
+        """Handle a signal by waking up the loop."""
         self._interrupts += 1
         stopped_by.append(number)
         os.write(self._wakeup[1], b"!")
@@ -422,12 +422,12 @@ class _Supervisor:
         self._stop_serving()
 
     def _stop_serving(self) -> None:
-        """Ask the server for a last checkpoint; if it has no plan yet, `_serve` will ask for it later."""
+        """Ask the server for a last checkpoint; if the server has no plan yet, `_serve` will ask later."""
         if self._state in HAS_PLAN:
             self._channels["server"].tell(control.Interrupt("interrupted"))
 
     def _ended_early(self, name: str) -> None:
-        """Continue after the server or the zygote has ended. Raises `RunError` if that is impossible."""
+        """Continue after the server or the zygote has ended. Raises `RunError` if the run cannot continue."""
         end, state = exit_of(self._children[name], 1.0), self._state
         what = f"the {name} process {f'ended early ({end})' if end else 'closed its channel'}"
         running = state in (State.SERVING, State.RESTARTING)
@@ -545,7 +545,7 @@ class _Supervisor:
         return self._experiment.clock.workers or self._hosts.carries()
 
     def _grow(self) -> None:
-        """Start more workers, if the hosts have room for more now."""
+        """Start more workers, if the hosts now have room for more workers."""
         if (workers := self._carried()) <= self._workers:
             return
         if self._state in HAS_PLAN:

@@ -39,7 +39,7 @@ from edgefl.strategies.base import Strategy
 
 MOST_RUNS = 10_000
 CURVES = "curves.pdf"
-"""Name of the file with the figure of learning curves in a sweep's folder."""
+"""Name of the file in a sweep's folder with a figure of the learning curves."""
 APART = (
     "data.name",
     "data.path",
@@ -114,7 +114,7 @@ def sweep(
 
     Each run gives the same bits as `supervisor.run` with the same settings and seed. Raises `ConfigError`
     before the first run if any run is invalid, `RunError` if a run fails, and KeyboardInterrupt after Ctrl-C.
-    The same call then continues the sweep.
+    Repeating the call continues the sweep.
     """
     base = (base or Path.cwd()).absolute()
     require_free(out, "sweep")
@@ -127,7 +127,7 @@ def sweep(
         one = planned[number]
         outcome = _outcome(Result(one.folder).summary())
         say(f"{number + 1:>3} of {len(planned)}  {one.label}, seed {one.seed}: {outcome}")
-        if target is not None and number == 0:  # fail before the other runs are made
+        if target is not None and number == 0:  # fail before the other runs start
             with Record(one.folder) as record:
                 check_scored([record])
 
@@ -156,7 +156,7 @@ def drawn_fleets(experiment: Experiment) -> Experiment:
 
 
 def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[[], ForkServer]) -> None:
-    """Try the user's training function at each grid point before the runs are made.
+    """Try the user's training function at each grid point before the runs start.
 
     Points with the same client settings are tried only once. Raises `ConfigError` if a function fails. A
     single point needs no trial, because the first run begins with such a trial.
@@ -267,7 +267,8 @@ def _value(key: str, text: str) -> Any:
 
 
 def _check_same_examples(label: str, experiment: Experiment, first: Experiment) -> None:
-    """Raise `ConfigError` if two runs use different examples, which is possible in a grid of whole tables."""
+    """Raise `ConfigError` if this experiment's examples differ from those of the first run; this can happen
+    if a grid varies a whole table, such as ``[data]``."""
     for key in APART:
         mine, others = (operator.attrgetter(key)(each) for each in (experiment, first))
         if mine != others:

@@ -53,7 +53,7 @@ class InFlightWork:
     answers: list[Answer] = field(default_factory=list)
     """Results from workers for tasks whose trips have not ended yet in emulated time."""
     tasks: list[int] = field(default_factory=list)
-    """Numbers of those tasks among the answers whose updates are complete in their slots."""
+    """IDs of those tasks in ``answers`` whose updates are complete in their slots."""
     entries: dict[int, int] = field(default_factory=dict)
     """Ring entries of versions that a task or the evaluator still has to read, keyed by version."""
 
@@ -68,10 +68,10 @@ class Restored:
     tasks: dict[int, tuple[Train, float]]
     """Running tasks in the order of their numbers, each with the emulated time at which it was assigned."""
     assessing: dict[int, tuple[float, int]]
-    """For each version that waits for evaluation, its publication time and the number of client trips until
-    then."""
+    """For each version that waits for evaluation, its publication time, and the number of client trips up to
+    that time."""
     entries: dict[int, int]
-    """Ring entries that now hold the versions that still have to be read, keyed by version."""
+    """Current ring entries of the versions that are still to be read, keyed by version."""
     answers: dict[int, Answer]
 
 
@@ -149,11 +149,11 @@ class Timeline:
         return Delivery(client, result, times, examples, at_s)
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
-        """Handle the report of a peer that a task has ended."""
+        """Handle a peer's report that a task has ended."""
         raise NotImplementedError
 
     def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
-        """Handle the end of the process of a client or worker."""
+        """Handle the end of a client's or worker's process."""
         raise NotImplementedError
 
     def rejoin(self, client: int, at_s: float) -> None:
@@ -165,7 +165,7 @@ class Timeline:
         raise NotImplementedError
 
     def wait_ms(self) -> int:
-        """Return the milliseconds until an event can become due even if no message arrives."""
+        """Return the time in milliseconds until an event can become due without a message."""
         raise NotImplementedError
 
     @property

@@ -37,7 +37,7 @@ class ShmServer:
         self._buffer = buffer
 
     def model_frames(self, entry: int) -> list[Frame]:
-        """Return the payload frames with the model in a ring entry, which are sent together with a task."""
+        """Return the frames with the model in a ring entry, which are sent as the payload of a task."""
         return []
 
     def is_complete(self, slot: int, task: int) -> bool:

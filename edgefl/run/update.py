@@ -70,8 +70,8 @@ class UpdateMaker:
         rounding residual follows these vectors."""
         self._residual = slice(self._own, None) if shape.kept > self._own else None
         self._start = np.zeros(shape.size, np.float32) if len(self._blocks) > 1 else None
-        """Vector to subtract from the trained model and vectors: the base model, then zeros, because the
-        training writes changes of vectors; None if no vectors are exchanged."""
+        """Vector to subtract from the trained model and vectors: the base model, then zeros, because for
+        vectors the training writes their changes; None if no vectors are exchanged."""
 
     def train(
         self,
@@ -108,7 +108,7 @@ class UpdateMaker:
         return result
 
     def _inputs(self, client: int, version: int, base: Floats) -> TripInputs:
-        """Return the inputs of a trip, and set the changes of vectors that the trip will send to zero."""
+        """Return a trip's inputs; set to zero the changes of vectors that the trip will send."""
         size, workload, kept = self._size, self._workload, {}
         whole = workload.flat.whole
         whole[size:] = 0.0
@@ -180,7 +180,7 @@ class UpdateMaker:
     def result(
         self, task: Task, trained: TrainResult, checksum: int, cpu_s: float, times: TripTimes | None = None
     ) -> TaskResult:
-        """Build the report of a task whose update is complete; a client adds its measured ``times``."""
+        """Build the report on a task whose update is complete; a client adds its measured ``times``."""
         return TaskResult(
             task=task.task,
             trained_version=task.version - failpoints.hit("stale", task.client, task.trip),

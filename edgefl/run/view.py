@@ -31,7 +31,7 @@ MOST_COLUMNS = 120
 REDRAW_S = 0.5
 """Minimum interval between redraws, in wall seconds; it is long because the clients need the CPU."""
 PACE_S = 600.0
-"""The remaining time is estimated from a run's pace over the most recent period of this many wall seconds."""
+"""The remaining time is estimated from the run's pace over the last `PACE_S` wall seconds."""
 MOST_NAMED = 6
 """Maximum number of profiles that the first line names."""
 MOST_PROFILES, LINES_BESIDES_PROFILES, MOST_NAME = 12, 15, 20
@@ -79,7 +79,7 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
 
 
 def verdict_of(summary: Mapping[str, Any]) -> Verdict:
-    """Return the verdict on the fidelity of an ended run, from the ``summary`` of the run."""
+    """Return the verdict on the fidelity of an ended run, taken from the run's ``summary``."""
     found = summary["fidelity"]
     if summary["clock"] == "virtual" and found["valid"]:
         return Verdict("times computed")
@@ -100,7 +100,7 @@ class RunView:
         self.title = f"{printable(experiment.name)}: {printable(str(experiment.strategy.get('name', '')))}"
         self.monotonic = monotonic
         self.note = ""
-        """The present activity of the run, such as loading data; empty during training."""
+        """The current activity of the run, such as loading data; empty during training."""
         self.total = 0
         """Number of clients."""
         self.workload = ""
@@ -202,7 +202,7 @@ class RunView:
 class LineView(RunView):
     """Prints plain lines on stderr: two or three at the start, one every five seconds, one at the end.
 
-    Before the start it prints nothing, so that an error in data or model is the only line.
+    It prints nothing before the start, so that the message for an error in data or model is the only line.
     """
 
     _printed_s = 0.0
@@ -238,7 +238,7 @@ class LineView(RunView):
             self._print(f"{self.outcome(error)}: {self._line(known) if known else 'no client was trained'}")
 
     def _line(self, progress: control.Progress) -> str:
-        """Return the metrics in one line, without the last ones if the line would be too long."""
+        """Return the metrics in one line, leaving out the last metrics if the line would be too long."""
         parts = [f"{int(100 * self.goal(progress).share)}%"]
         parts += [f"{name} {text}" for name, text in self.figures(progress).items()]
         while len(line := ", ".join(parts)) > MOST_COLUMNS - len("edgefl: interrupted: "):

@@ -34,11 +34,11 @@ from edgefl.run.timeline import (
 )
 
 TRAINING_DEATH = "its training ended its process"
-"""Prefix of the reason for a client's death if its training ended the processes of workers."""
+"""Prefix of the reason for a client's death if its training killed the workers that computed it."""
 EVENTS_AT_ONCE = 128
 """Maximum number of events that are processed before the socket is polled again."""
 STALL_LIMIT = 1000
-"""Mean number of events per client without progress after which a run fails. Events without progress are
+"""Mean number, per client, of events without progress after which a run fails. Events without progress are
 joins and leaves between which no task is assigned and, if only emulated time or an accuracy ends the run,
 trips that end at the same emulated time."""
 
@@ -51,7 +51,7 @@ class Trip(msgspec.Struct):
     sent_s: float
     cancelled: bool = False
     left: Left | Died | None = None
-    """The event that cancelled the trip, if the client left or died as the experiment declares; else None."""
+    """The event that cancelled the trip, if the client left or died as the experiment declares, or None."""
     doomed: bool = False
     """True if the client will leave before it could deliver the update, so that the task is not computed."""
     broken: str = ""
@@ -118,7 +118,7 @@ class VirtualTimeline(Timeline):
         """Requeue the tasks of a dead worker. This causes no event, because no client depends on a worker.
 
         If a task has killed too many workers, its client dies when its update would have arrived. A death in
-        the middle of a task counts against the task, any other death against the worker.
+        the middle of a task is blamed on the task, any other death on the worker.
         """
         computing = self._computing(end)
         if not self.lifecycle.retry(peer, blamed=computing is None):

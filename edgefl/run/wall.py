@@ -4,7 +4,7 @@ A client that goes offline before its task has ended leaves only when its proces
 until then the process may still write into its slot.
 
 In a private run participation must not depend on client data, but failures may. A failed trip therefore ends
-when its update would have arrived. If a client's process dies, and the experiment did not declare that death,
+when its update would have arrived. If a client's process dies, and the experiment did not declare this death,
 the client stays in the fleet; its trips fail until it has a process again.
 """
 
@@ -55,7 +55,7 @@ class WallTimeline(Timeline):
         self._leaving: dict[int, str] = {}
         """Clients whose task was cancelled because they are leaving, mapped to the reason."""
         self._returns_s: dict[int, float] = {}
-        """In a resumed run, the emulated time in seconds before which each client does not join."""
+        """In a resumed run, the earliest emulated time in seconds at which each client may join again."""
 
     def expect(self) -> None:
         for client in range(len(self.core.devices)):
@@ -137,8 +137,8 @@ class WallTimeline(Timeline):
         self.agenda.add(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
-        """Handle the end of a task. If the task was cancelled because its client leaves, the client leaves
-        first."""
+        """Handle the end of a task. If the task was cancelled because its client is leaving, the client
+        leaves first."""
         now_s = self.clock.now_s()
         if isinstance(result, messages.TaskResult):
             client = self.aggregator.leases[result.task].client
@@ -191,7 +191,7 @@ class WallTimeline(Timeline):
         return self.dynamics is not None and self.dynamics.declares_death(client, self.clock.now_s())
 
     def _left(self, client: int, why: str) -> Died | Left:
-        """Return the event for a client that leaves; it is a death if the experiment declares one now."""
+        """Return the event for a client that leaves; it is a death if the experiment declares a death now."""
         if self._declares_death(client):
             return Died(client, self.clock.now_s(), why, declared=True)
         return Left(client, self.clock.now_s(), why)
@@ -281,7 +281,7 @@ class WallTimeline(Timeline):
 
     def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
         """Let all clients leave, because their processes and tasks are gone; they return at random times.
-        Clients without a task leave first, so that no idle client is started in place of one that had a task.
+        Clients without a task leave first, so that no idle client is started to replace one with a task.
         """
         core, now_s, resumption = self.core, self.clock.now_s(), self.store.seq
         for client in range(len(core.devices)):

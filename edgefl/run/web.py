@@ -1,6 +1,6 @@
 """The supervisor's part of the live page: starts the process that serves the page, and sends updates to it.
 
-Nothing here waits for that process: if it falls behind, it misses updates, and the run continues.
+Nothing here waits for the process: if the process falls behind, it misses updates and the run continues.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every user of the machine can connect. The server therefore limits the number of connections, the size of a
 request, and the times to send the request and to read the reply; a connection serves one request. The Host
-header must be a loopback name, so that scripts of other sites cannot use DNS rebinding to reach the server.
+header must be a loopback name, so that scripts from other sites cannot use DNS rebinding to reach the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_HEAD_BYTES = 8192
 PATIENCE_S = 10.0
 """Time limit in seconds for receiving a request, and for each write of the answer."""
 NAMES = ("127.0.0.1", "localhost")
-"""Host names that a request may contain; any port is allowed, because a tunnel may change it."""
+"""Host names that the Host header may contain; any port is allowed, because a tunnel may change it."""
 HEADERS = (
     "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
     "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
@@ -30,7 +30,7 @@ class WebReply(NamedTuple):
     """Reply to a request; the body is either complete or streamed."""
 
     kind: str
-    """Value of the header Content-Type."""
+    """Value of the Content-Type header."""
     body: bytes | AsyncGenerator[bytes, None]
     headers: str = ""
 
@@ -46,7 +46,7 @@ class _Refused(Exception):
 
 
 class WebServer:
-    """Serves one listening socket until `close`."""
+    """Serves one listening socket until `close` is called."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer

@@ -53,7 +53,7 @@ RECENT = 200
 LAST_TRIPS, LAST_INCIDENTS = 12, 6
 """Maximum numbers of trips and of incidents that are shown for a phone."""
 LAST_TASKS = 500_000
-"""Number of the latest tasks of all phones among which the last trips of a phone are searched."""
+"""Number of the latest tasks, of all phones, that are searched for a phone's last trips."""
 STATES = ("absent", "idle", "downloading", "training", "uploading")
 """Names of the states in `control.Progress.states`."""
 
@@ -93,10 +93,10 @@ async def _serve(channel: Channel[control.ToWeb], live: LivePage, listener: sock
 
 
 def document() -> tuple[str, str, str]:
-    """Return the page in two parts, between which its first data are inserted, and the header
-    Content-Security-Policy.
+    """Return the two halves of the page, between which the initial data are inserted, and the
+    Content-Security-Policy header.
 
-    The page includes its style and its script. The header forbids all other scripts and all foreign requests.
+    The page includes its style and script. The header forbids other scripts and requests to other origins.
     """
     style, _, body = (
         resources.files("edgefl.run").joinpath("web_page.html").read_text("utf-8").partition("</style>\n")
@@ -132,7 +132,7 @@ class LivePage:
         self._new = asyncio.Event()
 
     def handle(self, message: control.ToWeb) -> None:
-        """Handle a message of the supervisor; update the page at most about once a second."""
+        """Handle a message from the supervisor; update the page no more often than about once a second."""
         match message:
             case control.Activity(text=text, restarted=again):
                 (self._view.restarted if again else self._view.say)(text)
@@ -335,7 +335,7 @@ class LivePage:
 
 
 def _recorded_facts(row: ClientRow) -> dict[str, str]:
-    """Return what the record contains about a client, as texts keyed by their names on the page."""
+    """Return the record's facts about a client, as texts keyed by their names on the page."""
     return {
         "Step": "" if row.step_s is None else f"{number(row.step_s)} s declared, for a whole batch",
         "Memory": "" if row.memory_mib is None else f"{number(row.memory_mib)} MiB for the app",

@@ -110,7 +110,7 @@ class VirtualWorker:
     def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> None:
         cpu_started = time.thread_time()
         place = (task.client, task.trip)
-        # Nobody overwrites the base version until the task is done, so it is used in place.
+        # Nobody overwrites the base version until the task has ended, so the version is used in place.
         base = self._transport.base(task.entry, task.version, frames)
         vector, cut = self._workload.flat.whole, task.cut
         np.copyto(vector, base)

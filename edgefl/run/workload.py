@@ -88,7 +88,7 @@ def own_training(
 
 @contextmanager
 def _refusing_training() -> Iterator[None]:
-    """Turn a failure of the user's training before the run into a `ConfigError`."""
+    """Turn a failure of the user's training function before the run into a `ConfigError`."""
     try:
         yield
     except TrainingError as error:
@@ -119,7 +119,7 @@ CACHE_BYTES = 64 * 2**20
 
 
 class Workload:
-    """Everything that clients, workers and the evaluator compute with: data, model, training, evaluation."""
+    """The data, model, training and evaluation with which clients, workers and the evaluator compute."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         torch.set_num_threads(1)
@@ -165,7 +165,7 @@ class Workload:
         numbers = self.flat.whole.size
         up_bytes = FORMATS[experiment.server.update_format].nbytes(numbers)
         self.rules = rules_of(experiment, strategy, self.flat.size, len(clients))
-        """Rules of secure aggregation; None if the run does not use it."""
+        """Rules of secure aggregation; None if the run does not use secure aggregation."""
         self.phones_secret = b""
         """Secret from which the phones' keys are derived; empty without secure aggregation."""
         up_bytes += 0 if self.rules is None else self.rules.overhead_bytes
@@ -187,7 +187,7 @@ class Workload:
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
 
     def own_weight(self, client: int) -> float:
-        """Return the client's `Strategy.own_weight` divided by the largest in the fleet.
+        """Return the client's `Strategy.own_weight` divided by the fleet's largest own weight.
 
         Return 1 if the strategy defines no own weights.
         """
@@ -209,7 +209,7 @@ class Workload:
         return self.rule if factor == 1.0 else replace(self.rule, lr=factor * self.rule.lr)
 
     def _work(self) -> BatchWork:
-        """Return the work of a training step, as the experiment declares it or as counted in a step."""
+        """Return the work of a training step, either declared in the experiment or counted in a step."""
         if (flop := self.experiment.model.flops_per_example) is not None:
             return BatchWork(fixed=StepWork(), per_example=StepWork(matmul_flop=flop))
         if self._custom is None:
@@ -257,7 +257,7 @@ class Workload:
         return (4 * (self.flat.size + self._state) + live) / 2**20
 
     def _check_memory(self) -> None:
-        """Raise `ConfigError` if a step needs more memory than its device allows an app."""
+        """Raise `ConfigError` if a step needs more memory than the device allows an app to use."""
         if self.experiment.fleet.memory == "off":
             return
         for info in kinds_of(self._clients).values():
@@ -286,7 +286,7 @@ class Workload:
         return device_of(self.experiment, client, self._clients[client].profile)
 
     def step_s(self, client: int) -> float:
-        """Return the seconds that a step on a full batch takes at the full speed of the client's device."""
+        """Return the time in seconds of a step on a full batch at the full speed of the client's device."""
         return self._trips.full_step_s(client)
 
     def examples(self, client: int) -> int:
@@ -351,7 +351,7 @@ class Workload:
 
         ``base`` is the model that the client downloaded. An attack on updates changes the attackers' updates;
         all other clients clip their update and add noise if the experiment has local noise. ``done`` is
-        called with 0 after each step of training for an attack. Return the reason why only noise is sent, or
+        called with 0 after each training step of an attack. Return the reason why only noise is sent, or
         "" if the update is sent.
         """
         if not self.attack.replaces_update(client):
