@@ -186,7 +186,7 @@ class ClientProcess:
     def _model(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
         """Return the parameters of the version from which the trip starts.
 
-        They are a view of the ring of models in the parameter buffer, or a copy.
+        The array is a view of the ring of models in the parameter buffer, or a copy.
         """
         base = self._transport.base(task.entry, task.version, frames)
         if self._transport.keeps(task):

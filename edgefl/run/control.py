@@ -26,7 +26,7 @@ EVALUATOR: Role = "evaluator"
 ABSENT, IDLE = range(2)
 """States of a client; during a trip its state is `IDLE` plus the trip's `TripPhase`."""
 OUT_OF_MEMORY = "device out of memory"
-"""Prefix of the reason that is given for a process that was killed at its memory limit."""
+"""Prefix of the reason that is given when a process was killed at its memory limit."""
 
 
 def routing_id(role: str, peer: int, epoch: int) -> bytes:

@@ -39,7 +39,7 @@ class ResendRequest(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A peer has sent an invalid message, or does not read the messages that are sent to it."""
+    """A peer has sent an invalid message, or does not read the server's messages."""
 
     kind: str
     detail: str
@@ -122,7 +122,7 @@ class Gate:
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
         """Ignore a repeated message; after more than `MOST_REPEATS` repetitions, request that the peer's
-        order is sent again."""
+        order be sent again."""
         peer.repeats += 1
         again = (ResendRequest(),) if peer.repeats > MOST_REPEATS else ()
         return (*self._beat(peer), *again)

@@ -142,7 +142,7 @@ class Peers:
     def refused(self, seconds: float) -> str:
         """Return why this process cannot open sockets, or "" if it can.
 
-        Also return "" unless the server has waited for ``seconds`` for the `Ready` message of some peer.
+        Also return "" unless the server has waited ``seconds`` for some peer's `Ready` message.
         """
         now = self._monotonic()
         waits = any(not peer.ready and now - peer.last_message_s > seconds for peer in self._by_name.values())

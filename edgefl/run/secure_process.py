@@ -28,7 +28,7 @@ from edgefl.run.secure_parties import AnyRules, SumReply
 from edgefl.secure import USED_FILE
 
 MOST_STARTS = 5
-"""Maximum number of times that the process is started for one sum; after the last failure, the run ends."""
+"""Maximum number of starts of the process for one sum; if all of them fail, the run ends."""
 GRACE_S = 5.0
 
 

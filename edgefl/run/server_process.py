@@ -1,6 +1,6 @@
 """The server's process: builds the parts of a new, resumed or recovered run, and runs the loop.
 
-For a new run, it first records what is known before the run starts.
+For a new run, it first records the facts that are known before the start.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def _forbids_repetition(experiment: Experiment) -> bool:
 
 
 def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips) -> None:
-    """Record what is known about a run before it starts."""
+    """Record the facts that are known about a run before it starts."""
     experiment, prepared = plan.experiment, plan.prepared
     most = strategy.max_weight(len(trips.data.final))
     store.set_meta(

@@ -389,7 +389,7 @@ class Workload:
         return self._assessor.assess(partial(self._personalise, version), beat)
 
     def _personalise(self, version: int, client: int) -> None:
-        """Train the model in `flat` as on one more trip of the client, with its own random stream."""
+        """Train the model in `flat` as on one more trip of the client, but with a separate random stream."""
         self._train_apart(client, stream(self.experiment.seed, "personal", client, version), version)
 
     def _train_apart(
