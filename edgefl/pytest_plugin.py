@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 FIXTURE = "edge_device"
 ITSELF = "_edge_device_itself"
 UNKNOWN = "–"
-"""Shown instead of a device's name for a failure that belongs to no device."""
+"""Text shown in place of a device's name for a failure that belongs to no device."""
 CRASHED = "???"
-"""Phase in the report that pytest-xdist or pytest-forked makes of a test whose process crashed."""
+"""Phase in the report that pytest-xdist or pytest-forked creates for a test whose process crashed."""
 BROKEN_OFF = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 """Exit statuses of a session that ended before all of its tests had run."""
 RERUN = "rerun"
@@ -325,7 +325,7 @@ def _short_name(profile: str) -> str:
 
 
 class _SessionReport:
-    """Collects the result rows of all tests, also from pytest-xdist's workers, and shows and saves them."""
+    """Collects, shows and saves the result rows of all tests, including those from pytest-xdist's workers."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

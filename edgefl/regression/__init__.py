@@ -13,11 +13,11 @@
     counted     counts the work of a call; each counter runs in its own forked process
     bytecode    counts the bytecode instructions that each function executes
     callgrind   counts the native instructions that each function executes, in Valgrind
-    valgrind    requests to Valgrind from a program that runs in it
+    valgrind    requests to Valgrind from a program that runs under Valgrind
     measurement the metrics of a function on a device
     process     the test's interface to the measuring process: function locations, requests and answers
     worker      the measuring process, which forks a process for each repetition
-    memory      the peak memory of a repetition's process and of all processes that it started
+    memory      the peak memory of a repetition's process and of all processes that this process started
     repetition  one repetition: a call at the device's pace, then calls that alternate with a reference
     calls       binds a function to its arguments and its setup
     usage       the wall time, CPU time and waiting time of a process
@@ -37,5 +37,5 @@ Publishing of results:
     markdown    GitHub's annotations, and Markdown for summaries and comments
     badge       a badge for a README
     gate_page   the HTML page of the results
-    history     the metrics in the baselines over the commits, and the commits that changed their level
+    history     the history of the metrics in the baselines, and the commits that changed their level
 """

@@ -40,17 +40,17 @@ from edgefl.regression.verdict import LEAST_MIB, Verdict, figure
 from edgefl.results.tables import many, short_time
 
 LIMIT_S = 40.0
-"""Default limit on the wall-clock time for comparing one function, in seconds; the time in which interpreters
-start does not count."""
+"""Default limit on the wall-clock time for comparing one function, in seconds, excluding the time that
+interpreters take to start."""
 MOST_WAITS = 2.0
-"""The time limit is extended by the time in which the measured processes waited for a core, but by no more
+"""The time limit is extended by the time that the measured processes spent waiting for a core, but by no more
 than this multiple of the limit."""
 SHOT_S, PAIR_S = 0.005, 0.6
 """Target duration of a shot (calls that are timed together), and minimum duration of all shots of a pair of
 processes, in seconds."""
 LEAST_BLOCKS = 4
 LONG_CALL_S = PAIR_S / (4 * LEAST_BLOCKS)
-"""If a call takes more seconds than this, the shots of a pair of processes take longer than `PAIR_S`."""
+"""Duration of a call, in seconds, above which the shots of a pair of processes take longer than `PAIR_S`."""
 SCHEDULE = ((5, 1), (5, 2), (5, 3), (5, 4), (7, 4), (9, 4), (10, 4))
 """Stages after which the comparison may end: (number of memory layouts, pairs of processes in each)."""
 EDITABLE = "install it with pip install -e, or put its folder on pytest's pythonpath"
@@ -65,12 +65,12 @@ BROKEN_BASE = (
 )
 SIDES = ("base", "head")
 SENT_GROWTH = 0.01
-"""Share by which the number of sent bytes may grow."""
+"""Maximum growth of the number of sent bytes, as a share of the base's number."""
 LEAST_LAYOUTS = SCHEDULE[0][0]
 MOST_PAIRS = math.prod(SCHEDULE[-1])
 PADDING = 97
-"""Number of bytes by which the environment of each stem (the process from which those of base and head are
-forked) is longer than that of the previous stem."""
+"""Number of bytes by which each stem's environment is longer than the previous stem's. A stem is the process
+from which the processes of base and head are forked."""
 
 Tell = Callable[[str], None]
 A = TypeVar("A", Ready, Shot, Ended)
@@ -82,9 +82,9 @@ class Comparison(NamedTuple):
     base: str
     pairs: Sequence[ProcessPair] = ()
     missing: str = ""
-    """The reason why the base does not have the function; empty if it has the function."""
+    """Why the function does not exist in the base; empty if it does."""
     unjudged: str = ""
-    """The reason why base and head could not be compared; empty if they were."""
+    """Why base and head could not be compared; empty if they were compared."""
 
 
 class AgainstBase:
@@ -103,9 +103,9 @@ class AgainstBase:
         """Channels to the branches of base and head (the processes that import the functions' module, whose
         path is `_file`), keyed by memory layout."""
         self._starting_s = 0.0
-        """Wall-clock seconds that the current comparison spent on starting processes and on their imports."""
+        """Wall-clock time in seconds that the current comparison has spent on process starts and imports."""
         self._waited_s = 0.0
-        """Seconds for which the processes of the current comparison waited for a core."""
+        """Time in seconds that the processes of the current comparison have waited for a core."""
 
     def compare(
         self, label: str, call: CallRequest, tolerance: float, limit_s: float | None, tell: Tell
@@ -131,7 +131,7 @@ class AgainstBase:
             try:
                 return self._compared(label, call, tolerance, limit_s or LIMIT_S, tell)
             except BaseException:
-                self._end_branches()  # their pending answers would be taken for answers to the next request
+                self._end_branches()  # pending answers would be mistaken for answers to the next request
                 raise
 
     def _compared(
@@ -257,7 +257,7 @@ class _RunningPair:
     def __init__(self, both: tuple[Channel[BranchAnswer], Channel[BranchAnswer]], call: CallRequest) -> None:
         self._both, self._limit_s = both, call.limit_s
         self.waited_s = 0.0
-        """Seconds for which a process waited for a core when it was its turn."""
+        """Time in seconds that the two processes have waited for a core during their turns."""
         for channel in both:
             channel.tell(call)
         self._ready: list[Ready] = []
@@ -269,7 +269,7 @@ class _RunningPair:
         if it must not import any."""
 
     def measure(self, layout: int, *, reverse: bool) -> ProcessPair:
-        """Measure shots of base and head in turns, then end both processes. Raises `_Fault` if one fails."""
+        """Measure shots of base and head in turns; end both processes. Raises `_Fault` if a side fails."""
         base, head = self._ready
         calls = max(1, round(SHOT_S / max(base.call_s, head.call_s)))
         blocks: list[tuple[float, float]] = []
@@ -316,7 +316,7 @@ class _RunningPair:
 
 
 def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
-    """Return the result of a comparison in which one side failed. Raises `NotMet` if this is the head."""
+    """Return the result of a comparison with a side that failed. Raises `NotMet` if that side is the head."""
     __tracebackhide__ = True
     kind, why = fault.failure.kind, fault.failure.why
     if kind == "absent":
@@ -379,7 +379,7 @@ def _more_sent(found: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def _more_memory(found: Comparison, tolerance: float) -> Iterator[tuple[str, str]]:
-    """Yield the name and a description of the growth of memory, if it is too large in every pair."""
+    """Yield the metric's name and a description of the memory growth if every pair shows too much growth."""
     base, head = (statistics.median(getattr(pair, f"{side}_mib") for pair in found.pairs) for side in SIDES)
     least = min(pair.head_mib - pair.base_mib for pair in found.pairs)
     if least > max(LEAST_MIB, tolerance * base):

@@ -14,7 +14,7 @@ _CHARACTER = 6.6
 
 
 def colour(results: GateResults) -> str:
-    """Return the name of the colour, as shields.io spells it.
+    """Return the badge's colour, by its name at shields.io.
 
     Red if something failed or nothing was measured; otherwise orange if a function could not be judged, and
     green if not.

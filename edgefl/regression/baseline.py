@@ -1,7 +1,7 @@
 """Baselines: measurements of earlier code that are saved in a JSON file beside the tests and kept in git.
 
 An entry with counted work is keyed by test and function, and is valid on every host. An entry with times is
-keyed by the host as well, because times on different hosts are not comparable.
+also keyed by the host, because times on different hosts are not comparable.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MOST)], ...], 
 
 
 class Samples(NamedTuple):
-    """The metrics of a measurement that a baseline contains."""
+    """The part of a measurement's metrics that a baseline stores."""
 
     device: str
     reference: str
@@ -66,7 +66,7 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Environment variables that change how numbers are computed, or how many threads compute them."""
 
     def differences(self, here: BaselineHost) -> list[str]:
-        """List the differences between this host, where the baseline was measured, and the host ``here``."""
+        """List the differences between the baseline's host (this object) and the current host, ``here``."""
         pairs = {name: (str(getattr(self, name)), str(getattr(here, name))) for name in ("cpu", "cores")}
         ours, theirs = (dict(_versions(one.software)) for one in (self, here))
         pairs |= {name: (ours.get(name, "none"), theirs.get(name, "none")) for name in {**ours, **theirs}}
@@ -115,9 +115,9 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.test, self.function, self.host.fingerprint
 
     def outdated(self, profile_sha256: str) -> str | None:
-        """Return why this entry is not comparable with measurements for the profile with this digest.
+        """Return why this entry cannot be compared with measurements for the profile with this digest.
 
-        Return None if it is comparable.
+        Return None if it can be compared.
         """
         if self.profile_sha256 != profile_sha256:
             return f"the profile of {self.device} or its network has changed since the baseline was saved"
@@ -152,7 +152,7 @@ class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def samples(measured: Measurement) -> Samples:
-    """Return a measurement's metrics, rounded as in a baseline."""
+    """Return a measurement's metrics, rounded to the precision that baselines store."""
     return Samples(
         device=measured.plan.device.id,
         reference=measured.trial.shots.reference,
@@ -235,7 +235,7 @@ def path_of(test_file: Path) -> Path:
 
 
 def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
-    """Return a file's entries with times, keyed by `BaselineEntry.key`; empty if there is no file.
+    """Return a file's entries with times, keyed by `BaselineEntry.key`; empty if the file does not exist.
 
     Raises ConfigError if the file is invalid.
     """
@@ -280,7 +280,7 @@ def parse(text: bytes, path: Path) -> BaselineFile:
 
 
 def _require_single(name: str, entries: Sequence[CountedEntry | BaselineEntry], path: Path) -> None:
-    """Raise ConfigError if two entries have the same key, as after a merge in git."""
+    """Raise ConfigError if two entries have the same key, which can happen after a git merge."""
     places: dict[tuple[str, ...], int] = {}
     for place, one in enumerate(entries):
         if (first := places.setdefault(one.key, place)) != place:

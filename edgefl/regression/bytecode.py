@@ -28,11 +28,11 @@ class CodeName(NamedTuple):
 
 
 class TooManyInstructions(BaseException):
-    """Raised in a function that executed more instructions than allowed, to end it."""
+    """Raised inside a function to end it when it has executed more instructions than allowed."""
 
 
 def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[CodeName, int]:
-    """Run a function; return the number of instructions that each function executed, in all its threads.
+    """Call ``run``; return how many instructions each function executed, in all threads that ``run`` uses.
 
     Raises `TooManyInstructions` if a function executes more than ``most`` instructions.
 

@@ -53,8 +53,8 @@ def environment() -> str:
 def count_native(request: PrepareRequest) -> dict[str, int]:
     """Return how many native instructions each function executed.
 
-    They are counted in the process of the call and in all processes that it starts. Raises `ConfigError` if
-    this host cannot count them, and `NotMet` if the measured function fails.
+    Instructions are counted in the process that makes the call and in all processes that it starts. Raises
+    `ConfigError` if this host cannot count them, and `NotMet` if the measured function fails.
     """
     if why := why_not():
         raise ConfigError(why)
@@ -90,7 +90,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
 
 
 def _costs(text: str) -> dict[str, int]:
-    """Return the instructions of each function in a Callgrind file, without those of functions it called."""
+    """Return each function's own instructions from a Callgrind file, excluding those of its callees."""
     names: dict[str, str] = {}
     costs: Counter[str] = Counter()
     function, callee = _NAMELESS, False
@@ -109,7 +109,7 @@ def _costs(text: str) -> dict[str, int]:
 
 
 def _named(costs: Counter[str]) -> dict[str, int]:
-    """Return the instructions by function; functions with less than 1% of the total are added up."""
+    """Return the instructions by function; functions with less than 1% of the total are combined."""
     total = costs.total()
     named = {name: count for name, count in costs.items() if count >= FEW * total}
     rest = total - sum(named.values())

@@ -22,8 +22,8 @@ git -C "$1" worktree remove --force "$2" > /dev/null 2>&1
 rm -rf "$3"
 git -C "$1" worktree prune > /dev/null 2>&1
 """
-"""Shell script that waits for the end of its input, then removes a repository's ($1) worktree ($2) and its
-folder ($3)."""
+"""Shell script that waits for the end of its input, then removes worktree $2 from repository $1, and deletes
+folder $3, which contains the worktree."""
 
 
 class Base(NamedTuple):
@@ -44,9 +44,9 @@ class Base(NamedTuple):
 def find_base(ref: str, folder: Path) -> Base:
     """Return the last common commit of HEAD and ``ref``, which is a branch, a tag or a commit.
 
-    The branch may be a branch of ``origin``. Raises ConfigError, with a remedy, if git or the repository is
-    missing, if this clone does not have the commit, or if the commit is checked out here and no file differs
-    from it.
+    A branch that is not local is looked up in ``origin``. Raises ConfigError, with a remedy, if git or
+    the repository is missing, if this clone does not have the commit, or if the commit is checked out here
+    and no file has changed.
     """
     if shutil.which("git") is None:
         raise ConfigError(f"{OPTION}: this needs git to check out the base, but git is not installed")
@@ -148,7 +148,7 @@ def _build(command: str, root: Path) -> None:
 
 
 def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git with hooks switched off. If a git command runs the tests, the variables it sets are removed."""
+    """Run git with hooks off, and without the environment variables of a git command that runs the tests."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     return subprocess.run(
         command,

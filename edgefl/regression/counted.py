@@ -70,7 +70,7 @@ PartCounter = Callable[[Callable[[], Any], DeviceHandle], _Part]
 
 
 def count(call: DeviceCall) -> CountedRun | Failure:
-    """Count twice how much work one call of a function does. Call this in a temporary process."""
+    """Count the work of one call of a function, twice. Call this in a temporary process."""
     call.limit()
     handle = DeviceHandle(call.device, call.network, 0)
     seed()
@@ -139,20 +139,20 @@ def _positive(figures: Mapping[str, int]) -> dict[str, int]:
 
 
 def _unlimited() -> None:
-    """Lift the memory limit, because the counters need memory too."""
+    """Lift the memory limit, because the counters themselves need memory."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def _steady(counter: PartCounter, run: Callable[[], Any], handle: DeviceHandle) -> _Part:
-    """Run the counter, after setting the sent bytes to 0 and seeding the random numbers."""
+    """Reset the number of sent bytes, seed the random numbers, and run the counter."""
     handle.begin(None)
     seed()
     return counter(run, handle)
 
 
 def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
-    """Run ``measure`` in a forked process and discard its output; return its result, or why it failed."""
+    """Run ``measure`` in a forked process whose output is discarded; return the result, or why it failed."""
     read, write = os.pipe()
     handlers = {number: signal.getsignal(number) for number in STOPS}
 
@@ -218,7 +218,7 @@ def _executed(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
 
 
 NATIVE_TIMES, SOME_S = 6, 1e-4
-"""A function counts as native code, whose time cannot be computed from counts, if its CPU time exceeds
+"""A function is treated as native code, whose time cannot be computed from counts, if its CPU time exceeds
 `NATIVE_TIMES` times the time of its counted instructions at the speed of edgefl's interpreted reference, plus
 `SOME_S` seconds."""
 
@@ -262,7 +262,7 @@ def _owner(code: CodeName, modules: Mapping[str, str]) -> str | None:
 
 
 def python_seconds(device: Device, instructions: Mapping[str, int]) -> float:
-    """Return the seconds that the device takes for executed instructions outside torch.
+    """Return the time in seconds that the device takes to execute the instructions outside torch.
 
     The result is 0 if the profile lists no cores. torch's own Python code is left out, because the time
     model's cost of an operation includes the call.

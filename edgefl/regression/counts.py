@@ -16,7 +16,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 
 INSTRUCTIONS, NATIVE = "instructions", "native_instructions"
 NOTHING = 3
-"""Maximum number of instructions of an empty function; a function with one call executes at least five."""
+"""Maximum number of instructions that an empty function executes. With one call, there are at least five."""
 SMALLER = "make the test's inputs smaller"
 """Advice for a function that executes too many instructions."""
 KIB, MIB = 1 << 10, 1 << 20
@@ -31,7 +31,7 @@ class Figure(NamedTuple):
     least: int = 0
     weight: int = 10
     """Messages sort metrics by their growth relative to the earlier amount, or relative to this weight if
-    that is larger."""
+    the weight is larger."""
     share: float = 0.0
     """Growth that is always ignored, as a share of the earlier amount."""
 
@@ -119,10 +119,10 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     first: Counts
     second: Counts
     model_s: float
-    """Seconds that the device takes for torch's operations, computed by its time model."""
+    """Time in seconds that torch's operations take on the device, according to its time model."""
     python_s: float
-    """Seconds that the device takes for Python code outside torch, computed from the speed of its fastest
-    core in interpreting Python. Native code of other libraries is not included."""
+    """Time in seconds that Python code outside torch takes on the device, computed from how fast the device's
+    fastest core interprets Python. Native code of other libraries is not included."""
     error_factor: float | None
     """The times of 90% of real devices are within this factor of ``model_s`` + ``python_s``. None if the
     profile has no time model or does not list the cores, or if both times are 0."""
@@ -135,13 +135,13 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
     @property
     def seconds(self) -> float | None:
-        """Seconds on the device, as predicted from the counts; None if they may miss most of the work."""
+        """Seconds on the device, as predicted from the counts; None if these may miss most of the work."""
         return self.model_s + self.python_s if self.covered and not self.processes else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
         """Return this run with ``native`` as the native instructions of both counts.
 
-        They are the same in both, because native instructions are counted only once for a run.
+        Both counts get the same numbers, because native instructions are counted only once for a run.
         """
         replace = msgspec.structs.replace
         first, second = (replace(one, native=native) for one in (self.first, self.second))
@@ -165,7 +165,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
 
 class PythonEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Counts that were made with one version of Python."""
+    """Counts under one version of Python."""
 
     figures: dict[Name, Count]
     instructions: dict[Name, Count] | None
@@ -193,7 +193,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def uncounted(self) -> bool:
-        """True if, with one of the versions of Python, there were too many instructions to be counted."""
+        """True if the function executed too many instructions to count under at least one Python version."""
         return INSTRUCTIONS not in self.varying and any(
             one.instructions is None for one in self.python.values()
         )
@@ -216,7 +216,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return None if python is None else python.figures.get(name, 0)
 
     def parts(self, name: str, versions: Versions) -> dict[str, int] | None:
-        """Return the number of instructions of each function that the metric ``name`` counts.
+        """Return, for each function, how many of its instructions the metric ``name`` counts.
 
         None if the baseline does not contain these numbers for the software versions in ``versions``.
         """
@@ -277,7 +277,7 @@ class Growth(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """Growth relative to the earlier amount, or relative to the metric's ``weight`` if that is larger."""
+        """Growth relative to the earlier amount, or relative to the metric's ``weight`` if this is larger."""
         return (self.now - self.before) / max(self.before, FIGURES[self.name].weight)
 
 
@@ -377,7 +377,7 @@ def _judged(
 def _explained(
     growth: Growth, before: CountedEntry, now: CountedRun, versions: Versions, tolerance: float
 ) -> tuple[Growth, str]:
-    """Return the growth with the functions that grew, and the changed versions that may be its reason."""
+    """Return the growth with the functions that grew, and the version changes that may explain the growth."""
     name = growth.name
     if name in (INSTRUCTIONS, NATIVE):
         old, new = before.parts(name, versions) or {}, now.first.parts(name) or {}
@@ -389,9 +389,9 @@ def _explained(
 def _instructions(
     old: Mapping[str, int], new: Mapping[str, int], growth: Growth, allowed: float
 ) -> tuple[Growth, str]:
-    """Return the growth with the functions that grew the most, and the packages that may be its reason.
+    """Return the growth with the functions that grew the most, and the packages that may explain the growth.
 
-    The new version of a package is the reason only if the growth of all other code is within the tolerance.
+    A package's new version explains the growth only if the growth of all other code is within the tolerance.
     """
     changed = {name: new.get(name, 0) - old.get(name, 0) for name in {*old, *new}}
     grown = sorted((name for name in changed if changed[name] > 0), key=lambda name: (-changed[name], name))

@@ -66,7 +66,7 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The real devices on which the time must stay within the budget ``seconds``: devices in the middle of
     the time model's 90% interval, or devices at its slow end."""
     counted: Literal["python", "native"] = "python"
-    """With ``native``, native instructions are counted as well, in Valgrind, including those of all programs
+    """With ``native``, native instructions are also counted, in Valgrind, including those of all programs
     that the function starts."""
     tolerance: NonNegative = 0.0
     """Percentage by which each counted metric may grow."""
@@ -116,9 +116,9 @@ class DeviceResult:
         self.function, self.device, self.counted = function, device, counted
         self._measure = measure
         self.timed: Measurement | None = None
-        """The measurement; None until it is made."""
+        """The measurement; None if the function has not been timed yet."""
         self.advice = ""
-        """Description of a growth that was measured on this host but does not fail the test; else empty."""
+        """Description of growth that was measured on this host but does not fail the test; empty if none."""
         self.left_out = ""
         """The metrics that were not compared with the baseline, and why; empty if all were compared."""
         self._verdicts: list[Verdict] = []
@@ -156,7 +156,7 @@ class DeviceResult:
 
     @property
     def joules(self) -> float | None:
-        """Median energy that a call takes from the battery, in joules; None if the power is not known."""
+        """Median energy that a call draws from the battery, in joules; None if the power is not known."""
         try:
             return statistics.median(self.measured.joules)
         except ProfileError:
@@ -164,7 +164,7 @@ class DeviceResult:
 
     @property
     def note(self) -> str:
-        """A note if unreliable measurements passed because they are far below the budgets; else empty."""
+        """Note that unreliable measurements passed because they are far below the budgets; else empty."""
         return next((one.note for one in self._verdicts if one.note), "")
 
     @property
@@ -271,12 +271,12 @@ class EdgeDevice:
         """Run ``function(*args, **kwargs)`` at this device's pace, in separate processes.
 
         The function must be at the top level of a module; its arguments must be JSON values: 64-bit numbers,
-        strings, lists, tables. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but
+        strings, lists, dicts. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but
         within the device's memory; its result is the function's first argument. If the function has a
         parameter named ``edge_device``, it receives the device, and calls ``edge_device.send(data)`` to send
         data. Raises `OutOfDeviceMemory` if the device has too little memory, ConfigError for arguments that
         cannot be passed, and `Invalid` for unreliable measurements: always if they are saved or compared,
-        otherwise only if they are not far below every budget.
+        otherwise only if they come close to a budget or exceed it.
         """
         __tracebackhide__ = True
         location = locate(function)
@@ -347,7 +347,7 @@ class EdgeDevice:
 
     @property
     def doubt(self) -> str:
-        """Reason why a result is unreliable; empty if all are reliable or far below their budgets."""
+        """Reason why a result is unreliable; empty if all results are reliable or far below their budgets."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
 
@@ -424,7 +424,7 @@ class EdgeDevice:
 
     @contextlib.contextmanager
     def judged(self) -> Iterator[Reasons]:
-        """Judge the results of the test that runs in this context; the yielded `Reasons` are set at its end.
+        """Judge the results of the test that runs in this context; at the end, set the yielded `Reasons`.
 
         Exceptions of edgefl are recorded as reasons. Others propagate, except that an AssertionError makes
         the test INVALID if the measurements are unreliable.
@@ -484,7 +484,7 @@ class EdgeDevice:
         return entry_of(self._test.test, result.function, result.counted, baseline.versions())
 
     def _baseline(self, function: str) -> BaselineEntry | str:
-        """Return the function's baseline of times, or the reason why there is no comparable one."""
+        """Return the function's baseline of times, or why no comparable baseline exists."""
         file = baseline.path_of(self._test.file)
         here, entries, mine = baseline.this_host(), baseline.load(file), (self._test.test, function)
         if (found := entries.get((*mine, here.fingerprint))) is not None:
@@ -501,7 +501,7 @@ class EdgeDevice:
         return f"no times in {file}; save them with --edgefl-save --edgefl-timed"
 
     def _counted_baseline(self, function: str) -> CountedEntry | str:
-        """Return the function's baseline of counted work, or the reason why there is none."""
+        """Return the function's baseline of counted work, or why no such baseline exists."""
         file = baseline.path_of(self._test.file)
         found = baseline.load_counted(file).get((self._test.test, function))
         return f"no baseline in {file}; save one with --edgefl-save" if found is None else found
@@ -512,7 +512,7 @@ MESSAGE_LINES = 3
 
 
 def shortened(message: str) -> str:
-    """Return the first line of a message, and the lines that follow a traceback's frames, as one line."""
+    """Join the first line of a message and the lines after a traceback's frames into one line."""
     first, *rest = message.split("\n")
     after = itertools.dropwhile(lambda line: line.startswith("  "), rest)  # frames are indented
     return " ".join(" ".join((first, *itertools.islice(after, MESSAGE_LINES))).split())

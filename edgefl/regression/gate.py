@@ -39,7 +39,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outcome: Word
     why: str = ""
     label: str = ""
-    """The test's name with its parameters, without the device; empty if the file does not state it."""
+    """The test's name with its parameters, without the device; empty if the results file lacks it."""
     skipped: bool = False
     """True if the function could not be judged, but this does not fail the session."""
     file: str = ""
@@ -65,7 +65,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def name(self) -> str:
-        """The test's name and parameters without its device, then the function's name if the two differ."""
+        """The test's name and parameters without its device, and the function's name if that differs."""
         test = self.test.partition("[")[0]
         shown = self.label or test
         return shown if self.function in ("", test.rpartition("::")[2]) else f"{shown}: {self.function}"
@@ -114,7 +114,7 @@ def load_results(path: Path) -> GateResults:
 
 
 def place_of(file: Path, top: Path) -> str:
-    """Return a file's path relative to GitHub's workspace, or relative to ``top`` if it is not in there."""
+    """Return a file's path relative to GitHub's workspace, or to ``top`` if it is not in the workspace."""
     workspace = os.environ.get("GITHUB_WORKSPACE")
     for folder in (*([Path(workspace)] if workspace else []), top):
         try:

@@ -1,4 +1,4 @@
-"""The HTML page of a session: its outcomes, and the metrics of its functions over commits."""
+"""The HTML page of a session: its outcomes, and the history of its functions' metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_PICTURES, MOST_TICKS = 60, 5
 def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
     """Return the HTML page with a session's results and the history of its baselines.
 
-    ``when`` is the time that the page shows beside them.
+    ``when`` is the date and time that the page states.
     """
     red = [row for row in results.worst_first if row.red]
     others = [row for row in results.worst_first if not row.red]

@@ -1,4 +1,4 @@
-"""Reads metrics over commits from the baselines in git, and finds the commits that changed their level."""
+"""Reads the history of metrics from the baselines in git, and finds the commits that changed their level."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from edgefl.regression.counts import FIGURES, INSTRUCTIONS, Figure
 
 MOST_COMMITS = 200
 LEAST_STEP = 0.02
-"""A change of level counts only if it is larger than this share."""
+"""Changes of level are ignored unless they are larger than this share."""
 SURE = 4.0
-"""A change of level counts only if it is at least this many standard errors."""
+"""Changes of level are ignored unless they are at least this many standard errors large."""
 
 
 class Point(NamedTuple):
@@ -61,7 +61,7 @@ class Series(NamedTuple):
 def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
     """Return the indices at which the level changes, found by binary segmentation.
 
-    The noise is estimated from successive differences. If values are ``exact``, like counts, there is none.
+    The noise is estimated from successive differences. If values are ``exact``, like counts, the noise is 0.
 
     >>> steps([10.0, 10.1, 9.9, 10.0, 12.0, 12.1, 11.9, 12.0]), steps([10.0, 10.1, 9.9, 10.0, 10.1])
     ([4], [])
@@ -91,7 +91,7 @@ def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
 
 
 def history(file: Path) -> list[Series]:
-    """Return the metrics of a file of baselines at each commit that changed it; empty outside a repository.
+    """Return a baseline file's metrics at each commit that changed the file; empty outside a repository.
 
     Commits in which the file is invalid are left out.
     """
@@ -109,7 +109,7 @@ def history(file: Path) -> list[Series]:
 
 
 def _figures(text: str, file: Path) -> Iterator[tuple[_Key, float]]:
-    """Yield the metrics in the text of a file: counts, and medians of times and memory on each host."""
+    """Yield the metrics in a baseline file's text: counts, and medians of times and memory on each host."""
     try:
         found = baseline.parse(text.encode(), file)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The measuring loops: repeat a function until its time is precise; measure again until it can be judged."""
+"""Measuring loops: repeat a function until its time is precise; measure again if it cannot be judged yet."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PRECISE = 0.0125
 median."""
 
 COUNTED_CALLS = 10
-"""Ratio of the time limit for counting to that for one process: counting makes up to ten calls, most of which
+"""Ratio of the time limit for counting to that for one process: counting takes up to ten calls, most of which
 are slow."""
 
 Tell = Callable[[str], None]
 
 
 class TimeLimit:
-    """Limit on the total wall-clock time of one test's measurements, not counting waits for other tests."""
+    """Limit on the total wall-clock time of one test's measurements, excluding waits for other tests."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -72,8 +72,7 @@ def judged(
 ) -> Verdict:
     """Judge the ``first`` measurement; call ``again`` for further ones as long as ``judge`` needs more.
 
-    If a further measurement raises `Invalid`, the verdict ``otherwise`` of `NeedMore` is returned, if there
-    is one.
+    If a further measurement raises `Invalid`, return the verdict ``otherwise`` of `NeedMore`, if that is set.
     """
     __tracebackhide__ = True
     made = [first]

@@ -31,7 +31,7 @@ NOISY = 0.03
 """A measurement is unreliable if half the width of the 90% interval of the median time exceeds this share of
 the median."""
 WAITED_MAX = 0.6
-"""Maximum share of the time in which the function was runnable but had no core."""
+"""Maximum share of the time that the function may spend runnable but without a core."""
 REFERENCE_CV_MAX = 0.30
 """Maximum coefficient of variation of the reference's CPU time between repetitions."""
 RESAMPLES = 2000
@@ -66,7 +66,7 @@ class MeasurementPlan(NamedTuple):
     network: Network | None
     request: PrepareRequest
     repetitions: int
-    """Minimum number of repetitions; more are made if times vary."""
+    """Minimum number of repetitions; if times vary, there are more."""
     time_scale: float
 
 
@@ -80,17 +80,17 @@ class Measurement:
     repetitions: Sequence[Repetition]
     steal: float | None
 
-    # Each repetition counts with its fastest shot (a few calls that are timed together): interference adds
-    # time, but rarely to all shots.
+    # Each repetition is represented by its fastest shot (a few calls that are timed together), because
+    # interference adds time, but rarely to all shots.
 
     @cached_property
     def host_cpu_s(self) -> list[float]:
-        """CPU seconds of a call on this host, for each repetition."""
+        """CPU time of a call on this host in seconds, for each repetition."""
         return [min(one.cpu_s) / self.trial.shots.calls for one in self.repetitions]
 
     @cached_property
     def reference_cpu_s(self) -> list[float]:
-        """CPU seconds of a unit of the reference on this host, for each repetition."""
+        """CPU time of a unit of the reference on this host in seconds, for each repetition."""
         return [min(one.reference_cpu_s) / self.trial.shots.units for one in self.repetitions]
 
     @cached_property
@@ -117,8 +117,8 @@ class Measurement:
         ]
 
     def _rest(self, one: Repetition) -> float:
-        """Return the ratio of the device's time for code outside torch to that for all code at the pace of
-        the reference."""
+        """Return the device's time for the code outside torch, divided by its time for all code if all ran at
+        the reference's pace."""
         if not one.rest_cpu_s:
             return self.trial.rest
         reference_s = self.trial.reference_s * self.trial.shots.units
@@ -135,7 +135,7 @@ class Measurement:
 
     @cached_property
     def waited(self) -> float:
-        """Median share of the time in which the function was runnable but had no core."""
+        """Median share of the time that the function spent runnable but without a core."""
         return statistics.median(one.waited for one in self.repetitions)
 
     @property

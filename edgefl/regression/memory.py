@@ -28,13 +28,13 @@ class TreeWatch:
     """Samples the memory of a call's process and of all processes that it started, while the call runs.
 
     The measuring process creates this object, forks the call's process and takes the samples. The call's
-    process begins and ends the sampling. A memory page that both processes share holds the process id of the
-    call and the highest sample.
+    process begins and ends the sampling. A memory page that both processes share holds the id of the call's
+    process and the highest sample.
     """
 
     def __init__(self) -> None:
         self._measuring = os.getpid()
-        # Process id of the call (0 before it begins, -1 after it ends), and the highest sample so far in KiB.
+        # Id of the call's process (0 before the call, -1 after it), and the highest sample so far in KiB.
         self._page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
 
     def reset(self) -> None:
@@ -61,7 +61,7 @@ class TreeWatch:
         return max(last, self._page[1])
 
     def look(self) -> float:
-        """Take a sample; return the seconds until the next one. Called in the measuring process."""
+        """Take a sample; return the time in seconds until the next. Called in the measuring process."""
         pid, start_s = self._page[0], time.thread_time()
         if pid < 0:
             return math.inf
@@ -70,7 +70,7 @@ class TreeWatch:
         return max(LOOK_S, PAUSE * (time.thread_time() - start_s))
 
     def _now_kib(self, pid: int) -> int:
-        """Return the current memory of the call's process plus the peaks of those that it started, in KiB.
+        """Return the current memory of the call's process plus the peaks of processes it started, in KiB.
 
         The result is 0 if the call started no processes.
         """
@@ -78,7 +78,7 @@ class TreeWatch:
         return own_kib(kib("status", pid)) + others if others else 0
 
     def _others(self, own: int) -> Iterator[int]:
-        """Yield the ids of all processes that the call started; orphans are children of the measuring one."""
+        """Yield the ids of all processes that the call started; orphans become children of this process."""
         waiting = [self._measuring]
         for pid in waiting:
             waiting += children_of(pid) or ()
@@ -100,7 +100,7 @@ class Peak:
     """
 
     def __init__(self, watch: TreeWatch) -> None:
-        _forget_peak(os.getpid())  # if this fails, the peak counts from the start of the process
+        _forget_peak(os.getpid())  # if this fails, the peak since the start of the process is returned
         self._watch, self._start_kib = watch, own_kib(kib("status"))
         self._all_start_kib = watch.begin() or self._start_kib
 
@@ -130,10 +130,10 @@ def own_kib(status: dict[str, int]) -> int:
 
 
 def _started_kib(pid: int) -> int:
-    """Return the memory in KiB that a started process owns: its peak since exec, or its present use before.
+    """Return the memory in KiB that a started process owns: the peak since exec, or the current use before.
 
-    Pages that a forked process shares with its parent count for the parent. After vfork, a process appears to
-    own its parent's memory until it calls exec; the parent waits until then.
+    Pages that a forked process shares with its parent are attributed to the parent. After vfork, a process
+    appears to own its parent's memory until it calls exec; the parent waits until then.
     """
     fork = is_fork(pid)
     now, highest = kib("smaps_rollup", pid), kib("status", pid).get("VmHWM", 0)

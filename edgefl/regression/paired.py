@@ -1,8 +1,8 @@
-"""Pure functions that compare head and base by means of pairs of processes, which `against` measures.
+"""Pure functions that compare head and base from measurements of pairs of processes by `against`.
 
 A pair consists of one process of the base and one of the head, with the same memory layout. It yields one
-value, log(head's time / base's time). The samples for the statistics are the means of the values of each
-layout, because errors within a layout may be correlated.
+value, log(head's time / base's time). The statistics use one sample per layout, the mean of its values,
+because errors within a layout may be correlated.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def block_ratio(blocks: Iterable[tuple[float, float]]) -> float:
 def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
     """Return the growth over all pairs.
 
-    The bounds are those of Student's t distribution for the means of the layouts.
+    The bounds follow from Student's t distribution, applied to the means of the layouts.
     """
     from scipy.special import stdtrit  # takes a while to import
 

@@ -62,9 +62,9 @@ class FunctionLocation(msgspec.Struct, frozen=True):
 
 
 class ShotSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference that is timed in turns with a function, and the sizes of their shots.
+    """The reference that is timed in turns with a function, and the shot sizes of both.
 
-    A shot is a number of ``units`` of the reference's work, or of ``calls`` of the function, timed together.
+    A shot is ``units`` units of the reference's work, or ``calls`` calls of the function, timed together.
     """
 
     reference: ReferenceName
@@ -110,18 +110,18 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     reference_flop: float
     """Number of floating-point operations in a unit of the reference."""
     reference_s: float
-    """Seconds that a unit of the reference takes on the device."""
+    """Time in seconds that a unit of the reference takes on the device."""
     unit_cpu_s: float
-    """CPU seconds that a unit of the reference takes on this host."""
+    """CPU time in seconds that a unit of the reference takes on this host."""
     flop: float
     """Number of floating-point operations in the torch operations of one call."""
     model_s: float
-    """Seconds that the torch operations of one call take on the device."""
+    """Time in seconds that the torch operations of one call take on the device."""
     rest: float
     """Share of the CPU time that is spent outside torch; 1 if the device has no time model."""
     rest_s: float
-    """Seconds that the device takes for a unit of the program that represents the code outside torch; 0 if
-    the reference represents this code."""
+    """Time in seconds that a unit of the program that represents the code outside torch takes on the device;
+    0 if the reference represents this code."""
     pace: float
     """Seconds on the device per CPU second of this host; measured once, and used to pace calls."""
     error_factor: float | None
@@ -134,13 +134,13 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
-    """The metrics of one repetition's process. CPU times are in seconds of this host, others in emulated
-    seconds."""
+    """The metrics of one repetition's process. CPU times are in seconds of this host, other times in
+    emulated seconds."""
 
     cpu_s: list[float]
     """CPU time of each shot of the function."""
     reference_cpu_s: list[float]
-    """CPU time of each shot of the reference, before, between and after those of the function."""
+    """CPU time of each shot of the reference; these are before, between and after the function's shots."""
     rest_cpu_s: list[float]
     """CPU time of each unit of the program that represents the code outside torch; empty if the reference
     represents this code."""
@@ -157,11 +157,11 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     achieved_s: float
     """Achieved duration of the first call: the time that the paced call took."""
     waited: float
-    """Share of the timed part in which the process was runnable but had no core."""
+    """Share of the timed part that the process spent runnable but without a core."""
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """States why a function cannot be measured, or how its process ended before the measurement was made."""
+    """Why a function cannot be measured, or how its process ended before the measurement was complete."""
 
     kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late", "skipped", "expected"]
     why: str
@@ -172,7 +172,7 @@ Answer = TrialRun | CountedRun | Repetition | Failure
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return why a function failed: out of memory, or its exception with the frames of the user's code."""
+    """Return why a function failed: lack of memory, or its exception with the frames of the user's code."""
     found = _failure_of(error)
     return Failure(found.kind, encodable(found.why))
 
@@ -194,7 +194,7 @@ def _failure_of(error: BaseException) -> Failure:
 
 
 def _raised_as(error: BaseException, module: str, name: str) -> bool:
-    """Return True for an exception of a class of a module that may not be loaded."""
+    """Return True if the exception is of class ``name`` of ``module``, which need not be loaded."""
     return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
 
 
@@ -220,14 +220,14 @@ class MeasuringProcess:
             end = Exit(self.popen.wait())
             raise RunError(f"the measuring process ended with {end}; its message is above") from None
         except BaseException:
-            self.close()  # its pending answer would be taken for the answer to the next request
+            self.close()  # its pending answer would be mistaken for the answer to the next request
             raise
         if isinstance(answer, Failure) and answer.kind == "refused":
             raise ConfigError(answer.why)
         return answer
 
     def close(self) -> None:
-        """End the process and those that it started. If the user interrupts the wait, they are killed."""
+        """End the process and all that it started. If the user interrupts the wait, all are killed."""
         self._channel.close()
         try:
             end_child(self.popen, _ENDING_S)  # it may still be importing the user's module

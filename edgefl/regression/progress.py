@@ -10,7 +10,7 @@ from edgefl.terminal import printable
 
 
 class Progress:
-    """Shows the current step of the measurement, at most every half second on a terminal."""
+    """Shows the current step of the measurement; on a terminal, at most twice a second."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._reporter = config.pluginmanager.getplugin("terminalreporter")
@@ -20,7 +20,7 @@ class Progress:
         self._shown = False
 
     def __call__(self, text: str) -> None:
-        """Show ``text``, unless another one was shown a short time ago; an empty string ends the line."""
+        """Show ``text``, unless another text was shown a moment ago; an empty string ends the line."""
         now_s = time.monotonic()
         if self._reporter is None or self._reporter.verbosity < 0:
             return

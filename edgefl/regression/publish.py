@@ -19,7 +19,7 @@ from edgefl.regression.table import ResultRow, Written
 
 
 class PlacedRow(NamedTuple):
-    """A row and the location of its test: file, and line number from 0 (None if not known)."""
+    """A row and the location of its test: file, and line number, counted from 0 (None if not known)."""
 
     row: ResultRow
     file: Path

@@ -1,13 +1,13 @@
 """One repetition, in its own process: a call at the device's pace, then calls in turns with a reference.
 
-Device time = t_model + t_rest + blocked + transfers. t_model is the time of the torch operations by the
-device's time model. t_rest is the CPU time of the code outside torch, multiplied by the ratio of this host's
-speed to the device's speed in code of the same class. The mark names this class; by default, it is
-interpreted Python.
+Device time = t_model + t_rest + blocked + transfers. t_model is the time of the torch operations according
+to the device's time model. t_rest is the CPU time of the code outside torch, multiplied by the ratio of this
+host's speed to the device's speed when both run code of the same class. The mark names this class; by
+default, it is interpreted Python.
 
 CPU time rises with the host's load. Therefore the function alternates with a reference, a fixed piece of work
-whose CPU time rises as well, and the ratio of the two times is comparable between loads. If the reference is
-not of the class of the code outside torch, a program of that class alternates with the function, too.
+whose CPU time also rises, and the ratio of the two times is comparable between loads. If the reference is
+not of the class of the code outside torch, a program of that class also alternates with the function.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ INTERPRETED_STEPS = 98.0
 """Number of steps of a simulation of five bodies in Python that take as long as a unit of interpreted code,
 measured in CPython 3.11 on an AMD EPYC (90 to 102 in 15 repetitions)."""
 LEAST_REST = 0.1
-"""If the time outside torch is below this share of the CPU time, it counts as overhead of torch calls."""
+"""If the time outside torch is below this share of the CPU time, it is treated as overhead of torch calls."""
 LITTLE = 0.1
-"""A function counts as interpreted code if its FLOP per CPU second are below this share of those of a small
-training step."""
+"""A function is treated as interpreted code if its FLOP per CPU second are below this share of a small
+training step's."""
 SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
-"""CPU seconds of a shot (calls that are timed together) of the function, and maximum for a shot of the
-reference, before rounding to whole calls."""
+"""CPU time in seconds of a shot of the function (calls that are timed together), and the maximum for a
+shot of the reference, before rounding to whole calls."""
 TIMED_S, WAITING_S = 0.12, 0.3
 """CPU time and wall-clock time for which each repetition times the function, in seconds; a single call may
 exceed them."""
 MOST_PAIRS = 60
 REST_S = 0.06
-"""Approximate CPU seconds in each repetition for the program that represents the code outside torch; a single
-unit of this program may exceed them."""
+"""Approximate CPU time in seconds, per repetition, of the program that represents the code outside torch; a
+single unit of this program may exceed it."""
 MOST_SHARES = 9
 """Maximum number of runs from which the share of CPU time outside torch is determined."""
 
@@ -92,7 +92,7 @@ class DeviceCall(NamedTuple):
         return bound(self.function, self.setup, self.args, self.kwargs, handle)
 
     def limit(self) -> MemoryLimit | None:
-        """From now on, limit this process to the memory that an app may use on the device."""
+        """Limit this process, from now on, to the memory that an app may use on the device."""
         return MemoryLimit(self.device.app_limit_mib) if self.device.app_limit_mib else None
 
 
@@ -192,7 +192,7 @@ def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float
     """Return the share of a run's ``cpu_s`` that is spent outside torch; 1 if the device has no time model.
 
     The overhead of torch calls outside the functions themselves, such as in a module's ``__call__``, is part
-    of torch's work. It is assumed to be as large for each call as in the small reference.
+    of torch's work. The overhead per call is assumed to be the same as in the small reference.
     """
     if call.device.time_model() is None:
         return 1.0
@@ -285,7 +285,7 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
 
 
 def used_s(run: Callable[[], Any]) -> float:
-    """Return the CPU seconds of a call, including those of child processes that it has reaped."""
+    """Return the CPU time of a call in seconds, including that of child processes that the call reaped."""
     start_ns = cpu_ns()
     run()
     return (cpu_ns() - start_ns) / 1e9
@@ -311,7 +311,7 @@ class DeviceClock:
         self._slowdown, self._time_scale = slowdown, time_scale
         self._radio_s = 0.0
         self._away_ns = self._waits = 0
-        """Idle time in nanoseconds, and how often the core was given up, in the waits that keep the pace."""
+        """Idle time in nanoseconds, and how often the core was given up, while keeping the pace."""
         self._began = ProcessUsage.now()
 
     def now_s(self) -> float:
@@ -406,9 +406,9 @@ class ReferenceWork(NamedTuple):
         return self.work.flop or INTERPRETED_FLOP
 
     def device_s(self, device: Device) -> float:
-        """Return the seconds that a unit takes on the device.
+        """Return the time in seconds that a unit takes on the device.
 
-        For interpreted code, this depends on the speed of the device's fastest core in Python, or on the
+        For interpreted code, the time depends on how fast the device's fastest core runs Python, or on the
         device's training rate if the profile lists no cores.
         """
         if self.work.calls and (seconds := device_s(device, self.work)):
@@ -429,7 +429,7 @@ def make_reference(name: ReferenceName) -> ReferenceWork:
         return ReferenceWork(StepWork(), _interpreted)
     with torch_seed(0):
         net, inputs = _net(name)
-    # With a learning rate of 0 all steps compute the same.
+    # With a learning rate of 0, all steps do the same computation.
     step = sgd_step(net, inputs, torch.arange(len(inputs)) % 10, 0.0)
 
     def run(units: int) -> None:

@@ -19,7 +19,7 @@ class SessionOptions(NamedTuple):
     save: bool = False
     compare: bool = False
     timed: bool = False
-    """If true, times and memory on this host are saved and compared, too."""
+    """If true, times and memory on this host are also saved and compared."""
     tolerance: float = TOLERANCE
     time_scale: float | None = None
     repetitions: int | None = None
@@ -39,7 +39,7 @@ class Session:
         self._process: MeasuringProcess | None = None
         self._file: Path | None = None
         self.compared: dict[str, tuple[Compared, ...]] = {}
-        """Comparisons of each device's first measurement with its baseline, keyed by test and function. One
+        """Comparisons of each device's first measurement with its baseline, keyed by test and function. Each
         key holds the comparisons of all devices of the test."""
         self._against = None if options.against is None else AgainstBase(options.against, options.build)
         self.of_base: dict[str, Verdict] = {}

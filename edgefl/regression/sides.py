@@ -94,8 +94,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     sent_mib: float
     modules: list[str] | None
     """Modules outside base and head that the user's code had imported when its first call ended, in order of
-    import. None if its import changed environment variables: the modules must then be imported after this
-    change."""
+    import. None if importing this code changed environment variables: the modules must then be imported after
+    this change."""
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
@@ -105,7 +105,7 @@ class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
     """CPU time of the process and of the children that it has reaped."""
     blocked_ns: int
     """Time in which the process neither computed nor waited for a core. It is set to 0 if the process reaped
-    children, because it is unknown whether these slept or waited for a core."""
+    children, because it is unknown whether the children slept or waited for a core."""
     waited_ns: int
     """Time in which the process was runnable but had no core."""
 

@@ -1,7 +1,7 @@
 """The processes of base and head: a stem forks a branch for each, which forks a process for each function.
 
-Stems differ in hash seed, size of the environment and random addresses, but the two branches of a stem are
-alike in these. Every process has one thread, so that a fork is safe.
+Stems differ in hash seed, size of the environment and random addresses, but the two branches of a stem
+share all three. Every process has one thread, so that a fork is safe.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _SET: dict[str, str | None] = {}
 def _preload(modules: Iterable[str]) -> None:
     """Import modules, and undo their changes to environment variables until the function is imported.
 
-    Without preloading, the function's module would be imported first, before these changes.
+    Without preloading, the function's module would be imported before these changes.
     """
     before = dict(os.environ)
     _import(modules)
@@ -166,7 +166,7 @@ class SideBranch:
         return sides.Ended() if not end.code else Failure("signal", str(end))
 
     def _wait(self, child: int) -> None:
-        """Wait for the end of the function's process; raise `Closed` if the test's process is gone."""
+        """Wait for the end of the function's process; raise `Closed` if the test's process has ended."""
         poller = select.poll()
         poller.register(child, select.POLLIN)
         poller.register(self._channel.fileno(), select.POLLRDHUP)
@@ -362,12 +362,12 @@ class _Function:
 
 
 def shot(run: Callable[[], Any], calls: int) -> sides.Shot:
-    """Call the function ``calls`` times; return its CPU time, blocked time and time without a core."""
+    """Call the function ``calls`` times; return its CPU time, blocked time and time waiting for a core."""
     children, before = children_ns(), ProcessUsage.now()
     for _ in range(calls):
         run()
     used = ProcessUsage.now().since(before)
-    # Whether a child slept or had no core cannot be known after its end.
+    # After a child has ended, it is unknown whether the child slept or waited for a core.
     waits = used.gave_up and children_ns() == children
     blocked_ns = max(0, used.wall_ns - used.cpu_ns - used.runnable_ns) if waits else 0
     return sides.Shot(cpu_ns=used.cpu_ns, blocked_ns=blocked_ns, waited_ns=used.runnable_ns)

@@ -26,10 +26,10 @@ _SPARE = ("host CPU", "energy")
 _VERDICT = 12
 NAME_WIDTH = 18
 WORDS: Mapping[Outcome, Word] = {"PASS": "OK", "FAIL": "FAIL", "INVALID": "NOT JUDGED"}
-"""The words for outcomes. `ResultRow.word` replaces some of them with REGRESSION or XFAIL."""
+"""The word that the table shows for each outcome, unless `ResultRow.word` uses REGRESSION or XFAIL."""
 NOT_JUDGED = "COULD NOT BE JUDGED"
 PROPERTIES = "edgefl."
-"""Start of the names of the properties in a JUnit file."""
+"""Prefix of the property names in a JUnit file."""
 _METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
 
 
@@ -138,7 +138,7 @@ def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[st
 
     For each test and function, there is a row for each device, followed by the reason for the outcome.
     ``columns`` is the available width in characters. Columns of the table that have no values are left out.
-    If the width is below `WHOLE_WIDTH`, the columns in `_SPARE` are left out too.
+    If the width is below `WHOLE_WIDTH`, the columns in `_SPARE` are also left out.
     """
     columns = min(max(columns, LEAST_WIDTH), MOST_WIDTH)
     cells = [_cells(row) for row in found]
@@ -181,7 +181,7 @@ def _cell(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    """Cut off the start of a long name, because the end is more specific."""
+    """Cut off the start of a long name, because its end is more specific."""
     return name if len(name) <= width else f"…{name[-(width - 1) :]}"
 
 

@@ -1,9 +1,9 @@
-"""Requests to Valgrind from a program that runs in it.
+"""Requests to Valgrind from a program that runs under Valgrind.
 
-As a script, it calls the function ``main`` of the module that the first argument names, with the second
-argument.
+Run as a script, this module calls the function ``main`` of the module that the first argument names, with the
+second argument.
 
-This module imports little, because code runs 50 times as long until it switches the instrumentation off.
+This module imports little, because code is 50 times slower until the instrumentation is switched off.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ BUDGETS = {"seconds": "s", "peak_mib": "MiB", "sent_mib": "MiB", "joules": "J"}
 TESTED = {"cpu_s": "CPU time", "peak_mib": "peak memory", "sent_mib": "sent"}
 """Metrics that a statistical test compares with the baseline, and their names."""
 LITTLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
-"""Growth is not stated in percent if the amount in the baseline is below these."""
+"""Minimum amounts in the baseline for which growth is stated in percent."""
 TOLERANCE = 0.05
 DOUBTFUL = 0.5
 """If the first measurement shows growth above this share of the tolerance, a second measurement is made."""
 LEAST_MIB = 4.0
 """Growth of memory, in MiB, that is always ignored, however large it is relative to the baseline."""
 HEAD_ROOM = 2.0
-"""Even unreliable measurements pass if the ratio of the budget to their upper bound is above this."""
+"""Even unreliable measurements pass if the ratio of the budget to their upper bound exceeds this."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
 """Limits on the ratio of the reference's CPU time to its CPU time in the baseline. Up to the first limit,
 measurements are comparable; up to the second, the host's load counts as unchanged."""
@@ -43,7 +43,7 @@ class Verdict:
     outcome: Outcome = "PASS"
     why: str = ""
     note: str = ""
-    """A note if unreliable measurements passed; else empty."""
+    """Note that unreliable measurements passed; else empty."""
     grew: tuple[str, ...] = ()
     """Metrics whose growth since the baseline is the reason for FAIL."""
     compared: tuple[Compared, ...] = ()
@@ -82,7 +82,7 @@ def judge(
 ) -> Verdict | NeedMore:
     """Judge a function's first measurement, together with the further ones that `NeedMore` requested.
 
-    ``baseline`` is None if nothing is compared, or a string with the reason why there is no comparable one.
+    ``baseline`` is None if nothing is compared, or a string that states why no comparable one exists.
     If ``settled`` is true, doubts about the first measurement are ignored. If ``slow_end`` is true, a budget
     of seconds must hold at the slow end of the time model's interval. Raises ConfigError for an invalid
     budget.
@@ -111,7 +111,7 @@ def within(
     """Compare the one-sided 95% bootstrap upper bound of each median with its budget.
 
     If ``slow_end`` is true, the bound of seconds is multiplied by the time model's 90% factor, because the
-    budget must hold on slow real devices, too. Unreliable measurements pass only if there are budgets and
+    budget must also hold on slow real devices. Unreliable measurements pass only if there are budgets and
     each bound is 0 or below half of its budget.
     """
     wrong, narrow = [], []
@@ -219,7 +219,7 @@ def grown(
 
 
 def advice(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str:
-    """Return which metrics seem to have grown on this host; empty if none has, or if its load has changed."""
+    """Return which metrics seem to have grown on this host; empty if none has or the host's load changed."""
     if loads_apart(before, now) is not None:
         return ""
     compared = compare(before, now, tolerance)
@@ -259,8 +259,8 @@ def holm(p_values: Sequence[float], tests: int) -> list[float]:
     """Return p-values adjusted by Holm's step-down method.
 
     If all hypotheses with an adjusted p-value of at most α are rejected, the probability of any false
-    rejection is at most α. ``tests`` is the number of tests in all. Those that are not made yet count as
-    p = 1, so that they cannot revoke a rejection.
+    rejection is at most α. ``tests`` is the total number of tests. Tests that have not been made yet are
+    given p = 1, so that they cannot revoke a rejection.
     """
     adjusted = [1.0] * len(p_values)
     worst = 0.0

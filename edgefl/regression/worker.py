@@ -51,7 +51,7 @@ class RegressionWorker:
         self._watch: TreeWatch | None = None
         self._limit_s = 0.0
         self._printed: process.CountRequest | None = None
-        """The last request to count the work of a function. That call printed the function's output, so later
+        """The last request to count the work of a function. The function's output was printed then, so later
         calls of the same function do not print it again."""
         self._threads = 1
         """Number of threads of this process that the user's code did not start."""
@@ -121,7 +121,7 @@ class RegressionWorker:
     def _in_a_fork(self, measure: Callable[[], Any], *, quiet: bool) -> process.Answer:
         """Run ``measure`` in a forked process; return its result, or a `Failure` that states how it ended.
 
-        All processes that ``measure`` started are killed. Raises `Closed` if the test's process is gone.
+        All processes that ``measure`` started are killed. Raises `Closed` if the test's process has ended.
         """
         assert self._watch is not None
         self._watch.reset()
@@ -152,7 +152,7 @@ class RegressionWorker:
         while (left_s := until_s - time.monotonic()) > 0:
             ready = {descriptor for descriptor, _ in poller.poll(min(left_s, watch.look()) * 1e3)}
             if self._channel.fileno() in ready:
-                raise Closed  # the test's process sends nothing while it waits, so it is gone
+                raise Closed  # the test's process sends nothing while it waits, so it has ended
             if read in ready:
                 part = os.read(read, 1 << 16)
                 data += part
@@ -194,7 +194,7 @@ def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
 
 
 def inherit_stops() -> None:
-    """React to the signals that stop a process as the process of the tests does, for the user's code and the
+    """Restore the handling of stop signals that the process of the tests uses, for the user's code and the
     processes that it starts."""
     for number, handler in _STOPS.items():
         signal.signal(number, handler)
@@ -231,7 +231,7 @@ def refuse_started(file: str, threads: int = 1) -> None:
 
 
 def become_forkable(file: str, threads: int = 1) -> None:
-    """Make this process safe to fork, or raise as `refuse_started` does."""
+    """Make this process safe to fork. Raises the same exceptions as `refuse_started`."""
     refuse_started(file, threads)
     gc.collect()
     # Return the allocator's free pages to the system, so that reused memory counts as growth.
