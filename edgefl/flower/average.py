@@ -1,8 +1,8 @@
 """Compute the weighted averages of a Flower strategy with edgefl's kernels, directly on the bytes of replies.
 
-Flower's strategies average with three functions: `aggregate_arrayrecords` in the API with messages, and
+Flower's strategies average with three functions: `aggregate_arrayrecords` in the message-based API, and
 `aggregate` and `aggregate_inplace` in the older API. `fast` creates a subclass of the strategy with copies of
-the methods that call these functions. In the copies, the names of the functions refer to edgefl's functions.
+the methods that call these functions. In the copies, these functions' names refer to edgefl's functions.
 Layers that are not float32 are still averaged by Flower's functions.
 """
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("flwr")
 def fast(strategy: T) -> T:
     """Return a copy of a Flower strategy that computes its weighted averages with edgefl's kernels.
 
-    The class of the copy is a subclass of the class of ``strategy``. It averages in the order of the replies.
+    The copy's class is a subclass of the class of ``strategy``. It averages the replies in the order given.
     The results for float32 layers are bit-identical to those of Flower's `aggregate_arrayrecords` (except
     that they are +0.0 where all terms are −0.0), and equal to those of the two functions of the older API
     within float32 rounding. Layers of other types are averaged by Flower's function, and a log line reports
@@ -67,7 +67,7 @@ def fast(strategy: T) -> T:
     return result
 
 
-# ---- the strategy's methods that average, and their copies -----------------------------------------
+# ---- the strategy's averaging methods, and their copies --------------------------------------------
 
 
 def _replacements() -> dict[object, Callable[..., Any]]:

@@ -41,7 +41,7 @@ class NodeMessage(NamedTuple):
     number: int
     """Index of the message among the phone's messages of the same kind, counted from 1."""
     seconds: float
-    """Wall seconds from the receipt of the message by the SuperNode to the start of its answer, with a
+    """Wall time in seconds from the SuperNode's receipt of the message to the start of its answer, with a
     resolution of 0.2 s."""
 
 
@@ -51,7 +51,7 @@ class FlowerResult(NamedTuple):
     exit_code: int
     """0 if the app's run completed, 1 if it did not, and 128 + n if signal n ended it."""
     phones: ProgramsResult
-    """Results of the SuperNodes. They are stopped after the app's run, so their exit codes mean nothing."""
+    """Results of the SuperNodes, which are stopped after the app's run, so their exit codes mean nothing."""
     messages: tuple[NodeMessage, ...]
 
 
@@ -72,8 +72,7 @@ def check(app: Path) -> None:
 def run(
     app: Path, phones: Sequence[Phone], options: ProgramOptions, run_config: Sequence[str] = ()
 ) -> FlowerResult:
-    """Run a Flower app on these phones until it ends. This function sets the commands and the connections of
-    the phones.
+    """Run a Flower app until it ends on these phones, whose commands and connections this function sets.
 
     The app's ServerApp starts once all SuperNodes are online. ``run_config`` contains values for the option
     ``--run-config`` of ``flwr run``. Raises `ConfigError` if an argument is invalid, and `RunError` if a

@@ -1,7 +1,7 @@
 """``edgefl exec``: run any program as a phone, at a device's speed and within its memory and network.
 
 phone       `Phone`: command, device, network and forwarded connections
-likeness    the code that a command resembles, and the device's speed in such code
+likeness    the code that a command resembles, and the device's speed when running such code
 running     `run` and `start`: start the processes, forward output and signals, judge the result
 keeper      process that starts the commands, limits CPU time and memory, and suspends absent phones
 tree        process tree of one phone, which the throttle treats as one process

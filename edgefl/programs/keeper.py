@@ -150,10 +150,10 @@ class KeptPhone:
             self._account.ahead_ns(self.tree.wanting_ns(now_ns), used_ns)
 
     def _times(self) -> tuple[int, ...]:
-        """Return five times of this phone so far, in ns.
+        """Return five totals for this phone so far, in ns.
 
         They are the wall time, the CPU time, the time in which the phone wanted a core, the CPU time that its
-        cores in use allowed while it wanted one, and the CPU time that was not counted.
+        cores in use allowed during that time, and the CPU time that was not counted.
         """
         if self.tree is None or self._account is None:
             return self._before
@@ -240,7 +240,7 @@ class Keeper:
     def _pass(self, phone: KeptPhone, number: int) -> None:
         """Send a signal to a phone's command.
 
-        A suspended phone is resumed for good, because it could not act on the signal.
+        A suspended phone is resumed for good, because otherwise it could not act on the signal.
         """
         if phone.tree is None:
             if not phone.over:  # the command is not running, but would restart: end it for good
@@ -352,7 +352,7 @@ class Keeper:
         return None
 
     def _reap(self) -> None:
-        """Collect the processes that have ended."""
+        """Reap the processes that have ended."""
         for pid in self._ends.ended():
             owner = next(
                 (p for p in self._phones.values() if p.tree is not None and p.tree.root == pid), None

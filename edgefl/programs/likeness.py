@@ -1,7 +1,8 @@
-"""The code that a program resembles (``--like``), and a device's speed in such code, relative to this host.
+"""The code that a program resembles (``--like``), and how fast a device runs it, relative to this host.
 
 A program spends shares w_i of its CPU time on this host in code of several kinds; a device runs kind i at v_i
-times this host's speed. Its speed in the whole program is ``1 / Σ (w_i / v_i)``, since the times add up.
+times this host's speed. It runs the whole program at ``1 / Σ (w_i / v_i)`` times this host's speed, because
+the times add up.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from edgefl.learning.operations import StepWork
 
 TORCH = "torch"
 BATCH = 16
-"""Batch size of a training step if ``torch:MODEL`` names none; it is the same as in ``edgefl predict``."""
+"""Batch size of a training step if ``torch:MODEL`` states none; the same as in ``edgefl predict``."""
 KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
     "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*( .*)?", re.DOTALL),
     "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?", re.DOTALL),
@@ -65,8 +66,8 @@ class Part(NamedTuple):
 def class_of(command: Sequence[str]) -> CodeClass:
     """Return the class of code of a known program, else ``integer``.
 
-    A script counts as the program in its ``#!`` line, and a launcher such as ``env`` as the program that it
-    starts.
+    A script is treated as the program in its ``#!`` line, and a launcher such as ``env`` as the program that
+    it starts.
 
     >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
     ('interpreter', 'interpreter', 'integer')
@@ -192,11 +193,11 @@ class HostSpeeds:
 
 
 def core_shares(device: Device, like: str, host: HostSpeeds | None = None) -> tuple[Rate, ...]:
-    """Return the speed of each core of the device in code like ``like``, relative to a thread of this host.
+    """Return how fast each core of the device runs code like ``like``, relative to a thread of this host.
 
     If ``like`` contains torch, the result is one speed of the whole device, which all threads share; other
-    parts then have the speed of the fastest core. Raises `ConfigError` if ``like`` is invalid, the profile
-    lists no cores or has no time model, or this host's rate of a class is unknown.
+    parts then run at the speed of the fastest core. Raises `ConfigError` if ``like`` is invalid, the profile
+    lists no cores or has no time model, or this host's rate for one of the classes of code is unknown.
 
     >>> from edgefl.devices import load_device
     >>> big = core_shares(load_device("pixel-4"), "integer")[0]  # doctest: +SKIP
@@ -216,7 +217,7 @@ def core_shares(device: Device, like: str, host: HostSpeeds | None = None) -> tu
 
 
 def _whole(device: Device, code: CodeClass | TorchStep | None, host: HostSpeeds) -> Rate:
-    """Return the device's speed in code of one kind, relative to a thread of this host."""
+    """Return how fast the device runs code of one kind, relative to a thread of this host."""
     if isinstance(code, str):
         return relative(clusters_of(device), code, 1, host.calibrated(code))
     model = time_model(device)
@@ -235,18 +236,18 @@ def _whole(device: Device, code: CodeClass | TorchStep | None, host: HostSpeeds)
 
 
 def _against(model: TimeModel, work: StepWork, host_s: float, cv: float) -> Rate:
-    """Return a device's speed, relative to this host, in a step that takes ``host_s`` seconds here.
+    """Return how fast a device performs a step that takes ``host_s`` seconds here, relative to this host.
 
-    ``cv`` is the coefficient of variation of that time.
+    ``cv`` is the coefficient of variation of ``host_s``.
     """
     spread = math.hypot(math.log(model.error_factor_of(work)), 1.645 * cv)
     return Rate.within(host_s / model.seconds(work), math.exp(spread))
 
 
 def mixed(parts: Sequence[tuple[float, Rate]]) -> Rate:
-    """Return a device's speed in code that consists of several parts, relative to this host.
+    """Return how fast a device runs code that consists of several parts, relative to this host.
 
-    ``parts`` holds, for each part, its share of the CPU time on this host, and the device's speed in it. The
+    ``parts`` holds each part's share of the CPU time on this host, and how fast the device runs the part. The
     errors of these speeds are assumed to be independent.
 
     >>> mixed([(0.5, Rate.within(1.0, 1.2)), (0.5, Rate.within(0.25, 1.2))]).value

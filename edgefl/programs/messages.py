@@ -48,7 +48,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     ignored: tuple[int, ...] = ()
     """Signals that the command ignores from its start, such as SIGHUP under ``nohup``."""
     open_files: int | None = None
-    """Limit on open files; None for the limit that the keeper itself has."""
+    """Limit on open files; None for the keeper's own limit."""
 
 
 class Carry(msgspec.Struct, frozen=True, tag=True):
@@ -58,7 +58,7 @@ class Carry(msgspec.Struct, frozen=True, tag=True):
     network: str
     doors: tuple[tuple[int, tuple[tuple[int, tuple[Any, ...]], ...]], ...]
     """The phone's listening sockets: for each, its file descriptor, and the addresses (family and socket
-    address) of the server to which its connections are forwarded. They are tried in this order."""
+    address) of the server for its connections. These addresses are tried in order."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +93,7 @@ class SwitchOff(msgspec.Struct, frozen=True, tag=True):
 class EndPhones(msgspec.Struct, frozen=True, tag=True):
     """Order to end the phones.
 
-    The keeper kills them all. The relay first delivers the data in transit, unless ``now`` is set, and exits.
+    The keeper kills all phones. The relay delivers the data in transit unless ``now`` is set, and exits.
     """
 
     now: bool = True
@@ -105,7 +105,7 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     phone: int
     state: Literal["running", "away", "ended"]
     wall_s: float
-    """Time since the start of the command, without absences."""
+    """Time since the start of the command, excluding absences."""
     cpu_s: float
     wanting_s: float
     """Part of ``wall_s`` in which the phone ran or waited for a core."""
@@ -118,7 +118,7 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     """Number of absences."""
     processes: int
     uncounted_s: float = 0.0
-    """Upper estimate of the CPU time that is missing from ``cpu_s``, because it was used by children whose
+    """Upper estimate of the CPU time that is missing from ``cpu_s`` because it was used by children whose
     parent ignores SIGCHLD."""
 
 
@@ -152,7 +152,7 @@ class TrafficState(msgspec.Struct, frozen=True, tag=True):
 
 
 class Transmitted(msgspec.Struct, frozen=True, tag=True):
-    """Durations of the completed busy periods in one direction of a phone's link, in emulated seconds."""
+    """Durations of completed busy periods in one direction of a phone's link, in emulated seconds."""
 
     phone: int
     way: Literal["up", "down"]

@@ -48,11 +48,11 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     connects: dict[int, str] = {}
     """Local ports, mapped to servers (``host:port``). Connections to such a port use the phone's link."""
     share: float | tuple[float, ...] | None = None
-    """Share in cores of this host: one number that all threads share, or a number per core of the device,
-    fastest first, each used by one runnable thread. If None, it is derived from ``like``."""
+    """CPU share in cores of this host: one number that all threads share, or a number per core of the device,
+    fastest first, each used by one runnable thread. If None, the share is derived from ``like``."""
     like: str = TORCH
-    """Code that the command resembles (see `read_likeness`). The phone has the speed of its device in such
-    code."""
+    """Code that the command resembles (see `read_likeness`). The phone runs at the speed at which its
+    device runs such code."""
     threads: int | None = None
     """Maximum number of threads that the command runs in parallel. The phone gets as many of the device's
     cores, fastest first; None for all cores."""
@@ -155,7 +155,7 @@ def local_host(number: int, count: int) -> str:
 
 
 Address = tuple[int, tuple[Any, ...]]
-"""Family of a socket address, and the address as for `socket.connect`."""
+"""Family of a socket address, and the address in the form that `socket.connect` takes."""
 
 
 class ForwardedPort(NamedTuple):

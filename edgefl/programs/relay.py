@@ -50,7 +50,7 @@ CLOSE_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class PreciseSelector(selectors.EpollSelector):
-    """Selector with timeouts of microsecond resolution; those of epoll have milliseconds."""
+    """Selector whose timeouts have microsecond resolution; epoll's have only millisecond resolution."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout > 0:
@@ -98,7 +98,7 @@ class Flow:
         return part
 
     def arrived(self, part: Transmission, nbytes: int, held_up: bool) -> None:
-        """Record that a part was delivered to the receiver, and whether the receiver ``held_up`` it."""
+        """Record that a part was delivered, and whether the receiver delayed the delivery (``held_up``)."""
         self.nbytes += nbytes
         part.on_its_way -= 1
         part.achieved_s = self.clock.now() - part.began_s
@@ -251,9 +251,9 @@ Part = tuple[Transmission, float, bytes]
 
 
 async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s: float) -> None:
-    """Forward the stream from ``source`` to ``target`` from the time ``from_s`` on, and then its end.
+    """Forward the stream from ``source`` to ``target`` from the time ``from_s`` on, including its end.
 
-    If the source resets its connection, the error is raised when the data before it has arrived.
+    If the source resets its connection, the error is raised when all earlier data has arrived.
     """
     way = flow.way
     wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
@@ -321,7 +321,7 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
 
 
 async def _read(source: socket.socket, most: int) -> tuple[bytes, bool]:
-    """Return up to ``most`` bytes (b"" at the end of the stream), and True if no wait was needed."""
+    """Return up to ``most`` bytes (b"" at the end of the stream), and whether no wait was needed."""
     try:
         return source.recv(most), True
     except BlockingIOError:
@@ -403,7 +403,7 @@ class Relay:
         while True:
             await asyncio.sleep(REPORT_S)
             self._report()
-            if self._channel.waiting:  # messages have arrived during the send
+            if self._channel.waiting:  # messages arrived during the send
                 self._receive()
 
     def _report(self, all_of_them: bool = False) -> None:
@@ -424,7 +424,7 @@ class Relay:
             self._orphaned()
 
     def _orphaned(self) -> NoReturn:
-        """End the phones, because the keeper may be dead too, and exit without forwarding the rest."""
+        """End the phones, because the keeper may also be dead, and exit without forwarding pending data."""
         end_marked(self._run_id)
         os._exit(0)
 

@@ -45,7 +45,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     """Reason why the emulation ended the phone; "" if it did not."""
     wall_s: float
-    """Run time without absences."""
+    """Run time, excluding absences."""
     cpu_s: float
     wanting_s: float
     """Part of ``wall_s`` in which the phone ran or waited for a core."""
@@ -57,7 +57,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     peak_mib: float
     stops: int
     uncounted_s: float = 0.0
-    """Upper estimate of the CPU time that is missing from ``cpu_s``, because it was used by children whose
+    """Upper estimate of the CPU time that is missing from ``cpu_s`` because it was used by children whose
     parent ignores SIGCHLD."""
     connections: int
     refused: int
@@ -80,7 +80,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_error(self) -> float | None:
-        """Measured computing time divided by the declared one, minus 1; None if the phone is not judged.
+        """Measured divided by declared computing time, minus 1; None if the phone is not judged.
 
         A value above 0 means slower than declared.
         """
@@ -177,8 +177,8 @@ def judge(
 ) -> HeldVerdict:
     """Judge the enforcement error. ``doubts`` holds reasons for INVALID that are already known.
 
-    Errors are of two kinds: each phone's computing error, and the error of each transmission (pairs of
-    declared and achieved emulated seconds) that was declared to last at least 5 ms of wall time.
+    Two kinds of errors are judged: each phone's computing error, and the error of each transmission that was
+    declared to last at least 5 ms of wall time (``transmissions``: declared and achieved emulated seconds).
 
     >>> judge([], [(1.0, 1.01), (2.0, 2.02)], 1.0, Conditions()).median_abs_error
     0.01...

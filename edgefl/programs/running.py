@@ -136,7 +136,7 @@ def _check_proc() -> None:
 def mechanisms(options: ProgramOptions) -> tuple[str, str]:
     """Return the mechanisms that limit CPU time and memory.
 
-    Raises `ConfigError` if one is unknown or does not work on this host.
+    Raises `ConfigError` if a mechanism is unknown or does not work on this host.
     """
     if options.throttle not in THROTTLES:
         raise ConfigError(unknown("throttle", options.throttle, THROTTLES))
@@ -152,7 +152,7 @@ def mechanisms(options: ProgramOptions) -> tuple[str, str]:
 
 
 def no_group(controller: str) -> str:
-    """Return the reason why no control group can be created on this host, or "" if one can."""
+    """Return why no control group can be created on this host, or "" if one can."""
     try:
         Groups([controller]).close()
     except NoGroup as why:
@@ -326,7 +326,7 @@ class RunningPhones:
             self._outputs[read] = output
         return stdin, writers[0], writers[1]
 
-    # ---- while they run ------------------------------------------------------------------------
+    # ---- while the phones run ------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self
@@ -351,7 +351,7 @@ class RunningPhones:
                 return
 
     def turn(self, wait_s: float, *others: int | None) -> list[int]:
-        """Process output and messages, and wait up to ``wait_s`` seconds for some.
+        """Wait up to ``wait_s`` seconds for output or messages, and process them.
 
         Return those of the descriptors ``others`` that are readable.
 
@@ -433,7 +433,7 @@ class RunningPhones:
 
     def forward_signal(self, number: int) -> None:
         """Send a signal to the process group of each phone's command."""
-        with contextlib.suppress(Closed):  # the next turn reports it
+        with contextlib.suppress(Closed):  # the next turn reports that the channel is closed
             self._keeper_channel.send(messages.Pass(number))
 
     def kill(self) -> None:
@@ -454,12 +454,12 @@ class RunningPhones:
         with handled([number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN], handle):
             yield
 
-    # ---- the end -------------------------------------------------------------------------------
+    # ---- shutdown ------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the phones, receive the remaining messages, and write the results.
 
-        Raises `UnwrittenRecord` if they cannot be written.
+        Raises `UnwrittenRecord` if the results cannot be written.
         """
         with self._stack:
             wall_s = time.monotonic() - self._began_s
@@ -497,7 +497,7 @@ class RunningPhones:
     def _end(self, process: subprocess.Popen[bytes], channel: Channel[Any]) -> None:
         """End one of edgefl's own processes; if it failed, kill all processes of the phones."""
         channel.close()
-        code = 1  # a failure, if `end_child` raises an exception
+        code = 1  # counts as a failure if `end_child` raises an exception
         try:
             code = end_child(process, ENDING_S).code
         finally:

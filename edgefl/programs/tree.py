@@ -26,7 +26,7 @@ _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 REFRESH_NS = 40_000_000
 """Age at which the list of processes is refreshed, in ns."""
 MEMORY_PAUSE = 20
-"""Minimum pause after a reading of the memory, divided by the CPU time that the reading took."""
+"""Minimum pause between readings of the memory, divided by the CPU time that a reading took."""
 RUN_VARIABLE = "EDGEFL_RUN"
 """Environment variable that marks every process of a run, so that all are found if the keeper is killed."""
 _ASLEEP = (["S"], ["D"], ["Z"])
@@ -62,7 +62,7 @@ class ProcessTree:
         self._waited_ns = (0, 0)
         self._threads: dict[str, ThreadSchedule] = {}
         self._unchanged: list[str] = []
-        """The threads that did not run between the last two updates of `_threads`."""
+        """Threads that did not run between the last two updates of `_threads`."""
         self._memory_mib, self._memory_due_ns = 0.0, 0
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
         self._seen = time.monotonic_ns(), 0, 0  # time, CPU time and stopped time at the last `wanting_ns`
@@ -89,7 +89,7 @@ class ProcessTree:
                 continue
             target = self._members.get(pid)
             if target is None:
-                with contextlib.suppress(OSError, ConfigError):  # it is gone, or belongs to another user
+                with contextlib.suppress(OSError, ConfigError):  # it has ended, or belongs to another user
                     target = Target(pid)
                     if self.stopped:
                         target.stop()
@@ -154,8 +154,8 @@ class ProcessTree:
     def wanting_ns(self, now_ns: int) -> int:
         """Return ``now_ns`` minus the time in which no process wanted a core.
 
-        That is the time in which all processes slept, and none was stopped, running or waiting for a core.
-        Threads that run at the same time count as one thread that wants all of their CPU time.
+        In that time, all processes slept, and none was stopped, running or waiting for a core. Threads that
+        run at the same time are treated as one thread that wants all of their CPU time.
         """
         last_ns, used_before_ns, halted_before_ns = self._seen
         if now_ns > last_ns:
@@ -227,7 +227,7 @@ class ProcessTree:
         self._each(Target.resume)
 
     def skip(self, nanoseconds: int) -> None:
-        """Count ``nanoseconds`` as time in which no process wanted a core."""
+        """Treat ``nanoseconds`` as time in which no process wanted a core."""
         self._slept_ns += nanoseconds
 
     def kill(self) -> None:
@@ -259,7 +259,7 @@ class ProcessTree:
 
 
 def last_pid() -> bytes:
-    """Return the pid of the newest process or thread. If it has changed, others have been started."""
+    """Return the pid of the newest process or thread. It changes whenever a process or thread is started."""
     with contextlib.suppress(OSError):
         return read_kernel_file("/proc/loadavg").rpartition(b" ")[2]
     return b""
@@ -308,7 +308,7 @@ def _sleeps(pid: int) -> bool:
 
 
 def phone_of(pid: int) -> int | None:
-    """Return the number of the phone in a process's environment; None if the environment has none."""
+    """Return the number of the phone that a process's environment names; None if it names none."""
     with contextlib.suppress(OSError, ValueError):
         for entry in read_kernel_file(f"/proc/{pid}/environ").split(b"\0"):
             name, _, value = entry.partition(b"=")

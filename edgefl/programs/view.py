@@ -27,7 +27,7 @@ MOST_ROWS = 20
 
 
 class PhonesView:
-    """A view without a table, which only prints the output of the phones."""
+    """A view without a table, which only prints the phones' output."""
 
     def __init__(self, quiet: bool = True) -> None:
         self._quiet = quiet
@@ -49,7 +49,7 @@ class PhonesView:
         """Update the table. This is called often."""
 
     def write(self, stream: IO[bytes], data: bytes) -> bool:
-        """Write output of a phone, and wait until it is read; return False if there is no reader any more.
+        """Write output of a phone, waiting while the reader is slow; return False if the reader is gone.
 
         Any other error is printed once, and the output is lost.
         """
@@ -109,13 +109,13 @@ class _WaitingFile(io.RawIOBase):
 
 
 def waiting_text(stream: TextIO) -> TextIO:
-    """Return a text stream with the same descriptor, whose writes wait even if that is non-blocking."""
+    """Return a text stream with the same descriptor, whose writes block even if the descriptor does not."""
     buffered = io.BufferedWriter(_WaitingFile(stream.fileno()))
     return io.TextIOWrapper(buffered, stream.encoding, "backslashreplace")
 
 
 def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
-    """Return an explanation of the time scale, and how to reduce it."""
+    """Return an explanation of the time scale and of how to reduce it."""
     cores = capacity_cores()
     needed = scale.load * scale.value * cores
     text = (

@@ -1,7 +1,7 @@
 """One direction of a phone's link for byte streams: when do the bytes arrive at the other end?
 
-The model of `edgefl.devices.link` for a message applies to each busy period. A transmission begins when bytes
-enter an idle link, and lasts while more bytes enter before the earlier ones are sent. Its duration is
+A transmission (busy period) follows the model of a message in `edgefl.devices.link`. It begins when bytes
+enter an idle link, and lasts as long as more bytes enter before the earlier ones are sent. Its duration is
 
     delay + jitter + wire_bytes·8/rate   (+ one round trip if a packet was lost)
 
@@ -20,7 +20,7 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link, mean_mbps, read
 from edgefl.devices.schema import Network
 
 CHUNK_S = 0.02
-"""Seconds for which one connection may occupy the link without a break; others wait at most this long."""
+"""Maximum time in seconds for which one connection may occupy the link while others wait."""
 
 
 class Transmission:
@@ -35,7 +35,7 @@ class Transmission:
         """Number of parts that have not arrived yet."""
         self.achieved_s = 0.0
         self.held_up = False
-        """True if the receiver delayed a delivery, so that the measured time is not only that of the link."""
+        """True if the receiver delayed a delivery, so that the measured time is not only the link's."""
 
 
 class LinkWay:
