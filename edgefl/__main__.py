@@ -11,8 +11,8 @@ from edgefl.processes import stopped_by
 
 
 def main() -> int:
-    """Run the command ``edgefl`` and return its exit code. After Ctrl-C it prints only one line, even if it
-    is still importing modules."""
+    """Run the command ``edgefl`` and return its exit code. Print only one line after Ctrl-C, even while
+    modules are still being imported."""
     _reopen_closed_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup makes a process ignore SIGHUP
@@ -33,8 +33,8 @@ def main() -> int:
 
 
 def _stop(number: int, _: object) -> None:
-    """Handle a signal that arrives outside a run like Ctrl-C. A terminal that is closed sends SIGHUP twice;
-    the second one is ignored."""
+    """Treat a signal that arrives outside a run as Ctrl-C. A closed terminal sends SIGHUP twice; the second
+    one is ignored."""
     if number == signal.SIGHUP and stopped_by:
         return
     stopped_by.append(number)
@@ -42,7 +42,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Replace closed standard streams by the null device, so that no file gets their file descriptors."""
+    """Replace closed standard streams with the null device, so that no file gets their file descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             fd = os.open(os.devnull, os.O_RDWR)

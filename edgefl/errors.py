@@ -8,7 +8,7 @@
     ├── SlotError        the parameter buffer was used in an invalid way
     ├── RunError         a run failed after it had started; the command exits with code 1
     │   └── FolderError      the run's folder cannot be written, for example because the disk is full
-    ├── TrainingError    the user's training function raised an exception, or made too many steps
+    ├── TrainingError    the user's training function raised an exception, or took too many steps
     ├── NotMet           a device test exceeds its budget or its baseline
     │   └── OutOfDeviceMemory    the function needs more memory than the device gives an app
     └── Invalid          a device test's measurement is not reliable, so the test cannot pass
@@ -106,7 +106,7 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the sorted names as a list of up to `LONGEST_LIST` characters, followed by the number of names
+    """Return the sorted names as text of up to `LONGEST_LIST` characters, followed by the number of names
     that do not fit.
 
     >>> listed(["b", "a"]), listed(["a" * 100, "b" * 100, "c"]).replace("a" * 100, "a…a")
@@ -141,7 +141,7 @@ def near(got: str, allowed: Iterable[str]) -> str:
 
 @contextmanager
 def damaged(what: str) -> Iterator[None]:
-    """Turn errors that corrupt data in ``what`` cause into a `ConfigError` of one line.
+    """Turn errors caused by corrupt data in ``what`` into a one-line `ConfigError`.
 
     >>> with damaged("runs/a"):
     ...     int("x")

@@ -5,23 +5,23 @@ its third trip. The variable is read once, when a process starts. If it is not s
 
 | name      | the client                                                              |
 |-----------|-------------------------------------------------------------------------|
-| `die`     | is killed after its training, when half of its update is uploaded       |
+| `die`     | is killed after its training, when half of its update has been uploaded |
 | `hang`    | stops responding                                                        |
 | `rubbish` | sends bytes that are not a message                                      |
 | `nan`     | sends an update that contains NaN                                       |
 | `alter`   | changes its update after sending its checksum                           |
-| `stale`   | reports a base version that is not the one of its task                  |
+| `stale`   | reports a base version that differs from the one in its task            |
 | `memory`  | allocates more memory than its device has                               |
-| `leave`   | gives its task back without training                                    |
+| `leave`   | returns its task without training                                       |
 
 ``"torn:0:7"`` kills the first server process of the run when it reaches the place ``torn`` for the eighth
 time. ``"torn:1:7"`` does the same to the second server process, which replaces the first. If
-``EDGEFL_FAILPOINTS_WHILE=FILE`` is set, visits of a place count only while FILE exists. The places are:
+``EDGEFL_FAILPOINTS_WHILE=FILE`` is set, visits to a place count only while FILE exists. The places are:
 
 | name      | the server is killed                                                    |
 |-----------|-------------------------------------------------------------------------|
 | `commit`  | before it commits events and rows                                       |
-| `committed` | after a commit, before it sends messages about it                     |
+| `committed` | after a commit, before it sends messages about the commit             |
 | `sum`     | before a sum                                                            |
 | `summed`  | after a sum, before it publishes the version                            |
 | `published` | after it publishes a version, before it records the version           |
@@ -85,8 +85,7 @@ _while: str
 
 
 def arm() -> None:
-    """Read the environment variables of failpoints again. A process that was forked for another run calls
-    this."""
+    """Read the environment variables of failpoints again, in a process that was forked for another run."""
     global _points, _while
     _points = parse(os.environ.get("EDGEFL_FAILPOINTS", ""))
     _while = os.environ.get(WHILE, "/")

@@ -1,9 +1,9 @@
 """Read files with a size limit, and write files atomically.
 
-A file that is written is afterwards either complete or unchanged, even if the process is killed or the power
-fails. The new content is written to a temporary file in the same folder, which is flushed to disk and then
-renamed. Finally the folder itself is flushed, so that the new name survives a power failure too. Devices and
-pipes, such as ``/dev/null`` and ``/dev/stdout``, are not replaced but written to.
+After a write, a file is either complete or unchanged, even if the process is killed or the power fails. The
+new content is written to a temporary file in the same folder, which is flushed to disk and then renamed.
+Finally the folder itself is flushed, so that the new name also survives a power failure. Devices and pipes,
+such as ``/dev/null`` and ``/dev/stdout``, are not replaced but written to.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def read(path: str | Path, most_bytes: int) -> bytes:
 def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
     """Replace the file at ``path`` by a file with the content ``pieces``.
 
-    If OSError is raised, the file has either its old content or the new one, completely. A device, a pipe or
-    an open file of a process (``/dev/stdout``) is written to instead.
+    If OSError is raised, the file has either all of its old content or all of the new. A device, a pipe or an
+    open file of a process (``/dev/stdout``) is written to instead.
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> replace(folder / "a.txt", [b"one ", b"two"]).read_text(), [path.name for path in folder.iterdir()]
@@ -75,7 +75,7 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
 
 
 def _is_replaceable(path: Path) -> bool:
-    """Return False for a device, a pipe or a socket, and for any file that is named by a descriptor."""
+    """Return False for a device, a pipe or a socket, and for any file whose path names a descriptor."""
     if not path.exists() or path.is_dir():
         return True
     folder = os.path.realpath(path.parent)

@@ -29,10 +29,9 @@ KEYS = (
     "evaluation.function",
     "fleet.attackers.kind",
 )
-"""Keys of an experiment whose values may be the names of code to be imported."""
+"""Keys of an experiment whose values may name code to import."""
 OF_PACKAGES = ("timm:", "hf:", "flwr:")
-"""Prefixes of values that refer to a model, a data set or a partitioner from a package and not to the user's
-own code."""
+"""Prefixes of values that refer to a package's model, data set or partitioner, not to the user's own code."""
 
 
 importing: list[str] = []
@@ -80,8 +79,8 @@ def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) 
 
 
 def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
-    """Call a function of the user. If it raises an exception, raise a `ConfigError` of one line that gives
-    the type and the message of the exception.
+    """Call the user's function. If it raises an exception, raise a one-line `ConfigError` with the type and
+    the message of the exception.
 
     >>> call(int, "my_module:make", "model.name", x=1)
     Traceback (most recent call last):
@@ -98,8 +97,7 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
 
 
 def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the keys of an experiment, which is given as plain tables, whose values refer to the user's
-    modules.
+    """Return the keys whose values refer to the user's modules, in an experiment given as plain tables.
 
     >>> own_code({"seed": 1, "strategy": {"name": "mine:Mine"}, "model": {"name": "timm:vit", "args": {}}})
     ['strategy.name']
@@ -143,8 +141,7 @@ def _import(name: str, key: str, folders: Sequence[str]) -> Any:
 
 
 def _forget_other_folder(top: str) -> None:
-    """Forget an imported module that has the same name but was imported from another folder, for an earlier
-    experiment."""
+    """Forget a module with the same name that was imported from another folder for an earlier experiment."""
     origin = getattr(sys.modules.get(top), "__file__", None)
     if origin is None or top == __package__:
         return

@@ -1,4 +1,4 @@
-"""The cores that this process may use, and the signals that it has received to end it."""
+"""The cores that this process may use, and the signals that have asked it to end."""
 
 from __future__ import annotations
 

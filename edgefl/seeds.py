@@ -12,8 +12,8 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class _FirstState(ISeedSequence):
-    """A seed sequence that provides the four 64-bit words which PCG64 needs, in a tenth of the time that
-    numpy's `SeedSequence` takes."""
+    """A seed sequence that provides the four 64-bit words that PCG64 needs, ten times as fast as numpy's
+    `SeedSequence`."""
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words
@@ -23,8 +23,7 @@ class _FirstState(ISeedSequence):
 
 
 def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """Create the random generator for a purpose, such as ``"batches"``, and for ids, such as the number of a
-    client.
+    """Create the random generator for a purpose, such as ``"batches"``, and for ids, such as a client's ID.
 
     The initial state of the generator is the BLAKE2b hash of the experiment's ``seed``, the purpose and the
     ids. So generators for different purposes or devices are independent of each other, and the same arguments

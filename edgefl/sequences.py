@@ -14,7 +14,7 @@ BLOCK = 16_384
 """Size of the range of numbers that one array stores. An insertion or a removal moves at most this many
 items."""
 MAX_SHUFFLED = 10_000
-"""Maximum length of a sequence that the function `sample` permutes as a whole."""
+"""Maximum length of a sequence that `sample` permutes as a whole."""
 
 
 class Ascending(Sequence[int]):
@@ -30,7 +30,7 @@ class Ascending(Sequence[int]):
         self._blocks = [array("i") for _ in range(bound // BLOCK + 1)]
         self._len = 0
         self._ends: list[int] = []
-        """Number of items in each block and in all blocks before it; empty after the set has changed."""
+        """Cumulative number of items at the end of each block; empty after the set has changed."""
 
     def add(self, number: int) -> None:
         """Add a number, which must not be in the set yet."""
@@ -137,7 +137,7 @@ def sample(ready: Sequence[int], count: int, rng: np.random.Generator) -> list[i
     are drawn.
 
     If ``ready`` has up to `MAX_SHUFFLED` items, the result is the first part of a random permutation of all
-    items. If it has more, a cheaper algorithm is used, which gives another result for the same seed.
+    items. If it has more, a cheaper algorithm is used, which gives a different result for the same seed.
 
     >>> sample([4, 5, 6], 2, np.random.default_rng(0))
     [6, 4]
@@ -164,7 +164,7 @@ class LazySequence(Sequence[T]):
     """
 
     def make(self, index: int) -> T:
-        """Create the item at ``index``, which is a number from 0 to the length minus 1."""
+        """Create the item at ``index``, which is from 0 to the length minus 1."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T]:

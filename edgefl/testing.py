@@ -45,7 +45,7 @@ def fleet(clients: int, examples: int = 100) -> list[Client]:
 
 
 def towards_own_number(client: int, model: Vector, trip: int) -> Vector:
-    """Make one gradient step of size 0.1 on ½‖w − client‖². At the minimum for client i, every weight equals
+    """Take one gradient step of size 0.1 on ½‖w − client‖². At the minimum for client i, every weight equals
     i."""
     return np.asarray(model + 0.1 * (client - model))
 
@@ -61,7 +61,7 @@ class MemoryRun:
     history: list[tuple[core_events.Event, list[core_events.Action]]] = field(default_factory=list)
     """Each event and the actions with which the core responded, in order of time."""
     fates: dict[int, str] = field(default_factory=dict)
-    """Fate of each task, as given by its ``Release`` action, keyed by task."""
+    """Fate of each task, as given by the task's ``Release`` action, keyed by task."""
     owners: dict[int, int] = field(default_factory=dict)
     """Client of each task, keyed by task."""
     evaluated: list[int] = field(default_factory=list)
@@ -98,11 +98,11 @@ def run_in_memory(
     """Run ``core`` until it stops, in a discrete-event simulation that computes real but small vectors.
 
     ``durations`` gives the emulated seconds of a trip: one number for each client, or a function
-    ``durations(client, trip)``. ``train(client, model, trip)`` makes one local step and returns the resulting
+    ``durations(client, trip)``. ``train(client, model, trip)`` takes one local step and returns the resulting
     model, with the shape and the dtype of ``model`` (by default a single float64 zero). A trip consists of
     ``steps`` steps of equal duration, unless `Until.steps` sets another number; ``steps`` is one number for
-    all clients, or one number for each client. ``lr`` is the learning rate of these steps. It scales the
-    terms that `Strategy.local_rule` adds to their gradient.
+    all clients, or one number for each client. ``lr`` is the learning rate of these steps; it scales the
+    terms that `Strategy.local_rule` adds to the gradient.
 
     If a strategy trains in its own way, ``trip(client, model, trip, given)`` replaces all steps of a trip and
     modifies ``given``, the trip's `TripInputs`. If ``train`` or ``trip`` raises `TripFails`, the trip fails
@@ -180,7 +180,7 @@ class _Executor:
                 return
             del self.in_flight[event.client]
             if isinstance(event, core_events.Failed):
-                self.updates[event.task] = np.zeros_like(self.result.models[0])  # a private run uses it
+                self.updates[event.task] = np.zeros_like(self.result.models[0])  # used by a run with privacy
             if isinstance(event, core_events.Arrived) and self.core.strategy.measures:
                 change = self.result.models[-1] - self.result.models[event.base_version]
                 norms = [float(np.linalg.norm(vector)) for vector in (self.updates[event.task], change)]
@@ -253,8 +253,8 @@ class _Executor:
         self.enqueue(core_events.Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
 
     def given(self, client: int, version: int) -> TripInputs:
-        """Return the inputs of a trip. The vectors that it will send are zeros, and the client's own vectors
-        are copies."""
+        """Return the inputs of a trip. The vectors to send are zeros, and the client's own vectors are
+        copies."""
         model, strategy, kept = self.result.models[version], self.core.strategy, self.result.kept
         zeros = {name: np.zeros_like(model) for name in strategy.client_vectors}
         own = {name: vector.copy() for name, vector in kept.get(client, zeros).items()}
@@ -291,8 +291,8 @@ class _Executor:
         return all(np.isfinite(one).all() for one in (self.updates[task], *self.trips[task].send.values()))
 
     def step_vectors(self, action: core_events.Sum, model: Vector) -> None:
-        """Compute the next values of the strategy's vectors, and change the model by the vectors that the
-        strategy adds to it."""
+        """Compute the next values of the strategy's vectors, and add to the model those that the strategy
+        adds."""
         made, sent = {}, self.core.strategy.vectors
         for name, vector in self.result.vectors[-1].items():
             part = action.parts.get(name, VectorSum(action.weights if name in sent else ()))

@@ -14,13 +14,12 @@ from edgefl.errors import ConfigError, shortened
 from edgefl.files import read as read_file
 
 MOST_BYTES = 1 << 20
-"""Maximum size of a TOML file, in bytes. A larger file is probably another file that was given by mistake,
-such as a data set."""
+"""Maximum size of a TOML file, in bytes. A larger file, such as a data set, was probably given by mistake."""
 MOST_PATH = 255
 """Maximum length of a path in a message, in characters."""
 DEEPEST = 32
-"""Maximum depth to which keys, tables and arrays may be nested. The time that Python's parser takes is
-quadratic in this depth."""
+"""Maximum depth to which keys, tables and arrays may be nested. The time that Python's parser takes grows
+quadratically with this depth."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"\n]*\"|'[^'\n]*')[ \t]*\.[ \t]*"
@@ -95,7 +94,7 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
     """Parse an argument of ``--set`` into the parts of its key and its value.
 
     The value is parsed as TOML. If it is not valid TOML and does not begin like a string, an array or a
-    table, it is taken as a plain string.
+    table, it is used as a plain string.
 
     >>> assignment("strategy.name=fedbuff")
     (('strategy', 'name'), 'fedbuff')
@@ -165,8 +164,8 @@ def flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 
 def write(tables: Mapping[str, Any]) -> str:
-    """Return ``tables`` as TOML text. Single values come first, and then one section for each table, whose
-    inner tables are written inline.
+    """Return ``tables`` as TOML text. Single values come first, followed by one section for each table, in
+    which inner tables are written inline.
 
     Values may be of the types str, int, float and bool, and lists and tables of these. None is left out.
 
@@ -204,7 +203,7 @@ def literal(value: Any) -> str:
 
 
 def pieces(value: Any) -> Iterator[str]:
-    """Yield the text that `literal` returns in pieces, so that a caller can stop early, for example if the
+    """Yield, in pieces, the text that `literal` returns, so that a caller can stop early, for example if the
     value contains itself.
 
     >>> endless = [1]
@@ -219,7 +218,7 @@ def pieces(value: Any) -> Iterator[str]:
     elif isinstance(value, float):
         yield float.__repr__(value)
     elif isinstance(value, str):
-        # The escape sequences of JSON are valid in TOML. The DEL character must be escaped in TOML only.
+        # JSON's escape sequences are valid in TOML. The DEL character must be escaped in TOML only.
         yield json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     elif isinstance(value, Mapping):
         before = "{ "

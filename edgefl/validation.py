@@ -2,7 +2,7 @@
 
 The types may be structs and dataclasses (for tables), literals, unions, numbers, strings and arrays. They may
 have bounds, such as ``Annotated[float, msgspec.Meta(gt=0)]``. If the ``Meta`` has a ``description``, messages
-contain it instead of the type and its bounds. Numbers must be finite.
+contain this description instead of the type and its bounds. Numbers must be finite.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fault(ConfigError):
 
 
 def convert(value: Any, of: type[T], key: str = "") -> T:
-    """Convert ``value`` to the type ``of``. If the value is invalid, its first `Fault` is raised.
+    """Convert ``value`` to the type ``of``. Raises the first `Fault` if the value is invalid.
 
     >>> from edgefl.experiment import Stop
     >>> convert({"versions": 3}, Stop).versions
@@ -77,7 +77,7 @@ def _type_and_keys(of: Any) -> tuple[inspect.Type, list[str]]:
 
 
 _class_type = lru_cache(maxsize=64)(_type_and_keys)
-"""The function `_type_and_keys` for classes. Its results are cached, because a call takes milliseconds."""
+"""`_type_and_keys` for classes, with cached results, because a call takes milliseconds."""
 
 
 def wrong(key: str, allowed: str, got: Any) -> Fault:
@@ -91,7 +91,7 @@ def wrong(key: str, allowed: str, got: Any) -> Fault:
 
 
 def shown(value: Any) -> str:
-    """Return ``value`` as TOML text of at most 60 characters. The rest of a long value is not read.
+    """Return ``value`` as TOML text of at most 60 characters. A long value is not read to the end.
 
     >>> shown("fast"), shown([1, True]), shown({"a": None})
     ("'fast'", '[1, true]', '{}')
@@ -266,7 +266,7 @@ def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str])
 
 
 def _keys(kind: inspect.Type, key: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a type's fields, except of those fields that are themselves tables.
+    """Yield the dotted keys of a type's fields, except fields that are themselves tables.
 
     The fields of inner tables are included; the fields of tables in arrays are not.
     """

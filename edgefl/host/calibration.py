@@ -21,11 +21,11 @@ from edgefl.host.capacity import host
 from edgefl.host.process import child_environment
 
 MAX_CV = 0.10
-"""A calibration is refused if the repetitions of a rate have a coefficient of variation above this."""
+"""A calibration is rejected if the coefficient of variation of a rate's repetitions is above this."""
 EXPIRES_S = 7 * 24 * 3600.0
 RECENT_S = 3600.0
-"""Maximum age of the rate of a class of code, in seconds. It is short, because the speed of a virtual machine
-in Python code was seen to differ by a factor of 1.4 between two days, with other guests on its host."""
+"""Maximum age of the rate of a class of code, in seconds. It is short because a virtual machine's speed when
+running Python code was seen to differ by a factor of 1.4 between two days, with other guests on its host."""
 PATIENCE_S = 300
 VERSION = 6  # version of the measuring method; calibrations of other versions are not used
 
@@ -77,15 +77,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The measured rates of one thread of this host, and how and when they were measured."""
 
     fingerprint: str
-    """Hash of the CPU model, the number of cores, the library versions and the number of threads. A
-    calibration is used only if this hash matches."""
+    """Hash of the CPU model, the number of cores, the library versions and the number of threads. A stored
+    calibration is used only if its hash matches."""
     cpu: str
     cores: int
     library: str
     at_unix_s: float
     measured: Measured
     code_at_unix_s: dict[str, float] = {}
-    """Unix times at which rates of ``code`` were measured again after ``at_unix_s``, keyed by class."""
+    """Unix times at which rates in ``code`` were remeasured after ``at_unix_s``, keyed by class."""
 
     def expired(self, now_unix_s: float) -> bool:
         """Return True if the calibration is older than a week, or from the future."""
@@ -119,7 +119,7 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
 
 
 def calibrate_code(code_class: str, *, folder: Path | None = None) -> Calibration:
-    """Return this host's calibration; first measure the class of code again if its rate is over an hour old.
+    """Return this host's calibration; first remeasure the class of code if its rate is over an hour old.
 
     The other rates may be up to a week old, like those that `calibrate` returns.
     """

@@ -1,4 +1,4 @@
-"""Host capacity: the host's cores, CPU quotas and CPU usage, and the time scale at which a fleet fits it.
+"""Host capacity: the host's cores, CPU quotas and CPU usage, and the time scale that a fleet needs on it.
 
 The time scale is the number of wall seconds per emulated second. A trip is a client's work for one task:
 download, training and upload.
@@ -30,12 +30,12 @@ SERVER_TRIP_S = 0.0003
 TARGET_LOAD = 0.5
 """Share of the host's cores that a fleet should use at most. Up to this load, pacing was accurate to 0.2%."""
 LEAST_STRETCH = 1.15
-"""Smallest time scale that is used to reach the target load. If a smaller one were enough, the time scale
-stays at 1."""
+"""Smallest time scale above 1 that is used to reach the target load. If a smaller one would suffice, the time
+scale stays at 1."""
 CLIENT_SHARE = 0.7  # share of one core that a client may use during its trip
 BURST_SHARE = 0.3
-"""Share of one core that a client may use until its training is due. The rest is the slack that keeps the
-client on time when other clients train at the same moment."""
+"""Share of one core that a client may use until its training is due. The remaining share is the slack that
+keeps the client on time when other clients train at the same moment."""
 
 Verdict = Literal["fits", "tight", "overloaded"]
 VERDICT_TEXT: dict[Verdict, str] = {
@@ -75,9 +75,9 @@ class Demand(NamedTuple):
     def due(self) -> Burst | None:
         """Return the CPU time of the training, and the window that keeps the trip on time.
 
-        Training that is a minor part of its trip (`fidelity.MINOR_PART`) must finish when the trip ends,
-        because the upload can make up for its delay. Other training must finish when it would finish on the
-        device.
+        Training that is a minor part of its trip (`fidelity.MINOR_PART`) must finish by the end of the trip,
+        because the upload can make up for a delay. Other training must finish when the device would finish
+        it.
 
         >>> Demand(0.003, 1.0, Burst(0.001, 0.4, 0.002)).due()
         Burst(host_cpu_s=0.001, start_s=0.4, emulated_s=0.6)
@@ -153,7 +153,7 @@ def choose_time_scale(
 def _smallest(
     asked: float, largest: float, demands: Sequence[Demand], cores: float, together: Together, active: int
 ) -> tuple[float, str]:
-    """Return the smallest scale that satisfies all rules, and a text with numbers about the decisive rule."""
+    """Return the smallest scale that satisfies all rules, and a text with the decisive rule's numbers."""
     one = min(1.0, cores)
     bursts = [burst for demand in demands if (burst := demand.due()) and burst.emulated_s > 0]
     densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)
@@ -301,10 +301,10 @@ class StealMeter:
 
 
 class ThrottleMeter:
-    """Measures how long CPU quotas keep this process's control group, or one around it, from running."""
+    """Measures how long CPU quotas keep this process's control group, or a group around it, from running."""
 
     def __init__(self) -> None:
-        # Find the groups only once: even if the process is moved later, it spent the time in these groups.
+        # Find the groups only once: the time is spent in these groups, even if the process is moved later.
         self._places = list(_around("cpu"))
         self._start_s = time.monotonic()
         self._before = self._throttled_s()
@@ -328,8 +328,8 @@ class ThrottleMeter:
 class UsageMeter:
     """Measures CPU usage since its creation; stolen and throttled time only from `begin` to `end`.
 
-    ``elsewhere_s`` returns the CPU seconds of the run's ended processes that are not children of this
-    process.
+    ``elsewhere_s`` returns the CPU seconds used by processes of the run that have ended and that were not
+    children of this process.
     """
 
     def __init__(self, elsewhere_s: Callable[[], float] = float) -> None:
@@ -362,7 +362,7 @@ class UsageMeter:
 
 
 def _own_cpu_s() -> float:
-    """Return the CPU seconds of this process and its reaped descendants."""
+    """Return the CPU seconds that this process and its reaped descendants have used."""
     return sum(os.times()[:4])
 
 

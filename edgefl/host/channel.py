@@ -68,8 +68,8 @@ class Channel(Generic[R]):
     def send(self, message: Any, *fds: int) -> None:
         """Send a message, with file descriptors if given. Raises `Closed` if the other end is closed.
 
-        While the socket is full, this waits and reads incoming messages. If it did not read, two ends that
-        both send more than a socket holds (about 280 small messages) would wait for each other forever.
+        While the socket is full, this call waits and reads incoming messages. Otherwise two ends that both
+        send more than a socket holds (about 280 small messages) would wait for each other forever.
         """
         body = _encoder.encode(message)
         data = memoryview(_LENGTH.pack(len(body)) + body)
@@ -157,5 +157,5 @@ class Channel(Generic[R]):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Create two connected sockets, which are closed on exec unless they are passed on."""
+    """Create two connected sockets, which exec closes unless they are passed on."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -97,7 +97,7 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
 class ChildWatch:
     """A descriptor that is readable when a child may have ended. A process may create only one.
 
-    It uses SIGCHLD, which is configured not to report children that a throttle only stops.
+    It uses SIGCHLD, which is configured not to report children that a throttle merely stops.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ def exit_of(child: Child, timeout_s: float) -> Exit | None:
 
 def end_child(child: Child, grace_s: float) -> Exit:
     """Wait for a child whose channel was closed; after ``grace_s`` seconds, kill it and its descendants.
-    An exception, such as Ctrl-C during the wait, leaves the child running, so that it can clean up.
+    An exception during the wait, such as Ctrl-C, leaves the child running, so that it can clean up.
     """
     try:
         return Exit(child.wait(grace_s))
@@ -216,7 +216,7 @@ def end_children() -> None:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all processes of this user with ``mark`` (NAME=VALUE) in their environment, until none is left."""
+    """Kill this user's processes with ``mark`` (NAME=VALUE) in their environment, until none is left."""
     wanted = mark.encode()
     found = True
     while found:

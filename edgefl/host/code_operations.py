@@ -32,7 +32,7 @@ SCALE_SPREADS = {
     "interpreter": 1.3,
 }
 """For each class of code, the factor within which its scale is assumed to be right on 90% of hosts. The scale
-was measured on only one host, which was busy. The factor includes differences between compilers (``float``),
+was measured on only one, busy host. The factor includes differences between compilers (``float``),
 libraries (``simd``) and Python versions (``interpreter``)."""
 CLASSES = {
     "integer": "integer",
@@ -52,7 +52,7 @@ def program(code_class: str, copy_mib: float = 64.0) -> tuple[Callable[[], Any],
     """Return a program that measures a class of `PROGRAMS`, and its work in published units.
 
     ``copy_mib`` is the amount that the program of the class ``copy`` copies. Raises ImportError if the class
-    needs the C extension and this was not built.
+    needs the C extension and the extension was not built.
     """
     if code_class == "copy":
         return _copy(copy_mib)

@@ -32,7 +32,7 @@ class Enforcement(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def enforced(experiment: Experiment) -> Iterator[Enforcement]:
-    """Prepare the experiment's limits; undo them at the end. Raises ConfigError if one cannot be enforced."""
+    """Prepare the experiment's limits; undo them on exit. Raises ConfigError if one cannot be enforced."""
     if experiment.clock.kind == "virtual":
         yield Enforcement()
         return
@@ -87,7 +87,7 @@ class ClientLimits:
         return self._memory
 
     def out_of_memory(self, gave_up: bool) -> str:
-        """Return a text about how the process ran out of memory, or "" if it did not.
+        """Return a description of how the process ran out of memory, or "" if it did not.
 
         ``gave_up`` is True if the process ended because an allocation failed.
         """

@@ -18,7 +18,7 @@ from edgefl.host.verdict import MEAN_MAX, MEDIAN_MAX, P95_MAX, Conditions
 
 QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
 MAY_LACK = ("delay", "round")
-"""Quantities that a trip may lack; their value is then NaN."""
+"""Quantities that a trip may lack, in which case their value is NaN."""
 PHASES = {"compute": "training", "down": "download", "up": "upload"}
 SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
 """Quantities whose sums are judged, for the fleet and for each device."""
@@ -63,9 +63,9 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def excess(self) -> float:
-        """The larger one of the median error and the 95th percentile, each divided by its bound.
+        """The larger of the median error and the 95th percentile, each divided by its bound.
 
-        An error of up to `PHASE_WALL_S` counts as 0. A value above 1 gives a warning.
+        An error of up to `PHASE_WALL_S` is treated as 0. A value above 1 gives a warning.
         """
         return max(
             self.median_abs_error / MEDIAN_MAX * (self.median_wall_s > PHASE_WALL_S),
@@ -92,7 +92,7 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     """Phases with errors above the bounds. A warning alone does not make a run INVALID."""
     p95_lateness_s: float | None
-    """95th percentile of the emulated seconds by which trips ended later than scheduled."""
+    """95th percentile of the time by which trips ended later than scheduled, in emulated seconds."""
     max_lateness_s: float | None
     conditions: Conditions
 
@@ -182,9 +182,9 @@ def assess(
 
 
 def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
-    """Return a line about the device whose total times have the largest error.
+    """Return a list with one line, about the device whose total times have the largest error.
 
-    Return [] if this error is within its bound.
+    Return [] if the error is within its bound.
     """
     off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
     bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
@@ -236,7 +236,7 @@ def _phase(
 
 
 def _summary(declared: Seconds, achieved: Seconds) -> Quantity:
-    """Summarise the trips in which the quantity was measured (in the others it is NaN)."""
+    """Summarise the trips in which the quantity was measured; it is NaN in all other trips."""
     known = ~np.isnan(declared)
     if not known.any():
         return Quantity()

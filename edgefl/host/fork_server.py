@@ -28,9 +28,9 @@ from edgefl.host.children import Child, collect, end_child, fork, kill
 from edgefl.host.process import become_child, child_environment, start_process
 
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload", "numpy.ma")
-"""Modules that a run's processes need; numpy imports the last one when it first needs it."""
+"""Modules that a run's processes need; numpy itself would import the last one only on first use."""
 GRACE_S = 1.0
-"""Seconds that the fork server has to exit before it is killed."""
+"""Seconds that the fork server is given to exit before it is killed."""
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ FromForkServer = Warm | Forked | Reaped
 
 
 class ForkServer:
-    """Starts processes in which all modules are imported. As a context manager, it ends them on exit.
+    """Starts processes with all modules already imported. As a context manager, ends the processes on exit.
 
     With ``channel`` it uses a fork server that another process has started (`another`). Raises `RunError` if
     the fork server's process is gone.
@@ -89,7 +89,7 @@ class ForkServer:
         self, module: str, incoming: Any, environment: dict[str, str], *arguments: str
     ) -> tuple[ForkedChild, Channel[Any]]:
         """Start a process, as `start_process` does. Its modules were imported when the fork server started,
-        so files and environment variables that they use at import were read at that time."""
+        so files and environment variables that modules use at import were read at that time."""
         ours, theirs = pair()
         with theirs:
             request = Fork(module, arguments, child_environment(environment), os.getcwd())
@@ -110,7 +110,7 @@ class ForkServer:
         return self.start(__name__, FromForkServer, dict(os.environ))[1]
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of all processes that have ended, and of their children."""
+        """Return the CPU seconds used by all ended processes and by their children."""
         return self._cpu_s
 
     def exit_code(self, pid: int, timeout: float | None) -> int | None:

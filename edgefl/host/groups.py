@@ -22,8 +22,8 @@ PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
 ACCOUNTING = "cpuacct"
 _OWN = "own"
-"""Subgroup into which processes are moved, because a version 2 group that delegates controllers may hold no
-process."""
+"""Subgroup into which processes are moved, because a version 2 group that delegates controllers may not hold
+any process itself."""
 _PATIENCE_S = 2.0  # maximum time to wait until ended processes have left their group
 
 
@@ -70,7 +70,7 @@ def _below(fields: list[str], path: str) -> Path:
     """
     root, mount = fields[3], Path(fields[4].replace("\\040", " "))
     relative = os.path.relpath(path, root)
-    # In a container, this may be a path of the host; the part that is visible starts at the mount itself.
+    # In a container, this may be a path on the host; the visible part starts at the mount itself.
     folder = mount / relative if not relative.startswith("..") else mount
     return folder if folder.is_dir() else mount
 
@@ -87,17 +87,14 @@ def read_counters(file: Path) -> dict[str, int]:
 
 
 def used_ns(place: Place) -> int:
-    """Return the CPU time of all present and past processes of a group with the controller `ACCOUNTING`.
-
-    The time is in ns.
-    """
+    """Return the CPU time in ns of all present and past processes of a group with controller `ACCOUNTING`."""
     if place.version == 1:
         return int(_text(f"{place.folder}/cpuacct.usage") or 0)
     return read_counters(place.folder / "cpu.stat").get("usage_usec", 0) * 1000
 
 
 def throttled_ns(place: Place) -> int:
-    """Return for how many ns a group's quota has kept the group from running, summed over all cores."""
+    """Return for how many ns a group's quota has kept it from running, summed over all cores."""
     name, unit_ns = {1: ("throttled_time", 1), 2: ("throttled_usec", 1000)}[place.version]
     return read_counters(place.folder / "cpu.stat").get(name, 0) * unit_ns
 
@@ -223,7 +220,7 @@ class _OwnFolders:
         return Place(outer / self._name, version)
 
     def _delegate(self, outer: Path, folder: Path, controller: str) -> None:
-        """Enable a controller of version 2 in ``folder`` and in the groups below it."""
+        """Enable a version 2 controller in ``folder`` and in the groups below it."""
         for group in (outer, folder):
             file = group / "cgroup.subtree_control"
             if controller in read_words(file):
@@ -251,7 +248,7 @@ class _OwnFolders:
             write(folder / _OWN / "cgroup.procs", pid)
 
     def clear(self, prefix: str) -> None:
-        """Remove the groups whose name starts with ``prefix``."""
+        """Remove the groups whose names start with ``prefix``."""
         for outer in self._outer.values():
             for folder in _children(outer.folder / self._name):
                 if folder.name.startswith(prefix):
@@ -259,7 +256,7 @@ class _OwnFolders:
                     remove(folder)
 
     def remove(self) -> None:
-        # Disable controllers first, because a group that delegates them may hold no process.
+        # Disable controllers first, because a group that delegates controllers may not hold any process.
         for file, controller in reversed(self._delegated):
             with contextlib.suppress(NoGroup):
                 write(file, f"-{controller}")
@@ -271,8 +268,8 @@ class _OwnFolders:
 def remove_orphans(outer: Path, kill: str = "") -> list[str]:
     """Remove the groups in ``outer`` whose owner has ended; return their names.
 
-    The processes in groups of this owner whose names start with ``kill`` are killed. All other processes are
-    moved to ``outer``.
+    Processes in that owner's groups whose names start with ``kill`` are killed. All other processes are moved
+    to ``outer``.
     """
     removed = []
     for folder in _children(outer):

@@ -80,7 +80,7 @@ class Cost:
         self.ns_per_work = ns_per_work
 
     def learn(self, work: float, used_ns: float) -> None:
-        """Replace the estimate by its mean with the cost measured in a finished phase."""
+        """Replace the estimate with the mean of itself and the cost measured in a finished phase."""
         if work > 0 and used_ns > 0:
             self.ns_per_work = (self.ns_per_work + used_ns / work) / 2
 
@@ -102,7 +102,7 @@ class HeldPhase:
         self._request_share(time.monotonic_ns())
 
     def done(self, work: float) -> None:
-        """Record additional ``work`` as done."""
+        """Record that additional ``work`` has been done."""
         self._phase.work += work
         now_ns = time.monotonic_ns()
         if now_ns >= self._next_ns and self._phase.work < self._total:
@@ -158,7 +158,7 @@ def govern(kind: str, requests: int, lifeline: int) -> None:
 
 
 class Governor:
-    """Handles the requests of clients. It has no side effects except those of the throttles."""
+    """Handles clients' requests. It has no side effects except those of the throttles."""
 
     def __init__(self, make: Callable[[HoldRequest, Account], Throttled]) -> None:
         self._make = make
@@ -193,7 +193,7 @@ class Governor:
 
 
 def make_throttle(kind: str, request: HoldRequest, account: Account) -> Throttled:
-    """Create a throttle for a client that works by signals or by the quota of the client's control group."""
+    """Create a client's throttle, which works by signals or by the quota of the client's control group."""
     target = Target(request.pid)
     if process_stat(request.pid)[1:2] != [str(os.getppid())]:
         # not a child of the zygote: the pid has been reused

@@ -36,7 +36,7 @@ GEMM_SIZES = (64, 256, 1024)
 TRIAD_MIN_MIB = 64  # minimum size of each of the triad's three arrays
 _REPETITION_S = 0.05
 _CALLS = 3
-"""A repetition takes at least `_REPETITION_S` CPU seconds and has at least `_CALLS` calls, so that a single
+"""A repetition takes at least `_REPETITION_S` CPU seconds and makes at least `_CALLS` calls, so that a single
 interruption does not dominate it."""
 _MIB = 1 << 20
 
@@ -85,7 +85,7 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
 def measure_class(code_class: str, copy_mib: float) -> Rate:
     """Measure one class of code in this process; the class ``copy`` copies ``copy_mib`` MiB at a time.
 
-    Raises ImportError if the class needs the C extension and this was not built.
+    Raises ImportError if the class needs the C extension and the extension was not built.
     """
     torch.set_num_threads(1)
     if code_class == "simd":
@@ -105,8 +105,8 @@ def usual_rate(run: Callable[[], Any], work: float, least_s: float = USUAL_S) ->
     """Return the work per CPU second of ``run`` after a warm-up, from ``least_s`` CPU seconds of repetitions.
 
     There are at least `REPETITIONS` repetitions. The speed of a virtual machine can change by a factor of two
-    for some seconds, because it shares its cores with others. So a program's usual speed is near this median,
-    and not near the rate of the least noisy half second.
+    for some seconds, because it shares its cores with others. So a program's usual speed is close to this
+    median, not to the rate in the least noisy half second.
     """
     samples, spent_s = list[float](), 0.0
     for calls, took_s in _repetitions(run):
@@ -118,7 +118,7 @@ def usual_rate(run: Callable[[], Any], work: float, least_s: float = USUAL_S) ->
 
 
 def _repetitions(run: Callable[[], Any]) -> Iterator[tuple[int, float]]:
-    """Warm up, then yield the number of calls and the CPU seconds of one repetition after another."""
+    """Warm up, then yield the number of calls and the CPU seconds of each repetition."""
 
     def took(calls: int) -> float:
         start = time.thread_time()

@@ -1,4 +1,4 @@
-"""Limit the memory of a process without privileges (`MemoryLimit`) or by a control group (`open_memory`)."""
+"""Limit a process's memory, without privileges (`MemoryLimit`) or by a control group (`open_memory`)."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def _private_kib(pid: int) -> float:
 
 
 def _proportional_kib(pid: int) -> float:
-    """Return the private memory of a process in KiB, each page divided by the number of its sharers."""
+    """Return a process's private memory in KiB, with each page divided by the number of its sharers."""
     with contextlib.suppress(OSError):
         for line in read_kernel_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss_Anon:"):
                 return float(line.split()[1])
-    return _private_kib(pid)  # the process of another user, or an old version of Linux
+    return _private_kib(pid)  # another user's process, or an old version of Linux
 
 
 def is_fork(pid: int) -> bool:
@@ -110,11 +110,11 @@ def parent_waits(pid: int) -> bool:
 class MemoryLimit:
     """Limits this process to ``limit_mib`` MiB more than it uses at the object's creation.
 
-    Create it in the client after the fork and after opening sockets, so that these do not count.
+    Create it in the client after the fork and after opening sockets, so that these are not counted.
 
     ``RLIMIT_DATA`` is set to the present private writable memory plus the limit, so that an allocation beyond
-    it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts all mapped memory,
-    even if it was never touched, and the stacks of threads, but not shared memory. In addition, `over` and
+    it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). The limit covers all mapped
+    memory, even if never touched, and threads' stacks, but not shared memory. In addition, `over` and
     `used_mib` observe the growth of private resident memory, which does not include pages shared with the
     parent.
     """
@@ -128,7 +128,7 @@ class MemoryLimit:
             soft, (_, hard) = data_bytes + int(limit_mib * _MIB), resource.getrlimit(resource.RLIMIT_DATA)
             if hard != resource.RLIM_INFINITY:
                 soft = min(soft, hard)
-            with contextlib.suppress(OSError, ValueError):  # if this is refused, the limit is only observed
+            with contextlib.suppress(OSError, ValueError):  # if refused, the limit is only observed
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def _private_bytes(self) -> int | None:
@@ -171,9 +171,9 @@ def _checked_mib(limit_mib: float) -> float:
 class GroupMemory:
     """Memory limit of a control group that holds one process.
 
-    It counts the pages that the process is the first to touch (private, shared and page cache) and the kernel
-    memory for them, but not the pages of its parent that a forked process only reads. Swap is disabled if the
-    kernel accounts for it.
+    The limit covers the pages that the process is the first to touch (private, shared and page cache) and the
+    kernel memory for them, but not its parent's pages that a forked process only reads. Swap is disabled if
+    the kernel accounts for it.
     """
 
     def __init__(self, place: Place, limit_mib: float) -> None:

@@ -1,8 +1,8 @@
 """Closed-loop pacing: do the real work, then wait until the device would have done it.
 
 A trip is a sequence of phases (download, compute, upload). Each phase is scheduled to start when the previous
-phase was *scheduled* to end, so errors do not accumulate. The reported times are clock readings: for work
-that took longer than on the device, ``achieved_s`` is above ``declared_s``.
+phase was *scheduled* to end, so errors do not accumulate. The reported times are clock readings: if work took
+longer than on the device, ``achieved_s`` is above ``declared_s``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AHEAD_NS = 50_000_000  # wall time by which the work of a phase may be ahead of 
 
 
 def set_timer_slack(slack_ns: int = 1) -> bool:
-    """Set the time by which Linux may wake this thread late (50 µs by default).
+    """Set how late Linux may wake this thread (by default 50 µs).
 
     Return True if Linux accepted it.
     """
@@ -110,7 +110,7 @@ class Phase:
         """Record additional ``work`` (seconds or bytes), and wait until the device would have done it.
 
         Work may be ahead by up to `AHEAD_NS`, so that not every short step causes a wake-up (20 sleeps of
-        3 ms doubled the CPU time of the work between them). `end` waits for the rest.
+        3 ms doubled the CPU time of the work between them). `end` waits for the remaining time.
         """
         self._add(work)
         self._pacer.hold(self.due_ns(self.work), AHEAD_NS)

@@ -1,4 +1,4 @@
-"""Start a process of edgefl with a channel, and configure the current process.
+"""Start an edgefl process with a channel, and configure the current process.
 
 A child must not outlive its parent. `edgefl.host.children` forks, reaps and kills.
 """
@@ -99,11 +99,11 @@ def stops() -> list[signal.Signals]:
 
 @contextmanager
 def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[None]:
-    """Call ``handle`` for these signals, but not for SIGHUP after any of them.
+    """Call ``handle`` for these signals, but not for a SIGHUP that follows any of them.
 
     A closed terminal sends SIGHUP twice. Outside the main thread, this function does nothing, because Python
-    allows no signal handlers there. A signal whose handler was not set by Python, as in a program that embeds
-    Python, keeps this handler, because Python could not set it again.
+    allows no signal handlers there. A handler that was not set by Python, as in a program that embeds Python,
+    is kept, because Python could not restore it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -199,7 +199,7 @@ def keep_freed_memory() -> None:
 def outlive_parent() -> None:
     """Let this process outlive its parent, which `become_child` prevents by default.
 
-    The process cleans up when its channel closes.
+    Instead, the process cleans up when its channel closes.
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
@@ -241,7 +241,7 @@ def allow_open_files() -> int | None:
 def ignore_stopped_children() -> None:
     """Let SIGCHLD report children that end, but not children that a throttle stops.
 
-    The handler of SIGCHLD must be set before.
+    The handler of SIGCHLD must already be set.
     """
     if _libc is None:
         return
@@ -261,7 +261,7 @@ def ignore_stopped_children() -> None:
 
 
 def read_kernel_file(path: str | Path) -> bytes:
-    """Return the content of a file of /proc or of a control group. Raises OSError if it cannot be read.
+    """Return the content of a file in /proc or in a control group. Raises OSError if it cannot be read.
 
     A throttle reads several such files per turn. This takes 0.5 to 0.7 times as long as
     ``open(path).read()``.

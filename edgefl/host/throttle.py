@@ -167,7 +167,7 @@ class Target:
         return cpu_ns(self.pid)
 
     def wanting_ns(self, now_ns: int) -> int:
-        """Return ``now_ns`` itself, because time in which the process sleeps is not subtracted here."""
+        """Return ``now_ns`` itself, because the time that the process sleeps is not subtracted here."""
         return now_ns
 
     def sleeps(self) -> bool:
@@ -257,7 +257,7 @@ class DutyCycle:
         if self._idle and self.target.sleeps():  # stopping it would only delay its wake-up
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
-            if ahead_ns < self._half_ns:  # otherwise it is too far ahead, and is stopped although it sleeps
+            if ahead_ns < self._half_ns:  # otherwise it is too far ahead: stopped even though it sleeps
                 self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS)
                 return max(self._plan(now_ns, used_ns, ahead_ns), now_ns + self._rest_ns)
         self._rest_ns = SHORTEST_NS
@@ -287,7 +287,7 @@ LEAST_QUOTA_US, LONGEST_PERIOD_US = 1_000, 1_000_000
 """The minimum quota and the maximum period that the kernel accepts, in µs."""
 MOST_CORRECTION = 0.5  # largest correction of the quota in one turn, as a fraction of the share
 WORTHWHILE = 0.02
-"""Smaller relative changes of a quota are skipped, because a new quota clears the old debt and grants a full
+"""Smaller relative changes to a quota are skipped, because a new quota clears the old debt and grants a full
 period."""
 HALF_BURST_NS = 1_300_000
 """CPU time in ns by which a running process exceeds its quota on average, because the kernel preempts it only
@@ -321,7 +321,7 @@ def period(share: float) -> int:
 
 
 class Quota:
-    """Limits a process to its share by the quota of its control group, corrected by the measured CPU time."""
+    """Limits a process to its share by its control group's quota, corrected by the measured CPU time."""
 
     def __init__(self, target: ThrottleTarget, account: Account, place: Place) -> None:
         self.target, self.account, self._place = target, account, place
@@ -386,12 +386,12 @@ def reduce_wakeup_latency() -> None:
 
 
 class TurnQueue:
-    """Throttled processes, ordered by their next turn."""
+    """Throttled processes, ordered by the time of their next turn."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Throttled]] = []
         self._order = itertools.count()
-        self._entry: dict[Throttled, int] = {}  # number of each member's valid heap entry; others are stale
+        self._entry: dict[Throttled, int] = {}  # id of each member's current heap entry; others are stale
         self.trouble: dict[Throttled, str] = {}  # live processes that can no longer be throttled, and why
 
     def __len__(self) -> int:
@@ -406,7 +406,7 @@ class TurnQueue:
         heapq.heappush(self._heap, (at_ns, number, throttled))
 
     def drop(self, throttled: Throttled) -> None:
-        """Stop scheduling ``throttled``, without closing it."""
+        """Stop scheduling ``throttled`` without closing it."""
         self._entry.pop(throttled, None)
         self.trouble.pop(throttled, None)
 
@@ -437,7 +437,7 @@ class ThrottleThread:
         self._thread: threading.Thread | None = None
 
     def add(self, throttled: Throttled) -> None:
-        """Throttle a process from now on."""
+        """Start throttling a process."""
         with self.changed:
             self.queue.add(throttled, time.monotonic_ns())
             if self._thread is None:

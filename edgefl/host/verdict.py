@@ -25,7 +25,7 @@ STEAL_MAX = 0.02
 THROTTLED_MAX = 0.02
 STALE_FACTOR = 2.0
 OTHERS_NOTED = 0.25
-"""If other processes use more than this share of the host, the reasons mention them."""
+"""If other processes use more than this share of the host, a verdict's reasons mention these processes."""
 STOLEN, THROTTLED = "time stolen by the hypervisor", "time throttled by a CPU quota around the run"
 
 
@@ -42,7 +42,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> list[str]:
-        """A list with one line if other processes used more of the host than `OTHERS_NOTED`; else empty."""
+        """A list of one line if other processes used more of the host than `OTHERS_NOTED`; else empty."""
         busy = self.others is not None and self.others > OTHERS_NOTED
         return [f"other processes used {self.others:.0%} of the host"] if busy else []
 

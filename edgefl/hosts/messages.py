@@ -22,7 +22,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     host: tuple[str, int, str]
     """The node's CPU, its number of usable cores and its operating system (`edgefl.host.capacity.Host`)."""
     machine: str
-    """Id of the node's running operating system. Nodes with the same id share the cores of one machine."""
+    """ID of the node's booted operating system. Nodes with the same ID share the cores of one machine."""
     cores: Figure
     """Number of cores that the node may use, given its CPU affinity and its CPU quota."""
     software: dict[str, str]

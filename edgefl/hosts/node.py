@@ -1,7 +1,7 @@
 """A node: a process that joins a run and hosts some of its clients or workers (its peers).
 
 The peers are forks of the node's zygote, a process that has already loaded the data and the model. The node
-forwards messages between the supervisor and the zygote. When a node ends, all its peers end too.
+forwards messages between the supervisor and the zygote. When a node ends, so do all its peers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edgefl.zeromq.sockets import Full
 REACH_S = 60.0
 """Seconds for which a node tries to reach the run before it gives up."""
 GRACE_S = 10.0
-"""Seconds that the zygote has to exit before it is killed."""
+"""Seconds that the zygote is given to exit before it is killed."""
 _EVENTS = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
@@ -50,8 +50,8 @@ def join(
     device: str = "",
     as_is: bool = False,
 ) -> str:
-    """Host clients or workers of the run at ``address`` until it ends; return how it ended, or "" if it was
-    completed.
+    """Host clients or workers of the run at ``address`` until the run ends; return how it ended, or "" if it
+    was completed.
 
     Under the virtual clock the node hosts ``workers`` worker processes (by default one per usable core);
     under the wall clock it hosts as many clients as its capacity allows. The user's modules are searched for
@@ -72,8 +72,8 @@ def join(
 
 
 class _NodeSocket(CallerSocket):
-    """A node's connection to the run's door, the socket at which nodes join. If it breaks, messages in
-    transit are lost."""
+    """A node's connection to the run's door, the socket at which nodes join. If the connection breaks,
+    messages in transit are lost."""
 
     def __init__(self, address: str, key: keys.Key) -> None:
         super().__init__(address, key.secret, key.server, events=_EVENTS)
@@ -175,7 +175,7 @@ class _Node:
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
             case control.Adopt():
                 self._usage.begin()
-            case control.Spawn(address=address):  # the host in it may be 0.0.0.0 or behind a tunnel
+            case control.Spawn(address=address):  # its host may be 0.0.0.0 or behind a tunnel
                 port = address.rpartition(":")[2]
                 where = self._address.rpartition(":")[0]
                 message = msgspec.structs.replace(message, address=f"{where}:{port}")

@@ -1,7 +1,7 @@
 """The nodes of a run: processes, on this host or others, that host the run's clients or workers (its peers).
 
 This module runs in the supervisor: it accepts nodes that join, assigns peers to them, and detects lost nodes.
-A node (`edgefl.hosts.node`) loads the data and the model itself. It is accepted only if these are the same as
+A node (`edgefl.hosts.node`) loads the data and the model itself. It is accepted only if both are the same as
 on this host. If the bits of the run's results depend on the node's training, its training steps must also
 give the same bits as on this host.
 """
@@ -40,7 +40,7 @@ from edgefl.zeromq.sockets import Full, Unreachable
 ALIVE_MS = 1000
 """Interval between checks that the nodes are still connected, in milliseconds."""
 GRACE_S = 15.0
-"""Seconds that the nodes have to end their peers. This is longer than a node waits for its zygote."""
+"""Seconds that the nodes are given to end their peers. This is longer than a node waits for its zygote."""
 MOST_BYTES = 4 * 2**20
 """Maximum size of a message from a node, in bytes."""
 BITS = ("python", "torch", "numpy")
@@ -51,8 +51,7 @@ encode = msgspec.msgpack.encode
 
 
 def software() -> dict[str, str]:
-    """Return the version of each package whose version must be the same on a node as on this host, by
-    name."""
+    """Return the versions that must be the same on a node as on this host, keyed by package name."""
     found = {"python": platform.python_version()}
     for name in ("edgefl", "torch", "numpy"):
         try:
@@ -118,14 +117,14 @@ class Node:
     host_step_s: float = 0.0
     """CPU seconds that a training step takes on the node; 0 until the node is accepted."""
     cores: float = 0.0
-    """Number of cores of the machine that this node may use: an equal share for each node on the machine."""
+    """Number of the machine's cores that this node may use: an equal share for each node on the machine."""
     peers: dict[tuple[control.Role, int], int] = field(default_factory=dict)
-    """Epoch of each peer on the node, keyed by the peer's role and number."""
+    """Epoch of each peer on the node, keyed by the peer's role and ID."""
     hosted: set[int] = field(default_factory=set)
-    """Numbers of all peers that the node has ever hosted."""
+    """IDs of all peers that the node has ever hosted."""
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
-    """Reason for ending each peer that moves to another node, keyed by role and number. Such an end does not
-    count as a failure of the task that the peer has at that time."""
+    """Reason for ending each peer that moves to another node, keyed by role and ID. Such an end is not
+    treated as a failure of the peer's current task."""
     cleared: int = 0
     outbox: deque[messages.ToNode] = field(default_factory=deque)
 
@@ -151,7 +150,7 @@ class Node:
 
 
 def largest(values: Iterable[float | None]) -> float | None:
-    """Return the largest of the values that are not None, or None if there is no such value."""
+    """Return the largest value that is not None, or None if there is no such value."""
     return max((value for value in values if value is not None), default=None)
 
 
@@ -192,7 +191,7 @@ class Nodes:
         None if no launcher, such as Ray, starts the nodes."""
         self._nodes: dict[str, Node] = {}
         self._unplaced: list[control.Spawn] = []
-        """Start messages of the peers that no node can host yet."""
+        """Start messages for the peers that no node can host yet."""
         self._prepare: control.Prepare | None = None
         self._expected: control.Fingerprint | None = None
         self._same_bits = False
@@ -201,13 +200,13 @@ class Nodes:
         host, keyed by node name."""
         self._adopt: control.Adopt | None = None
         self._reserved: dict[int, str] = {}
-        """Name of the node for which a client is reserved, keyed by client number. Only nodes that host a
-        single client, of a given device profile, have a reserved client."""
+        """Name of the node for which a client is reserved, keyed by client ID. Only nodes that host a single
+        client, of a given device profile, have a reserved client."""
         self._clearing = 0
         self._next_check_s = 0.0
         self._closed = False
         self.rows: list[NodeRow] = []
-        """Rows of the nodes that have left after hosting peers, and of the nodes that ended with the run."""
+        """Rows of the nodes that have left after hosting peers, and of those that ended with the run."""
 
     @property
     def address(self) -> str:
@@ -215,8 +214,8 @@ class Nodes:
 
     @property
     def door(self) -> str:
-        """Address at which the run's server listens for peers: the port after this one, or any free port if
-        the port of this socket is not fixed either."""
+        """Address at which the run's server listens for peers: the port after this socket's port, or any free
+        port if this socket's port is not fixed."""
         where, _, port = self._bind.rpartition(":")
         return f"{where}:{int(port) + 1 if port.isdecimal() else '*'}"
 
@@ -347,8 +346,8 @@ class Nodes:
             self._door.send(name.encode(), [encode([Refused(why, config=True)])])
 
     def _compare(self) -> Iterator[control.FromHosts]:
-        """Once this host has loaded the data and the model, accept the nodes that have the same, and reject
-        the others."""
+        """Once this host has loaded the data and the model, accept the nodes whose data and model are the
+        same, and reject the others."""
         if self._expected is None:
             return
         for name, agreed in list(self._waiting.items()):
@@ -381,7 +380,7 @@ class Nodes:
         return f"this run has no client with the profile {device} that needs a host"
 
     def _accept(self, node: Node, agreed: messages.Agreed) -> Iterator[control.FromHosts]:
-        """Accept a node: assign to it peers that no node hosts, and workers of nodes that host too many."""
+        """Accept a node: assign it peers that no node hosts, and workers from nodes that host too many."""
         node.host_step_s, node.cleared = agreed.host_step_s, self._clearing
         self._share_cores()
         if self._adopt is not None:
@@ -394,7 +393,7 @@ class Nodes:
             self._make_room(f"node {node.name} has room for it")
 
     def _make_room(self, why: str) -> None:
-        """End the workers by which a node exceeds its share; they are started again on other nodes."""
+        """End the workers that a node hosts in excess of its share; other nodes will start them again."""
         carried = sum(node.about.workers for node in self.agreed)
         share = -(-sum(len(node.peers) for node in self.agreed) // carried)
         for node in self.agreed:
@@ -426,7 +425,7 @@ class Nodes:
         if self._clearing and all(node.cleared == self._clearing for node in self.agreed):
             yield control.Cleared(self._clearing)
 
-    # ---- commands of the supervisor -------------------------------------------------------------
+    # ---- commands from the supervisor -----------------------------------------------------------
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
         self._prepare, self._same_bits = message, same_bits
@@ -438,7 +437,7 @@ class Nodes:
         yield from self._compare()
 
     def adopt(self, shape: Shape) -> None:
-        """Tell the nodes to create their parameter buffers. From now on they can host peers."""
+        """Tell the nodes to create their parameter buffers, after which they can host peers."""
         self._adopt = control.Adopt(initialise=False, shape=shape)
         for node in self.agreed:
             node.outbox.append(self._adopt)
@@ -458,8 +457,8 @@ class Nodes:
         node.outbox.append(spawn)
 
     def _host_of(self, number: int, peers: dict[str, int]) -> Node | None:
-        """Return the node that is reserved for this peer; if no node is, the node with the fewest ``peers``
-        relative to its capacity."""
+        """Return the node that is reserved for this peer; if there is none, the node with the fewest
+        ``peers`` relative to its capacity."""
 
         def full(name: str) -> float:
             node = self._nodes[name]

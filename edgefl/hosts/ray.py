@@ -25,7 +25,7 @@ from edgefl.zeromq.keys import public
 AUTO = "auto"
 """Address of the cluster to which this host belongs."""
 HEAD_TIMEOUT_S = 5.0
-"""Seconds that the head node of the cluster has to accept a connection."""
+"""Seconds that the head node of the cluster is given to accept a connection."""
 GRACE_S = 10.0
 
 
@@ -61,8 +61,8 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
 
 
 def _own_address(head: str) -> str:
-    """Return the address of this host from which it connects to ``head`` (HOST:PORT). Raises `ConfigError` if
-    nothing listens there."""
+    """Return the address from which this host connects to ``head`` (HOST:PORT). Raises `ConfigError` if
+    nothing listens at ``head``."""
     host, _, port = head.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         raise ConfigError(f"--ray: must be HOST:PORT of the cluster's head, or {AUTO} (got {head!r})")
@@ -93,7 +93,7 @@ def _opened(channel: Channel[FromDriver], address: str) -> Nodes:
 
 
 class _NodeCounter:
-    """Counts the nodes that may still take part in the run, and shows the user why other nodes do not."""
+    """Counts the nodes that may still take part in the run, and shows the user why other nodes cannot."""
 
     def __init__(self, channel: Channel[FromDriver], nodes: Nodes, placed: Placed) -> None:
         self._channel, self._nodes = channel, nodes

@@ -37,7 +37,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed"):
     head: str
     """Address of the head node of the cluster."""
     here: str
-    """Address at which the other nodes reach the node of this process."""
+    """Address at which other nodes reach this process's node."""
     joiners: dict[str, bytes]
     """Public key of each node that will join the run, keyed by node name."""
     absent: dict[str, str]
@@ -53,7 +53,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class ActorEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """Message from the driver to the supervisor: the actor on this node has ended and is not restarted."""
+    """Message from the driver to the supervisor: the actor on this node has ended, and Ray will not restart
+    it."""
 
     name: str
     why: str
@@ -71,7 +72,7 @@ class RayNode:
             os.environ.setdefault(name, value)
 
     def join(self, address: str, key: Key, workers: int) -> str:
-        """Host peers of the run until it ends; return how it ended, or "" if it was completed."""
+        """Host peers of the run until the run ends; return how it ended, or "" if it was completed."""
         return join(address, key, workers=workers)
 
 
@@ -148,7 +149,7 @@ def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, in
 
 
 def bracketed(host: str) -> str:
-    """Return an IP address in the form in which it is written before a port.
+    """Return an IP address in the form that is used before a port.
 
     >>> bracketed("10.0.0.1"), bracketed("fd00::1")
     ('10.0.0.1', '[fd00::1]')
@@ -157,8 +158,7 @@ def bracketed(host: str) -> str:
 
 
 def _actor(node: str, cores: int) -> Any:
-    """Start an actor that reserves all cores of a node, so that Ray runs nothing else on it during the
-    run."""
+    """Start an actor that reserves all cores of a node, so that Ray runs nothing else there meanwhile."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

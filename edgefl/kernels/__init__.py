@@ -152,7 +152,7 @@ def delta(out: Floats, trained: Floats, base: Floats, backend: str | None = None
     """Write trained − base to ``out`` and return its `checksum`, in one pass over memory.
 
     All three are flat float32 arrays of the same size; ``out`` must not overlap the others. The function runs
-    in the calling thread only, since a client has one core. Raises ValueError or TypeError with the name of
+    in the calling thread only, because a client has one core. Raises ValueError or TypeError with the name of
     the wrong argument.
 
     >>> import numpy as np

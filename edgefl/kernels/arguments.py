@@ -134,8 +134,8 @@ class SumArguments(NamedTuple):
     updates: Sequence[Update]
     weights: Floats
     scales: Any
-    """One entry per update: a float32 array for int8, otherwise None. If no update is int8, this may be None
-    as a whole."""
+    """One entry per update: a float32 array for int8, otherwise None. If no update is int8, ``scales`` itself
+    may be None."""
     checksums: Checksums | None
 
     def checked(self) -> SumArguments:

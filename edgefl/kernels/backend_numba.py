@@ -336,7 +336,7 @@ def cached_in() -> str | None:
 
 
 def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
-    """Write the checksums if they are wanted; return the norms, summed over tiles in ascending order."""
+    """Write the checksums if requested; return the norms, summed over tiles in ascending order."""
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
     norms = np.zeros(len(partial))

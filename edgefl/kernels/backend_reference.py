@@ -243,7 +243,7 @@ def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> No
 
 
 def mean(averages: Averages, client: int) -> float:
-    """Return the average of one client; 0 before its first observation."""
+    """Return the average of one client's observations; 0 before the first one."""
     mode, width, _, count, state = averages
     first, seen = client * width, int(count[client])
     if seen == 0:

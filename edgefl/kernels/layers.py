@@ -1,6 +1,6 @@
 """Weighted averages of models given as lists or dicts of layers: NumPy arrays or torch tensors.
 
-Layers are read in place, but layers on a GPU and layers that are not contiguous are copied first. Layers of
+Layers are read in place, except that layers on a GPU and non-contiguous layers are copied first. Layers of
 types other than float32, float16 and bfloat16 are averaged in float64.
 """
 
@@ -20,7 +20,7 @@ from edgefl.kernels.selection import select, threads
 Model = TypeVar("Model", bound=Sequence[Any] | Mapping[str, Any])
 
 _DIRECT = (FLOAT32, np.dtype(np.float16))
-"""NumPy dtypes that the kernels read in place. They also do so with torch's bfloat16, which NumPy lacks."""
+"""NumPy dtypes that the kernels read in place, in addition to torch's bfloat16, which NumPy lacks."""
 
 
 def average(
@@ -34,7 +34,7 @@ def average(
     default all weights are equal. The models are not changed.
 
     Returns a list, or a dict with the names of the first model. Each layer is new, and has the class, dtype
-    and device of this layer in the first model. Layers of float32, float16 and bfloat16 are summed in
+    and device of the same layer in the first model. Layers of float32, float16 and bfloat16 are summed in
     float32, where each product and each sum is rounded, as in `weighted_sum`. Other types are summed in
     float64; integers are rounded at the end.
 
@@ -72,7 +72,7 @@ def weighted_layer(
     """Return Σ_k factors[k] · arrays[k] in float32.
 
     The arrays have the same shape, and types of `_DIRECT` or bfloat16. If all have the same contiguous memory
-    layout, they are read in place, and the result has this layout too. Otherwise arrays that are not
+    layout, they are read in place, and the result has the same layout. Otherwise arrays that are not
     C-contiguous are copied.
     """
     out = np.empty_like(arrays[0], np.float32, subok=False)

@@ -1,7 +1,7 @@
 """Threads of the numba back end: they wait between calls, and each processes some parts of the vectors.
 
-They wait and compute sums in the compiled code of `numba_sums`, without the GIL. Only other work is called
-from Python.
+They wait and compute sums in the compiled code of `numba_sums`, without the GIL. Work other than sums is
+started from Python.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Pool:
     """Threads that wait for work. A forked child starts threads of its own.
 
     A signal handler may raise an exception after any call. So the lock is taken by ``with`` and never by
-    ``acquire``, after which an exception would leave it locked.
+    ``acquire``, because an exception right after ``acquire`` would leave the lock held.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _Pool:
             numba_sums.share_sum(self._job, listed, weights, size, partial, helpers)
 
     def run(self, work: Callable[[], None], threads: int) -> None:
-        """Call ``work`` in this thread and ``threads`` − 1 others; if they are busy, only in this thread."""
+        """Call ``work`` in this thread and ``threads`` − 1 others; only in this thread if others are busy."""
         if threads < 2 or self._free.locked():
             work()
             return
@@ -71,8 +71,8 @@ class _Pool:
                 self._work = None
 
     def _grow(self, size: int) -> int:
-        """Start threads until there are ``size``, and return how many of these exist: fewer if the system
-        starts no more."""
+        """Start threads until there are ``size`` of them; return how many there are, which is fewer than
+        ``size`` if the system does not start more."""
         while self._size < size:
             self._size += 1
             try:

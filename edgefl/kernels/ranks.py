@@ -18,8 +18,7 @@ MOST_UPDATES = 1024
 GRAIN = 16 * TILE
 """Number of elements per partial inner product (16 tiles); equal to EF_GRAIN in kernels/edgefl_kernels.h."""
 Network = NDArray[np.int32]
-"""Pairs (i, j), one after the other. The smaller one of the elements i and j is moved to i, the larger one to
-j."""
+"""Pairs (i, j), one after the other. The smaller of the elements i and j is moved to i, the larger to j."""
 
 
 class RankArguments(NamedTuple):
@@ -31,7 +30,7 @@ class RankArguments(NamedTuple):
     trim: int = 0
 
     def checked(self) -> RankArguments:
-        """Return the checked arguments; ``scales`` then has one entry per update.
+        """Return the checked arguments, in which ``scales`` has one entry per update.
 
         Errors name the wrong argument.
         """
@@ -67,7 +66,7 @@ def trimmed_mean(
 ) -> None:
     """Write the mean of each element over the updates, without the smallest and the largest values.
 
-    For each element, ``trim`` values are left out at either end. The remaining values are added in ascending
+    For each element, ``trim`` values are left out at each end. The remaining values are added in ascending
     order in float64, and the mean is rounded to float32. A mean of zero is +0.0. For K updates, the
     median results from trim = (K − 1) // 2. ``out`` is float32[D] and must not overlap an update. There are
     1 to 1024 ``updates``; they and their ``scales`` are as in `weighted_sum`, and all values must be finite.
@@ -106,7 +105,7 @@ def network(count: int, trim: int) -> Network:
     """Return the comparisons that sort the ranks trim to count − trim − 1 of ``count`` elements.
 
     They are the comparisons of Batcher's odd-even merge sort (Knuth, The Art of Computer Programming 3,
-    section 5.2.2, algorithm M), without those on which these ranks do not depend.
+    section 5.2.2, algorithm M), without the comparisons that do not affect these ranks.
 
     >>> network(3, 0).reshape(-1, 2).tolist()
     [[0, 2], [0, 1], [1, 2]]

@@ -54,7 +54,7 @@ def backends() -> dict[str, str]:
 def backend(name: str | None = None) -> str:
     """Return the name of the back end selected by ``name`` (None: the default).
 
-    Raises ConfigError if it is unknown or not available.
+    Raises ConfigError if the back end is unknown or not available.
 
     >>> backend("reference")
     'reference'
@@ -65,7 +65,7 @@ def backend(name: str | None = None) -> str:
 def select(name: str | None) -> Backend:
     """Return the module of the back end with this name (None: the default).
 
-    Raises ConfigError if it is unknown or not available.
+    Raises ConfigError if the back end is unknown or not available.
     """
     if name is None:
         name = os.environ.get("EDGEFL_BACKEND") or None
@@ -119,7 +119,7 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
 # ---- threads ---------------------------------------------------------------------------------------
 
 _MOST = 16
-"""Default limit. Memory bandwidth is the bottleneck, and fewer cores than a large host has saturate it."""
+"""Default limit. Memory bandwidth is the bottleneck, and a few of a large host's cores saturate it."""
 
 _threads = 0
 

@@ -1,4 +1,4 @@
-"""A moving average of the staleness of each client, stored in flat arrays indexed by client."""
+"""A moving average of each client's staleness, stored in flat arrays indexed by client."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from edgefl.kernels.selection import select, threads
 KINDS = ("sgd", "adam", "yogi", "adagrad")
 """Kinds of optimiser, in the order of ef_optimizer in kernels/edgefl_kernels.h."""
 CHUNK = 1 << 15
-"""Number of elements per iteration of `apply`. It is so small that these elements stay in the cache, and no
+"""Number of elements per iteration of `apply`. It is small, so that these elements stay in the cache and no
 temporary array is as large as the model."""
 
 AnyFloats: TypeAlias = npt.NDArray[Any]
@@ -127,7 +127,7 @@ def weighted_step(
             raise ValueError(f"old_state and new_state must be empty for plain sgd (got {len(old_state)})")
         numbers = [optimizer.lr * weight for weight in numbers]
     if shrink != 0.0:
-        # The base is an additional vector of the sum, before the updates.
+        # The base is an additional vector in the sum, before the updates.
         updates = [base, *updates]
         numbers = [1.0 + optimizer.lr * shrink if plain else shrink, *numbers]
         scales = None if scales is None else [None, *scales]

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def torch_seed(seed: int, device: torch.device = CPU) -> Iterator[None]:
-    """Seed the random streams of torch for the CPU and the device, and restore their former state at the end.
+    """Seed torch's random streams for the CPU and the device, and restore their previous state on exit.
 
     >>> with torch_seed(1):
     ...     first = torch.rand(1)
@@ -47,7 +47,7 @@ def torch_seed(seed: int, device: torch.device = CPU) -> Iterator[None]:
 class Arithmetic:
     """Device, precision and memory layout of training.
 
-    Different choices lead to slightly different results, each of which is reproducible bit by bit.
+    Different choices lead to slightly different results, each of which is reproducible bit for bit.
 
     >>> import numpy as np
     >>> Arithmetic(memory_format="channels_last").batch(np.zeros((2, 1, 4, 4), np.float32)).stride()
@@ -73,10 +73,10 @@ class Arithmetic:
             raise ConfigError(f"training.device: must be 'cpu' here ({built}), got 'cuda'")
 
     def move(self, flat: FlatModel) -> None:
-        """Move a model to this device. Call this in the process that trains or evaluates the model."""
+        """Move a model to this device. Call this method in the process that trains or evaluates the model."""
         if self.device == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.backends.cudnn.benchmark = False  # if True, it chooses algorithms by run time, which varies
+            torch.backends.cudnn.benchmark = False  # True would choose algorithms by run time, which varies
             torch.use_deterministic_algorithms(True, warn_only=True)
             flat.move(torch.device("cuda"))
 
@@ -86,7 +86,7 @@ class Arithmetic:
         if self.memory_format == "channels_last" and batch.dim() == 4:
             _, channels, height, width = batch.shape
             strides = (height * width * channels, 1, width * channels, channels)
-            # With one channel both layouts have the same bytes; convolutions recognise them by the strides.
+            # With one channel, both layouts have the same bytes; convolutions tell them apart by the strides.
             batch = batch.contiguous(memory_format=torch.channels_last).as_strided(batch.shape, strides)
         return batch if device is None else batch.to(device)
 

@@ -24,8 +24,7 @@ PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
 def load_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read the arrays of a file, keyed by their names, and its metadata; raise `ConfigError` if it is
-    invalid."""
+    """Read a file's arrays, keyed by name, and its metadata. Raises `ConfigError` if the file is invalid."""
     try:
         with safe_open(path, framework="numpy") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -40,8 +39,8 @@ def load_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 def array_of(values: Any, what: str) -> NDArray[Any]:
     """Convert values to an array in C order, because models flatten a batch with view().
 
-    Raises `ConfigError`, whose message starts with ``what``, if this is impossible, for example for rows of
-    different lengths.
+    Raises a `ConfigError` whose message starts with ``what`` if the conversion is impossible, for example
+    because rows have different lengths.
     """
     try:
         return np.asarray(values, order="C")

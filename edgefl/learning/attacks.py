@@ -38,7 +38,7 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
     """Return the clients that attack, in ascending order.
 
     Their number is ``rules.share`` times the number of all clients, rounded to a whole number. They are drawn
-    at random with the seed. Raises `ConfigError` if the rounded number is 0, or if it includes all clients.
+    at random with the seed. Raises `ConfigError` if no client or every client would attack.
 
     >>> attacking_clients(Attackers(share=0.2), 10, seed=1)
     (3, 6)
@@ -58,7 +58,7 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
 def alie_z(clients: int, attackers: int) -> float:
     """Return the factor z of the attack ``alie`` for n clients and m attackers.
 
-    As in algorithm 3 of Baruch et al. 2019, it follows from Φ(z) = (n − m − s)/(n − m), s = ⌊n/2 + 1⌋ − m:
+    As in algorithm 3 of Baruch et al. 2019, z satisfies Φ(z) = (n − m − s)/(n − m), s = ⌊n/2 + 1⌋ − m:
     the attackers and s honest clients with more extreme updates form a majority. Fewer than half of the
     clients may be attackers.
 
@@ -103,8 +103,7 @@ class Attack:
             raise ConfigError(f"fleet.attackers.kind: {unknown('attack', rules.kind, have)}")
 
     def targets(self, client: int, honest: Any) -> Any:
-        """Return the training targets that this client uses, which differ from ``honest`` if it flips
-        labels."""
+        """Return this client's training targets, which differ from ``honest`` if the client flips labels."""
         return self._flipped if self._flipped is not None and client in self._clients else honest
 
     def replaces_update(self, client: int) -> bool:
@@ -127,7 +126,7 @@ class Attack:
     def change(
         self, trained: Floats, base: Floats, client: int, trip: int, others: Sequence[Floats] = ()
     ) -> None:
-        """Change a trained model in place if the client attacks; ``base`` is the model that it downloaded.
+        """Change a trained model in place if the client attacks; ``base`` is the downloaded model.
 
         ``others`` are the updates that an ``alie`` attacker computed on the data of its `colluders`; each has
         the shape of the model. Raises `TrainingError` if the user's own attack function fails.

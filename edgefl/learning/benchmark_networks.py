@@ -3,8 +3,8 @@
 They are AlexNet (Krizhevsky et al. 2012), GoogLeNet (Szegedy et al. 2015), LeNet-5 (LeCun et al. 1998),
 MobileNetV2 (Sandler et al. 2018) and SqueezeNet 1.0 (Iandola et al. 2016). MobileNetV2 has 1,000 classes, the
 others have ten. The networks follow the papers and the parameter counts that were published with the
-measurements (UbiquitousLearning, Benchmark-On-Device-Training @752659f). The count for GoogLeNet differs: it
-has 6.0 million parameters here, but 6.8 million there.
+measurements (UbiquitousLearning, Benchmark-On-Device-Training @752659f). Only GoogLeNet differs: it has 6.0
+million parameters here, and 6.8 million in the publication.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def lenet() -> nn.Module:
 
 
 def alexnet() -> nn.Module:
-    """Create AlexNet for images of 224 × 224 × 3, not split into two halves and with one hidden layer.
+    """Create AlexNet for images of 224 × 224 × 3, without the split into two halves, with one hidden layer.
 
     >>> round(sum(p.numel() for p in alexnet().parameters()) / 1e6)
     30

@@ -75,10 +75,9 @@ class Context:
         self.examples = 0
         """Number of examples used in these steps."""
         self.counted: int | None = None
-        """Number of examples by which a strategy weights the update; None if all the client's examples
-        count."""
+        """Number of examples by which a strategy weights the update; None for the client's total number."""
         self.stopped: BaseException | None = None
-        """Exception with which edgefl ended the trip: the task was cancelled, or the device lacks memory."""
+        """Exception with which edgefl ended the trip: task cancelled, or not enough memory on the device."""
         self._sizes, self._done = sizes, done
         self._loss, self._weight = 0.0, 0
 
@@ -132,8 +131,7 @@ class Context:
             )
 
     def finish(self) -> None:
-        """Account for the declared steps that the function did not take: the device spends their time
-        anyway."""
+        """Account for declared steps that the function did not take; the device spends their time anyway."""
         for size in self._sizes[self.steps :]:
             self._account(size)
 
@@ -288,7 +286,7 @@ class CustomTrainer:
                 raise raised(self._function, self._name, error) from error
             raise
         finally:
-            if os.getpid() != process:  # the function forked, and the copy of the client must end here
+            if os.getpid() != process:  # the function forked; the client's copy must end here
                 os._exit(0)
         if context.stopped is not None:  # the function suppressed the exception
             raise context.stopped
@@ -323,8 +321,7 @@ def raised(function: Any, name: str, error: BaseException) -> TrainingError:
 
 
 def _place(function: Any) -> str:
-    """Return the place where a function is defined, as " (FILE:LINE)"; "" for a callable without Python
-    code."""
+    """Return where a function is defined, as " (FILE:LINE)"; "" for a callable without Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
 

@@ -1,8 +1,8 @@
 """Load data sets by name, or from the user's own function.
 
-Files are searched for in ``data.path``. If this is not set, they are searched for in ``$EDGEFL_DATA`` or, if
-this is not set either, in ``$XDG_CACHE_HOME/edgefl/data`` (by default ``~/.cache/edgefl/data``), and then in
-Debian's folder of data sets. In each folder, the data set's own subfolder is searched first. If neither
+Files are searched for in ``data.path`` if it is set, otherwise in ``$EDGEFL_DATA``. If neither is set, they
+are searched for in ``$XDG_CACHE_HOME/edgefl/data`` (by default ``~/.cache/edgefl/data``) and then in Debian's
+folder of data sets. In each folder, the data set's own subfolder is searched first. If neither
 ``data.path`` nor ``$EDGEFL_DATA`` is set, missing files of MNIST, FashionMNIST and CIFAR-10 are downloaded
 (`edgefl.learning.download`).
 """
@@ -44,7 +44,7 @@ __all__ = ["NAMES", "Dataset", "Images", "load_data"]
 
 NAMES = ("arrays", "digits", "diabetes", "mnist", "fashion-mnist", "cifar-10", "leaf")
 DEBIAN = Path("/usr/share/datasets")
-"""Folder into which Debian's packages of data sets, such as dataset-fashion-mnist, are installed."""
+"""Folder in which Debian installs its packages of data sets, such as dataset-fashion-mnist."""
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw"),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
@@ -148,7 +148,7 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
 
 
 def _given(spec: Data) -> str:
-    """Return the name of the setting that specifies the folder of the data; "" if files may be downloaded."""
+    """Return the name of the setting that specifies the data folder; "" if files may be downloaded."""
     return "data.path" if spec.path is not None else "EDGEFL_DATA" if os.environ.get("EDGEFL_DATA") else ""
 
 
@@ -185,7 +185,7 @@ def _validating(dataset: Dataset, fraction: float, evaluate_on: str) -> Dataset:
 
 
 def _with_train_rows(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
-    """Restrict the training part to these rows, which stay in the order of the file."""
+    """Restrict the training part to these rows, in the order of the file."""
     rows, x = np.sort(rows), dataset.train_x
     few: Examples = x.take(rows) if isinstance(x, Images | Tokens) else np.asarray(x[rows])
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -193,7 +193,7 @@ def _with_train_rows(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
 
 
 def _checked(got: Any, name: str) -> Dataset:
-    """Convert data from a user to a consistent `Dataset`; raise `ConfigError` if this is impossible."""
+    """Convert the user's data to a consistent `Dataset`; raise `ConfigError` if this is impossible."""
     if isinstance(got, tuple | list) and len(got) == 4:
         parts = _parts(name, *got)
         data = Dataset.of(name, parts, _classes(parts))
@@ -220,7 +220,7 @@ def _parts(name: str, x: Any, y: Any, test_x: Any, test_y: Any) -> tuple[tuple[A
 def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
     """Return the number of classes, or None if the targets are floats.
 
-    It is one more than the largest class, or one more than the largest token in inputs and targets.
+    The number is one more than the largest class, or one more than the largest token in inputs and targets.
     """
     targets = [y for _, y in parts]
     if targets[0].dtype.kind == "f":
@@ -236,7 +236,7 @@ def _tokens(x: Any) -> NDArray[Any]:
 
 
 def _check_part(data: Dataset, part: str, x: Examples, y: Targets) -> None:
-    """Raise `ConfigError` if the inputs and targets of a part contradict each other or the data set."""
+    """Raise `ConfigError` if a part's inputs and targets do not fit each other or the data set."""
     if len(x) != len(y):
         raise ConfigError(f"{part}_x has {len(x)} rows, but {part.rpartition(' ')[2]}_y has {len(y)}")
     held, shape, classes = x[:1].shape[1:], tuple(data.input_shape), data.classes

@@ -1,4 +1,4 @@
-"""Examples in memory, which are stored as in the files and converted to float32 one batch at a time."""
+"""Examples held in memory in the data type of their files, and converted to float32 one batch at a time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class Examples(Protocol):
 class Images:
     """Images stored as uint8 of shape (n, channels, height, width); indexing returns (x/top − mean)/std.
 
-    Copies in float32 would need four times as much memory, including the resident memory of each forked
-    client.
+    Float32 copies would need four times as much memory, also in each forked client.
 
     >>> images = Images(np.full((2, 1, 1, 2), 255, np.uint8), top=255, mean=[0.5], std=[0.25])
     >>> images[np.array([1])].tolist()
@@ -56,8 +55,7 @@ class Images:
         return batch
 
     def take(self, rows: NDArray[np.int64] | slice) -> Images:
-        """Return the images in ``rows``, still stored as bytes; they are a copy unless ``rows`` is a
-        slice."""
+        """Return the images in ``rows``, still stored as bytes; a copy unless ``rows`` is a slice."""
         return Images(self.raw[rows], top=self.top, mean=self.mean, std=self.std)
 
 
@@ -98,7 +96,7 @@ Part: TypeAlias = tuple[Examples, Targets]
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Training and test examples; each row of the inputs belongs to the same row of the targets.
+    """Training and test examples; row i of the inputs corresponds to row i of the targets.
 
     ``train_x`` and ``test_x`` are float32 arrays of shape (n, *input_shape), int64 arrays of tokens, or
     `Images` or `Tokens` objects, which create such arrays for the requested rows. Targets (`Targets`) are one
@@ -113,8 +111,8 @@ class Dataset:
     classes: int | None
     input_shape: tuple[int, ...]
     owners: Labels | None = None
-    """Number of the user to whom each training example belongs, for the partition ``natural``; None if the
-    data set has no users."""
+    """Index of the user who owns each training example, for the partition ``natural``; None if the data set
+    has no users."""
 
     @classmethod
     def of(

@@ -28,7 +28,7 @@ from edgefl.learning.published_sets import TEST_BATCH
 from edgefl.terminal import say
 
 SILENCE_S = 15.0
-"""A download fails if the server sends nothing for this number of seconds."""
+"""A download fails if the server sends nothing for this long, in seconds."""
 SLOWEST_BYTES_PER_S = 50_000
 """Minimum speed of a download, which may take `SILENCE_S` longer than it would at this speed."""
 PIECE = 1 << 16
@@ -85,7 +85,7 @@ def offline() -> bool:
 def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
     """Download the files of the data set ``name`` into ``folder``, unless another process has done so.
 
-    ``complete`` returns True if all files are there. A file gets its final name only after its checksum has
+    ``complete`` returns True if all files exist. A file gets its final name only after its checksum has
     been verified. Raises `NotDownloaded` if the download fails.
     """
     if offline():
@@ -160,7 +160,7 @@ def _unpack(archive: Path, folder: Path) -> None:
     """Write the ``.bin`` files of the archive into ``folder``, ignoring the archive's subfolders.
 
     The files get their final names after all of them have been written. The test batch is renamed last,
-    because a data set without a test batch counts as incomplete and is downloaded again.
+    because a data set without a test batch is considered incomplete and is downloaded again.
     """
     partials: dict[Path, Path] = {}
     try:

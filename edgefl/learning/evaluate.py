@@ -27,7 +27,7 @@ Counts = NDArray[np.int64]
 KEY = "evaluation.function"
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MOST_COUNTED = 10_000
-"""Maximum number of classes for which results are counted by class; the counts must fit into a message."""
+"""Maximum number of classes for which results are counted per class; the counts must fit into a message."""
 
 
 class EvalResult(NamedTuple):
@@ -65,7 +65,7 @@ class OwnEvaluation:
         """Call the user's function on the model in evaluation mode; return the metrics that are finite.
 
         The function receives the first ``len(y)`` rows of ``x``, and ``y``, as tensors on the model's device.
-        If it fails or does not return a mapping of names to numbers, a `ConfigError` of one line is raised.
+        Raises a one-line `ConfigError` if it fails or does not return a mapping of names to numbers.
         """
         module, device, training = flat.module, flat.vector.device, flat.module.training
         flat.push()

@@ -77,11 +77,11 @@ class FlatModel:
     The module works as before; only the memory of its tensors changes. The vector contains the trainable
     parameters first (in the module's order), then the frozen parameters, then float buffers such as the
     running statistics of batch normalisation. A parameter that is used twice is stored once. Integer buffers
-    are not in the vector; they are reset at the start of each training, so that no trip sees the values of
-    another trip.
+    are not in the vector; they are reset at the start of each training, so that no trip sees another trip's
+    values.
 
-    Raises `ConfigError` if the module has no trainable parameters, or if it has tensors that are not dense,
-    float32 and on the CPU.
+    Raises `ConfigError` if the module has no trainable parameters, or if any of its tensors is not dense, not
+    float32 or not on the CPU.
 
     >>> flat = FlatModel(nn.Linear(3, 2))
     >>> flat.size, [(entry.name, entry.shape, entry.offset) for entry in flat.layout]
@@ -155,7 +155,7 @@ class FlatModel:
         np.copyto(self.array, source)
 
     def move(self, device: torch.device) -> None:
-        """Move the model to ``device``; `push` and `pull` then copy the parameters from and to ``array``."""
+        """Move the model to ``device``; `push` and `pull` copy the parameters from and to ``array``."""
         self._apart = True
         self.vector = self.vector.to(device, copy=True)
         self._fixed = [(name, first.to(device)) for name, first in self._fixed]
@@ -182,7 +182,7 @@ class FlatModel:
                 self.module.get_buffer(name).copy_(first)
 
     def training_mode(self) -> None:
-        """Call `nn.Module.train` unless all submodules are in training mode; this check is faster."""
+        """Call `nn.Module.train` unless all submodules are in training mode; checking that is faster."""
         if not all(module.training for module in self._modules):
             self.module.train()
 
@@ -251,7 +251,7 @@ class FlatModel:
                     f"left no floating-point tensor of shape {entry.shape} in {entry.name!r} "
                     f"(got {got.removeprefix('torch.')})"
                 )
-            moved.append((view, tensor.detach().clone()))  # a copy, since it may overlap another view
+            moved.append((view, tensor.detach().clone()))  # copied, since it may overlap another view
         for view, values in moved:
             view.copy_(values)
 
@@ -317,7 +317,7 @@ def _refuse(name: str, tensor: Tensor) -> None:
 
 
 def _refuse_overlap(tensors: dict[str, Tensor]) -> None:
-    """Raise `ConfigError` if two parameters share memory, because they would be separate in the vector."""
+    """Raise `ConfigError` if two parameters share memory, because the vector would store them separately."""
     ranges = []
     for name, tensor in tensors.items():
         if tensor.numel():

@@ -86,7 +86,7 @@ class FlowerTraining:
         return self._app._call is not None
 
     def _message(self, sent: Any, context: Context) -> Any:
-        """Create a train message like the messages of Flower's own strategies."""
+        """Create a train message like those that Flower's own strategies send."""
         from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
 
         rule = context.rule
@@ -181,7 +181,7 @@ def _steps_accounted(examples: ClientExamples, context: Context) -> Iterator[Non
 
 @contextmanager
 def _seeded(rng: np.random.Generator) -> Iterator[None]:
-    """Seed the global generators of Python and numpy, which apps use, and restore their state at the end."""
+    """Seed the global generators of Python and numpy, which apps use, and restore their state on exit."""
     before, numpys = random.getstate(), np.random.get_state()
     random.seed(int(rng.integers(2**63)))
     np.random.seed(int(rng.integers(2**32)))

@@ -36,7 +36,7 @@ TESTS = ("test", "validation", "valid")
 
 
 def load_from_hub(name: str) -> Dataset:
-    """Load the data set ``name``, which starts with `PREFIX`; pixels are standardised for each channel.
+    """Load the data set ``name``, which starts with `PREFIX`; pixels are standardised per channel.
 
     If the data set has no test split, the test part is empty. Raises `ConfigError` if the data set cannot be
     downloaded, or does not consist of images with classes.
@@ -58,8 +58,7 @@ def load_from_hub(name: str) -> Dataset:
 
 
 def _file_of(name: str) -> Path:
-    """Return the path of the cache file for a data set; it is different for each name and each local
-    folder."""
+    """Return the path of a data set's cache file, which differs for each name and each local folder."""
     path, colon, configuration = name.removeprefix(PREFIX).partition(":")
     if not path:
         raise ConfigError(f"data.name {name!r}: no name after {PREFIX!r}, expected one such as 'hf:cifar10'")
@@ -70,8 +69,7 @@ def _file_of(name: str) -> Path:
 
 
 def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
-    """Return the mean and the standard deviation of each channel; a standard deviation of 0 is replaced by
-    1."""
+    """Return each channel's mean and standard deviation; a standard deviation of 0 is replaced by 1."""
     values, means, stds = np.arange(256) / 255, [], []
     for channel in range(images.shape[1]):
         rows = (images[start : start + 1000, channel].ravel() for start in range(0, len(images), 1000))

@@ -1,6 +1,6 @@
 """Data sets in the format of the LEAF benchmark: JSON files of examples per user.
 
-LEAF is by Caldas et al. 2018 (arXiv:1812.01097). The files are:
+LEAF was published by Caldas et al. 2018 (arXiv:1812.01097). Its files are:
 
     FOLDER/train/*.json, FOLDER/test/*.json
     {"users": [NAME, …], "num_samples": [COUNT, …], "user_data": {NAME: {"x": […], "y": […]}, …}}
@@ -45,14 +45,14 @@ MOST_BYTES = 4 << 30
 Labels = NDArray[np.int64]
 
 WORDS = 25
-"""Number of words per tweet, as in LEAF. Shorter tweets are padded in front, so that the last input of a
+"""Number of words per tweet, as in LEAF. Shorter tweets are padded at the front, so that the last input of a
 recurrent network is a word; LEAF pads them at the end."""
 VOCABULARY = 10_000
-"""Number of words that have a token of their own: the words that are most frequent in the training tweets, as
-in appendix B.1 of FedBuff."""
+"""Number of words that have a token of their own: the most frequent words in the training tweets, as in
+FedBuff's appendix B.1."""
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 MOST_LABELS = 100_000
-"""Upper bound of the labels (exclusive), if the number of classes is not known in advance."""
+"""Exclusive upper bound on labels if the number of classes is not known in advance."""
 LETTERS = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
 """The 80 characters of LEAF's Shakespeare data."""
 PHOTO = re.compile(r"[\w-]+\.(jpg|jpeg|png)", re.IGNORECASE)
@@ -115,7 +115,7 @@ class Numbers(Kind):
 
 
 def _images(parts: list[NDArray[np.float32]]) -> Examples:
-    """Join images, and convert them to bytes if this loses nothing: LEAF writes a byte k as k/255."""
+    """Join images, and convert them to bytes if this is lossless: LEAF writes a byte k as k/255."""
     rows = np.concatenate(parts).reshape(-1, 1, 28, 28)
     levels = np.rint(rows * np.float32(255.0))
     if rows.min() >= 0.0 and rows.max() <= 1.0 and float(np.abs(rows * 255.0 - levels).max()) < 1e-3:
@@ -184,7 +184,7 @@ class Lines(Kind):
 
 
 PHOTO_FOLDERS = ("raw/img_align_celeba", "img_align_celeba", "images")
-"""Possible folders of the pictures, which are beside ``train`` and ``test``; LEAF uses the first of them."""
+"""Possible names of the folder with the pictures, beside ``train`` and ``test``; LEAF uses the first one."""
 HALF = (0.5, 0.5, 0.5)
 
 

@@ -59,8 +59,7 @@ class LiveTensors:
         self.line.append(self._bytes + _inside(operation, args))
 
     def release(self, tensor: Tensor) -> None:
-        """Stop counting the complete gradient of a parameter, which is counted separately from other
-        tensors."""
+        """Stop counting a parameter's gradient, because complete gradients are counted separately."""
         storage = tensor.untyped_storage()
         if self._storages.get(storage._cdata) is not None:
             self._storages[storage._cdata] = None
@@ -73,8 +72,7 @@ class LiveTensors:
 
 
 def _inside(operation: Any, args: Sequence[Any]) -> int:
-    """Return the temporary bytes of a convolution, since oneDNN copies its operands to another memory
-    layout."""
+    """Return the bytes that oneDNN needs temporarily to copy a convolution's operands to another layout."""
     if operation not in _CONVOLUTIONS:
         return 0
     operands = args[: 3 if operation is _CONVOLUTIONS[1] else 2]

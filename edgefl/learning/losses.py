@@ -3,7 +3,7 @@
 `cross_entropy`  takes logits of shape (batch, *targets, classes), and one class per example or per token
 `mse`, `l1`, `huber`, `bce`  take outputs and float targets of the same shape. They are `mse_loss`, `l1_loss`,
                  `huber_loss` and `binary_cross_entropy_with_logits` of torch.nn.functional, and return the
-                 mean over all numbers
+                 mean over all elements
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ def make_loss(name: str, data: Dataset, search_path: Sequence[Path] = ()) -> Los
 
 
 def loss_on_zeros(loss: Loss, data: Dataset) -> Callable[[Any], Tensor]:
-    """Return the loss as a function of the outputs only; the targets are zeros on the device of the
-    outputs."""
+    """Return the loss as a function of the outputs only; the targets are zeros on the outputs' device."""
     dtype = torch.from_numpy(data.train_y[:0]).dtype
 
     def of_outputs(outputs: Any) -> Tensor:

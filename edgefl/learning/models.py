@@ -76,7 +76,7 @@ def make_model(
 
     ``classes`` is `Dataset.outputs` of the data set. A function ``"my_module:make"`` is called as
     ``make(input_shape=…, classes=…, **args)`` and returns a `torch.nn.Module`; ``"timm:resnet18"`` stands for
-    the network of this name in timm. The global random stream of torch is unchanged. Raises `ConfigError` if
+    the network of this name in timm. Torch's global random stream is unchanged. Raises `ConfigError` if
     the model or an argument is unknown, or if the user's function is missing, fails or does not return a
     module.
 
@@ -177,8 +177,8 @@ def _timm() -> Any:
 def _imported() -> Any:
     """Import timm, even if torchvision's compiled operators do not match this torch.
 
-    timm imports torchvision, and this import fails if the operators of torchvision are missing. This function
-    then declares the names of the operators to torch and imports timm again. No network here uses them.
+    timm imports torchvision, and this import fails if torchvision's operators are missing. In that case, this
+    function declares the operators' names to torch and imports timm again. No network here uses them.
     """
     try:
         import timm
@@ -195,5 +195,5 @@ def _imported() -> Any:
 
 
 _KEPT: list[Any] = []
-"""Library objects of the declared operators. They are kept because torch removes the operators when the
-object is deleted."""
+"""Library objects of the declared operators, kept because torch removes an operator when its library object
+is deleted."""

@@ -21,7 +21,7 @@ def cnn_fedbuff(input_shape: Shape, classes: int, *, width: int = 32, dropout: f
 
     The network consists of four blocks, a dropout and one linear layer. Each block is a 3×3 convolution with
     ``width`` channels (stride 1, padding 2), a GroupNorm with one channel per group, a ReLU and a 2×2 max
-    pool. The paper does not state the width, the kernel size and the number of groups; the values here are
+    pool. The paper does not state the width, the kernel size or the number of groups; the values here are
     taken from its simulator, FLSim. FLSim uses one GroupNorm for all four blocks, whereas each block has its
     own here. The network has 31,786 parameters for 32×32×3 images and ten classes.
 
@@ -43,8 +43,8 @@ def cnn_defedavg(
 ) -> nn.Module:
     """Create DeFedAvg's CNN: two 5×5 convolutions with 2×2 max pools, and two linear layers.
 
-    It is described in section 4.1.1 of Wang et al. 2024. The convolutions are unpadded, because only then the
-    linear layers have 1,024 inputs for 28×28×1 images and 1,600 inputs for 32×32×3 images, as in the paper.
+    It is described in section 4.1.1 of Wang et al. 2024. The convolutions are unpadded, because only then do
+    the linear layers have 1,024 inputs for 28×28×1 and 1,600 inputs for 32×32×3 images, as in the paper.
     The 582,026 parameters for 28×28×1 images need 2.33 MB = 2.22 MiB (2.2 MB in the paper), and the 878,538
     parameters for 32×32×3 images need 3.51 MB = 3.35 MiB (3.53 MB in the paper). The cost of a step in the
     paper, 17.0 and 31.4 MFLOP, is the cost of one example with four operations per multiply-add (4.27 and
@@ -117,8 +117,8 @@ def cnn_groupnorm(
     """Create a CNN from FedStaleWeight's experiments (Ma 2024, §6.2), as in the published benchmark.
 
     A stage consists of two 3×3 convolutions (``same`` padding), each followed by a ReLU and a GroupNorm with
-    four channels per group, and of a 2×2 max pool and channel dropout (0.3 in the first stage, 0.5 in the
-    others). The convolutions have 32, 64 and 128 channels in stages 1, 2 and 3. After the stages, there are a
+    four channels per group, then a 2×2 max pool and channel dropout (0.3 in the first stage, 0.5 in the
+    others). The convolutions have 32, 64 and 128 channels in stages 1, 2 and 3. The stages are followed by a
     linear layer with 128 outputs, a ReLU, a GroupNorm with 32 groups, a dropout of 0.5, and a linear layer
     with one output per class. The benchmark uses two stages for FashionMNIST (468,458 parameters for 28×28×1
     images) and three stages for CIFAR-10 (551,722 parameters for 32×32×3 images).
@@ -157,7 +157,7 @@ def _image(input_shape: Shape) -> int:
 
 
 def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], times: int) -> int:
-    """Return the size of the feature map after ``shrink`` was applied to height and width ``times`` times."""
+    """Return the feature map's size after ``shrink`` is applied ``times`` times to height and width."""
     _image(input_shape)
     sides = input_shape[1:]
     for _ in range(times):
@@ -168,7 +168,7 @@ def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], tim
 
 
 class _LastOutput(nn.Module):
-    """An embedding and a stacked LSTM; the output is that of the last layer after the last token."""
+    """An embedding and a stacked LSTM, whose last layer's output after the last token is returned."""
 
     def __init__(self, tokens: int, embedding: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -194,8 +194,8 @@ def lstm_sent140(
 
     The layers are an embedding of 10,000 words (and two more tokens, for padding and unknown words) in 300
     dimensions, two LSTM layers of width 100 with a dropout of 0.1 between and after them, a linear layer with
-    128 outputs, and a linear layer with one output per class. The paper uses the fixed embedding GloVe; here
-    the embedding is trained, since the data do not include the vectors of GloVe.
+    128 outputs, and a linear layer with one output per class. The paper uses fixed GloVe embeddings; here the
+    embedding is trained, because the data do not include GloVe's vectors.
 
     >>> sum(p.numel() for p in lstm_sent140((25,), 2).parameters())
     3255386

@@ -37,13 +37,12 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     depthwise_planes: float = 0.0
     """Number of depthwise groups times number of images, summed over the forward pass and each gradient."""
     conv_bytes: float = 0.0
-    """Bytes that convolutions move. The following fields are the bytes that other kinds of operations
-    move."""
+    """Bytes that convolutions move. The following fields hold the bytes that other operations move."""
     matmul_bytes: float = 0.0
     norm_bytes: float = 0.0
     pool_bytes: float = 0.0
     elementwise_bytes: float = 0.0
-    """Bytes that operations of no other kind move, such as elementwise operations."""
+    """Bytes that all other operations move, such as elementwise ones."""
     copy_bytes: float = 0.0
     calls: float = 0.0
     """Number of operations of all classes."""

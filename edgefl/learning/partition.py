@@ -4,7 +4,7 @@
 `dirichlet`  as in Hsu et al. 2019 and FedBuff, every client holds the same number of examples (± 1), with
              class shares drawn from Dirichlet(α · p), where p contains the share of each class in the data.
              Examples are drawn without replacement; when a class is used up, the client gets more examples
-             of its other classes, proportionally to their shares.
+             of its other classes, in proportion to their shares.
 `shards`     every client holds ``classes_per_client`` different classes; every class is held by equally many
              clients (± 1) and split evenly among them, as in DeFedAvg with two classes per client.
 `by-device`  the clients of a device profile named in ``labels`` hold the labels listed there; each label is
@@ -24,7 +24,7 @@
 
 Every client holds at least one example and, except with a user's function, no example is held twice. All
 examples are assigned, except the examples of users to whom no client is assigned and the examples of labels
-that no client may hold. There are such labels with ``shards`` if ``classes_per_client`` times the number of
+that no client may hold. Such labels exist with ``shards`` if ``classes_per_client`` times the number of
 clients is less than the number of classes, and with ``by-device`` if ``labels`` contains every profile but
 not every label.
 """
@@ -69,7 +69,7 @@ class Parts(LazySequence[Rows]):
 
     @classmethod
     def evenly(cls, rows: Rows, clients: int) -> Parts:
-        """Split ``rows`` into consecutive parts of equal size; the first parts get the remaining rows."""
+        """Split ``rows`` into consecutive parts of equal size; the first parts have one more if necessary."""
         each, more = divmod(len(rows), clients)
         sizes = np.full(clients, each)
         sizes[:more] += 1
@@ -104,8 +104,8 @@ def partition(
     """Assign rows to clients; return a sorted int64 array of row numbers for each client in ``profiles``.
 
     ``targets`` are the targets of the training examples, and ``owners`` contains the user of each example,
-    for ``natural``. Raises `ConfigError` if the requested split is impossible, for example a split by classes
-    of targets that are not classes.
+    for ``natural``. Raises `ConfigError` if the requested split is impossible, for example a split by class
+    if the targets are not classes.
 
     >>> held = partition(Data(), np.arange(10) % 2, ["pi-4"] * 3, classes=2, seed=0)
     >>> [len(rows) for rows in held], sorted(np.concatenate(held).tolist()) == list(range(10))
@@ -251,7 +251,7 @@ def _dirichlet(
     quotas = np.full(clients, len(labels) // clients)
     quotas[rng.permutation(clients)[: len(labels) % clients]] += 1
     parts: list[Rows] = [np.empty(0, np.int64)] * clients
-    # The last client gets the remaining examples, so clients must not be in the order of device profiles.
+    # The last client gets whatever remains, so clients must not be in the order of device profiles.
     for client in rng.permutation(clients):
         shares = np.zeros(classes)
         shares[present] = rng.dirichlet(prior)

@@ -27,7 +27,7 @@ from edgefl.learning.dataset import Dataset, Images
 from edgefl.seeds import stream
 
 CLASSES = 10
-"""Number of classes in each of these data sets; only the targets of diabetes are not classes but numbers."""
+"""Number of classes in each of these data sets except diabetes, whose targets are numbers."""
 
 DIGITS_TOP = 16
 DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3762
@@ -37,7 +37,7 @@ DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3762
 def load_digits(
     test_fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
 ) -> Dataset:
-    """Load the digits; a fraction ``test_fraction`` of each class, drawn with ``seed``, are test examples.
+    """Load the digits; a fraction ``test_fraction`` of each class, drawn with ``seed``, is used for testing.
 
     >>> digits = load_digits(0.2, seed=0)
     >>> len(digits.train_x), len(digits.test_x), digits.input_shape, digits.train_x[:2].dtype
@@ -108,9 +108,9 @@ IDX_SPLITS = ("train", "t10k")
 
 
 def find_idx(folder: Path) -> list[Path] | None:
-    """Return the four files of training images and labels, test images and labels.
+    """Return the files of the training images, training labels, test images and test labels, in this order.
 
-    Return None if one of them is missing in ``folder``.
+    Return None if one of the files is missing in ``folder``.
     """
     found = []
     for split in IDX_SPLITS:
@@ -147,8 +147,7 @@ def load_idx(name: str, files: Sequence[Path]) -> Dataset:
 
 
 def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read a uint8 array with this number of dimensions from an IDX file; raise `ConfigError` if there is
-    none."""
+    """Read a uint8 array with this number of dimensions from an IDX file, or raise `ConfigError`."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             return _parse_idx(file, stream, dimensions)
@@ -224,7 +223,7 @@ def _read_batch(file: Path) -> Batch:
 
 
 def load_diabetes(test_fraction: float, seed: int) -> Dataset:
-    """Load the diabetes patients; a fraction ``test_fraction``, drawn with ``seed``, are test examples.
+    """Load the diabetes patients; a fraction ``test_fraction``, drawn with ``seed``, is used for testing.
 
     Each example is one of 442 patients, described by ten numbers (age, sex, body mass index, blood pressure
     and six measurements of blood serum); the target is the progression of the disease after a year (Efron et

@@ -18,7 +18,7 @@ from edgefl.strategies.base import NO_TERMS, LocalTerms, Strategy
 class Work(NamedTuple):
     """The work of one trip: the number of steps, and the number of examples in them.
 
-    An example counts each time it is used.
+    An example is counted each time it is used.
     """
 
     steps: int

@@ -41,13 +41,13 @@ class TrainResult(NamedTuple):
     metrics: Mapping[str, float] = {}
     """Metrics that the user's function logged."""
     counted: int | None = None
-    """Number of examples by which the update is weighted; None if all the client's examples count."""
+    """Number of examples by which the update is weighted; None for the client's total number."""
     failed: str = ""
     """With local noise, the reason why the client sends only noise; empty if it sends an update."""
 
 
 class Trainer:
-    """Trains the model ``flat`` in place by SGD; one trainer can serve any number of clients in sequence.
+    """Trains the model ``flat`` in place by SGD; one trainer can train any number of clients, one by one.
 
     >>> from torch import nn
     >>> flat = FlatModel(nn.Linear(2, 3))
@@ -159,8 +159,7 @@ class Trainer:
 
 
 class _VectorTerms:
-    """Gradient terms that depend on the vectors of a trip, and the changes of these vectors after the
-    trip."""
+    """Gradient terms that depend on a trip's vectors, and the changes to these vectors after the trip."""
 
     def __init__(self, flat: FlatModel, terms: LocalTerms, given: TripInputs | None) -> None:
         assert given is not None, "a trip with vector terms needs their vectors"

@@ -41,7 +41,7 @@ BATCHES = (2, 4)
 FEW_CHANNELS = 4
 """Maximum number of input channels per group in a depthwise (grouped) or thin (ungrouped) convolution."""
 FREE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
-"""Layers that compute no matrix product although their weight may be a matrix."""
+"""Layers that compute no matrix product even though their weight may be a matrix."""
 
 __all__ = [
     "BatchWork",
@@ -288,7 +288,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        """Create a meter; the tensors in ``known`` do not count as live memory."""
+        """Create a meter; the tensors in ``known`` are not counted as live memory."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = LiveTensors(known)
         self._amounts: Counter[str] = Counter()
@@ -300,7 +300,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Number of elements in each tensor that was updated, keyed by the storage of the tensor."""
 
     def gradient_done(self, parameter: Tensor) -> None:
-        """Record that the gradient of a parameter is complete."""
+        """Record that a parameter's gradient is complete."""
         assert parameter.grad is not None
         self.live.release(parameter.grad)
 
