@@ -181,7 +181,7 @@ def measure_step(model: str, batch: int, dtype: str, input_shape: Sequence[int])
 
 
 def _measure_apart(*words: str) -> bytes:
-    """Run `edgefl.host.host_operations` as a program with these arguments; return what it prints."""
+    """Run `edgefl.host.host_operations` as a program with these arguments; return its output."""
     env = child_environment(os.environ)
     command = [sys.executable, "-m", "edgefl.host.host_operations", *words]
     try:

@@ -121,7 +121,7 @@ class Channel(Generic[R]):
 
     @property
     def waiting(self) -> bool:
-        """True if a complete message has been read from the socket, but not returned by `receive` yet."""
+        """True if a complete message has been read from the socket but not yet returned by `receive`."""
         head = self._pending[: _LENGTH.size]
         return len(head) == _LENGTH.size and len(self._pending) >= _LENGTH.size + _LENGTH.unpack(head)[0]
 

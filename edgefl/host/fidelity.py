@@ -214,7 +214,7 @@ def _phase(
     of_device: npt.NDArray[np.bool_],
     time_scale: float,
 ) -> Phase | None:
-    """Return the errors of one phase in a device's trips, or None if it was measured in none of them.
+    """Return the errors of one phase in a device's trips, or None if no trip has a measurement of the phase.
 
     ``times`` holds the declared and the achieved seconds of all trips, with NaN where nothing was measured.
     """

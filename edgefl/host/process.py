@@ -188,7 +188,8 @@ def keep_freed_memory() -> None:
     """Keep freed memory for the next allocation instead of returning it to the system.
 
     Otherwise glibc returns the memory of activations after each training step and requests it again, zeroed
-    page by page, which takes an eighth of a small CNN's step. With other allocators, this does nothing.
+    page by page, which takes an eighth of the time of a small CNN's step. With other allocators, this does
+    nothing.
     """
     if (mallopt := getattr(_libc, "mallopt", None)) is not None:
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc allows

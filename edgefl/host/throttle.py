@@ -257,7 +257,7 @@ class DutyCycle:
         if self._idle and self.target.sleeps():  # stopping it would only delay its wake-up
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
-            if ahead_ns < self._half_ns:  # otherwise it is too far ahead: stopped even though it sleeps
+            if ahead_ns < self._half_ns:  # otherwise it is too far ahead: stopped even though asleep
                 self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS)
                 return max(self._plan(now_ns, used_ns, ahead_ns), now_ns + self._rest_ns)
         self._rest_ns = SHORTEST_NS

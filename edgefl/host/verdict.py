@@ -53,7 +53,7 @@ UNKNOWN = Conditions()
 class HeldVerdict(NamedTuple):
     """Errors of processes throttled to a device's speed, and the reasons why the result is INVALID.
 
-    Without any reason, the result is VALID.
+    If there are no reasons, the result is VALID.
     """
 
     median_abs_error: float | None

@@ -185,7 +185,7 @@ class Nodes:
         self.say: Callable[[str], None] = lambda _: None
         """Function that shows a message to the user."""
         self.invitation = ""
-        """Line that tells the user how nodes can join. It is shown when the run starts to wait for them."""
+        """Line that tells the user how nodes can join, shown when the run starts to wait for nodes."""
         self.outlook: Callable[[], int] | None = None
         """Function that returns how many nodes may still take part, and raises `EdgeflError` if none may;
         None if no launcher, such as Ray, starts the nodes."""

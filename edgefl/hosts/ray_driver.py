@@ -188,7 +188,7 @@ def _unavailable(actors: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _outcome(result: Any, fine: str = "the run is over") -> str:
-    """Return the reason why a call of an actor has ended, or ``fine`` if it ended without an error."""
+    """Return the reason why a call to an actor has ended, or ``fine`` if it ended without an error."""
     import ray
 
     try:

@@ -255,7 +255,7 @@ _KINDS: dict[Any, int] = {dtype: kind for kind, dtype in enumerate(arguments.DTY
 
 
 def _usual(given: Any) -> NDArray[np.int64] | None:
-    """Return the arrays as `sum_tiles` reads them; None if an argument needs a full check or a conversion.
+    """Return the arrays in the form for `sum_tiles`; None if an argument needs a full check or a conversion.
 
     Compiled code checks the arrays, because checks in Python take longer than a small sum.
     """
@@ -274,7 +274,7 @@ def _usual(given: Any) -> NDArray[np.int64] | None:
 
 
 def _listed(given: SumArguments) -> NDArray[np.int64]:
-    """Return the checked arrays as `sum_tiles` reads them."""
+    """Return the checked arrays in the form for `sum_tiles`."""
     listed = np.zeros((3, len(given.updates) + 2), dtype=np.int64)
     listed[0, :2] = _address(given.out), 0 if given.base is None else _address(given.base)
     listed[0, 2:] = [_address(update) for update in given.updates]

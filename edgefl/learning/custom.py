@@ -173,8 +173,8 @@ class ClientExamples:
     def batches(self, size: int | None = None, epochs: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of ``size`` (default: ``training.batch_size``), in a new seeded order in each epoch.
 
-        There are no more batches after ``epochs``, or when the trip has no steps left. Call `Context.step`
-        after each batch.
+        The batches end after ``epochs`` epochs, or when the trip has no steps left. Call `Context.step` after
+        each batch.
         """
         context = self._context
         size, epoch = size or context.rule.batch_size, 0

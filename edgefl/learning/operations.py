@@ -35,7 +35,7 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recurrent_flop: float = 0.0
     """Floating-point operations of matrix products in recurrent cells."""
     depthwise_planes: float = 0.0
-    """Number of depthwise groups times number of images, summed over the forward pass and each gradient."""
+    """Number of depthwise groups times the number of images, summed over forward pass and gradients."""
     conv_bytes: float = 0.0
     """Bytes that convolutions move. The following fields hold the bytes that other operations move."""
     matmul_bytes: float = 0.0

@@ -120,8 +120,8 @@ def traced_work(
 ) -> BatchWork:
     """Count the work of a training step by running it, for code such as the user's own function.
 
-    ``train(batch)`` runs the whole training of a client on real tensors with this batch size, and returns the
-    numbers of steps and of examples in them. Runs with two batch sizes separate the work per step from the
+    ``train(batch)`` runs a client's whole training on real tensors with this batch size, and returns the
+    number of steps and of the examples in them. Runs with two batch sizes separate the work per step from the
     work per example; if the second size does not change the batches, all work is attributed to the step. Work
     that is done once per training is divided among its steps. The operations of an optimiser are counted like
     any others. The memory of the tensors in ``known``, which belong to the model, is not part of
@@ -371,7 +371,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _ShapeCache:
-    """Runs operations. For tensors without data, it caches the shape of each result, to compute it only once.
+    """Runs operations. For tensors without data, it caches each result's shape instead of recomputing it.
 
     torch computes many of these results in Python, which takes a millisecond; a recurrent layer repeats the
     same dozen operations at each step of a sequence.
