@@ -7,9 +7,9 @@ the actions (Train, Sum) and events (the other names) that change them:
                 ▲                │ Left: lost         │ Summed(bad): dropped
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
-In a private run, participation must not depend on client data, but failures and invalid updates may depend on
-it. A failed trip (a client's download, training and upload) is therefore held as an update of zeros, and
-invalid updates are replaced by zeros (``Summed.zero``) instead of being dropped.
+In a private run, participation must not depend on client data, whereas failures and invalid updates may. A
+failed trip (a client's download, training and upload) is therefore held as an update of zeros, and invalid
+updates are replaced with zeros (``Summed.zero``) instead of being dropped.
 
 Each task ends in exactly one ``Release``, unless it is still running when the run ends. The same events
 always lead to the same actions, so a run can be resumed, replayed and verified from its journal alone.
@@ -54,11 +54,11 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 AS_ZERO = "summed as zero: "
-"""Prefix of the reason in the ``Release`` of an update that a private run replaced by zeros."""
+"""Prefix of ``Release.reason`` for an update that a private run replaced with zeros."""
 
 
 class Core(Ledger):
-    """The state of a run, which only `handle` changes. It is also the `View` that the strategy receives.
+    """The state of a run. Only `handle` changes the state, which the strategy receives as its `View`.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> core = Core(FedBuff(buffer_size=1), [Client(0, "pi-4", 60)], seed=1, stop=experiment.Stop(versions=1))
@@ -90,7 +90,7 @@ class Core(Ledger):
             evaluate_every = experiment.Evaluation(every_versions=evaluate_every)
         self.strategy = strategy
         self.stopped: str | None = None
-        """The reason why the run is over; None while the run continues."""
+        """Reason why the run is over; None while the run continues."""
         central = self.privacy
         self._clip_norm = None if central is None else central.clip_norm
         self._max_weight = math.inf if central is None else strategy.max_weight(len(self.devices)) or 0.0
@@ -104,7 +104,7 @@ class Core(Ledger):
         self._sum: tuple[Sum, Step] | None = None
         self._late: list[Update] = []  # updates that the strategy discarded while they were being summed
         self._kept: set[int] = set()  # tasks whose updates were used at least once and are still held
-        self._zero: dict[int, str] = {}  # task → the reason why its held update counts as zero
+        self._zero: dict[int, str] = {}  # task → reason why its held update is treated as zero
         self.learned = False
         """True once a version contains a valid update of a trip that did not fail."""
         self._failed_in_a_row = 0  # failed tasks and bad updates since the last version with a valid update
@@ -170,17 +170,17 @@ class Core(Ledger):
 
     @property
     def unmasking(self) -> bool:
-        """True while clients exchange messages for the pending sum (`Unmasking`); a ``Wake`` ends this."""
+        """True while clients exchange messages for the pending sum (`Unmasking`), until a ``Wake`` is due."""
         from_s = None if self._sum is None else self._sum[0].from_s
         return from_s is not None and self.now_s < min(from_s, self._end_s)
 
     @property
     def ends(self) -> bool:
-        """True if the run must end after the pending sum, because its time is over or it was halted."""
+        """True if the run must end after the pending sum, because its time is up or the run was halted."""
         return self._halt is not None or self.now_s >= self._end_s
 
     def is_zero(self, task: int) -> bool:
-        """Return True if a held update counts as zero, because its trip failed or because it is invalid."""
+        """Return True if a held update is treated as zero: its trip failed, or the update is invalid."""
         return task in self._zero
 
     def pending(self) -> list[Action]:
@@ -194,7 +194,7 @@ class Core(Ledger):
         if self.stopped is not None:
             return False
         if self._schedule is not None and not (self.idle or self.training):
-            self._schedule.due(self.now_s)  # skip the arrivals before the first client connected
+            self._schedule.due(self.now_s)  # skip arrivals that occurred while no client was connected
         return self.connect(event.client)
 
     def _left(self, event: Left, actions: list[Action]) -> bool:
@@ -237,7 +237,7 @@ class Core(Ledger):
     def _deliver(self, event: Arrived, actions: list[Action], zero: str = "") -> None:
         """Hold the update of a finished task, or release it.
 
-        ``zero`` is the reason why the update counts as zero; it is empty if the update is used as it is.
+        ``zero`` is the reason why the update is treated as zero; it is empty if the update is used unchanged.
         """
         client, task = event.client, event.task
         self.trips += 1
@@ -349,7 +349,7 @@ class Core(Ledger):
         return True
 
     def _settle(self, actions: list[Action], stepped: bool) -> None:
-        """Order the next version if it is due; otherwise finish the run if it is over, or start clients."""
+        """Order the next version if one is due; otherwise finish the run if it is over, or start clients."""
         due = self._due()
         may_step = due is None or (due == "trips" and not stepped)  # the last trip may have filled a buffer
         if may_step and self._order_sum(actions):
@@ -372,7 +372,7 @@ class Core(Ledger):
             self._settle(actions, stepped)
 
     def _order_sum(self, actions: list[Action]) -> bool:
-        """Order the sum for the next version; return False if the strategy does not make a step now."""
+        """Order the sum for the next version; return False if the strategy returns no step."""
         try:
             step = calls.step(self.strategy.step(self._state, self))
         except Exception as error:
@@ -467,12 +467,12 @@ class Core(Ledger):
         return None
 
     def _participations_exhausted(self) -> bool:
-        """True if the clients that may still participate are too few for another version."""
+        """True if too few clients may still participate to make another version."""
         limits = self.participation
         if limits is None or self.training:
             return False
         done = [limits.exhausted(device.client) for device in self.devices]
-        if self.awaits:  # at that time a client may start, or a held update may be used
+        if self.awaits:  # when the ``Wake`` is due, a client may start or a held update be used
             return all(done) and not self.held
         return any(done) and all(one or here for one, here in zip(done, self.present, strict=True))
 

@@ -1,4 +1,4 @@
-"""Decides what follows from a client's death, and whether a task is to blame for the deaths of workers."""
+"""Decides what happens after a client's death, and whether a task is to blame for the deaths of workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def consequence(event: Died, *, private: bool) -> Left | Failed | None:
 
     In a private run participation must not depend on client data, so a client leaves only if the experiment
     declared its death. Return None if the client stays and the death names no task: a separate `Failed` event
-    then ends the client's task at the time at which its update would have arrived.
+    then ends the client's task when its update would have arrived.
 
     >>> consequence(Died(client=0, at_s=4.0, reason="signal 9", task=7), private=True)
     Failed(client=0, task=7, at_s=4.0, reason='signal 9')
@@ -44,7 +44,7 @@ class Deaths:
         self._returns_s: dict[int, float] = {}
 
     def died(self, event: Died) -> Rejoin | Drop:
-        """Count a death; return the action that lets the client join again, or that drops it for good."""
+        """Count a death; return the action that lets the client join again or drops it permanently."""
         client = event.client
         deaths = self._in_a_row[client] = self._in_a_row.get(client, 0) + (not event.declared)
         if self._replaces and deaths < self.MOST_IN_A_ROW:
@@ -54,7 +54,7 @@ class Deaths:
         return Drop(client, f"died {deaths} times in a row" if self._replaces else "")
 
     def delivered(self, client: int) -> None:
-        """Reset the count of the client's deaths, because the client has delivered an update."""
+        """Reset the client's count of deaths, because the client has delivered an update."""
         self._in_a_row.pop(client, None)
 
     @property
@@ -65,7 +65,7 @@ class Deaths:
     def returns_s(self, client: int) -> float:
         """Return the earliest emulated time at which the client may join, in seconds.
 
-        It is −∞ if the client never died, and ∞ if it was dropped.
+        Returns −∞ if the client never died, and ∞ if the client was dropped.
         """
         return self._returns_s.get(client, -math.inf)
 
@@ -88,5 +88,5 @@ class Blame:
         return self._deaths[task] >= self.MOST_DEATHS
 
     def forget(self, task: int) -> None:
-        """Delete the count of a task that is over."""
+        """Delete the death count of a task that is over."""
         self._deaths.pop(task, None)

@@ -72,7 +72,7 @@ class Standstill:
 class Periods:
     """Finds the version that ends each evaluation period of N versions, client trips or emulated seconds.
 
-    If periods are counted in trips or seconds, it is the first version after the end of the period. Runs that
+    If periods are counted in trips or seconds, the first version after a period's end is chosen. Runs that
     need different numbers of trips per version can thus be evaluated equally often.
 
     >>> periods = Periods(Evaluation(every_trips=100))

@@ -29,7 +29,7 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
     at_s: float
     reason: str
     finishes: bool = False
-    """The client finishes its current task before it disconnects."""
+    """True if the client finishes its current task before it disconnects."""
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):
@@ -43,7 +43,7 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
     at_s: float
     reason: str
     declared: bool = False
-    """True for a death that the experiment declares (``churn.die_per_trip``), drawn with its seed."""
+    """True for a death drawn at random because the experiment sets ``churn.die_per_trip``."""
     task: int | None = None
     """Under the virtual clock, the task whose training killed worker processes; None for other deaths."""
 
@@ -61,7 +61,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
     norm: float | None = None
     """L2 norm of the update; inf if the update is not finite, None if the strategy does not measure it."""
     distance: float = 0.0
-    """L2 distance from the base version to the current version, as in `edgefl.strategies.Update`."""
+    """L2 distance from the base version to the current version; see `edgefl.strategies.Update`."""
     failed: str = ""
     """With local noise, the reason why the update consists of noise only; empty for a normal update."""
 
@@ -69,7 +69,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """A task ended without an update: it was cancelled, its training raised an error, or its process died.
 
-    In a private run, where a failure may depend on the client's data, the trip counts as an update of zero
+    In a private run, where a failure may depend on the client's data, the trip is treated as a zero update
     that arrives when the client's update would have arrived.
     """
 
@@ -90,11 +90,11 @@ class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr
     at_s: float
     bad: tuple[int, ...] = ()
     clip_norm: float | None = None
-    """Clipping norm for the next version, if it follows a quantile of the norms of the updates."""
+    """Clipping norm for the next version, if this norm adapts to a quantile of the updates' norms."""
     salt: str = ""
     """Digest of the summed updates, if noise was drawn with a secret key (`edgefl.privacy.TreeNoise`)."""
     zero: tuple[int, ...] = ()
-    """Tasks of a private step whose updates were not finite or were altered; the sum has zeros instead."""
+    """Tasks of a private step whose updates were not finite or were altered; the sum uses zeros instead."""
 
 
 class Unmasking(msgspec.Struct, frozen=True, tag="unmasking"):
@@ -135,7 +135,7 @@ class Cohort(msgspec.Struct, frozen=True, array_like=True):
     """The clients of a closed round, that is, a round that no other client can join."""
 
     first_task: int
-    """Number of the first client's task, which identifies the round."""
+    """ID of the first client's task; it also identifies the round."""
     clients: tuple[int, ...]
 
 
@@ -148,13 +148,13 @@ class Train(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     trip: int
     """Number of this client's earlier tasks; it selects the random stream from which batches are drawn."""
     until: Until | None = None
-    """The end of the training; None if it ends after the steps that ``[training]`` sets."""
+    """When training ends; None if it ends after the number of steps that ``[training]`` sets."""
     cohort: Cohort | None = None
     """The clients of this round, if the strategy's rounds are closed (`Strategy.closed`); else None."""
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """Cancel a client's task. ``Failed`` follows, or ``Arrived`` if the client has just finished."""
+    """Cancel a client's task. ``Failed`` then follows, or ``Arrived`` if the client has just finished."""
 
     client: int
     task: int

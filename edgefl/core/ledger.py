@@ -33,7 +33,7 @@ class Ledger:
     def __init__(self, devices: Sequence[Client], seed: int, privacy: Privacy | None = None) -> None:
         self.devices = devices
         self.privacy = privacy if privacy is not None and privacy.central else None
-        """Rules by which the server protects clients from readers of the models; None if it does not."""
+        """Privacy rules if the server itself clips updates or adds noise; None otherwise."""
         self.rules = privacy
         count = len(devices)
         self.seed = seed
@@ -53,17 +53,17 @@ class Ledger:
         self.trips = 0
         """Number of finished client trips: updates that arrived, used or not, and cancelled tasks."""
         self.dropped = 0
-        """Number of updates that were not finite or were altered."""
+        """Number of updates dropped as invalid: not finite, altered on the way, or with negative counts."""
         self.discarded = 0
         """Number of valid updates that were not used, and of cancelled tasks."""
         self.failed = 0
         """Number of tasks that failed on the client."""
         self.lost = 0
-        """Number of tasks whose client disconnected."""
+        """Number of tasks lost because their client disconnected."""
         self.applied = 0
         """Number of applied updates; an update that was applied in two versions counts twice."""
         self.staleness_sum = 0
-        """Sum of the staleness of all applied updates; divided by ``applied``, it is their mean staleness."""
+        """Sum of the staleness of all applied updates; divided by ``applied``, it is the mean staleness."""
         self.staleness_max = 0
         self.applied_weight: npt.NDArray[np.float64] = np.zeros(count)
         """Total weight of each client's applied updates."""
@@ -76,7 +76,7 @@ class Ledger:
         self._updates: dict[int, Update] = {}  # task → held update, in order of arrival
         self._trips = array("i", [0]) * count
         self._trained_from = array("i", [-1]) * count
-        self._starters: tuple[int, set[int]] = (0, set())  # a version, and clients whose last task uses it
+        self._starters: tuple[int, set[int]] = (0, set())  # version, clients whose last task uses it
         self.present = bytearray(count)
         """One byte for each client: 1 if the client is connected, 0 otherwise."""
 
@@ -93,7 +93,7 @@ class Ledger:
     def trained_from(self, client: int) -> int:
         """Return the base version of the client's last task.
 
-        It is −1 before the client's first task, and after a task that ended without an update.
+        Returns −1 before the client's first task, and after a task that ended without an update.
         """
         return self._trained_from[client]
 
@@ -104,7 +104,7 @@ class Ledger:
         return clients if version == self.version else ()
 
     def update(self, task: int) -> Update:
-        """Return the held update of a task. Raises `KeyError` once the core has returned its ``Release``."""
+        """Return the held update of a task. Raises `KeyError` once the update has been released."""
         return self._updates[task]
 
     def connect(self, client: int) -> bool:
@@ -162,12 +162,12 @@ class Ledger:
 
     @property
     def next_task(self) -> int:
-        """The number that the next task will get."""
+        """ID of the next task to be started."""
         return self._next_task
 
     @property
     def tasks(self) -> Collection[int]:
-        """The tasks that are running."""
+        """IDs of the running tasks."""
         return self._tasks.keys()
 
     def task_of(self, client: int) -> int | None:
@@ -206,8 +206,8 @@ class Ledger:
     def hold(self, event: Arrived, version: int) -> Update:
         """Hold an update that arrived; its staleness is the number of versions from its base to ``version``.
 
-        In a private run, including one in which only clients add noise, the update's numbers of examples and
-        steps are the ones declared for the client before the run, and its loss is NaN.
+        In a private run, including one in which only clients add noise, the update gets the numbers of
+        examples and steps that were declared for the client before the run, and its loss is NaN.
         """
         base, staleness = event.base_version, version - event.base_version
         known = (event.examples, event.steps, event.loss)
@@ -237,7 +237,7 @@ class Ledger:
         self.held = list(self._updates.values())
 
     def apply(self, tasks: Sequence[int], weights: Sequence[float]) -> None:
-        """Count the held updates of these tasks as applied with these weights."""
+        """Record that the held updates of these tasks were applied with these weights."""
         self.applied += len(tasks)
         for task, weight in zip(tasks, weights, strict=True):
             update = self._updates[task]

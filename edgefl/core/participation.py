@@ -14,7 +14,7 @@ from edgefl.strategies.base import Arrivals
 class Participation:
     """Counts how often each client participated in a private run, and checks the counts against the limits.
 
-    A participation is an applied update; running tasks and held updates count as if they were applied. With
+    A participation is an applied update; running tasks and held updates are counted as if applied. With
     local noise, every task that a client starts is a participation, even if its update is not used, because
     the server may have seen the update.
 
@@ -30,7 +30,7 @@ class Participation:
     def __init__(self, rules: Privacy, clients: int) -> None:
         self._most, self._apart = rules.max_participations, rules.min_separation
         self.applied = [0] * clients
-        """Number of applied updates of each client or, with local noise, number of its tasks."""
+        """Number of each client's applied updates or, with local noise, of its started tasks."""
         self._counts_tasks = rules.local_noise_multiplier > 0
         self._in_flight = [0] * clients
         self._last = [-self._apart] * clients
@@ -39,7 +39,7 @@ class Participation:
         """True if a client that was not allowed to start a task may be allowed to start one now."""
 
     def may_start(self, client: int, version: int) -> bool:
-        """Return True if the limits allow this client to train an update from ``version``."""
+        """Return True if the limits allow this client to start a task from ``version``."""
         pending = 0 if self._counts_tasks else self._in_flight[client]
         if self._most is not None and self.applied[client] + pending >= self._most:
             return False
@@ -62,8 +62,8 @@ class Participation:
                 self.changed = True
 
     def apply(self, tasks: Iterable[int], version: int) -> None:
-        """Record that these tasks' updates were applied in ``version``. Updates that a strategy keeps and
-        applies again count once."""
+        """Record that these tasks' updates were applied in ``version``. An update that a strategy keeps and
+        applies again is counted once."""
         for task in tasks:
             client = self._owners.pop(task, None)
             if client is None:
@@ -77,7 +77,7 @@ class Participation:
 class Schedule:
     """Generates the times of an arrival process, in ascending order.
 
-    ``constant`` arrivals happen at the times k/rate for k = 1, 2, …; the gaps between ``poisson`` arrivals
+    ``constant`` arrivals occur at the times k/rate for k = 1, 2, …; the gaps between ``poisson`` arrivals
     are exponentially distributed with mean 1/rate.
 
     >>> schedule = Schedule(Arrivals("constant", 2.0), np.random.default_rng(0))

@@ -32,8 +32,8 @@ def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any]
 def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
     """Return the `RunError` for an exception that a strategy raised.
 
-    The error names the last line of the traceback that is in the file of the strategy's class or, if there is
-    none, in the file of one of its base classes.
+    The error names the traceback's last line in the file that defines the strategy's class or, if no line is
+    in that file, in a file that defines one of its base classes.
     """
     what = f"strategy {type(strategy).__name__}.{method} raised {type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -51,7 +51,7 @@ def invalid(strategy: Strategy, method: str, allowed: str, got: str) -> RunError
 
 
 def check_answers(strategy: Strategy, clients: int) -> None:
-    """Call the methods that a run calls before it begins, for a fleet of ``clients``.
+    """Check the results of the methods that a run calls before it begins, for a fleet of ``clients``.
 
     Raises `ConfigError` if a method raises an exception or returns something invalid.
     """
@@ -99,12 +99,12 @@ def _finite(value: Any) -> bool:
 
 
 def clients(result: Any) -> tuple[int, ...]:
-    """Convert a result to a tuple of client numbers, which may be numpy's whole numbers."""
+    """Convert a result, which may contain numpy integers, to a tuple of client ids."""
     return tuple(map(operator.index, result))
 
 
 def step(result: Any) -> Step | None:
-    """Convert the result of `Strategy.step` to a `Step` of plain numbers, or to None."""
+    """Convert the result of `Strategy.step` to a `Step` with plain Python numbers, or to None."""
     if result is None:
         return None
     updates_, weights, base_scale, keep, parts, release = result
@@ -130,7 +130,7 @@ def updates(result: Any) -> tuple[Update, ...]:
 
 
 def until(result: Any) -> Until | None:
-    """Convert the result of `Strategy.until` to an `Until` of plain numbers, or to None."""
+    """Convert the result of `Strategy.until` to an `Until` with plain Python numbers, or to None."""
     if result is None:
         return None
     at_s, gain, per_step, steps = result
@@ -140,7 +140,7 @@ def until(result: Any) -> Until | None:
 def possible(until: Until, now_s: float) -> bool:
     """Return True if a task can end as ``until`` requires.
 
-    The end must be after at least one step or at a finite time, not in the past, and with a finite gain.
+    ``until`` must set at least one step or a finite time; the time must not be past, and the gain be finite.
     """
     ends = until.at_s < math.inf if until.steps is None else until.steps >= 1
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
@@ -196,7 +196,7 @@ def check_private(strategy: Strategy, step: Step, most: float) -> None:
 
 
 def parts(strategy: Strategy, step: Step) -> dict[str, VectorSum]:
-    """Validate a step's sums of auxiliary vectors; return them with one weight per task, as in `weights`."""
+    """Validate a step's sums of auxiliary vectors; return each with one total weight per task."""
     names, valid = (*strategy.vectors, *strategy.server_vectors), {}
     for name, part in step.parts.items():
         if name not in names:

@@ -3,8 +3,8 @@ arXiv:1702.07476).
 
 Two fleets are neighbours if they differ only in one client, whose updates are zero in one of the fleets. In
 both fleets the same clients participate in the same steps, because participation depends on devices and
-random draws, but not on the clients' examples. To ensure this, failed trips and updates that are not finite
-participate as updates of zero (`edgefl.core`).
+random draws, but not on the clients' examples. For this reason, failed trips and updates that are not finite
+participate as zero updates (`edgefl.core`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from edgefl.privacy.tree import place
 ORDERS = 1.0 + np.geomspace(1e-2, 1e6, 2000)
 """Orders α of the Rényi divergence over which ε is minimised."""
 SAMPLED_ORDERS = np.arange(2, 257)
-"""Orders α for steps with randomly drawn clients. The bounds for such steps hold for integer orders only."""
+"""Orders α for steps with randomly drawn clients. Their bounds hold for integer orders only."""
 
 SMALLEST_DEVIATION = 1e-100
-"""Standard deviation above which the bounds for randomly drawn clients can be computed. For less noise they
-would exceed the bound without the draw."""
+"""Standard deviation above which the bounds for randomly drawn clients can be computed. With less noise,
+these bounds would exceed the bound that ignores the draw."""
 
 
 def gaussian_rdp(orders: ArrayLike, square: ArrayLike) -> NDArray[np.float64]:
@@ -51,8 +51,8 @@ def sampled_rdp(
 
     This is theorem 9 of Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), for integers α ≥ 2. With
     γ = ``rate``, the share of the fleet that is drawn, the bound is log(1 + γ² C(α,2) min(4(e^ε(2) − 1),
-    2e^ε(2)) + 2 Σ_j≥3 γ^j C(α,j) e^((j−1)ε(j))) / (α − 1). In this theorem, neighbours differ in one update,
-    which is replaced by another one. This changes a sum by up to 2L, so ε(j) = 2j/σ².
+    2e^ε(2)) + 2 Σ_j≥3 γ^j C(α,j) e^((j−1)ε(j))) / (α − 1). In this theorem, neighbours differ in one update
+    that is replaced with another. The replacement changes a sum by up to 2L, so ε(j) = 2j/σ².
 
     >>> full = gaussian_rdp(2, 4 / 5.0**2)
     >>> float(sampled_rdp([2], 0.01, 5.0)[0]) < float(full) / 1000
@@ -71,7 +71,7 @@ def sampled_rdp(
 def poisson_rdp(
     orders: Sequence[int] | NDArray[np.int64], rate: float, noise_multiplier: float
 ) -> NDArray[np.float64]:
-    """Return the Rényi divergence of a step for which each client is drawn independently with the probability
+    """Return the Rényi divergence of a step for which each client is drawn independently with probability
     q = ``rate``.
 
     According to Mironov, Talwar and Zhang 2019 (arXiv:1908.10530), section 3.3, it is
@@ -133,18 +133,18 @@ class PrivacyAccount:
     """Computes the ε that the versions of a run have spent so far.
 
     A client's entry in ``squares`` is Σ c²/σ² over all noisy releases, where c is the number of the client's
-    updates in a release. A release is a step; with the tree mechanism, it is a node of the tree that is used
-    at least once (with Honaker's estimate, every node). Several updates of a client in one node count as if
-    they were equal. This is exact for the tree, and an upper bound with Honaker's estimate, because the
-    versions do not reveal each node of a tree. If the clipping norm adapts to a quantile, each count of
-    the updates within the clipping norm adds c²/(4 σ_b²) (Andrew et al. 2021, theorem 1), because an update
-    of zero counts ½ (`Mechanism.clip`).
+    updates in a release. A release is a step or, with the tree mechanism, a node of the tree that is used
+    at least once (with Honaker's estimate, every node). Several updates of a client in one node are assumed
+    to be equal. The result is exact for the tree, and an upper bound with Honaker's estimate, because the
+    versions do not reveal each node of a tree. If the clipping norm adapts to a quantile, each release of
+    the number of updates within the norm adds c²/(4 σ_b²) (Andrew et al. 2021, theorem 1): a zero update is
+    counted as ½ (`Mechanism.clip`), so one update changes the number by at most ½.
 
     If the clients of each step are drawn uniformly from the fleet, `poisson_rdp` or `sampled_rdp` gives a
     second bound, and the lower of the two bounds is used. ``sampling`` then contains the probability that a
-    client is drawn, and whether clients are drawn independently of each other. The noise of a count is
-    proportional to ``expected``, the expected number of updates in a step. By default this is the mean number
-    under ``sampling``; if ``sampling`` is None, it is the actual number of updates in each step.
+    client is drawn, and whether clients are drawn independently of each other. The noise added to the
+    number of updates within the norm is proportional to ``expected``, the expected number of updates in a
+    step: by default the mean under ``sampling`` or, without sampling, each step's actual number.
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=3)
     >>> for clients in ([0, 1], [0, 2]): account.version(clients)
@@ -174,7 +174,7 @@ class PrivacyAccount:
                 self._step_divergence = bound(SAMPLED_ORDERS, rate, together)
         self._expected = expected
         self.squares = np.zeros(clients)
-        """Square of the shift that each client's updates cause in all releases, in units of the noise's
+        """Squared shift that each client's updates cause in all releases together, in units of the noise's
         variance."""
         self.participations = np.zeros(clients, np.int64)
         """Number of applied updates of each client."""
@@ -195,17 +195,17 @@ class PrivacyAccount:
             self._add(mine, 2.0 * rules.count_deviation(self._expected or len(mine)))
 
     def epsilon(self) -> float:
-        """Return the ε spent so far for the δ of the experiment's privacy settings. It is infinite if no
-        noise is added."""
+        """Return the ε spent so far, for the δ in the experiment's privacy settings; infinite if no noise is
+        added."""
         return composed([self], self._rules.delta)
 
     @property
     def worst(self) -> float:
-        """Largest entry of ``squares``: that of the client with the least privacy."""
+        """Largest entry of ``squares``, which belongs to the client with the least privacy."""
         return float(self.squares.max(initial=0.0))
 
     def sampled_divergence(self) -> NDArray[np.float64]:
-        """Return the Rényi divergence at each of `SAMPLED_ORDERS`. It is the lower of the bounds with and
+        """Return the Rényi divergence at each of `SAMPLED_ORDERS`: the lower of the bounds with and
         without the sampling of clients."""
         plain = gaussian_rdp(SAMPLED_ORDERS, self.worst)
         if self._step_divergence is None:
@@ -219,7 +219,7 @@ class PrivacyAccount:
 
 
 def composed(accounts: Sequence[PrivacyAccount], delta: float) -> float:
-    """Return the ε that several runs with the same clients have spent together. Their divergences add up.
+    """Return the ε that several runs with the same clients have spent together; their divergences add up.
 
     See Mironov 2017, proposition 1. This also holds if the settings of a run depend on the results of earlier
     runs.
@@ -238,8 +238,8 @@ def composed(accounts: Sequence[PrivacyAccount], delta: float) -> float:
 
 
 def delta_warning(rules: Privacy, clients: int) -> str:
-    """Return a warning if δ is at least 1/``clients``, because no single client is protected then; else
-    ""."""
+    """Return a warning if δ is at least 1/``clients``, which would leave single clients unprotected;
+    otherwise ""."""
     if not (rules.noise_multiplier or rules.local_noise_multiplier) or rules.delta < 1.0 / clients:
         return ""
     return (

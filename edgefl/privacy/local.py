@@ -28,7 +28,7 @@ class LocalNoise:
     noise_multiplier: float
     """σ, the standard deviation of the noise divided by L."""
     most_trips: int
-    """Maximum number of trips of each client. The declared ε of a client holds for this number of trips."""
+    """Maximum number of trips of each client. The ε declared for a client holds for this number of trips."""
     source: Source
 
     @classmethod
@@ -41,10 +41,10 @@ class LocalNoise:
         return cls(rules.clip_norm, rules.local_noise_multiplier, rules.max_participations, source)
 
     def protect(self, trained: Floats, base: Floats, client: int, trip: int) -> bool:
-        """Replace the model ``trained``, in place, by the model that the client sends: ``base``, the model
+        """Replace the model ``trained``, in place, with the model that the client sends: ``base``, the model
         that it downloaded, plus the clipped update and noise.
 
-        If the update is not finite, it is replaced by zero before noise is added, and the result is False;
+        If the update is not finite, it is replaced with zeros before noise is added, and the result is False;
         otherwise the result is True. Raises `TrainingError` if the client has already made `most_trips`
         trips.
         """

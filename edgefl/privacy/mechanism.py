@@ -1,4 +1,4 @@
-"""A private step of the server: it clips the updates, adds noise to their sum and adapts the clipping
+"""A private step of the server, which clips the updates, adds noise to their sum and adapts the clipping
 norm."""
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Clipped(NamedTuple):
     """The result of clipping the updates of one step."""
 
     weights: list[float]
-    """Factor of each update in the sum: the weight of the update times the factor that clips it."""
+    """Factor of each update in the sum: the update's weight times its clipping factor."""
     within: float
-    """Number of updates whose norm is at most the clipping norm. An update that is replaced by zeros
-    counts ½."""
+    """Number of updates whose norm is at most the clipping norm. An update that is replaced with
+    zeros is counted as ½."""
 
 
 @dataclass
 class Mechanism:
     """Computes Σ weights[k]·Δ_k·min(1, L/‖Δ_k‖) plus noise. The standard deviation of the noise is
-    σ·L·``max_weight`` in each node of the tree or in each step.
+    σ·L·``max_weight`` in each node of the tree, or in each step without a tree.
 
     If the clients add local noise, they have already clipped their updates, and the sum is Σ weights[k]·Δ_k.
 
@@ -52,9 +52,9 @@ class Mechanism:
         """Clip updates, whose squared norms are ``squares``. If the clients add noise, nothing is clipped,
         because the norms include the noise. An update that is zero or not finite contributes zeros.
 
-        From the number of updates whose norm is within the clipping norm, `next_norm` subtracts ½ for each
-        update before it uses this number with noise. An update of zero counts ½, so it contributes 0. Any
-        other update contributes ½ or −½. The noise is scaled to this largest contribution.
+        `next_norm` uses the number of updates whose norm is within the clipping norm, minus ½ for each update
+        and plus noise. A zero update is counted as ½, so it contributes 0. Any other update contributes ½
+        or −½, and the noise is scaled to this largest contribution.
         """
         sizes = np.asarray(squares, np.float64)
         factors = np.nan_to_num(kernels.clip_factors(squares, clip_norm))
@@ -65,13 +65,13 @@ class Mechanism:
         return Clipped(clipped, float(np.where(empty, 0.5, sizes <= clip_norm**2).sum()))
 
     def deviation(self, clip_norm: float) -> float:
-        """Return the standard deviation of the noise in each node of the tree or in each step, in the unit of
-        the summed update."""
+        """Return the noise's standard deviation in each node of the tree, or in each step without a tree. Its
+        unit is that of the summed update."""
         return self.rules.noise_multiplier * clip_norm * self.max_weight
 
     def noise(self, version: int, size: int, salt: str = "") -> Floats:
         """Return noise with a standard deviation of 1 for the step that computes ``version``; ``salt`` is the
-        digest of the updates in it."""
+        digest of the updates in this step."""
         if self.rules.mechanism == "tree":
             return self.tree.step(version, size, salt)
         return self.source.normal(size, "privacy-step", version, *([salt] if salt else []))
@@ -84,9 +84,9 @@ class Mechanism:
             return None
         draw = self.source.normal(1, "privacy-quantile", version, *([salt] if salt else []))
         noise = rules.count_deviation(expected) * float(draw[0])
-        # After ½ is subtracted for each update, an absent client or an update of zero contributes 0, and any
+        # After ½ is subtracted for each update, an absent client or a zero update contributes 0, and any
         # other update ½ or −½ (Andrew et al. 2021, theorem 1). The number of clients in a step is public if
-        # it is fixed. If it is drawn (Poisson sampling), this value does not reveal it.
+        # it is fixed; if it is drawn at random (Poisson sampling), `share` does not reveal it.
         share = (clipped.within - count / 2 + noise) / expected + 0.5
         step = -rules.quantile_rate * (share - rules.quantile)
         return min(clip_norm * math.exp(min(max(step, -1.0), 1.0)), MAX_CLIP_NORM)

@@ -20,7 +20,7 @@ from edgefl.seeds import stream
 
 KEY_BYTES = 32
 KEY_FILE = "noise.key"
-"""Name of the file, in a run's folder, that contains the secret key. It is deleted when the run is done."""
+"""Name of the file with the secret key in a run's folder. The file is deleted when the run is done."""
 _CHUNK = 2**15
 """Number of random numbers generated at a time, so that their random bits stay in the CPU's cache."""
 
@@ -38,8 +38,8 @@ class Source(Protocol):
         """Return ``size`` random numbers from N(0, 1), as float32."""
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """Return a digest of the weights and updates of a step, which becomes a part of the noise's name; ""
-        if the source does not need it."""
+        """Return a digest of the weights and updates of a step, which becomes part of the noise's name; "" if
+        the source does not need a digest."""
 
 
 class Seeded:
@@ -97,8 +97,8 @@ class Secret:
         return out
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """Return a keyed hash of the weights and updates of a step. Without the key, it reveals nothing about
-        them."""
+        """Return a keyed hash of the weights and updates of a step. Without the key, the hash reveals nothing
+        about them."""
         digest = hashlib.blake2b(key=self._key, digest_size=16)
         for piece in pieces:
             digest.update(piece)
@@ -106,10 +106,10 @@ class Secret:
 
 
 def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> Source:
-    """Return the noise source of an experiment. It uses the experiment's seed, or the secret key in the run's
-    ``folder``.
+    """Return the noise source of an experiment, which uses the experiment's seed or the secret key in the
+    run's ``folder``.
 
-    If ``fresh`` is True, a new key is generated. Otherwise, raises `ConfigError` if the key does not exist.
+    If ``fresh`` is True, a new key is generated; otherwise, a missing key raises `ConfigError`.
     """
     rules, path = experiment.privacy, folder / KEY_FILE
     if rules is None or rules.noise == "seeded" or not rules.noise_multiplier:

@@ -11,13 +11,13 @@ from edgefl.kernels.arguments import Floats
 from edgefl.privacy.source import Source
 
 Node = tuple[int, int]
-"""A node of the tree as (level, index), with an index from 1: the node above the leaves (index − 1)·2^level +
-1 to index·2^level."""
+"""A node of the tree as (level, index), where indices start at 1. The node covers the leaves
+(index − 1)·2^level + 1 to index·2^level."""
 
 
 def nodes(version: int) -> set[Node]:
     """Return the disjoint nodes that together cover versions 1 to ``version``. There is one node for each
-    binary digit 1 of ``version``.
+    digit 1 in the binary representation of ``version``.
 
     >>> sorted(nodes(6))  # versions 1 to 4, and 5 to 6
     [(1, 3), (2, 1)]
@@ -44,13 +44,13 @@ class TreeNoise:
     a step adds or removes two nodes. After every ``restart_every`` versions a new tree starts, and the noise
     of the finished tree remains in the model (Kairouz et al. 2021, appendix D.2). If ``honaker`` is True, the
     noise of a node is the average of the node's own noise and the sum of its children's estimates, weighted
-    by inverse variance (appendix B.3 of the same paper, after Honaker 2015). This reduces its variance from
-    σ² to σ²/(2 − 2^−level).
+    by inverse variance (appendix B.3 of the same paper, after Honaker 2015). This reduces the noise's
+    variance from σ² to σ²/(2 − 2^−level).
 
     The noise of a node is generated from the node's position and from a digest of the updates in the version
-    that introduced the node (`Source.digest`). It is generated a second time to subtract it. So a resumed run
-    has the same noise. A version that is computed again from other updates has different noise, so that the
-    difference between the two versions reveals no update.
+    that introduced the node (`Source.digest`). Noise that is to be subtracted is generated again, so a
+    resumed run has the same noise. A version that is computed again from other updates has different noise,
+    so that the difference between the two versions reveals no update.
 
     >>> from edgefl.privacy.source import Seeded
     >>> TreeNoise(Seeded(1)).step(1, size=3).shape
@@ -84,8 +84,8 @@ class TreeNoise:
         return out
 
     def _estimate(self, tree: int, node: Node, size: int) -> Floats:
-        """Return the noise of a node. If ``honaker`` is True, it is averaged with the estimates of the node's
-        children."""
+        """Return the noise of a node. If ``honaker`` is True, the noise is averaged with the estimates of the
+        node's children."""
         level, index = node
         salt = self._salts.get(tree * (self._restart_every or 0) + (index << level), "")
         if (made := self._made.get((tree, node, salt))) is not None:

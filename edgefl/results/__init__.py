@@ -3,12 +3,12 @@
 run_folder   the folder of a run: creation, lock, removal
 result       `Result`, which reads a finished run's folder
 rows         types for the rows of the record's tables
-record       `Record`, which reads these tables, also while the run continues
+record       `Record`, which reads these tables, even while the run continues
 store        `Store`, which writes the record
-tail         `Tail`, memory with the writer's latest calls, which survives if the writer is killed
+tail         `Tail`, memory that holds the writer's latest calls, and survives if the writer is killed
 seal         checksums of the record's pages, which detect damage to the file
 summary      summary.json: the results of a run
-groups       groups of clients by profile, speed and classes, with their weight and accuracy
+groups       groups of clients by profile, speed and classes, with each group's weight and accuracy
 headline     the headline metrics of a run, in words
 phase        a test of whether phones of one model act at the same times
 report       the report of one run: report.html, and a summary for the terminal
@@ -19,7 +19,7 @@ columns      a run's record as tables of columns for a notebook, a data frame or
 sweep        `Sweep`, which reads a finished sweep's folder
 trackers     functions that copy a run to TensorBoard, MLflow or Weights & Biases
 figure       learning curves for a paper
-targets      time to accuracy: the target, the cost until it is reached, and ratios of costs over seeds
+targets      time to accuracy: the target, each run's cost until the target, and ratios of costs over seeds
 fleets       the share of randomly drawn fleets in which one setting is ahead of another
 statistics   means and intervals over seeds, the cost until a curve reaches a target, and ratios of costs
 grouping     functions that load, group and label the runs of a comparison, and average them over seeds

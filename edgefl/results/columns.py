@@ -24,7 +24,7 @@ from edgefl.results.spending import spending
 from edgefl.results.summary import metric_names, value_of
 
 SHOWN_ROWS = 5
-"""Number of rows that are printed from the start, and from the end, of a long table."""
+"""Number of rows that are printed from each end of a long table."""
 
 
 class Table(dict[str, NDArray[Any]]):
@@ -71,7 +71,7 @@ class Table(dict[str, NDArray[Any]]):
     def frame(self) -> Any:
         """Return the table as a DataFrame of pandas or, if pandas is not installed, of polars.
 
-        Raises `ConfigError` if neither of them is installed.
+        Raises `ConfigError` if neither package is installed.
         """
         for name in ("pandas", "polars"):
             try:
@@ -161,7 +161,7 @@ def evaluations(record: Record) -> Table:
 
     ``at_s`` is the time at which the version was made, in emulated seconds, and ``trips`` is the number of
     client trips that had ended by then. The columns after ``accuracy`` and ``loss`` are the metrics of the
-    user's ``evaluation.function`` and, in a private run, ``epsilon``: the ε that was spent until the version.
+    user's ``evaluation.function`` and, in a private run, ``epsilon``: the ε spent up to the version.
     """
     rows = record.evaluations
     kinds = {"version": int, "at_s": float, "wall_s": float, "trips": int, "accuracy": float, "loss": float}
@@ -174,7 +174,7 @@ def evaluations(record: Record) -> Table:
 
 
 def trips(record: Record) -> Table:
-    """Return one row per client trip, in order of task numbers.
+    """Return one row per client trip, in order of task ids.
 
     The columns are the fields of `TripRow`, the device profile, and the metrics that the user's training
     function logged. Times are in emulated seconds, except ``cpu_s``. If the trip did not reach a phase, such

@@ -46,11 +46,11 @@ def compare(
     target: float | RaceTarget | None = None,
     labelled: Mapping[str, Sequence[Path]] | None = None,
 ) -> RenderGroup:
-    """Return tables that compare the runs in ``folders``; if ``out`` is given, write that folder too.
+    """Return tables that compare the runs in ``folders``; if ``out`` is given, also write that folder.
 
-    The tables are 80 columns wide. Runs that differ only in their seed share a row, which shows their mean ±
-    half the width of the mean's 95% interval (Student's t). ``labelled`` holds more runs, already in rows: it
-    maps each row's label to the folders of the row's runs. These rows precede the others.
+    The tables are 80 columns wide. Runs that differ only in their seed share a row, which shows the mean ±
+    half the width of its 95% interval (Student's t). ``labelled`` adds runs that are already grouped: it maps
+    each row's label to the folders of the row's runs. These rows precede the others.
     The time to the accuracy ``target`` is compared seed by seed; see `targets.target_of` for the default.
     The files in ``out`` are summary.json (the first run's summary with two more fields, ``runs`` and
     ``comparison``), report.html and trace.json.
@@ -85,7 +85,7 @@ def write(
 
 
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
-    """Return the comparison for the terminal: its tables, then the result in a sentence and other notes.
+    """Return the comparison for the terminal: tables, the result in one sentence, and other notes.
 
     The tables show the time to the target, the final metrics, and the user's own metrics.
     """
@@ -98,7 +98,7 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceT
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
-    """Return a sentence for each run that did not end."""
+    """Return a sentence for each run that has not ended."""
     return [
         f"{run.folder} has not ended, so its row is not ranked; edgefl resume {run.folder} continues it."
         for run in runs
@@ -107,7 +107,7 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
-    """Yield a table of the time to the target, if there is a target, and one over drawn fleets, if any."""
+    """Yield a table of times to the target, if there is a target, and one of drawn fleets, if any."""
     if target is not None:
         yield table(
             [head.lower() for head in RACE_HEADS],
@@ -126,7 +126,7 @@ def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[Fitte
 
 
 def _over_fleets(rows: Sequence[RunGroup]) -> dict[str, fleets.Ahead]:
-    """Return, keyed by label, in how many drawn fleets a setting is ahead of the first setting.
+    """Return, for each label, in how many drawn fleets its setting is ahead of the first setting.
 
     The dictionary is empty if no fleets were drawn.
     """
@@ -220,7 +220,7 @@ def document(
 ) -> dict[str, Any]:
     """Return the content of the comparison's summary.json.
 
-    It has the fields of the first run's summary, the summaries of all runs, and the rows of the comparison.
+    These are the fields of the first run's summary, the summaries of all runs, and the comparison's rows.
     """
     first = rows[0].figures
     return {
@@ -332,14 +332,14 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
 
 
 def _highest(rows: Sequence[RunGroup]) -> str:
-    """State which of two or more rows has the highest final accuracy, and its lead over the second."""
+    """Return as text which of several rows has the highest final accuracy, and its lead over the second."""
     first, second, *_ = _by(rows, "accuracy")
     text = f"At the end {_leaders(rows, 'accuracy')} the highest accuracy"
     text += f": {percent(first.figures['accuracy'].mean)}"
     gap = _gap(first, second, "accuracy")
     if gap is None or _level(first, second, "accuracy"):
         return text
-    if gap.mean < 0.0:  # the rows have different seeds
+    if gap.mean < 0.0:  # possible if the rows have different seeds
         gap = gap._replace(mean=-gap.mean)
         text += f"; on the seeds that both have, {second.label} is "
         other = first
@@ -363,7 +363,7 @@ def _highest_of_slow(rows: Sequence[RunGroup]) -> str:
 
 
 def _by(rows: Sequence[RunGroup], figure: str) -> list[RunGroup]:
-    """Return the rows sorted by the mean of a metric, with the highest first."""
+    """Return the rows sorted by a metric's mean, highest first."""
     return sorted(rows, key=lambda row: -row.figures[figure].mean)
 
 
@@ -382,7 +382,7 @@ UNDECIDED = " (these seeds do not tell them apart)"
 
 
 def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
-    """Return the difference of a metric, ``first`` minus ``second``, averaged over the seeds of both rows.
+    """Return a metric's mean difference, ``first`` minus ``second``, over the seeds that both rows have.
 
     Return None if the rows have no seed in common.
     """
@@ -395,7 +395,7 @@ def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
 
 
 def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
-    """Return pictures of the accuracy, or of the loss if no run has one, and of the user's own metrics."""
+    """Return pictures of the accuracy (of the loss if no run has an accuracy) and of the user's metrics."""
     about = {"at_s": lines, "trips": "A trip is a download, a training and an upload.", "own": lines}
     own = dict.fromkeys(name for row in rows for run in row.runs for name in metric_names(run.record))
     last: list[str] | None = [] if _scored(rows) else None
@@ -407,7 +407,7 @@ def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
 
 
 def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
-    """Return two cards that show the applied weight and the staleness of each profile, slowest first."""
+    """Return two cards that show each profile's applied weight and staleness, slowest profile first."""
     names = dict.fromkeys(name for row in rows for name in profiles_by_speed(row.runs[0].record))
 
     def by_profile(title: str, about: str, value: Callable[[dict[str, Any]], dict[str, float]]) -> str:

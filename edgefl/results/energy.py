@@ -1,4 +1,4 @@
-"""The energy that the trips of a run drew from the batteries of the devices."""
+"""The energy that a run's trips drew from the devices' batteries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | N
 
     `edgefl.devices.energy` computes the joules from the declared durations of the trips' phases. If a
     device's profile states no power draw, ``unstated`` is used; if that is None, the energy of the device's
-    trips is unknown, and ``unknown_trips`` counts them.
+    trips is unknown, and ``unknown_trips`` is their number.
 
     Idle power is counted only during trips. ``total_j`` is the sum of the four `PARTS`. All phones of a
     profile share the error of the profile's values, so the interval does not become narrower with more

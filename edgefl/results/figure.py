@@ -22,8 +22,8 @@ Runs = Sequence[Result | str | Path]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's palette for colour-blind readers.
 
-Each of the first curves has its own line style in `DASHES`, so that lines also differ in print without
-colours; later curves have other pairs of the two (`look`).
+Each of the first curves has its own line style in `DASHES`, so the lines differ even in black-and-white
+print; later curves have other combinations of colour and line style (`look`).
 """
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _SETTINGS: Any = {
@@ -68,7 +68,7 @@ def plot(
     (accuracy, loss or your own), with straight segments between evaluations. The line ends where the longest
     run ends; shorter runs keep their last value until then. The ``band`` is the 95% interval of the mean
     (Student's t), the range of the seeds, or nothing. The default size, in inches, fits a column of a paper.
-    If the same runs are drawn again, the file is the same, byte for byte.
+    Drawing the same runs again gives the same file, byte for byte.
 
     Raises `ConfigError` if a run does not have the metric, if ``file`` has another suffix, or if another
     argument has a value that is not allowed.
@@ -112,7 +112,7 @@ def plot(
 
 
 def look(place: int) -> tuple[str, Any]:
-    """Return the colour and the line style of the curve with index ``place``; 49 curves differ in one."""
+    """Return the colour and line style of the curve with index ``place``; there are 49 different pairs."""
     again, colour = divmod(place, len(COLOURS))
     return COLOURS[colour], DASHES[(colour + again) % len(DASHES)]
 

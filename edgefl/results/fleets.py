@@ -23,11 +23,11 @@ class Ahead(NamedTuple):
     fleets: int
     ahead: int
     ties: int
-    """Fleets in which both settings reached the target at the same time."""
+    """Number of fleets in which both settings reached the target at the same time."""
     undecided: int
-    """Fleets in which neither run reached the target, or a run ended too soon to decide the order."""
+    """Number of fleets in which neither run reached the target, or one ended too soon to decide the order."""
     ratios: tuple[tuple[float, float], ...]
-    """For each decided fleet, bounds of the ratio of this setting's emulated time to the first setting's.
+    """For each decided fleet, bounds on the ratio of this setting's emulated time to the first setting's.
 
     The lower and the upper bound are equal if both settings reached the target; otherwise one of them is 0 or
     infinity.
@@ -41,7 +41,7 @@ class Ahead(NamedTuple):
     def share(self) -> float:
         """Share of decided fleets in which the setting is ahead.
 
-        A tie counts as half. NaN if no fleet is decided.
+        A tie counts as half. The share is NaN if no fleet is decided.
         """
         return (self.ahead + self.ties / 2) / self.decided if self.decided else math.nan
 
@@ -61,15 +61,15 @@ class Ahead(NamedTuple):
 
     @property
     def range_90(self) -> tuple[float, float] | None:
-        """A lower bound of the 5th and an upper bound of the 95th percentile of the ratios.
+        """A lower bound on the 5th and an upper bound on the 95th percentile of the ratios.
 
-        The percentiles are over the decided fleets. The bounds may be 0 or infinity. None if fewer than two
-        fleets are decided.
+        The percentiles are over the decided fleets. The bounds may be 0 or infinity. The value is None if
+        fewer than two fleets are decided.
         """
         if len(self.ratios) < 2:
             return None
         lows, highs = zip(*self.ratios, strict=True)
-        # bounds above this one have no effect on the percentile
+        # upper bounds above `last` have no effect on the percentile
         last = sorted(highs)[math.ceil(0.95 * (len(highs) - 1))]
         high = math.inf if math.isinf(last) else float(np.percentile(np.minimum(highs, last), 95))
         return float(np.percentile(lows, 5)), high
@@ -102,7 +102,7 @@ class Ahead(NamedTuple):
 
 
 def finite(end: float) -> float | None:
-    """Return the end of a range, or None if it is 0 or infinity, which means that the range is open there."""
+    """Return one end of a range, or None if the end is 0 or infinity, because the range is then open."""
     return end if 0.0 < end < math.inf else None
 
 

@@ -67,7 +67,7 @@ class RunGroup(NamedTuple):
     """The metrics of each run."""
     valid: bool
     to_target: ToTarget | None = None
-    """The cost of the runs until they reached the comparison's target: emulated time and client trips."""
+    """The cost of the runs until they reached the comparison's target, in emulated time and client trips."""
 
     def estimates(self) -> dict[str, Any]:
         """Return, for JSON, the mean of each metric and half the width of the mean's 95% interval."""
@@ -80,7 +80,7 @@ class RunGroup(NamedTuple):
 
     @property
     def stuck(self) -> bool:
-        """True if the model of some run learned nothing."""
+        """True if the model of at least one run learned nothing."""
         return any(run.summary["no_progress"] for run in self.runs)
 
     @property
@@ -88,8 +88,8 @@ class RunGroup(NamedTuple):
         """The verdict on the row: VALID or INVALID.
 
         Under the virtual clock, which measures no times, the verdict is ``computed`` instead of VALID. It is
-        `NO_PROGRESS` if a run learned nothing, and `UNFINISHED` if a run did not end; such a row is not
-        ranked.
+        `NO_PROGRESS` if a run learned nothing, and `UNFINISHED` if a run has not ended; such a row is
+        not ranked.
         """
         if self.stuck:
             return NO_PROGRESS
@@ -139,7 +139,7 @@ def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | Non
 def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
     """Return a row for each set of runs that differ only in their seed.
 
-    If a seed is repeated in a set, each of its runs has a row of its own.
+    If two runs of a set have the same seed, each run of the set gets a row of its own.
     """
     return rows_of(grouped(runs), target)
 
@@ -220,7 +220,7 @@ def settings(record: Record) -> dict[str, Any]:
 
 
 def kind(record: Record) -> str:
-    """Return a string that is the same for all runs of one group, which differ only in their seed."""
+    """Return a string that is equal for two runs if they differ only in their seed."""
     meta = record.meta
     parts = [meta.strategy, meta.clock, meta.partition, meta.model, meta.parameters, record.kinds()]
     parts += [msgspec.structs.asdict(meta.privacy)] if meta.privacy is not None else []

@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Client numbers in ascending order, and each client's applied weight relative to the fair share."""
+    """Client ids in ascending order, and each client's applied weight relative to the fair share."""
 
     clients: NDArray[np.int64]
     shares: NDArray[np.float64]
@@ -35,10 +35,9 @@ class Shares(NamedTuple):
 def profiles_by_speed(record: Record) -> list[str]:
     """Return the fleet's profiles in order of the declared time of a whole trip, slowest first.
 
-    A record from a version before 1.0.0 has no declared times. The order is then that of each profile's
-    median trip. The training time of each trip is scaled to the median number of steps over all trips, so
-    that the order does not depend on how the examples are split. Profiles without a completed trip come
-    first.
+    A record from a version before 1.0.0 has no declared times. Its profiles are ordered by their median trip
+    instead. The training time of each trip is scaled to the median number of steps over all trips, so that
+    the order does not depend on how the examples are split. Profiles without a completed trip come first.
     """
     trips, fleet, trip_s = record.trips, record.fleet, record.meta.trip_s
     names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())
@@ -127,7 +126,7 @@ def applied_weight(record: Record) -> Shares:
 
 
 def jain(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """Return Jain's fairness index (Σx)² / (n·Σx²): 1 if all are equal, 1/n if one has everything.
+    """Return Jain's fairness index (Σx)² / (n·Σx²): 1 if all x are equal, 1/n if all but one are 0.
 
     >>> jain([1.0, 1.0]), jain([2.0, 0.0])
     (1.0, 0.5)
@@ -145,7 +144,7 @@ def class_accuracy(row: EvaluationRow) -> NDArray[np.float64]:
 
 
 def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
-    """Return the accuracy over all test examples of the classes ``labels``; NaN if these have no examples."""
+    """Return the accuracy over all test examples of the classes ``labels``; NaN if there are none."""
     known = [label for label in labels if 0 <= label < len(row.total)]
     total = sum(row.total[label] for label in known)
     return sum(row.correct[label] for label in known) / total if total else float("nan")

@@ -40,7 +40,7 @@ def learned(accuracy: float | None, loss: float | None, metrics: Mapping[str, fl
 
 
 def learned_by(summary: Mapping[str, Any]) -> Stat:
-    """Return `learned` of a run's ``summary``, in which a measured loss that is not finite is None."""
+    """Return `learned` for a run's ``summary``, where None stands for a measured loss that is not finite."""
     loss = summary["loss"]
     if loss is None and summary["evaluated_version"] is not None:
         loss = math.nan

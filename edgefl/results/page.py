@@ -65,7 +65,7 @@ def page(
 
     ``kicker`` is a small line above the title, ``sub`` is a line below it, and ``lead`` is the result in a
     sentence. ``headline``, ``banner`` and the cards are HTML. A section's cards are in two columns; a heading
-    without cards is left out. The page ends with a glossary of the terms that it uses. Undecodable bytes in
+    without cards is left out. The page ends with a glossary of its terms. Undecodable bytes in
     file names and command arguments become ``?``.
     """
     policy = f'<meta http-equiv="Content-Security-Policy" content="{NO_SCRIPT}">'
@@ -115,7 +115,7 @@ def facts(rows: Mapping[str, str]) -> str:
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> str:
-    """Return an HTML definition list of names and values that are already HTML."""
+    """Return an HTML definition list; the names and values must already be HTML."""
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in rows)}</dl>"
 
 
@@ -149,7 +149,7 @@ def html_table(
     """Return an HTML table, which scrolls if its card is too narrow. Cells are escaped.
 
     A name in ``columns`` that starts with ``>`` marks a column of numbers. ``wrap`` holds the indices of the
-    columns in which long words are broken, if possible after ``::``; by default, this is only the last
+    columns in which long words are broken, if possible after ``::``; by default, only in the last
     column. If there are several such columns, a narrow screen shows each row as a block. Columns that have no
     value in any row are left out, except the first column.
     """
@@ -254,13 +254,13 @@ def term_of(heading: str) -> str | None:
 
 
 def hint(heading: str) -> str:
-    """Return the HTML attribute that explains a heading when the pointer is on it; "" if it has no term."""
+    """Return the HTML attribute that explains a heading under the pointer; "" if no term explains it."""
     term = term_of(heading)
     return "" if term is None else f' title="{escape(TERMS[term])}"'
 
 
 def glossary(html: str) -> str:
-    """Return an HTML glossary of the terms whose explanations are in ``html``; "" if it explains none."""
+    """Return an HTML glossary of the terms whose explanations are in ``html``; "" if there are none."""
     used = [term for term, text in TERMS.items() if escape(text) in html]
     rows = "".join(f"<dt>{term}</dt><dd>{escape(TERMS[term])}</dd>" for term in used)
     card = f'<h2>Terms</h2><div class="grid"><section class="card wide"><dl>{rows}</dl></section></div>'

@@ -1,10 +1,10 @@
-"""Test whether phones of one model act at the same times ("in phase"), as independent phones would not.
+"""Test whether phones of one model act at the same times ("in phase"), unlike independent phones.
 
-Two shares are compared with the shares for independent arrivals at the same rates: the share of buffers whose
-updates are all from one device profile, and the share of arrivals that are closer to another arrival than
-`NEAR` times the mean gap. The expected share and its 99% interval are computed from simulated runs. For the
-first share, a simulated run has the run's own arrivals in random order; for the second share, it has the same
-number of arrivals at uniformly distributed times.
+Two shares are compared with those expected for independent arrivals at the same rates: the share of buffers
+whose updates are all from one device profile, and the share of arrivals that are closer to another arrival
+than `NEAR` times the mean gap. The expected share and its 99% interval are computed from simulated runs. For
+the first share, each simulated run has the real run's arrivals in random order; for the second share, it has
+the same number of arrivals at uniformly distributed times.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Phase(NamedTuple):
     one_profile: ObservedShare | None
     coincident: ObservedShare | None
     by_design: str = ""
-    """Reason why clients act together by design, so that no warning is given; empty if there is no reason."""
+    """Reason why clients act together by design, so that no warning is given; empty if they do not."""
 
     def figures(self) -> dict[str, Any]:
         """Return the results for ``summary.json``."""
@@ -81,7 +81,7 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
     """Compare a run's buffers and arrivals with those of independent phones.
 
     ``trips`` are the trips of a `Record`, and ``profile`` is the device profile of each trip. ``by_design``
-    is `Meta.in_phase`. If it is empty but no update was stale, the strategy is assumed to work in rounds.
+    is `Meta.in_phase`; if it is empty but no update was stale, the strategy is assumed to use rounds.
     """
     applied = trips["applied_version"] >= 0
     arrives_s = trips["sent_s"] + trips["trip_declared_s"]
@@ -110,7 +110,7 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
 def _one_profile(
     codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> float:
-    """Among the buffers with several updates, return the share whose updates are all from one profile."""
+    """Return the share of the buffers with several updates in which all updates are from one profile."""
     same = np.maximum.reduceat(codes, starts) == np.minimum.reduceat(codes, starts)
     return float(np.mean(same[sizes > 1]))
 

@@ -103,7 +103,7 @@ class Canvas:
     def svg(self, label: str) -> str:
         """Return the picture as inline SVG in the page's colours; ``label`` is for screen readers."""
         file = io.StringIO()
-        # because of the salt, pictures on one page do not share element ids
+        # the salt differs between pictures, so those on one page do not share element ids
         with mpl.rc_context({"svg.hashsalt": label}):
             self.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         text = file.getvalue()
@@ -199,8 +199,8 @@ def learning_figures(
     """Return cards with curves of the accuracy, or of the loss, and of the ``own`` metrics.
 
     ``curves_of`` returns the curves of a metric over ``at_s`` or ``trips``. ``about`` maps each x axis, and
-    "own" for the ``own`` metrics, to the explanation on the card. ``last`` holds cards that follow those of
-    the accuracy; None means that the task has no accuracy, so the loss is shown instead.
+    "own" for the ``own`` metrics, to the explanation on the card. ``last`` holds cards that follow the
+    accuracy cards; None means that the task has no accuracy, so the loss is shown instead.
     """
 
     def drawn(name: str, over: str, what: str) -> str:
@@ -215,18 +215,18 @@ def learning_figures(
 
 
 EARLY = 0.1
-"""Initial fraction of the x axis, where curves still rise; it is ignored to find the y axis's lower end."""
+"""Initial fraction of the x axis. Curves still rise there, so it is ignored for the y axis's lower end."""
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:
-    """Return the lower end of a y axis of shares: 0, or just below the curves if all soon stay above 70%."""
+    """Return the lower end of a y axis of shares: 0, or just below curves that all soon stay above 70%."""
     later = [curve.y[curve.x >= EARLY * farthest] for curve in curves]
     lowest = min((float(np.nanmin(y)) for y in later if np.isfinite(y).any()), default=0.0)
     return max(0.0, np.floor(lowest * 20 - 1) / 20) if lowest > 0.7 else 0.0
 
 
 def _end_dots(canvas: Canvas, curves: Sequence[Curve]) -> None:
-    """Draw a dot at the end of each curve, or a ring around the dots of earlier curves that end close by."""
+    """Draw a dot at the end of each curve, or a ring around the dots of earlier curves that end nearby."""
     across, up = canvas.axes.get_xlim()[1], float(np.diff(canvas.axes.get_ylim())[0])
     placed: list[tuple[float, float]] = []
     for curve in curves:

@@ -90,7 +90,7 @@ class Columns(dict[str, NDArray[Any]]):
         parts = [np.empty(0, dtype)]
         for rows in self._record.batches(statement):
             found = [value for (value,) in rows]
-            if dtype is object:  # a long table has few different strings, so equal ones share an object
+            if dtype is object:  # a long table has few different strings: equal strings share an object
                 found = [same.setdefault(value, value) for value in found]
             if kind is dict:
                 found = [_value(name, value, kind, False) for value in found]
@@ -137,8 +137,8 @@ class Record:
             seal.check(self.path)
             if self._db.execute("PRAGMA journal_mode").fetchone() == ("wal",):
                 # In one read transaction, all columns show the same moment even while the run continues. A
-                # record without a write-ahead log belongs to an ended run, and needs no transaction, which
-                # would block a later writer.
+                # record without a write-ahead log belongs to an ended run. It needs no transaction, and a
+                # transaction would block a later writer.
                 self._db.execute("BEGIN")
                 self._db.execute("SELECT COUNT(*) FROM meta").fetchone()
 
@@ -153,7 +153,7 @@ class Record:
                     writer.execute(probe)  # SQLite rolls back the unfinished transaction
             elif log.exists() and log.stat().st_size:
                 return db
-            else:  # SQLite cannot create the log's index in a read-only folder; without a log it needs none
+            else:  # SQLite cannot create the log's index in a read-only folder; without a log, none is needed
                 again = "&immutable=1"
             db.close()
             return self._connect(again)
@@ -205,12 +205,12 @@ class Record:
 
     @cached_property
     def clients(self) -> list[ClientRow]:
-        """The fleet: one row per client, in order of client numbers."""
+        """The fleet: one row per client, in order of client ids."""
         return self._rows(ClientRow, "clients ORDER BY client")
 
     @cached_property
     def fleet(self) -> Columns:
-        """The columns of `ClientRow`, in order of client numbers; faster than `clients` for a large fleet."""
+        """The columns of `ClientRow`, in order of client ids; faster than `clients` for a large fleet."""
         return Columns(self, "clients")
 
     def kinds(self) -> list[tuple[str, str, int]]:
@@ -229,7 +229,7 @@ class Record:
     def metrics(self) -> Mapping[str, NDArray[np.float64]]:
         """The metrics that the user's training function logged, keyed by name.
 
-        Each is a float64 array with one value per row of `trips`, which is NaN if it is missing.
+        Each metric is a float64 array with one value per row of `trips`; a missing value is NaN.
         """
         logged = self.trips["metrics"]
         names = sorted({name for figures in logged for name in figures})
@@ -271,7 +271,7 @@ class Record:
     ) -> tuple[ClientRow | None, list[TripRow], list[IncidentRow]]:
         """Return a client's row, and the client's last trips and incidents, newest first.
 
-        The row is None if it is not recorded yet.
+        The client's row is None if it has not been recorded yet.
 
         At most ``trips`` trips and ``incidents`` incidents are returned. Only the run's last ``tasks`` tasks
         are searched for trips, so that the query is fast.
@@ -295,7 +295,7 @@ class Record:
     def moves(self) -> Iterator[Joined | Left]:
         """Yield the events of clients that join or leave, in order of time; other events are not decoded.
 
-        A death counts as leaving if it disconnects a client that was connected or on its last trip.
+        A death is treated as leaving if it disconnects a client that was connected or on its last trip.
         """
         tags = (b"\xa6joined", b"\xa4left", b"\xa4died")
         statement = f"SELECT event FROM journal WHERE {' OR '.join(['instr(event, ?)'] * 3)} ORDER BY seq"
@@ -316,7 +316,7 @@ class Record:
                     yield event
 
     def close(self) -> None:
-        """Close the file. Garbage collection closes it too."""
+        """Close the file; garbage collection also closes it."""
         self._db.close()
 
     def __enter__(self) -> Record:

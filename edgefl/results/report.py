@@ -43,9 +43,9 @@ PARTS = {"compute": "Training", "down": "Download", "up": "Upload", "delay": "Li
 def write_report(
     folder: str | Path, out: str | Path | None = None, summary: dict[str, Any] | None = None
 ) -> Path:
-    """Write the run's report to ``out``, by default its ``report.html``; return the path.
+    """Write the run's report to ``out``, by default the run's ``report.html``; return the path.
 
-    ``summary`` is the result of `summarize` for the run, which is computed if it is not given.
+    ``summary`` is the result of `summarize` for the run, which is computed if ``summary`` is None.
     """
     with Record(folder) as record:
         text = report(record, summarize(record) if summary is None else summary)
@@ -429,7 +429,7 @@ def _provenance(record: Record, summary: dict[str, Any]) -> dict[str, str]:
 
 
 def model_error(factors: Mapping[str, float]) -> str:
-    """Return the profiles' error against real devices, in words. It is not the enforcement error.
+    """Return in words how far real devices may be from the profiles; this is not the enforcement error.
 
     >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
     ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')
@@ -441,7 +441,7 @@ def model_error(factors: Mapping[str, float]) -> str:
 
 
 def nodes_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number of nodes, and the names of those that were lost; a node that rejoins has two rows.
+    """Return the number of nodes, and the names of the lost nodes; a node that rejoins has two rows.
 
     >>> silent, back = {"name": "a", "lost": "silent"}, {"name": "a", "lost": ""}
     >>> nodes_text([silent, {"name": "b", "lost": "silent"}, back])

@@ -19,7 +19,7 @@ from edgefl.results.tables import FittedTable, as_text
 
 
 class Result:
-    """A finished run's folder. Raises `ConfigError` if it does not exist."""
+    """A finished run's folder. Raises `ConfigError` if the folder does not exist."""
 
     def __init__(self, folder: str | Path) -> None:
         self.dir = Path(folder)
@@ -98,7 +98,7 @@ class Result:
     def track(self, tracker: str) -> str:
         """Copy the run to "tensorboard", "mlflow" or "wandb"; return the copy's address or folder.
 
-        Raises `ConfigError` if the tracker is unknown or not installed, and `RunError` if it fails.
+        Raises `ConfigError` if the tracker is unknown or not installed, and `RunError` if the tracker fails.
         """
         from edgefl.results.trackers import track
 

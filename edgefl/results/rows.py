@@ -23,8 +23,8 @@ SCHEMA_VERSION = 5
 FILE_NAME = "record.sqlite"
 FATES = ("applied", "discarded", "dropped", "lost")
 """The possible outcomes of a trip's update. Applied: a version used it. Discarded: it was valid but was not
-used, or was cancelled. Dropped: it was not finite, or was altered in transit. Lost: it is missing, because
-the client went offline, died or failed."""
+used, or its task was cancelled. Dropped: it was not finite, or was altered in transit. Lost: it is missing,
+because the client went offline, died or failed."""
 
 
 class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -34,13 +34,13 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     profile: str
     network: str
     examples: int
-    """Number of examples for training."""
+    """Number of training examples."""
     test_examples: int = 0
     """Number of held-out examples."""
     labels: tuple[int, ...] = ()
     """Classes with at least one example on this client, in ascending order."""
     step_s: float | None = None
-    """Declared time of a training step on a whole batch, in seconds.
+    """Declared time of a training step on a full batch, in seconds.
 
     None if the profile has only a delay model.
     """
@@ -60,17 +60,17 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     client: int
     base_version: int
     trip: int
-    """Number of the client's tasks before this one."""
+    """Number of tasks that the client had before this task."""
     sent_s: float
     received_s: float | None = None
     arrived_s: float | None = None
-    """Time at which the whole update was in its slot of the buffer; None if the trip did not end."""
+    """Time at which the whole update was in its slot of the buffer; None if no update arrived."""
     staleness: int | None = None
     applied_version: int | None = None
     """The first version that used the update."""
     weight: float | None = None
     fate: str | None = None
-    """One of `FATES`; None while the trip runs or its update waits in the buffer."""
+    """One of `FATES`; None while the trip is running or its update waits in the buffer."""
     reason: str = ""
     examples: int | None = None
     steps: int | None = None
@@ -139,16 +139,16 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     metrics: dict[str, float] = {}
     """Finite metrics returned by the user's own function."""
     clients: tuple[int, ...] = ()
-    """Numbers of the clients on whose held-out examples the version was measured."""
+    """IDs of the clients on whose held-out examples the version was measured."""
     client_loss: tuple[float, ...] = ()
     """Loss of the global model on the held-out examples of each of ``clients``."""
     client_accuracy: tuple[float, ...] = ()
     """Accuracy of the global model on the held-out examples of each of ``clients``."""
     personal_loss: tuple[float, ...] = ()
-    """Like ``client_loss``, but of each client's personal model: the global model after training on the
+    """Like ``client_loss``, but for each client's personal model: the global model after training on the
     client's data."""
     personal_accuracy: tuple[float, ...] = ()
-    """Like ``client_accuracy``, but of each client's personal model."""
+    """Like ``client_accuracy``, but for each client's personal model."""
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -181,7 +181,7 @@ class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Proportional set sizes in MiB: a page that n processes share counts as an n-th for each."""
+    """Proportional set sizes in MiB: a page that n processes share counts as 1/n of a page for each."""
 
     server_mib: float | None = None
     supervisor_mib: float | None = None
@@ -190,7 +190,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     shared_mib: float | None = None
     """Size of the parameter buffer, which the processes share."""
     clients_mib: dict[int, float] = {}
-    """Size of each client (wall clock) or each worker (virtual clock), keyed by its number."""
+    """Size of each client (wall clock) or each worker (virtual clock), keyed by its id."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +204,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     host_step_s: float
     peers: list[int]
-    """Numbers of the clients, or of the workers under the virtual clock, that the node has hosted."""
+    """IDs of the clients, or of the workers under the virtual clock, that the node has hosted."""
     as_is: bool = False
     """True if the node is a real device and trains at its own speed."""
     lost: str = ""
@@ -222,7 +222,7 @@ class SecureCost(msgspec.Struct, frozen=True):
     share_bytes: int
     """Number of bytes of sealed shares that an upload holds in addition to the masked update."""
     held_bytes: tuple[int, int]
-    """Numbers of bytes that a holder receives for each update in a sum, and that it sends for each sum."""
+    """Bytes that a holder receives for each update in a sum, and bytes that it sends for each sum."""
     masking_s: dict[str, float]
     """Time to mask an update, in emulated seconds, keyed by profile."""
 
@@ -232,7 +232,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = ""
     edgefl: str = ""
-    """Version of edgefl that made the record."""
+    """Version of edgefl that created the record."""
     created_unix_s: float | None = None
     base: str = ""
     """Folder from which the user's own modules are imported."""
@@ -240,7 +240,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """One of created, running, done, interrupted and failed."""
     stop_reason: str = ""
     no_progress: str = ""
-    """Reason why the model learned nothing, so that the run has no result; empty if it did learn."""
+    """Reason why the model learned nothing, so that the run has no result; empty if the model learned."""
     strategy: str = ""
     strategy_fields: dict[str, Any] = {}
     remark: str = ""
@@ -259,7 +259,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     secure: SecureCost | None = None
     """Settings and costs of secure aggregation; None if the server sees single updates."""
     attackers: list[int] = []
-    """Numbers of the clients that send harmful updates."""
+    """IDs of the clients that send harmful updates."""
     processes: int = 0
     """Number of training processes: of clients under the wall clock, of workers under the virtual clock."""
     transport: str = ""
@@ -276,19 +276,19 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     model_sha256: str = ""
     aggregation: Aggregation = Aggregation()
     server_trip_us: float | None = None
-    """Median wall time that the server spends on a trip, in µs, without the weighted sum."""
+    """Median wall time, in µs, that the server spends on a trip, excluding the weighted sum."""
     memory: MemoryUse = MemoryUse()
     throttle: str = ""
     memory_mechanism: str = ""
-    """The mechanism that slowed training (``throttle``: paced, sigstop or cgroup), and the one that limited
-    memory (``memory_mechanism``: rlimit, cgroup or off)."""
+    """The mechanism that slowed training (``throttle``: paced, sigstop or cgroup), and the mechanism that
+    limited memory (``memory_mechanism``: rlimit, cgroup or off)."""
     model_error_factor: dict[str, float] = {}
     """For each profile, the factor within which 90% of a real device's step times agree with the profile."""
     trip_s: dict[str, float] = {}
-    """For each profile, the declared time of a typical trip, in emulated seconds. Records of versions before
-    1.0.0 have none."""
+    """For each profile, the declared time of a typical trip, in emulated seconds. Empty in records of edgefl
+    before 1.0.0."""
     power: dict[str, dict[str, PowerDraw]] = {}
-    """Power draw of the fleet's devices, keyed by profile and network; missing if a profile states none."""
+    """Power draw of the fleet's devices, keyed by profile and network, for profiles that state it."""
     host_step_s: float | None = None
     """CPU time of one training step on this host, in seconds, measured before the run."""
     load: float | None = None
@@ -303,8 +303,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeRow] = []
     """Nodes that hosted the clients or workers; the shares above are then those of the worst node."""
     network: dict[str, int] = {}
-    """Numbers of bytes in messages received from nodes (``in``) and sent to nodes (``out``), and number of
-    ``versions`` made, since the server was last started."""
+    """Since the server was last started: bytes in messages received from nodes (``in``) and sent to nodes
+    (``out``), and number of ``versions`` made."""
     host: dict[str, Any] = {}
     software: dict[str, str] = {}
     toml: str = ""

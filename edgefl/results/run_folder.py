@@ -20,21 +20,21 @@ from edgefl.secure import SECRET_FILE, USED_FILE
 
 CHECKPOINTS = "checkpoints"
 EXPERIMENT_FILE = "experiment.toml"
-"""The resolved experiment. A folder with this file is a run's folder, and the running process locks it."""
+"""Name of the file with the resolved experiment, which marks a run's folder. The run's process locks it."""
 SUMMARY_FILE = "summary.json"
-"""The summary of a run, a comparison or a reproduction."""
+"""Name of the file with the summary of a run, a comparison or a reproduction."""
 RUNS = "runs"
 """Name of the folder with a sweep's runs, inside the sweep's folder."""
 DATA_FILES = "data-*.safetensors"
 """Pattern for the files of arrays that were passed to a run as objects. A new run's folder may hold no other
 files."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
-"""Names of the files that are made from the record at the end of a run."""
+"""Names of the files that are created from the record at the end of a run."""
 
 
 @contextlib.contextmanager
 def new(folder: Path, experiment: str) -> Iterator[int]:
-    """Create ``folder`` with a file of the ``experiment``, and lock it; yield the lock's file descriptor.
+    """Create ``folder`` with the file of the ``experiment``, and lock the file; yield its descriptor.
 
     If the context raises before the first checkpoint, the run's files are removed, so that the command can be
     repeated. Raises `ConfigError` if the folder is not empty or cannot be created.
@@ -79,7 +79,7 @@ def _write(file: int, folder: Path, experiment: str) -> None:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return True if the folder is not itself a run's, but holds runs, as the folder of a sweep does."""
+    """Return True if the folder is not a run's folder but holds runs, as a sweep's folder does."""
     return (folder / RUNS).is_dir() and not (folder / EXPERIMENT_FILE).is_file()
 
 
@@ -137,8 +137,8 @@ def check_experiment(folder: Path, recorded: str) -> None:
 def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
     """Lock the ``folder`` of a run; yield the lock's file descriptor.
 
-    Raises `ConfigError` if another process holds the lock for longer than ``patience_s``, or ``folder`` holds
-    no run.
+    Raises `ConfigError` if another process holds the lock for longer than ``patience_s``, or if ``folder``
+    holds no run.
     """
     with contextlib.ExitStack() as stack:
         for path, how in ((folder, os.O_RDONLY | os.O_DIRECTORY), (folder / EXPERIMENT_FILE, os.O_RDWR)):
@@ -147,7 +147,7 @@ def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
             except OSError as error:
                 raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from None
             stack.callback(os.close, lock)
-            # NFS locks only files open for writing, and so no folders; some file systems cannot lock at all
+            # NFS can lock only files open for writing, so no folders; some file systems cannot lock at all
             if _lock(lock, folder, patience_s):
                 break
         yield lock
@@ -202,7 +202,7 @@ def forget_noise(folder: Path) -> None:
 
 
 def remove_results(folder: Path) -> None:
-    """Remove the results of an interrupted run that is resumed."""
+    """Remove the results of an interrupted run that is being resumed."""
     for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
 

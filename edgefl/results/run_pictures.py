@@ -57,7 +57,7 @@ def draw_classes(record: Record) -> Picture | None:
 
 @house_style()
 def draw_weights(record: Record) -> Picture | None:
-    """Draw each client's share of the applied weight times the number of clients; 1 is the fair share."""
+    """Draw each client's share of the applied weight, multiplied by the number of clients; 1 is fair."""
     (clients, share), roles = applied_weight(record), profile_roles(record)
     if not len(share):
         return None
@@ -121,7 +121,7 @@ def draw_timeline(record: Record) -> Picture | None:
         shown = (lanes <= 0) & (bad == (part == "bad")) & (b > start_s) & (a < end_s)
         ends = np.maximum(a, start_s)[shown].tolist(), np.minimum(b, end_s)[shown].tolist()
         spans[part] = list(zip(*ends, lanes[shown].tolist(), strict=True))
-    # shorten a long name in the middle: names of one family differ at the end
+    # shorten long names in the middle, because names of one family differ at the end
     short = {name: name if len(name) <= 13 else f"{name[:6]}…{name[-6:]}" for name in order}
     names = [f"{short[profile[client]]} #{client}" for client in lane_of]
     canvas = Canvas(860, 48 + 13.5 * max(len(names), 3), left=16 + 5.9 * max(map(len, names)))

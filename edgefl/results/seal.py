@@ -1,4 +1,4 @@
-"""The seal of a record: a file with a checksum of each page of the record, because SQLite keeps none.
+"""The seal of a record: a file with a checksum of each page of the record, because SQLite keeps no checksums.
 
 SQLite changes the record's file only when it copies pages from its log, whose entries have checksums. `Store`
 starts each copy: it removes the seal, has SQLite copy the pages, and writes a new seal. So a sealed file can
@@ -18,19 +18,19 @@ from edgefl.errors import ConfigError
 from edgefl.files import flush_folder, replace
 
 ENDING = "-seal"
-"""Suffix of the seal's file, which holds an 8-byte checksum of each page and one of all these checksums."""
+"""Suffix of the seal's file, which holds an 8-byte checksum of each page and a checksum of all of them."""
 PAGE = 4096
 AT_ONCE = 256 * PAGE
-"""Number of bytes per read, since the record of a long run may be larger than the server's memory."""
+"""Number of bytes per read, limited because a long run's record may exceed the server's memory."""
 _WORDS = PAGE // 8
 _VOLATILE = (18, 19, *range(24, 28), *range(92, 100))
-"""Bytes of the first page that SQLite changes without its log: the journal mode and change counters."""
-# Odd factors, so that a changed bit always changes the sum of products.
+"""Offsets in the first page of bytes that SQLite changes without its log: journal mode, change counters."""
+# The factors are odd, so that a changed bit always changes the sum of products.
 _FACTORS = (2 * np.arange(_WORDS, dtype=np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def put(record: Path) -> None:
-    """Write the seal of the record's present content. Raises OSError if that fails."""
+    """Write the seal of the record's current content. Raises OSError if that fails."""
     replace(_place(record), [_sums(record)])
 
 
@@ -64,7 +64,7 @@ def _place(record: Path) -> Path:
 
 
 def _sums(record: Path) -> bytes:
-    """Return the checksums of all pages, then a checksum of these; an incomplete last page is padded."""
+    """Return the checksums of all pages, and a checksum of these checksums; a partial last page is padded."""
     sums = [np.empty(0, np.uint64)]
     with open(record, "rb") as file:
         while (content := np.fromfile(file, np.uint8, AT_ONCE)).size:

@@ -26,7 +26,7 @@ from edgefl.strategies.base import Sampling
 
 
 class LocalSpending(NamedTuple):
-    """The ε spent by the uploads of the client with the most trips, which only its own noise protects."""
+    """The ε spent by the uploads of the client with the most trips; only the client's noise protects them."""
 
     trips: int
     epsilon: float
@@ -44,9 +44,9 @@ class Spending(NamedTuple):
     sampled: bool
     """True if each version's cohort was drawn uniformly from all clients, which lowers ε."""
     epsilon: NDArray[np.float64]
-    """The ε spent until each version, starting with version 0.
+    """The ε spent up to each version, starting with version 0.
 
-    It is spent by the published models or, if only clients add noise, by the uploads.
+    The ε is spent by the published models or, if only clients add noise, by the uploads.
     """
     clip_norm: NDArray[np.float64]
     """Clipping norm of each version's updates; NaN for version 0."""
@@ -100,7 +100,7 @@ def spending(record: Record) -> Spending | None:
     drawn = None if record.meta.sampling is None else Sampling(*record.meta.sampling)
     counts = rules.mechanism == "gaussian" and drawn is not None and _whole(record)
     expected = None if drawn is None else drawn.rate * clients
-    if (most := record.meta.max_weight) is not None:  # a maximum weight of 1/n stands for n updates a step
+    if (most := record.meta.max_weight) is not None:  # a maximum weight of 1/n stands for n updates per step
         expected = 1.0 / most
     account = PrivacyAccount(rules, clients, drawn if counts else None, expected)
     owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
@@ -121,7 +121,7 @@ def spending(record: Record) -> Spending | None:
 
 
 def most_trips(record: Record) -> NDArray[np.int64]:
-    """Return, for each task in order of time, the largest number of tasks of any client up to this task."""
+    """Return, for each task in order of time, the largest number of tasks that any client has had so far."""
     trips = record.trips
     return np.maximum.accumulate(trips["trip"][np.argsort(trips["sent_s"], kind="stable")] + 1)
 

@@ -1,7 +1,7 @@
 """Statistics of runs over seeds: estimates, p-values, and the cost until a learning curve reaches a target.
 
 Accuracies vary by whole percentage points between evaluations, so the evaluation that first reaches a target
-depends on luck and on the number of evaluations. Therefore curves are sampled at equal periods, smoothed
+depends on chance and on the number of evaluations. Therefore, curves are sampled at equal periods, smoothed
 over `WINDOW` evaluations, and compared seed by seed.
 """
 
@@ -147,7 +147,7 @@ def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
 def filled(
     at: Sequence[float], costs: Sequence[float], accuracies: Sequence[float], period: float
 ) -> tuple[list[float], list[float]]:
-    """Return costs and accuracies with one evaluation per ``period``; an accuracy is kept until the next one.
+    """Return costs and accuracies with one evaluation per ``period``; accuracies are carried forward.
 
     A run whose versions are further apart than the period, for example a run with rounds, has fewer
     evaluations. A window with the same number of evaluations would then cover a longer time than in another
@@ -172,7 +172,7 @@ def passage(
 ) -> float:
     """Return the cost at which the smoothed accuracy first reaches ``target``; NaN if it does not.
 
-    The curve is linear between points. Costs are averaged over the window too.
+    The curve is linear between points. Costs are also averaged over the window.
 
     >>> passage([0, 10, 20, 30], [0.0, 0.2, 0.4, 0.6], 0.3, window=1)
     15.0
@@ -204,13 +204,13 @@ class LearningCurve(NamedTuple):
         """Return the cost until the smoothed accuracy reached ``target``; NaN if it did not.
 
         A run with ``stop.accuracy`` stops when the mean of its last evaluations reaches the target. Its
-        periodic curve may then stay just below the target, so its own evaluations are used instead.
+        periodic curve may then stay just below the target, so the run's own evaluations are used instead.
         """
         passed = passage(*self.periodic, target, self.window)
         return passage(self.costs, self.accuracies, target, self.window) if math.isnan(passed) else passed
 
     def at_once(self, target: float) -> bool:
-        """Return True if the first of several smoothed values is at the target.
+        """Return True if the first of several smoothed values already reaches the target.
 
         The time at which the metric passed the target is then unknown, and is probably before the middle of
         the first window.
@@ -254,7 +254,7 @@ def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> 
 
 
 def ratio_digits(value: float, digits: str) -> str:
-    """Format a ratio with the format ``digits``; instead of ``.2f``, one below 0.1 has the format ``.2g``."""
+    """Format a ratio as ``digits`` specifies; where that is ``.2f``, use ``.2g`` for a ratio below 0.1."""
     return format(value, ".2g" if digits == ".2f" and 0.0 < value < 0.1 else digits)
 
 
@@ -266,7 +266,7 @@ class CostRatio(NamedTuple):
     high: float
     """If the interval is open on one side, ``low`` is 0 or ``high`` is infinity."""
     at_least: bool = False
-    """True if the mean is a lower bound, because a run of the numerator did not reach the target."""
+    """True if the mean is a lower bound, because a run in the numerator did not reach the target."""
 
     def at(self, mean: str, ends: str) -> str:
         """Return the ratio as text: the mean in the format ``mean``, the interval in the format ``ends``.
@@ -300,8 +300,8 @@ def ratio(
     ``other`` and ``mine`` are the costs until the target (NaN if it was not reached); ``other_end`` and
     ``mine_end`` are the costs until each run's end. If a run did not reach the target, its cost until the end
     is used, and the ratio is a bound. If a run ended too soon even for a bound, return None. The interval is
-    computed from the logarithms (Student's t). It is open on the side on which the ratio has no bound, and on
-    both sides for a single seed.
+    computed from the logarithms (Student's t). It is open on any side on which the ratio has no bound, and
+    on both sides for a single seed.
 
     >>> nan = math.nan
     >>> print(ratio([4.0, 4.4, 3.6], [2.0, 2.0, 2.0], [9.0] * 3, [9.0] * 3))

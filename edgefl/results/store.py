@@ -1,4 +1,4 @@
-"""The writer of the run record, an SQLite file in the run's folder that one process at a time writes.
+"""The writer of the run record, an SQLite file in the run's folder. Only one process at a time writes to it.
 
 Rows wait in memory until `Store.commit` writes them in one transaction. Committed rows survive a ``kill -9``
 of the writer at any instant; rows written by `Store.sync` also survive a power cut.
@@ -48,7 +48,7 @@ LOG_ROWS = 50_000
 
 
 class _End(msgspec.Struct):
-    """The end of a trip, which may be known only after its row was written."""
+    """The end of a trip, which may become known only after the trip's row was written."""
 
     task: int
     fate: str | None = None
@@ -81,8 +81,8 @@ class _End(msgspec.Struct):
 class Store:
     """Writer of ``<folder>/record.sqlite``, for use by one thread. If ``create``, a missing file is created.
 
-    Raises `ConfigError` if the file is not a run record of this version of edgefl, and `FolderError` if it
-    cannot be written.
+    Raises `ConfigError` if the file is not a run record of this version of edgefl, and `FolderError` if the
+    file cannot be written.
 
     >>> import tempfile; from edgefl.core.events import Joined; from edgefl.results.record import Record
     >>> folder = tempfile.mkdtemp()
@@ -120,7 +120,7 @@ class Store:
                     f"PRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;"
                 )
             self.seq: int = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM journal").fetchone()[0]
-            """Number of the last journaled event; 0 before the first."""
+            """Number of the last journaled event; 0 before the first event."""
         except sqlite3.Error as error:
             self._leave()
             raise ConfigError(f"run record {self.path} cannot be used: {error}") from None
@@ -160,8 +160,8 @@ class Store:
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
         """Add the tasks and weights of the updates in ``version``, which the next journaled event announces.
 
-        If a task occurs several times, its weights are added. A rewind to a point before that event removes
-        the weights again.
+        If a task occurs several times, its weights are added up. A rewind to a point before that event
+        removes the weights.
         """
         if len(tasks) != len(weights):
             raise ValueError(f"expected a weight per task, got {len(weights)} weights for {len(tasks)} tasks")
@@ -172,7 +172,7 @@ class Store:
             self._calls.append(("applied", version, tasks, weights))
 
     def checksum_seen(self, task: int, checksum: int) -> None:
-        """Add the checksum that the server computed from the slot to the row of a recorded trip."""
+        """Set, in the row of a recorded trip, the checksum that the server computed from the slot."""
         self._end(task).checksum_seen = to_signed(checksum)
         if self._tail is not None:
             self._calls.append(("checksum_seen", task, checksum))
@@ -206,11 +206,11 @@ class Store:
             self._calls.append(("evaluation", row))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
-        """Add a fault that the run handled; `truncate` keeps it, because it did happen."""
+        """Add a fault that the run handled; `truncate` keeps it, because the fault did happen."""
         self._rows[_insert("incidents")].append((None, at_s, client, kind, detail))
 
     def cost(self, stage: str, seconds: float, calls: int = 1) -> None:
-        """Add ``seconds`` of wall time to one stage of the server's work; `sync` and `close` write them."""
+        """Add ``seconds`` of wall time to a stage of the server's work, for `sync` or `close` to write."""
         entry = self._costs.setdefault(stage, [0.0, 0])
         entry[0] += seconds
         entry[1] += calls
@@ -252,11 +252,11 @@ class Store:
                 raise
 
     def follow(self, tail: Tail) -> None:
-        """Repeat the calls that a killed writer left in ``tail``, and then store this writer's calls there.
+        """Repeat the calls that a killed writer left in ``tail``, and store this writer's later calls there.
 
         The tail holds events and the rows of trips, versions and evaluations, but no incidents and no meta.
         """
-        if tail.seq == self.seq:  # otherwise the calls have been committed already
+        if tail.seq == self.seq:  # otherwise the calls have already been committed
             for batch in tail:
                 for name, *given in _decoder.decode(batch):
                     read = (
@@ -268,19 +268,19 @@ class Store:
         tail.clear(self.seq)
 
     def secure(self) -> None:
-        """Make the waiting rows survive if this process is killed.
+        """Ensure that the waiting rows survive even if this process is killed.
 
-        They are stored in the tail or, if it is full, written by `commit`.
+        The rows are stored in the tail or, if the tail is full, written by `commit`.
         """
         if self._tail is None or (self._calls and not self._tail.append(_encoder.encode(self._calls))):
             self.commit()
         self._calls.clear()
 
     def commit(self) -> None:
-        """Write all waiting rows in one transaction; afterwards they survive if this process is killed.
+        """Write all waiting rows in one transaction, so that they survive even if this process is killed.
 
-        If this raises `FolderError` (the disk is full or the file is locked), nothing has been written, and
-        all rows still wait.
+        If this method raises `FolderError` (the disk is full or the file is locked), nothing has been
+        written, and all rows still wait.
         """
         events = enumerate(map(event_encoder.encode, self._journal), self.seq + 1 - len(self._journal))
         ends = dict(self._ends)  # an end written together with its trip's row needs no separate statement
@@ -307,9 +307,9 @@ class Store:
                 self._copy_log()
 
     def sync(self) -> None:
-        """Commit, and flush the rows to disk: afterwards they survive a power cut too.
+        """Commit, and flush the rows to disk, so that they survive even a power cut.
 
-        An open reader does not delay this; the log grows until the reader closes.
+        An open reader does not delay the flush, but the log grows until the reader closes.
         """
         self._flush()
         self._copy_log()
@@ -326,7 +326,7 @@ class Store:
         self._costs.clear()
 
     def _copy_log(self) -> None:
-        """Have SQLite copy to its file the part of the log that no reader needs, and seal the file again."""
+        """Have SQLite copy to the record's file the part of the log that no reader needs; reseal the file."""
         self._rows_in_log = 0
         with self._writing():
             seal.lift(self.path)
@@ -357,7 +357,7 @@ class Store:
         """
         if not 0 <= after_seq <= self.seq:
             raise ValueError(f"after_seq must be from 0 to {self.seq} (got {after_seq})")
-        self.commit()  # the waiting incidents and meta are kept too
+        self.commit()  # the waiting incidents and meta are also kept
         with self._transaction():
             for statement in REWIND.strip().split(";"):
                 self._db.execute(statement, {"seq": after_seq} if ":seq" in statement else ())
@@ -405,7 +405,7 @@ class Store:
     def _leave(self) -> None:
         """Close without changing the sealed file.
 
-        SQLite copies the log when the last connection closes, unless that one is read-only. So a read-only
+        SQLite copies the log when the last connection closes, unless it is read-only. So a read-only
         connection is closed last.
         """
         address = f"{self.path.resolve().as_uri()}?mode=ro"
@@ -427,7 +427,7 @@ _CALL_TYPES: dict[str, Any] = {
     "version": VersionRow,
     "evaluation": EvaluationRow,
 }
-"""The methods whose argument the tail stores as plain data, and the type to which it is converted back."""
+"""For each method whose argument the tail stores as plain data, the type of the argument."""
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}
 

@@ -45,9 +45,9 @@ _ACHIEVED = {
 _OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock", "seed", "processes", "data",
             "model", "parameters", "time_scale", "model_sha256")  # fmt: skip
 _LONG_TRAINING_S = 0.01
-"""Expected CPU time, in seconds, above which a trip's CPU time per step is judged. In shorter trainings,
+"""Expected CPU time, in seconds, above which a trip's CPU time per step is judged. In shorter training,
 overheads dominate."""
-# This time scale is used for computed times. They have no measurement error, so even the shortest are judged.
+# Time scale for computed times. These have no measurement error, so even the shortest times are judged.
 _EXACT_SCALE = 1e9
 
 
@@ -142,7 +142,7 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
     """Return the median ratio of the CPU time of a trip's training to the time expected from its steps.
 
-    The CPU time of a step was measured before the run. Only long trainings are included.
+    The CPU time of a step was measured before the run. Only trips with long training are included.
     """
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
     there_s = np.full(len(trips["client"]), step_s)
@@ -161,7 +161,7 @@ def _plain(value: Any) -> Any:
 
 
 def summarize(run: Record | str | Path) -> dict[str, Any]:
-    """Return the run's results. A result is None if nothing was measured for it, such as without evaluations.
+    """Return the run's results. A result is None if it was not measured, for example without evaluations.
 
     ``client_trips`` counts trips as ``stop.trips`` does: completed trips (download, training and upload),
     whether or not their update was used, and cancelled trips, but not lost trips. Staleness covers only
@@ -257,7 +257,7 @@ def metric_names(record: Record) -> list[str]:
 
 
 def value_of(row: EvaluationRow, name: str) -> float:
-    """Return the ``loss``, ``accuracy`` or another metric of an evaluation; NaN if it is missing."""
+    """Return a metric of an evaluation, such as ``loss`` or ``accuracy``; NaN if the metric is missing."""
     return float(getattr(row, name) if name in ("loss", "accuracy") else row.metrics.get(name, math.nan))
 
 
@@ -379,8 +379,8 @@ def _secure(cost: SecureCost, record: Record) -> dict[str, Any]:
 def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.float64]) -> dict[str, Any]:
     """Return the applied weight and accuracy of honest and attacking clients, given each client's ``share``.
 
-    A client's accuracy is the last model's accuracy on the client's own held-out examples if it was evaluated
-    on them, and otherwise on the test examples of the client's classes.
+    A client's accuracy is the last model's accuracy on the client's own held-out examples if they were used
+    in the evaluation, and otherwise on the test examples of the client's classes.
     """
     accuracy, basis = accuracy_by_client(record)
     known, found = np.array(list(accuracy)), np.array(list(accuracy.values()))
@@ -456,7 +456,7 @@ def _memory(record: Record) -> dict[str, Any]:
 def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
     """Return the share of time that clients were online, and counts of departures, reasons and returns.
 
-    A client that finishes its task before it leaves counts as online until the time at which it was to leave.
+    A client that finishes its task before it leaves is counted as online until it was due to leave.
     """
     since: dict[int, float] = {}
     joined, reasons = Counter[int](), Counter[str]()
@@ -491,7 +491,7 @@ WORDS = {
 }
 """Descriptions of the stages into which the server's time is divided."""
 BUSY = 0.9
-"""Share of the time that the server must be busy to count as the run's bottleneck."""
+"""Share of the time for which the server must be busy to be considered the run's bottleneck."""
 
 
 def breakdown(record: Record) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class SweepRun(NamedTuple):
 
 
 class Sweep:
-    """A finished sweep's folder. Raises `ConfigError` if it holds no sweep."""
+    """A finished sweep's folder. Raises `ConfigError` if the folder holds no sweep."""
 
     def __init__(self, folder: str | Path) -> None:
         self.dir = Path(folder)
@@ -93,8 +93,8 @@ class Sweep:
     def summary(self) -> dict[str, Any]:
         """Return the content of ``summary.json``.
 
-        It has the fields of the first run's summary, all runs (``runs``), their comparison (``comparison``),
-        and the settings of the sweep (``sweep``).
+        The content has the fields of the first run's summary, all runs (``runs``), their comparison
+        (``comparison``), and the settings of the sweep (``sweep``).
         """
         return self._summary
 
@@ -131,13 +131,13 @@ class Sweep:
         return table
 
     def fleets(self) -> Table:
-        """Return, for each label but the first, in how many drawn fleets it is ahead of the first label.
+        """Return, for each label except the first, in how many drawn fleets it is ahead of the first label.
 
         ``share`` counts a tie as half and leaves out undecided fleets; ``low_95`` and ``high_95`` are the
-        ends of its 95% interval. ``ratio_low_90`` and ``ratio_high_90`` are the 5th and 95th percentile, over
-        the fleets, of the ratio of the label's time to the target to the first label's time. An end is NaN if
-        the range is open on that side, because a run did not reach the target. The table is empty for a sweep
-        without ``fleets``.
+        ends of the share's 95% interval. ``ratio_low_90`` and ``ratio_high_90`` are the 5th and 95th
+        percentile, over the fleets, of the label's time to the target divided by the first label's time. An
+        end is NaN if the range is open on that side, because a run did not reach the target. The table is
+        empty for a sweep without ``fleets``.
         """
         found = {
             row["label"]: ahead

@@ -33,7 +33,7 @@ class PlainConsole(Console):
 def show(*what: RenderableType) -> None:
     """Print to standard output with the package rich.
 
-    It observes NO_COLOR and COLUMNS, and whether the output is a terminal.
+    The output respects NO_COLOR and COLUMNS, and depends on whether it goes to a terminal.
     """
     console = PlainConsole(highlight=False)
     for item in what:

@@ -1,7 +1,7 @@
 """The tail of a record: a writer's calls since its last commit, in memory that outlives the writer.
 
-An SQLite commit takes a fifth of the server's time per trip; copying a few hundred bytes takes almost none.
-So the writer copies all calls that must survive its death to the tail, and commits twenty times a second.
+An SQLite commit takes a fifth of the server's time per trip; copying a few hundred bytes is almost free. So
+the writer copies all calls that must survive its death to the tail, and commits twenty times a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tail:
 
     @property
     def seq(self) -> int:
-        """Number of the last committed event when the tail was cleared."""
+        """Number of the last event that had been committed when the tail was cleared."""
         return self._words[1]
 
     def clear(self, seq: int) -> None:
@@ -43,7 +43,7 @@ class Tail:
         self._words[1] = seq
 
     def append(self, batch: bytes) -> bool:
-        """Add a batch; if there is no room, add nothing and return False."""
+        """Add a batch; if there is no room for it, add nothing and return False."""
         start = self._words[0] + _LENGTH_BYTES
         if (end := start + len(batch)) > len(self._room):
             return False

@@ -1,4 +1,4 @@
-"""Time to accuracy: a target, each run's cost until it is reached, and ratios of costs over seeds."""
+"""Time to accuracy: a target, each run's cost until the target is reached, and ratios of costs over seeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edgefl.results.summary import rounded, value_of
 
 Cost = Literal["at_s", "trips"]
 COSTS: dict[Cost, str] = {"at_s": "emulated_s_to_target", "trips": "trips_to_target"}
-"""The units of the cost until the target, and the name of the cost in summary.json for each unit."""
+"""Names in summary.json of the cost until the target, keyed by the unit of the cost."""
 
 
 class RaceTarget(NamedTuple):
@@ -38,7 +38,7 @@ class RaceTarget(NamedTuple):
 
     value: float
     why: str
-    """The origin of the target, in words."""
+    """Where the target comes from, in words."""
     measure: str = "accuracy"
     at_most: bool = False
     """True if the metric has to fall to the value, as a loss does."""
@@ -75,7 +75,7 @@ class RaceTarget(NamedTuple):
         return self.curve(record, over).reached(-self.value if self.at_most else self.value)
 
     def at_once(self, record: Record) -> bool:
-        """Return True if the mean of the run's first evaluations already is at the target."""
+        """Return True if the mean of the run's first evaluations already reaches the target."""
         return self.curve(record, "at_s").at_once(-self.value if self.at_most else self.value)
 
 
@@ -129,7 +129,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
         best.append(max(smoothed(values), default=math.nan))
     if not best or not all(map(math.isfinite, best)):
         return None
-    # rounded down, so that the worst run reaches it too
+    # rounded down, so that even the worst run reaches it
     highest = math.floor(min(best) * 1e4) / 1e4
     return RaceTarget(highest, "the highest that every run reached, since no target was given")
 
@@ -148,7 +148,7 @@ class Settings(NamedTuple):
 def settings_of(record: Record) -> Settings:
     """Return the settings of the run, as recorded or, if the record has none, from the experiment's file.
 
-    They are read only once, and the user's own code is not imported.
+    The settings are read only once, and the user's own code is not imported.
     """
     if (known := _known.get(record)) is not None:
         return known
@@ -261,10 +261,10 @@ def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record
 
 
 def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | None) -> str:
-    """Return a sentence on the setting that reached the target first in emulated time, and how certain it is.
+    """Return in words which setting reached the target first in emulated time, and how certain this is.
 
-    As in the tables, the ratio of two times has the earlier row of ``rows`` in the denominator. A second
-    sentence names the settings behind the first whose first evaluations already were at the target.
+    As in the tables, the denominator of a ratio is the time of the earlier row in ``rows``. A second sentence
+    names the other settings whose first evaluations already reached the target.
     """
     if target is None or len(rows) < 2:
         return ""
@@ -313,7 +313,7 @@ def _order_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget) ->
 
 
 def _too_few_evaluations(runs: Sequence[Record], target: RaceTarget) -> str:
-    """Return a sentence if runs with few evaluations reached the target in single ones only; else ""."""
+    """Return a sentence if runs with few evaluations reached the target only in single ones; else ""."""
     single = target._replace(window=1)
     most = max(len(target.curve(run, "at_s").accuracies) for run in runs)
     if most >= 3 * target.window or all(math.isnan(single.reached(run, "at_s")) for run in runs):

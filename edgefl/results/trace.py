@@ -16,7 +16,7 @@ from edgefl.results.record import Record
 
 FILE_NAME = "trace.json"
 PIDS_A_RUN = 1000
-"""Number of process numbers that are reserved for each run in a trace of several runs."""
+"""Number of process ids that are reserved for each run in a trace of several runs."""
 
 Event = dict[str, Any]
 _SERVER, _VERSIONS, _EVALUATIONS, _INCIDENTS = 1, 1, 2, 3
@@ -44,8 +44,8 @@ def write_trace(folder: str | Path) -> Path:
     """Write the run's ``trace.json``; return its path.
 
     The file is in Chrome's JSON trace format, with times in emulated microseconds. The server and each
-    profile appear as processes, and the clients of a profile as its threads, with the download, training and
-    upload of each trip.
+    profile appear as processes, and the clients of a profile as threads of its process, with the download,
+    training and upload of each trip.
     """
     with Record(folder) as record:
         return write_events(Path(folder) / FILE_NAME, [record])
@@ -103,7 +103,7 @@ def _event(kind: str, name: str, pid: int, tid: int, ts: float, **more: Any) -> 
 
 
 def _slice(name: str, pid: int, tid: int, start: float, end: float, **args: Any) -> Event:
-    # the ends are rounded, not the durations, so that neighbours touch and parts stay inside their trip
+    # the ends, not the durations, are rounded, so that neighbours touch and parts stay inside their trip
     more = {"args": args} if args else {}
     return _event("X", name, pid, tid, start, dur=round(end - start, 3), **more)
 
@@ -146,10 +146,10 @@ def _server(record: Record, pid: int) -> Iterator[Event]:
 
 
 def _buffer(record: Record) -> list[tuple[float, int]]:
-    """Return the changes of the number of updates in the buffer, each with its time, in order of time.
+    """Return the times at which the number of updates in the buffer changes, in order, with the changes.
 
-    The change is +1 when an update arrives, and −1 when it is applied or dropped at the step that makes a
-    version.
+    The change is +1 when an update arrives, and −1 when the update is applied or dropped in the step that
+    makes a version.
     """
     at_s = dict(zip(record.versions["version"].tolist(), record.versions["at_s"].tolist(), strict=True))
     changes: list[tuple[float, int]] = []

@@ -1,7 +1,8 @@
 """Copy a finished run to an experiment tracker: TensorBoard, MLflow or Weights & Biases.
 
-A run is copied when it has ended, because a tracker's threads and connections would take time from the phones
-while they train. A value's step is the model's version. A run that was copied before is not added again.
+A run is copied only after it has ended, because a tracker's threads and connections would take time from the
+phones while they train. The step of a value is the model's version. A run that was already copied is not
+added a second time.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def require(name: str) -> None:
     if name not in TRACKERS:
         raise ConfigError(unknown("tracker", name, [*TRACKERS]))
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:  # not a module but a folder, such as the one that W&B writes
+    if spec is None or spec.origin is None:  # a folder instead of a module, for example W&B's output folder
         raise ConfigError(f"tracker {name!r} is not installed: pip install 'edgefl[{name}]'")
 
 
@@ -60,13 +61,13 @@ def track(folder: Path, name: str, group: str | None = None) -> str:
     """Copy the run in ``folder`` to the tracker ``name``; return the copy's address or folder.
 
     ``group`` is the name of the run's sweep. Raises `ConfigError` if the tracker is unknown or not installed,
-    or if the run did not end, and `RunError` if the tracker fails.
+    or if the run has not ended, and `RunError` if the tracker fails.
     """
     require(name)
     run = _read(folder, group)
     try:
         return TRACKERS[name](run)
-    except Exception as error:  # trackers raise errors of many packages
+    except Exception as error:  # trackers raise exceptions from many packages
         line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         whole = folder if group is None else folder.parents[1]
         again = f"to try again: edgefl export {whole} --track {name}"
@@ -152,7 +153,7 @@ def _mlflow(run: Copied) -> str:
 
 
 def _wandb(run: Copied) -> str:
-    """Add a run to the project "edgefl"; if WANDB_MODE=offline, it is only written to the run's folder."""
+    """Add a run to the project "edgefl"; if WANDB_MODE=offline, only write to the run's folder."""
     import wandb
 
     settings = wandb.Settings(silent=True, init_timeout=60)
@@ -177,5 +178,5 @@ TRACKERS: dict[str, Callable[[Copied], str]] = {
 }
 """The function that copies a run to each tracker, keyed by the name of the tracker.
 
-The name is also that of the tracker's module, and of the extra that installs it.
+The tracker's module, and the extra that installs it, have the same name.
 """

@@ -1,4 +1,4 @@
-"""Secure aggregation: the server learns the weighted sum of K updates and no single update.
+"""Secure aggregation: the server learns the weighted sum of K updates, but no single update.
 
     fixed.py      conversion of updates to integers modulo p = 2^32 − 5, and of weights to integers
     masks.py      masks expanded from seeds
@@ -29,11 +29,11 @@ from edgefl.errors import EdgeflError
 ID_BYTES = 16
 """Length of the id of a mask or of a sealed update, in bytes."""
 SECRET_FILE = "phones.key"
-"""Name of the file, in a run's folder, that holds the secret from which the phones' keys are derived. It is
+"""Name of the file, in a run's folder, with the secret from which the phones' keys are derived. The file is
 deleted when the run is done."""
 USED_FILE = "phones.used"
-"""Name of the file, in a run's folder, that lists the masks that have been used. Each line contains the
-number of a holder (a client that stores shares of masks), the id of a mask, and the digest of the sum."""
+"""Name of the file, in a run's folder, that lists the used masks. Each line contains the index of a holder (a
+client that stores shares of masks), the id of a mask, and the digest of the sum."""
 
 
 class SecureRules(Protocol):
@@ -45,7 +45,7 @@ class SecureRules(Protocol):
 
     @property
     def step(self) -> float:
-        """Number to whose multiples the elements of an update are rounded; 0 if they are not rounded."""
+        """The elements of an update are rounded to multiples of this number; 0 if they are not rounded."""
 
     @property
     def clip(self) -> float:
@@ -70,7 +70,7 @@ class SecureRules(Protocol):
     @property
     def held_bytes(self) -> tuple[int, int]:
         """Number of bytes that a client receives for each update in a sum that it helps to unmask, and number
-        of bytes that it sends for each such sum."""
+        of bytes that the client sends for each such sum."""
 
 
 class SecureError(EdgeflError):

@@ -1,7 +1,7 @@
 """One-time coded masks, for buffers of updates that start from different versions (asynchronous LightSecAgg).
 
-The protocol has senders, which are clients that upload an update, and N holders, which are clients that store
-shares of the masks:
+The protocol has senders (clients that upload an update) and N holders (clients that store shares of the
+masks):
 
     1. A sender adds a new mask to its update, and encrypts ("seals") one share of the mask for each holder.
     2. The server stores masked updates and sealed shares. When K updates are buffered, it sends each holder a
@@ -68,7 +68,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
 
     @property
     def cipher_bytes(self) -> int:
-        """Number of bytes that a client encrypts for one upload: the key streams of its mask and the sealed
+        """Number of bytes that a client encrypts for one upload: the key streams for the mask and the sealed
         shares."""
         return 4 * (self.code.size + self.code.noise_size) + self.code.holders * self.sealed_bytes
 
@@ -79,8 +79,8 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Number of bytes that a holder receives for each update in a sum, and number of bytes that it sends
-        for each sum."""
+        """Number of bytes that a holder receives for each update in a sum, and number of bytes that the
+        holder sends for each sum."""
         return self.sealed_bytes, 4 * self.code.share_size
 
     @property
@@ -90,7 +90,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
 
     @property
     def step(self) -> float:
-        """Number to whose multiples the elements of an update are rounded."""
+        """The elements of an update are rounded to multiples of this number."""
         return self.fixed.step
 
     @property
@@ -100,7 +100,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """An update in a request: its client, its mask's id, its weight, and the share sealed for the holder."""
+    """An update in a request, with its client, mask id and weight, and the share sealed for the holder."""
 
     client: int
     mask: bytes
@@ -109,7 +109,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """Message from the server to a holder: the updates that are to be summed."""
+    """Message from the server to a holder: the updates to be summed."""
 
     members: list[Member]
 
@@ -128,7 +128,7 @@ def _purpose(client: int, holder: int, mask: bytes) -> bytes:
 
 
 class Sender:
-    """The part of a client that masks its updates. ``holders`` maps each holder's number to its public
+    """Masks the updates of one client. ``holders`` maps each holder's index to the holder's public
     key."""
 
     def __init__(self, client: int, keys: KeyPair, holders: Mapping[int, bytes], rules: Rules) -> None:
@@ -143,7 +143,7 @@ class Sender:
 
         The mask is derived from the client's private key, the trip and the content of the update. So a trip
         that is repeated after a crash sends the same bytes, and two different updates never share a mask.
-        ``out`` must have as many elements as the update, each of 4 bytes, and must not overlap it. Raises
+        ``out`` must have as many elements as the update, each of 4 bytes, and not overlap the update. Raises
         `SecureError` if the update contains a number that is not finite.
         """
         if not np.isfinite(kernels.sq_norm(update)):
@@ -159,7 +159,7 @@ class Sender:
         return name, sealed
 
     def _derived(self, update: Floats, trip: int) -> Callable[[bytes], bytes]:
-        """Return a function that derives 32 secret bytes for each purpose it is called with."""
+        """Return a function that derives 32 secret bytes for a given purpose."""
         content = hashlib.blake2b(b"%d %d " % (self._client, trip), key=self._keys.private)
         content.update(np.ascontiguousarray(update).data)
         root = content.digest()
@@ -167,11 +167,11 @@ class Sender:
 
 
 class Holder:
-    """The part of a holder that answers requests. ``clients`` returns a client's public key, or None if the
-    client is unknown.
+    """Answers the requests to one holder. ``clients`` returns a client's public key, or None if the client is
+    unknown.
 
     ``used`` maps the id of each mask in an answered request to the digest of that request. Each answer adds
-    entries to ``used``, and the holder must keep them for as long as it keeps its keys.
+    entries to ``used``, and the holder must keep these entries for as long as it keeps its keys.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ def check_members(rules: Rules, members: Sequence[tuple[int, bytes, int]]) -> No
 
 
 def _digest(members: Iterable[Member]) -> bytes:
-    """Return a digest of a sum's clients, masks and weights that does not depend on their order."""
+    """Return a digest of a sum's clients, masks and weights; their order has no effect on the digest."""
     parts = sorted(b"%d %d " % (one.client, one.weight) + one.mask for one in members)
     return hashlib.sha256(b"".join(parts)).digest()
 
@@ -266,7 +266,7 @@ def unmasked(
 
 
 def sum_of_masks(rules: Rules, answers: Iterable[Answer]) -> Words:
-    """Return the weighted sum of a request's masks, which is recovered from the holders' answers.
+    """Recover the weighted sum of a request's masks from the holders' answers.
 
     Raises `SecureError` if fewer than U holders answered or if answers contradict each other.
     """

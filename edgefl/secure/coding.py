@@ -104,8 +104,8 @@ def listed(holders: Sequence[int]) -> str:
 
 @lru_cache(maxsize=64)
 def _inverse(points: tuple[int, ...]) -> list[list[int]]:
-    """Return a matrix whose row i contains the weights with which the values of a polynomial at ``points``
-    add up to its coefficient i (Lagrange interpolation).
+    """Return a matrix for Lagrange interpolation: row i contains the weights with which a polynomial's values
+    at ``points`` add up to its coefficient i.
 
     >>> _inverse((1, 2))[1] == [PRIME - 1, 1]
     True

@@ -15,17 +15,17 @@ from edgefl.secure import SecureError
 
 LARGEST_SUM = 2**30
 """Maximum magnitude of a sum. It is a quarter of p, so half of all integers modulo p are not valid sums. If
-masks do not cancel, each element of the sum therefore reveals this with probability 1/2."""
+masks do not cancel, each element of the sum therefore reveals the error with probability 1/2."""
 
 
 class FixedPoint(NamedTuple):
     """Encoding of float32 updates: each element is clipped to [−clip, clip] and rounded to a multiple of
     `step`.
 
-    Elements are rounded to the nearest multiple, and ties to the even one. The sum of encoded updates with
-    integer weights n_k is exact if Σ n_k is at most ``total_weight``. Compared with Σ n_k · Δ_k of the
-    limited updates, its error is therefore at most Σ n_k · step / 2, plus the error of the final rounding to
-    float32.
+    Elements are rounded to the nearest multiple, and ties to the even multiple. The sum of encoded updates
+    with integer weights n_k is exact if Σ n_k is at most ``total_weight``. Compared with Σ n_k · Δ_k of the
+    clipped updates, the error is therefore at most Σ n_k · step / 2, plus the error of the final rounding
+    to float32.
 
     >>> FixedPoint(clip=1.0, total_weight=1024).step == 2.0**-20
     True
@@ -38,8 +38,8 @@ class FixedPoint(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Number to whose multiples elements are rounded: the smallest power of two for which no sum exceeds
-        `LARGEST_SUM`."""
+        """Elements are rounded to multiples of this number: the smallest power of two with which no sum
+        exceeds `LARGEST_SUM`."""
         clip = float(np.float32(self.clip))
         exponent = math.frexp(clip * self.total_weight / LARGEST_SUM)[1] - 1
         while self.total_weight * math.ceil(clip / 2.0**exponent) > LARGEST_SUM:
@@ -62,8 +62,8 @@ class FixedPoint(NamedTuple):
         """Subtract ``mask``, the sum of the masks, from the masked ``total``, and write the decoded sum
         Σ n_k Δ_k to ``out``.
 
-        Raises `SecureError` if an element is larger than the ``weights`` allow, because then the masks do not
-        cancel.
+        Raises `SecureError` if an element is larger than the ``weights`` allow, which shows that the masks do
+        not cancel.
         """
         largest = kernels.field_decode(out, total, mask, self.step, backend)
         allowed = sum(weights) * self.levels

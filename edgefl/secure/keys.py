@@ -17,7 +17,7 @@ from edgefl.secure import SecureError
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-"""Number of bytes by which encryption with `KeyPair.seal` lengthens a message."""
+"""Number of bytes by which `KeyPair.seal` lengthens a message."""
 
 
 class KeyPair:
@@ -66,8 +66,8 @@ class KeyPair:
         return AESGCM(key).encrypt(bytes(12), bytes(message), purpose)
 
     def open(self, sender: bytes, purpose: bytes, sealed: bytes) -> bytes:
-        """Decrypt a message that `seal` encrypted. Raises `SecureError` if it was altered, or if it has
-        another sender or purpose."""
+        """Decrypt a message that `seal` encrypted. Raises `SecureError` if the message was altered, or
+        if it has a different sender or purpose."""
         key = self.secret(sender, sender + purpose)
         try:
             return AESGCM(key).decrypt(bytes(12), sealed, purpose)

@@ -12,7 +12,7 @@ from edgefl.kernels.field import PRIME, Words
 
 SEED_BYTES = 32
 _CHUNK = 1 << 15
-"""Number of words generated at a time, so that they are still in the cache when they are checked."""
+"""Number of words generated at a time: few enough to stay in the CPU's cache until they are checked."""
 _ZEROS = bytes(4 * _CHUNK)
 
 
@@ -24,9 +24,9 @@ def new_seed() -> bytes:
 def expand(seed: bytes, size: int) -> Words:
     """Return the mask of a seed: ``size`` uniformly random numbers from 0 to p − 1, as uint32.
 
-    The key stream of AES-256-CTR is read as little-endian words. One word in 860 million is p or more; it is
-    replaced by the next word of a second stream that is below p, so the numbers are exactly uniform. A seed
-    must be used for one mask only.
+    The key stream of AES-256-CTR is read as little-endian words. About one word in 860 million is p or more;
+    each such word is replaced with the next word below p of a second stream, so the numbers are exactly
+    uniform. A seed must be used for one mask only.
 
     >>> mask = expand(bytes(32), 5)
     >>> mask.tolist() == expand(bytes(32), 9)[:5].tolist(), mask.max() < PRIME
@@ -46,20 +46,20 @@ def expand(seed: bytes, size: int) -> Words:
 
 
 def _stream(seed: bytes, number: int) -> Any:
-    """Return the encryptor that generates the key stream with this number. Different streams of a seed use
-    different values of the counter."""
+    """Return the encryptor that generates key stream ``number`` of a seed. Different streams use different
+    values of the counter."""
     counter = number.to_bytes(8, "big") + bytes(8)
     return Cipher(algorithms.AES(seed), modes.CTR(counter)).encryptor()
 
 
 class _Spare:
-    """Replacement words below p, which come from the second key stream of a seed."""
+    """Replacement words below p, taken from the second key stream of a seed."""
 
     def __init__(self, seed: bytes) -> None:
         self._stream = _stream(seed, 1)
 
     def replace(self, words: Words) -> None:
-        """Replace each word that is p or more, from the first to the last."""
+        """Replace each word that is p or more, in order."""
         for place in np.flatnonzero(words >= PRIME).tolist():
             while (word := int.from_bytes(self._stream.update(bytes(4)), "little")) >= PRIME:
                 pass

@@ -1,11 +1,11 @@
 """Pairwise masks for the clients of one round (Bonawitz et al. 2017), with recovery from dropouts.
 
     1. Each client advertises two public keys. It splits two secrets among all clients by Shamir's scheme: its
-       private mask key, and the seed of its own mask. The server relays the shares, which are encrypted.
+       private mask key, and the seed of its own mask. The server relays the encrypted shares.
     2. Each client uploads its weighted update plus its own mask, plus or minus one mask for each other
        client.
-    3. The server sends the list of clients whose upload arrived to these clients. They reveal shares of the
-       seeds of the clients on the list, and shares of the mask keys of the clients that are not on the list.
+    3. The server sends each client whose upload arrived the list of all such clients. Each of them reveals
+       shares of the seeds of the listed clients, and shares of the mask keys of all other clients.
     4. The server recovers the masks from these shares and removes them from the sum.
 
 No client reveals shares of both secrets of another client, and more than half of the clients are needed to
@@ -64,7 +64,7 @@ def split(
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Recover a secret from at least ``threshold`` shares. Raises `SecureError` if there are fewer shares or
-    if they contradict each other."""
+    if the shares contradict each other."""
     if len(shares) < threshold:
         raise SecureError(f"{len(shares)} shares of a secret arrived; {threshold} are needed")
     points = tuple(sorted(shares))
@@ -79,7 +79,7 @@ def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def _value(points: tuple[int, ...], values: Mapping[int, int], at: int) -> int:
-    """Return the value at ``at`` of the polynomial that takes the given ``values`` at ``points``."""
+    """Return the value at the point ``at`` of the polynomial with the given ``values`` at ``points``."""
     factors = _factors(points, at)
     return sum(values[x] * factor for x, factor in zip(points, factors, strict=True)) % MODULUS
 
@@ -206,13 +206,13 @@ class PairRules(msgspec.Struct, frozen=True, tag="pairwise"):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Number of bytes that a client receives for each update in a sum (the number of a client), and
-        number of bytes that it sends for each sum (shares)."""
+        """Number of bytes that a client receives for each update in a sum (the id of its client), and
+        number of bytes that the client sends for each sum (shares)."""
         return 4, _SHARE_BYTES * self.members
 
     @property
     def step(self) -> float:
-        """Number to whose multiples the elements of an update are rounded."""
+        """The elements of an update are rounded to multiples of this number."""
         return self.fixed.step
 
     @property
@@ -225,8 +225,8 @@ class Participant:
     """A client's part in the protocol of one round.
 
     All secrets of the client in this round are derived from ``secret``, which is 32 random bytes by default.
-    So a client that is started again can repeat its messages. ``content`` is a digest of the update. The
-    client's own mask depends on it, so that two different updates never have the same mask.
+    A restarted client can therefore repeat its messages. ``content`` is a digest of the update. The client's
+    own mask depends on this digest, so two different updates never have the same mask.
     """
 
     def __init__(
@@ -249,8 +249,8 @@ class Participant:
         return hashlib.blake2b(self._rules.name + b" " + purpose, key=self._secret).digest()
 
     def _term(self, purpose: bytes, number: int) -> int:
-        """Derive a coefficient of a polynomial. It is computed from 128 secret bytes, which are enough to
-        make it almost exactly uniform below `MODULUS`."""
+        """Derive a polynomial coefficient from 128 secret bytes, which are enough to make the coefficient
+        almost exactly uniform below `MODULUS`."""
         pieces = (self._derived(b"%d %d " % (number, half) + purpose) for half in (0, 1))
         return int.from_bytes(b"".join(pieces)) % MODULUS
 
@@ -258,8 +258,8 @@ class Participant:
         return Advert(self.client, self._mask_keys.public, self._seal_keys.public)
 
     def meet(self, adverts: Iterable[Advert]) -> dict[int, Shares]:
-        """Store the public keys of all clients, and the shares that this client keeps itself; return the
-        shares for the other clients."""
+        """Store the public keys of all clients, and the shares that this client keeps for itself; return
+        the shares for the other clients."""
         peers, rules = {advert.client: advert for advert in adverts}, self._rules
         if peers.keys() != rules.clients:
             sent, ours = len(peers), len(rules.clients)
@@ -288,7 +288,7 @@ class Participant:
 
     def receive(self, sender: int, sealed: bytes, content: bytes = b"") -> None:
         """Decrypt and store the shares that another client encrypted for the update with the digest
-        ``content``. Raises `SecureError` if they were altered or if they are unexpected."""
+        ``content``. Raises `SecureError` if the shares were altered or not expected."""
         if sender not in self._peers or sender in self._held:
             raise SecureError(f"unexpected shares of client {sender}")
         opened = self._seal_keys.open(self._peers[sender].seal_key, self._purpose(content), sealed)
@@ -349,7 +349,7 @@ def _pair_mask(keys: KeyPair, other: bytes, rules: RoundRules) -> Words:
 
 
 def _added(vectors: Sequence[Words], weights: Sequence[int], terms: Iterable[tuple[Words, int]]) -> Words:
-    """Return the weighted sum of ``vectors`` plus the sum of the masks in ``terms``, each times its factor.
+    """Return the weighted sum of ``vectors`` plus the masks in ``terms``, each multiplied by its factor.
 
     Only one mask is in memory at a time.
     """

@@ -29,8 +29,8 @@ class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
     size: int
     """Number of elements of an update."""
     least_clients: int
-    """Minimum number of clients in a sum. A client counts only if its weight is at least the largest weight
-    divided by ``resolution``."""
+    """Minimum number of clients in a sum. Only clients whose weight is at least the largest weight divided by
+    ``resolution`` are counted."""
     resolution: int = 256
 
     @property
@@ -56,13 +56,13 @@ class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Number of bytes that a client receives, and number that it sends, to help to unmask a sum. Both are
-        0."""
+        """Number of bytes that a client receives, and number of bytes that it sends, to help to unmask a sum:
+        both are 0."""
         return 0, 0
 
     @property
     def step(self) -> float:
-        """Number to whose multiples elements are rounded: 0, because they are not rounded."""
+        """Number to multiples of which elements are rounded: 0, because they are not rounded."""
         return 0.0
 
     @property
@@ -150,6 +150,6 @@ class TrustedAggregator:
 
 
 def _digest(updates: Iterable[SealedUpdate]) -> bytes:
-    """Return a digest of a sum's clients, updates and weights that does not depend on their order."""
+    """Return a digest of a sum's clients, updates and weights; their order has no effect on the digest."""
     parts = sorted(b"%d " % one.client + struct.pack("<d", one.weight) + one.name for one in updates)
     return hashlib.sha256(b"".join(parts)).digest()

@@ -1,6 +1,6 @@
 """The interface between a run and an algorithm: the inputs and outputs of a strategy.
 
-A trip is one execution of a task by a client: download of the model, training, upload of the update.
+A trip is a client's execution of one task: download of the model, training, upload of the update.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Vector = npt.NDArray[Any]
 
 
 class TripInputs(NamedTuple):
-    """Inputs of a client's trip in addition to the module to train. In a run, vectors are float32[size]."""
+    """Inputs of a client's trip other than the module to train. In a run, vectors are float32[size]."""
 
     version: int
     start: Vector
@@ -52,7 +52,7 @@ class TripInputs(NamedTuple):
     vectors: Mapping[str, Vector] = {}
     """Vectors that are broadcast with the model, keyed by their names."""
     send: Mapping[str, Vector] = {}
-    """For each broadcast vector a vector of zeros, which the client changes in place and uploads with its
+    """For each broadcast vector, a vector of zeros that the client changes in place and uploads with its
     update."""
     kept: Mapping[str, Vector] = {}
     """The client's own vectors, which persist from trip to trip; the client changes them in place."""
@@ -91,7 +91,7 @@ class LocalTerms:
     """Name of a client vector h_i that is subtracted from the gradient. At the end of the trip,
     h_i ← h_i − μ (y − w_k), as in FedDyn."""
     lr: Mapping[str, float] | Sequence[float] | None = None
-    """Factors on ``training.lr``: keyed by device profile (1 if a profile is missing), or one per client."""
+    """Factors for ``training.lr``: keyed by device profile (1 if a profile is missing), or one per client."""
 
     def lr_factor(self, client: int, profile: str) -> float:
         """Return the factor by which ``training.lr`` is multiplied for a client with this device profile.
@@ -105,7 +105,7 @@ class LocalTerms:
 
     @property
     def vectors(self) -> bool:
-        """True if a trip uses other vectors in addition to the model."""
+        """True if a trip uses vectors in addition to the model."""
         return self.control is not None or self.linear is not None
 
 
@@ -129,7 +129,7 @@ class Step(NamedTuple):
     summed with the same weights as the updates of the model, and a vector that only the server keeps does not
     change."""
     release: Sequence[Update] = ()
-    """Held updates that are released, so that their memory is freed, after this step."""
+    """Held updates to release after this step, which frees their memory."""
 
 
 class Until(NamedTuple):
@@ -155,8 +155,8 @@ class Sampling(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """An arrival process, in which clients ask for work at times of their own. A request that the server does
-    not serve immediately is lost."""
+    """An arrival process: clients request work at times that do not depend on the server. A request that the
+    server does not serve immediately is lost."""
 
     kind: Literal["constant", "poisson"]
     """Gaps between arrivals: all equal (``constant``), or exponentially distributed (``poisson``)."""
@@ -230,9 +230,9 @@ class View(Protocol):
 class Strategy:
     """Base class of strategies: hyperparameters are frozen fields; `begin` returns the mutable state.
 
-    A strategy chooses the idle clients to start (`assign`), and the weights of the next step once it is due
-    (`step`). If an update of the step proves to be invalid, `step` is called again. Therefore, only `stepped`
-    may record in the state that the step was applied.
+    A strategy chooses the idle clients to start (`assign`), and the weights of the next step once that step
+    is due (`step`). If an update in the step proves to be invalid, `step` is called again. Therefore, only
+    `stepped` may record in the state that the step was applied.
 
     The constructor checks each field against its annotation and raises a `ConfigError` that names the field.
     """
@@ -240,12 +240,12 @@ class Strategy:
     upload: ClassVar[Literal["delta", "model"]] = "delta"
     """Content of an update: the change Δ = y_Q − w_k, or the model y_Q."""
     measures: ClassVar[bool] = False
-    """Whether the server measures `Update.norm` and `Update.distance` of arriving updates. It then stores
-    the base versions of running tasks, which are at most one more model per client."""
+    """Whether the server measures `Update.norm` and `Update.distance` of arriving updates. The server
+    then keeps the base versions of running tasks: at most one more model per client."""
 
     reads: ClassVar[Literal["metadata", "updates"]] = "metadata"
-    """With ``updates``, `combine` reads the parameters of a step's updates. ``[privacy]`` is then allowed
-    only if just the clients add noise, because the server's noise protects sums, not single updates."""
+    """With ``updates``, `combine` reads the parameters of a step's updates. ``[privacy]`` then requires
+    that only the clients add noise, because the server's noise protects sums, not single updates."""
     vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that are broadcast with the model; each update contains changes of
     them."""
@@ -261,7 +261,7 @@ class Strategy:
         _check_class(type(self))
         try:
             hints = typing.get_type_hints(type(self), include_extras=True)
-        except NameError:  # a class defined in a function may have annotations with that function's types
+        except NameError:  # a class defined in a function may be annotated with that function's local types
             return
         for name in (item.name for item in fields(self)):
             for fault in faults(getattr(self, name), hints[name], f"strategy.{name}"):
@@ -355,7 +355,7 @@ class Strategy:
     def max_weight(self, clients: int) -> float | None:
         """Return the maximum weight of one update in a step, for a fleet of ``clients``; None if unbounded.
 
-        ``[privacy]`` needs this bound: together with the clipping norm it limits an update's influence.
+        ``[privacy]`` needs this bound: together with the clipping norm, it limits an update's influence.
         """
         return None
 
@@ -372,7 +372,7 @@ class Strategy:
         return None
 
     def assign(self, state: Any, view: View) -> Sequence[int]:
-        """Return the idle clients that shall start now, in the order of starting.
+        """Return the idle clients to start now, in the order in which to start them.
 
         This method is called after every event.
         """
@@ -381,7 +381,7 @@ class Strategy:
     def until(self, state: Any, client: int, view: View) -> Until | None:
         """Return the end of the task that ``client`` is about to start.
 
-        With None, the task ends after the number of steps that ``[training]`` sets.
+        If this method returns None, the task ends after the number of steps that ``[training]`` sets.
         """
         return None
 
@@ -396,7 +396,7 @@ class Strategy:
         """
 
     def cancel(self, state: Any, view: View) -> Sequence[int]:
-        """Return the clients whose running tasks shall be cancelled. Called after every new version."""
+        """Return the clients whose running tasks are to be cancelled. Called after every new version."""
         return ()
 
     def step(self, state: Any, view: View) -> Step | None:

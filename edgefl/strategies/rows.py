@@ -62,7 +62,7 @@ class Rows:
     def median(self) -> NDArray[np.float32]:
         """Return the median of each parameter, as float32[D].
 
-        For even K it is the mean of the two middle values.
+        For even K, the median is the mean of the two middle values.
         """
         return self.trimmed_mean((len(self) - 1) // 2)
 
