@@ -1,13 +1,13 @@
 """Measurements of the installed package: ``edgefl bench``, ``edgefl reproduce`` and ``edgefl chaos``.
 
 ``edgefl/lab`` contains the measurements that a user can run as commands on any machine. ``benchmarks/``
-contains the project's own measurements, which take long or need the source tree, such as soak runs, fuzzing
-and comparisons of two versions.
+contains the project's own measurements, such as soak runs, fuzzing and comparisons of two versions, which
+take a long time or need the source tree.
 
-bench        parts that all benchmarks share: measured runs, description of the host, medians, verdicts
+bench        code shared by all benchmarks: measured runs, description of the host, medians, verdicts
 aggregate    speed of the weighted sum, compared with other implementations and with memory bandwidth
 ingest       the number of updates per second that the server processes
-bare         the upper limits of this number that are set by ZeroMQ and by memory
+bare         the upper limits that ZeroMQ and memory set for this number
 spawn        how long clients take to start, and how much memory they use
 peers        whole experiments of other frameworks compared with edgefl
 rivals       the programs that `peers` runs, one per framework
@@ -18,7 +18,7 @@ board_truth  predicted and measured speeds of single-board computers, for code w
 phone_truth  predicted and measured inference times on phones
 workloads    computations that replace training in a benchmark
 chaos        kills processes of a run and resumes the run until it is done
-outcome      compares the results of such a run with those of an undisturbed run
+outcome      compares the results of a run that `chaos` disturbed with those of an undisturbed run
 verify       recomputes a finished run from its journal (``edgefl verify``)
 study        the reproduction of a paper: settings, arms (algorithms to compare), runs and verdicts, and the
              report with its table, page and summary.json

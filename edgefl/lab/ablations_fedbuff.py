@@ -24,10 +24,10 @@ def lead_grows(curves: Curves, many: Race, few: Race) -> Finding:
 
 
 def long_tail(labels: Rows, profiles: list[str], rng: np.random.Generator) -> list[Rows]:
-    """Partition examples as they are spread over user accounts, of which few are large and many are small.
+    """Partition examples like the data of user accounts, of which a few are large and many are small.
 
     The sizes are log-normal with σ = 1.5. Examples are split in the order of their labels, so most clients
-    hold one or two labels; each client holds at least one example. Name this function in ``data.partition``.
+    hold one or two labels; each client holds at least one example. ``data.partition`` can name this function.
 
     >>> parts = long_tail(np.repeat(np.arange(10), 50), ["pi-4"] * 40, np.random.default_rng(0))
     >>> len(parts), sum(map(len, parts)), min(map(len, parts)), max(map(len, parts)) > 60

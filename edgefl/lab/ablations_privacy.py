@@ -1,4 +1,4 @@
-"""Claims of figure 4 in Nguyen 2022: accuracy of FedBuff at the same ε after one pass over all clients."""
+"""Claims of figure 4 in Nguyen 2022: FedBuff's accuracy at equal ε, after one pass over all clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MARGIN = 0.02
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge claims on the final accuracies of FedBuff and FedAvgM at the same ε, paired by seed."""
+    """Judge claims about the final accuracies of FedBuff and FedAvgM at the same ε, paired by seed."""
     findings = []
     for mine, other, epsilon, claim, margin in (
         (FEDBUFF, SGD, 24, "ahead", 0.0),

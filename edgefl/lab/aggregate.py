@@ -35,7 +35,7 @@ PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)
 UPDATES = (5, 10, 32, 100)
 QUICK = ((62_006, 5), (1_000_000, 10))
 TYPED = ((468_458, 10), (1_663_370, 10), (1_663_370, 32), (11_173_962, 10), (11_173_962, 32))
-"""Sizes (number of parameters, number of updates) at which types other than float32 are measured too."""
+"""Sizes (number of parameters, number of updates) for which types other than float32 are also measured."""
 SINGLE = (10, 32)
 """Numbers of updates for which the sum is also measured on one thread."""
 DTYPES: dict[str, Any] = {
@@ -45,19 +45,19 @@ TURNS = 9
 _TURN_S = 0.004
 """Approximate duration, in seconds, of a contender's turn, in which its call is repeated."""
 _SLOW_S = 5.0
-"""A contender whose turns have taken more seconds than this in total gets no turn after the third."""
+"""Total time in seconds of a contender's turns above which the contender gets no turn after the third."""
 _CALM_S = 0.04
 """Pause in seconds after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
-"""Rows with more bytes are skipped: they would take minutes, and rows of this size exceed all caches."""
+"""Rows with more bytes are skipped: they would take minutes, and smaller rows already exceed all caches."""
 HOST_LIMITS = {
     "others": ("cores used by other programs", 0.10),
     "steal": (STOLEN, STEAL_MAX),
     "throttled": (THROTTLED, THROTTLED_MAX),
 }
-"""Description of each measured share of the host's cores, and its limit; above it, a row does not count."""
+"""Description and limit of each measured share of the host's cores; above a limit, a row is unreliable."""
 SPREAD_MAX = 0.30
-"""A row does not count if the spread of edgefl's results or of the read loop is larger than this."""
+"""A row is unreliable if the spread of edgefl's results or of the read loop is larger than this."""
 
 Call = Callable[[], object]
 
@@ -79,7 +79,7 @@ def run(
     """Measure all rows; return plain values for `show`, `draw` and a JSON file.
 
     ``rows`` has one entry per size, type of update and number of threads: ``parameters``, ``updates``,
-    ``dtype``, ``threads``, ``bytes``, ``doubts`` (reasons why its results do not count), and for each
+    ``dtype``, ``threads``, ``bytes``, ``doubts`` (reasons why its results are unreliable), and for each
     contender its ``seconds`` (median), ``spread`` (interquartile range divided by the median), ``turns``,
     ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (speed relative to the read loop; None if the C
     extension is not available). ``skipped`` lists the rows that are too large to measure.
@@ -122,7 +122,7 @@ def _rows(cases: Sequence[SumCase], say: Say) -> Iterator[dict[str, Any]]:
 
 
 def doubts(usage: dict[str, float | None], figures: dict[str, dict[str, Any]]) -> list[str]:
-    """List the reasons why a row does not count, given the host's usage and the spreads of the contenders.
+    """List the reasons why a row is unreliable, given the host's usage and the spreads of the contenders.
 
     >>> doubts({"others": 0.41, "steal": 0.0, "throttled": None}, {"edgefl c": {"spread": 0.1}})
     ['cores used by other programs 41.0%, at most 10% is allowed']
@@ -182,7 +182,7 @@ LAYERS = 10
 RAW = "c, one thread, bare"
 """The C function alone on one thread, with prepared arguments; it shows the overhead of edgefl's call."""
 NEEDS_STACK = ("BLAS gemv", "torch addmv")
-"""Contenders that need all updates in one matrix; a server would have to copy them into it."""
+"""Contenders that need all updates in one matrix, into which a server would have to copy the updates."""
 SPIN = ("BLAS gemv", "torch addmv", "torch _foreach")
 """Contenders whose threads spin while they wait for work."""
 ONE_THREAD = ("edgefl c", "edgefl numba", RAW, "read loop")
@@ -233,8 +233,8 @@ def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArr
 def contenders(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     """Yield the name of each contender and a function that computes the sum once.
 
-    Its result is checked first: edgefl's back ends must agree with each other bit for bit, and the common
-    implementations must agree approximately with NumPy.
+    The function's result is checked first: edgefl's back ends must agree with each other bit for bit, and the
+    common implementations must agree approximately with NumPy.
     """
     stacked, scales, base, out, weights, _ = arrays
     rows, reference = list(stacked), np.empty_like(out)
@@ -317,7 +317,7 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     yield "read loop", read
     if is_float:
         third = arrays.moved_bytes // 12
-        space = arrays.stacked.reshape(-1)  # reuses the sum's memory if it is large enough
+        space = arrays.stacked.reshape(-1)  # reuse the sum's memory if it is large enough
         if space.size < 3 * third:
             space = np.ones(3 * third, np.float32)
         a, b, c = (space[i * third : (i + 1) * third] for i in range(3))
@@ -327,9 +327,9 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 # ---- table and picture ---------------------------------------------------------------------------
 
 MARK = " !"
-"""Suffix that marks the size of a row that does not count."""
+"""Suffix added to the size in an unreliable row."""
 DOUBTS = 8
-"""Maximum number of rows whose doubts (reasons not to count) are printed; the JSON file contains all."""
+"""Maximum number of unreliable rows for which the reasons are printed; the JSON file contains all reasons."""
 SHORT = {RAW: "bare", "torch _foreach": "foreach", "numpy by layer": "numpy"}
 SHORT |= {"STREAM triad": "triad", "read loop": "read"}
 SHORT |= {f"{name}*": f"{name.split()[-1]}*" for name in NEEDS_STACK}
@@ -440,10 +440,10 @@ MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
 
 
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """Plot GB/s against the bytes that a sum moves, and save the plot to each of ``paths``.
+    """Plot GB/s against the number of bytes that a sum moves, and save the plot to each of ``paths``.
 
     Each contender is shown by a line for float32 on all threads and by points for the other types. The lines
-    of the limits are thick and grey. The points of rows that do not count are hollow.
+    of the limits are thick and grey. The points of unreliable rows are hollow.
     """
     from matplotlib.figure import Figure
 

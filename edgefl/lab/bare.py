@@ -1,15 +1,14 @@
-"""Programs that measure upper limits for `edgefl.lab.ingest`: they only move the data of a run, without its
-logic.
+"""Programs that measure upper limits for `edgefl.lab.ingest`: they move a run's data, but without its logic.
 
-They start as many client processes as the run, and move as many bytes.
+They start as many client processes as the run does, and move as many bytes.
 
     python -m edgefl.lab.bare socket wire 1000 8 5 0.75
 
 The arguments are the fields of `LimitCase`. The program prints the number of trips per second.
 
-``socket``: a ZeroMQ ROUTER and DEALERs exchange the frames of real trips without parsing them. For ``shm``
-these are only headers; for ``wire`` they also contain a model to the client and an update, in parts, to the
-server.
+``socket``: a ZeroMQ ROUTER and DEALERs exchange the frames of real trips without parsing them. For ``shm``,
+the frames are only headers; for ``wire``, they also contain a model for the client and an update, in parts,
+for the server.
 
 ``memory``: all clients copy the model from the parameter buffer and copy an update into a slot, without any
 messages; when all clients have ended, the slots are summed with `edgefl.kernels`. The copying and the
@@ -45,7 +44,7 @@ from edgefl.run.transport import PART_BYTES
 Transport = Literal["shm", "wire"]
 Limit = Literal["socket", "memory", "passes"]
 TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
-"""Headers with the same lengths as in a run; the header ``LEAVE`` makes a client end."""
+"""Headers with the same lengths as in a run; the header ``LEAVE`` tells a client to end."""
 PATIENCE_S = 60.0
 """Seconds without a message after which a process assumes that the other side has ended."""
 LOOK_PARAMETERS = 100_000
@@ -67,7 +66,7 @@ class LimitCase(NamedTuple):
 
 @contextmanager
 def _clients(count: int, life: Callable[[int], None]) -> Iterator[list[ForkProcess]]:
-    """Run ``life(index)`` in ``count`` processes; wait for all on exit. Raises `RunError` if one fails."""
+    """Run ``life(index)`` in ``count`` processes; on exit, wait for all. Raises `RunError` if one fails."""
     processes = [FORK.Process(target=life, args=(number,), daemon=True) for number in range(count)]
     for process in processes:
         process.start()
@@ -104,7 +103,7 @@ def _through_zeromq(case: LimitCase) -> float:
         address = f"ipc://{folder}/router"
         with _clients(case.clients, life) as processes:
             router = _socket(zmq.ROUTER, 8)
-            router.router_mandatory = True  # wait at the high-water mark; by default messages are dropped
+            router.router_mandatory = True  # wait at the high-water mark; the default drops messages
             router.bind(address)
             peers = {router.recv_multipart()[0] for _ in processes}
             for peer in peers:
@@ -158,7 +157,7 @@ def _through_memory(case: LimitCase) -> float:
 
 
 def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[], None]:
-    """Return a function that accesses memory in the same way as one trip of the client does."""
+    """Return a function that accesses memory in the same way as one trip of the client."""
     shape, trips = buffer.shape, itertools.count(client, case.clients)
     trained, update = np.zeros(shape.size, np.float32), np.ones(shape.size, np.float32)
 
@@ -175,13 +174,13 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
 
 
 def _repeat(call: Callable[[], None], times: int) -> None:
-    """Call the function without measuring it, because the first calls touch new memory."""
+    """Call the function without measuring it, because its first calls touch new memory and are slower."""
     for _ in range(times):
         call()
 
 
 def _rate(call: Callable[[], None], seconds: float) -> float:
-    """Return the number of calls per second; the first call is not counted."""
+    """Return the number of calls per second, without the first call."""
     call()
     calls, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < seconds or not calls:

@@ -1,4 +1,4 @@
-"""Parts that all ``edgefl bench`` commands share: measured runs, data on the host, medians, verdicts."""
+"""Code shared by all ``edgefl bench`` commands: measured runs, description of the host, medians, verdicts."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ NEVER = 10**9
 
 
 def silent(text: str) -> None:
-    """Discard a line of progress."""
+    """Discard a progress line."""
 
 
 def machine(**more: Any) -> dict[str, Any]:
-    """Return the host's description, its present load and ``more``, for the key ``host`` of a result."""
+    """Return the host's description, its current load and ``more``, for the key ``host`` of a result."""
     return {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), **more}
 
 
 def machine_line(facts: dict[str, Any], *more: str) -> str:
-    """Format the result of `machine` as one line; the strings in ``more`` come before the load."""
+    """Format the result of `machine` as one line, with the strings in ``more`` before the load."""
     return ", ".join([facts["cpu"], f"{facts['cores']} cores", *more, f"load {facts['load_1min']}"])
 
 
@@ -52,7 +52,7 @@ def settings(**fields: Any) -> Experiment:
 def run_record(experiment: Experiment, workload: str, out: Path | None = None) -> Iterator[Record]:
     """Run the experiment with the workload class that ``workload`` names, and yield the record of the run.
 
-    The folder of the run is kept only if ``out`` gives its path.
+    The run's folder is kept only if ``out`` specifies its path.
     """
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name) / "run" if out is None else out
@@ -85,7 +85,7 @@ def judged(
     held: bool,
     *conditions: Conditions,
 ) -> Judged:
-    """Judge values measured under these conditions; ``held`` is True if they are within the limit ``bar``.
+    """Judge values measured under ``conditions``; ``held`` is True if they are within the limit ``bar``.
 
     ``what`` contains the quantity, the mechanism and the declared value. If the limit is missed while other
     processes use the host, the verdict is INVALID instead of FAIL.

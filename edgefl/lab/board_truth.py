@@ -1,6 +1,6 @@
 """Compares predicted with measured rates of single-board computers: 7-zip, AES-256-CBC and memcpy.
 
-The measured rates are results of sbc-bench.
+The measured rates are results of the benchmark sbc-bench.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BoardRate(NamedTuple):
 
 
 def run(quick: bool = False, *, boards: Path | None = None, say: Say = silent) -> dict[str, Any]:
-    """Compare the boards in a file with ``cores.toml``, or each bundled board with a fit to all others.
+    """Compare a file's boards with predictions by ``cores.toml``, or bundled boards with fits to the others.
 
     In the result, ``boards`` contains an entry for each measured rate, and ``quantities`` contains the errors
     of each quantity. If no file is given and ``quick`` is False, ``unseen_socs`` contains the errors of fits

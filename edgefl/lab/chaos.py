@@ -1,6 +1,6 @@
 """Runs an experiment, kills its processes at random times, resumes the run until it is done, and checks it.
 
-A round is one run with its own seed, which is killed and resumed until it is done and is then checked by
+In each round, one run with its own seed is killed and resumed until it is done, and is then checked by
 `edgefl.lab.outcome`. Rounds are repeated until the requested number of kills is reached.
 """
 
@@ -40,7 +40,7 @@ BESIDE = ("die", *failpoints.OF_SUMS)
 PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 """Kinds of processes whose death does not end the ``edgefl`` command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
-"""Kinds of processes of which any one may be killed without losing an update, even under the wall clock."""
+"""Kinds of processes of which any single one can be killed without losing an update, under either clock."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
 """Share of early kills, which do not wait until the run has recovered from the previous kill, and the
@@ -49,7 +49,7 @@ MOST_SERVERS = 2
 """Maximum number of servers and zygotes (processes that fork the clients) that are killed without a new
 version in between. One more kill would end the run, which could then be resumed from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
-"""Kinds of processes whose death ends the command after a last checkpoint is written."""
+"""Kinds of processes whose death ends the command after a last checkpoint has been written."""
 COMMITTED_S, DELIVERED_S = 0.15, 1.0
 """Seconds after a kill in which versions made before the kill may still be recorded, and seconds after the
 kill of a zygote in which the server may still process messages from the clients of that zygote."""
@@ -59,17 +59,17 @@ GONE_S = 20.0
 """Maximum number of seconds for which a process of the run may outlive the command."""
 POLL_S = 0.02
 MOST_FAILURES = 3
-"""A round is given up after this number of consecutive commands that ended without a kill."""
+"""Number of consecutive commands that ended without a kill after which a round is given up."""
 MOST_MORE_DESCRIPTORS = 8
 PLACE_S = 3.0
-"""Number of seconds in which the server of a recovered run must reach its failpoint."""
+"""Number of seconds within which the server of a recovered run must reach its failpoint."""
 MOST_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "named"), 3)
-"""Maximum number of times that a process passes each failpoint before it dies there. The actual number is
-drawn on a logarithmic scale. The maximum is small at the failpoints of checkpoints, which are rare."""
+"""Maximum number of times that a process passes each failpoint before the process dies there. The actual
+number is drawn on a logarithmic scale. The maximum is small for checkpoints' failpoints, passed rarely."""
 MOST_TURNS = 4
 """Maximum number of deaths at each failpoint in one command; after that, the run is ended and resumed."""
 MOST_FRUITLESS = 3
-"""A failpoint counts as unreachable once this number of servers have not reached it in time."""
+"""Number of servers that fail to reach a failpoint in time before it is considered unreachable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Plan:
     every_s: float = 1.0
     """Mean number of seconds from a recovery, or for early kills from the previous kill, to the next kill."""
     failpoints: int = 0
-    """If not 0, the number of deaths at each failpoint that the experiment reaches; it replaces ``kills``."""
+    """Number of deaths at each failpoint that the experiment reaches; if not 0, it replaces ``kills``."""
     only: frozenset[str] = frozenset()
     """Kinds of processes to kill, or failpoints to use; an empty set stands for all."""
 
@@ -98,7 +98,7 @@ class Plan:
 
 
 Tell = Callable[[Findings, str], None]
-"""A callback that reports progress. Its arguments are the findings so far and the present activity."""
+"""A callback that reports progress. Its arguments are the findings so far and the current activity."""
 
 
 def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None) -> Findings:
@@ -126,7 +126,7 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     except KeyboardInterrupt:
         findings.interrupted = True
     with contextlib.suppress(OSError):
-        folder.rmdir()  # fails if it still contains the folder of a round with a violation
+        folder.rmdir()  # fails if the folder of a round with a violation remains
     return findings
 
 
@@ -136,7 +136,7 @@ def _is_hopeless(findings: Findings) -> bool:
 
 
 class _Stopwatch:
-    """Measures for how many seconds this process ran; a pause of the whole machine does not count."""
+    """Measures how many seconds this process has run, without pauses of the whole machine."""
 
     def __init__(self) -> None:
         self.now_s, self._looked = 0.0, time.monotonic()
@@ -149,7 +149,7 @@ class _Stopwatch:
 
 
 class Command:
-    """An ``edgefl run`` or ``edgefl resume`` command that runs in its own session of processes."""
+    """An ``edgefl run`` or ``edgefl resume`` command that runs in its own process session."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
@@ -196,7 +196,7 @@ class Command:
         return alive
 
     def end(self) -> None:
-        """Interrupt the command, and kill the processes of the run that are alive after `GONE_S` seconds."""
+        """Interrupt the command, and kill the run's processes that are still alive after `GONE_S` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGINT)
@@ -263,9 +263,9 @@ class _FailpointKiller:
         self._left = dict.fromkeys(sorted(places), plan.failpoints)
         self._fruitless: Counter[str] = Counter()
         self._places: list[str] = []
-        """Failpoints at which the present server and then each of its successors die, in this order."""
+        """Failpoints at which the current server and each of its successors die, in this order."""
         self._armed = Path()
-        """Path of a file. While it exists, processes count how often they pass a failpoint."""
+        """Path of a file; while this file exists, processes count how often they pass a failpoint."""
         self._early = False
         self._seen = 0
         self._since_s = 0.0
@@ -327,7 +327,7 @@ class _FailpointKiller:
         return ""
 
     def _next(self, place: str) -> None:
-        """Update the counts after a death at the failpoint ``place``, which is "" if it was not reached."""
+        """Update the counts after a death at the failpoint ``place`` ("": the failpoint was not reached)."""
         if place:
             self._left[place] = self._left.get(place, 0) - 1
         if place not in BESIDE:
@@ -364,7 +364,7 @@ class _Round:
         self._waiting: list[Kill] = []
         """Kills from which the run has not yet recovered."""
         self._descriptors: dict[psutil.Process, tuple[str, int, int]] = {}
-        """Kind of each process, and how many files it held open at the first and at the last recovery."""
+        """Each process's kind, and its numbers of open files at the first and at the last recovery."""
 
     def run(self) -> None:
         self._findings.rounds.append(self._round)
@@ -470,7 +470,7 @@ class _Round:
     def _is_over(self, kill: Kill, now_s: float) -> bool:
         """Return True if a version that is recorded now proves that the run has recovered from ``kill``.
 
-        Shortly after a kill, processes that were dying may still have made the version.
+        Shortly after a kill, the version may still have been made by processes that were dying.
         """
         if kill.kind in ENDS_COMMAND:
             return self._round.commands > kill.command
@@ -509,7 +509,7 @@ class _Round:
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
         """Return True if the run is over, and note a violation if no kill explains why the command ended.
 
-        It is no violation if a command fails and prints one line before a kill reaches it.
+        A command that fails and prints one line before a kill reaches it is not a violation.
         """
         code, output = command.process.returncode, command.output()
         last = output[-1] if output else f"exit code {code}"
@@ -565,7 +565,7 @@ def _versions_made(folder: Path) -> int:
 
 
 def _last_trips(folder: Path) -> list[tuple[int, int]]:
-    """Return each client with its last trip, or an empty list if the record cannot be read."""
+    """Return each client with the index of its last trip, or an empty list if the record is unreadable."""
     with contextlib.suppress(ConfigError), Record(folder) as record:
         return record.select("SELECT client, MAX(trip) FROM trips GROUP BY client")
     return []

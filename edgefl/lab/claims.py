@@ -1,8 +1,8 @@
 """Claims about races: one algorithm reaches a target accuracy at a lower cost than another.
 
-An arm is one of the algorithms that a study compares, and a mutant is a deliberately wrong version of it.
+An arm is one of the algorithms that a study compares; a mutant is a deliberately wrong version of an arm.
 `examined` limits the errors in the verdicts of a study. A claim counts as reproduced only if no mutant of the
-arm gets that verdict. If the runs of two arms are equal bit for bit, they do not count as two results. A
+arm gets that verdict. Runs of two arms that are equal bit for bit are not treated as two results. A
 claim is not settled if the tuned step size of its arm is at the border of the grid that was tried. The
 Benjamini–Hochberg correction limits the share of false claims among the claims that hold.
 """
@@ -45,8 +45,8 @@ COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "
 
 
 SAME_SIZE = 0.5
-"""Our effect counts as equally large if its logarithm is at least this share of the logarithm of the
-paper's effect."""
+"""Our effect is considered as large as the paper's effect if the logarithm of ours is at least this fraction
+of the logarithm of the paper's."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Race:
 
     @property
     def ratio(self) -> float | None:
-        """The cost ratio in the paper. Our ratio must reach its square root (half of its logarithm)."""
+        """The cost ratio in the paper. Our ratio must be at least the square root of this ratio."""
         return self.size[0] / self.size[1] if isinstance(self.size, tuple) else self.size
 
     def finding(self, curves: Curves) -> Finding:
@@ -189,8 +189,8 @@ def examined(
 ) -> list[Finding]:
     """Judge the claims of a study by the runs in ``curves``, and, if ``mutants`` is True, by runs of mutants.
 
-    With the settings `QUICK`, mutants are always run. They are run only for claims that would otherwise be
-    "reproduced". Raises the same errors as `Study.run`.
+    Mutants are run only for claims that would otherwise be "reproduced"; with the settings `QUICK`, mutants
+    are always run for these claims. Raises the same errors as `Study.run`.
     """
     findings = corrected([_settled(one, study, curves) for one in study.judge(curves)])
     if not (mutants or curves.settings == QUICK):
@@ -217,7 +217,7 @@ def mutated(arm: Arm, mutant: Mutant) -> Arm:
 
 
 def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant]:
-    """Return the mutants of a claim: wrong versions of the strategy whose arms the claim is about."""
+    """Return the mutants of a claim: wrong versions of the strategy that the claim is about."""
     strategy = study.experiment(study.arm(finding.mine[0]), 1, settings).strategy["name"]
     return MUTANTS.get(finding.family or strategy, ())
 
@@ -225,7 +225,7 @@ def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant
 def _to_be_tried(
     study: Study, settings: str, findings: Sequence[Finding]
 ) -> Mapping[tuple[tuple[str, ...], Mutant], list[int]]:
-    """Map each pair of arms and a mutant to the indices of the claims about these arms that it may refute.
+    """Return the indices of the claims that each mutant may refute, keyed by (labels of the arms, mutant).
 
     Only claims with the verdict "reproduced" are included.
     """
@@ -259,7 +259,7 @@ def _distinguished(finding: Finding) -> Finding:
 
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
-    """Apply the correction of Benjamini and Hochberg (1995) over all claims with a p-value.
+    """Apply the correction of Benjamini and Hochberg (1995) to all claims with a p-value.
 
     >>> ps = (0.001, 0.02, 0.024, 0.2, None)
     >>> [one.survives for one in corrected([Finding("", "", "", "", "reproduced", p=p) for p in ps])]
@@ -270,7 +270,7 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def correction(findings: Sequence[Finding]) -> str:
-    """Return a sentence on the effect of the correction, or "" if no claim has a p-value."""
+    """Return a sentence about the effect of the correction, or "" if no claim has a p-value."""
     holding = [one for one in findings if one.survives is not None and one.verdict in HOLDING]
     if not (count := sum(one.p is not None for one in findings)):
         return ""

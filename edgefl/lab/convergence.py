@@ -1,9 +1,9 @@
 """Compares the convergence theorems of the papers with runs on a problem whose constants are all known.
 
-The bounds are loose, so wrong algorithms satisfy them too. Each finding therefore also predicts the bounded
-quantity to within a few percent, from the contributions of descent, noise and the clients' shares of the
-weight (`edgefl.lab.quadratic`). Three theorems do not hold as printed. For each of these, a run shows this,
-and the finding states the missing term.
+The bounds are so loose that even wrong algorithms satisfy them. Each finding therefore also predicts the
+bounded quantity to within a few percent, from the contributions of descent, noise and the clients' shares of
+the weight (`edgefl.lab.quadratic`). Three theorems do not hold as printed: for each, a run exceeds the
+printed bound, and the finding states the missing term.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from edgefl.strategies.fedstaleweight import FedStaleWeight
 
 
 class Ratio(NamedTuple):
-    """A quantity that a theorem determines, as the ratio of its measured to its predicted value per seed."""
+    """A quantity that a theorem determines, given for each seed as measured value ÷ predicted value."""
 
     name: str
     ratios: Sequence[float]
     within: float
-    """Largest allowed distance from 1 of the mean ratio, or, with 3 or more seeds, of its 95% interval."""
+    """Largest allowed distance from 1, for the mean ratio or, with 3 or more seeds, for its 95% interval."""
 
     @property
     def agrees(self) -> bool:
@@ -43,8 +43,8 @@ class Ratio(NamedTuple):
     def p(self) -> float | None:
         """Probability that the ratios agree by chance if their true mean is 1 − ``within`` or 1 + ``within``.
 
-        This is the larger p-value of two one-sided tests (an equivalence test). It is None with fewer than
-        3 seeds.
+        This is the larger p-value of two one-sided tests (an equivalence test), or None with fewer than 3
+        seeds.
         """
         if len(self.ratios) < 3:
             return None
@@ -73,7 +73,7 @@ def judged(
 def exceeded(
     claim: str, source: str, paper: str, times: Sequence[float], at: str, quantity: Ratio, note: str
 ) -> Finding:
-    """Judge a bound that the runs exceed by the factors ``times``, of which there is one per seed.
+    """Judge a bound that the runs exceed by the factors ``times``, one per seed.
 
     The verdict is "not reproduced" only if ``quantity`` is as predicted; otherwise the runs prove nothing.
     """
@@ -90,7 +90,7 @@ class QuadraticRun(NamedTuple):
     strategy: Strategy
     durations: Callable[[np.random.Generator, int], float]
     shares: Sequence[float] | None = None
-    """The predicted share of the total weight for each client, times n; None means 1 for every client."""
+    """Each client's predicted share of the total weight, multiplied by n; None means 1 for every client."""
 
     def run(self, seed: int) -> Trajectory:
         problem, versions, rate, steps, *_ = self.expected
@@ -99,11 +99,11 @@ class QuadraticRun(NamedTuple):
 
 
 WITHIN = 0.1
-"""Default tolerance of a `Ratio`. It allows for chance and for the effect of step size times staleness."""
+"""Default tolerance of a `Ratio`, which allows for chance and for the effect of step size times staleness."""
 
 
 def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) -> Ratio:
-    """Return the column of ``ratios`` whose mean is furthest from 1; ``ratios`` contains one row per seed."""
+    """Return the column of ``ratios`` whose mean is farthest from 1; ``ratios`` contains one row per seed."""
     table = np.array(ratios, dtype=np.float64)
     column = int(np.argmax(np.abs(table.mean(axis=0) - 1.0)))
     return Ratio(name, table[:, column].tolist(), within)
@@ -112,7 +112,7 @@ def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) 
 def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
     """Compare descent, noise and shares with their predictions; ``runs`` contains one row per seed.
 
-    Each ratio that is returned is the one for the setting where it differs most from 1.
+    Return the ratios of measured to predicted values, each for the setting in which it is farthest from 1.
     """
     pairs = [list(zip(settings, row, strict=True)) for row in runs]
     quantities = [
@@ -149,7 +149,7 @@ def slope(
 
 
 def of_bound(runs: Sequence[Sequence[Trajectory]], bounds: Callable[[int, Trajectory], float]) -> float:
-    """Return the largest ratio of mean ‖∇f‖² to its bound, ``bounds(index of the setting, run)``."""
+    """Return the largest ratio of mean ‖∇f‖² to its bound, ``bounds(setting's index, trajectory)``."""
     return max(out.mean_square() / bounds(at, out) for row in runs for at, out in enumerate(row))
 
 
@@ -213,7 +213,7 @@ def fedbuff_bound(out: Trajectory, versions: int, rate: float, steps: int, serve
 def fedbuff_as_printed(quick: bool = False) -> Finding:
     """Run FedBuff from the optimum without noise or staleness; the printed bound does not hold for this run.
 
-    One client at a time trains; it is drawn uniformly.
+    Clients are drawn uniformly, and train one at a time.
     """
     problem, rate, versions = Quadratic(8, variance=0.0, distance=0.0, spread=1.0), 0.005, 4_000
     setting = QuadraticRun(
@@ -236,8 +236,8 @@ def fedbuff_as_printed(quick: bool = False) -> Finding:
 # ---- FedStaleWeight --------------------------------------------------------------------------
 
 RATES = (1 / 1.5,) * 10 + (1 / 10,) * 5
-"""Trips per second of each client in the fleet of FedStaleWeight, section 6.2: the trips of ten clients
-take U(1, 2) s, and the trips of five clients take U(8, 12) s."""
+"""Trips per second of each client in the fleet of FedStaleWeight's paper (section 6.2): a trip takes
+U(1, 2) s for ten clients, and U(8, 12) s for five clients."""
 
 
 def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:
@@ -245,20 +245,20 @@ def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:
 
 
 class Composition(NamedTuple):
-    """Expected composition of buffers; the number of updates from a client is proportional to its rate."""
+    """Expected composition of buffers if a client's number of updates is proportional to its rate."""
 
     shares: tuple[float, ...]
-    """Share of all weight that each client gets, times n."""
+    """Each client's share of the total weight, multiplied by the number of clients n."""
     concentration: float
-    """The expectation E Σ α², where α are the weights in a buffer."""
+    """The expectation E Σ α² over the weights α in a buffer."""
 
 
 def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Composition:
-    """Compute the clients' shares of the weight by enumeration, if weights are normalised in each buffer.
+    """Compute, by enumeration, the clients' shares of the weight if weights are normalised in each buffer.
 
     A buffer contains ``size`` updates. The probability that an update comes from a client is proportional to
-    the rate of that client, and the weights are proportional to ``raw``. Clients with equal rates and weights
-    are grouped.
+    the client's rate, and the weights are proportional to ``raw``. Clients with equal rates and weights are
+    grouped.
 
     >>> one = composition((1.0, 1.0), 2, (1.0, 1.0))
     >>> one.shares, one.concentration
@@ -284,7 +284,7 @@ def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Comp
 
 
 def fair_weights(rates: Sequence[float]) -> list[float]:
-    """Return b·E[τ_i] + 1 for each client i; by equation 6 this equals Σ_j r_j/r_i."""
+    """Return b·E[τ_i] + 1 for each client i, which equals Σ_j r_j/r_i by equation 6."""
     return [sum(rates) / rate for rate in rates]
 
 
@@ -334,9 +334,9 @@ def deviation(size: int, staleness: float) -> float:
 def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, float]:
     """Return the bounds that theorem 1 sets for a weight.
 
-    The lower bound is 1/((b − 1)(b·τ_max + 1) + 1). A fresh update reaches it if all other updates in its
-    buffer have staleness τ_max. The upper bound is (b·τ_max + 1)/(b(τ_max + 1)). An update with staleness
-    τ_max reaches it if all other updates in its buffer are fresh.
+    The lower bound, 1/((b − 1)(b·τ_max + 1) + 1), is reached by a fresh update if all other updates in the
+    buffer have staleness τ_max. The upper bound, (b·τ_max + 1)/(b(τ_max + 1)), is reached by an update with
+    staleness τ_max if all other updates in the buffer are fresh.
 
     >>> weight_bounds(5, 0.0), weight_bounds(5, 4.0)[1]
     ((0.2, 0.2), 0.84)
@@ -375,8 +375,8 @@ def fedstaleweight_as_printed(quick: bool = False) -> Finding:
 def defedavg_iid(quick: bool = False) -> Finding:
     """Run DeFedAvg-IID with the step sizes of theorem 2, η = √(nKF/2) and η̄ = 1/(√(σ²LT)·K).
 
-    The speed-up by n and the speed-up by K are tested, and so is the bound (14), to which the factor σ²L is
-    added because the paper omits it.
+    Both speed-ups, by n and by K, are tested, and so is the bound (14), including the factor σ²L, which the
+    paper omits.
     """
     problem, versions, clients = Quadratic(32, distance=0.112), 1_500, 32
     cases = [(4, 1), (16, 1), (4, 4)]

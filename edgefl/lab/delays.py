@@ -1,7 +1,7 @@
-"""Delays of updates in an emulated fleet: what causes them, and which step sizes the theorems then permit.
+"""Delays of updates in an emulated fleet: their causes, and the step sizes that the theorems allow for them.
 
 In Wang et al. 2024 (Assumption 4), λ is the largest number of versions between the base version of an update
-and the version that applies the update. The fleet is the one in that paper: 100 clients with uniformly
+and the version that applies the update. The fleet is that of the paper: 100 clients with uniformly
 distributed speeds, 50 steps of 17.0 MFLOP per trip, and messages of 2.2 MB at 400 Mbps.
 """
 
@@ -44,13 +44,13 @@ for FashionMNIST."""
 
 
 class Fleet(NamedTuple):
-    """The 100 clients of the paper, as they are emulated under the virtual clock."""
+    """The paper's 100 clients, as emulated under the virtual clock."""
 
     devices: Sequence[Client]
     trip_s: Callable[[int], float]
-    """Function that returns the duration of each trip of a client, in emulated seconds.
+    """Function that returns the duration of any trip of a client, in emulated seconds.
 
-    Transfers are not included if the strategy schedules them.
+    The duration excludes transfers if the strategy schedules them.
     """
 
 
@@ -88,7 +88,7 @@ def arrivals(
 
 
 SKIP = 60
-"""Number of versions at the start that mean delays exclude, because delays cannot be long yet."""
+"""Number of versions at the start that are excluded from mean delays, because no delay can be long yet."""
 
 
 def delays_iid(quick: bool = False) -> Finding:
@@ -96,7 +96,7 @@ def delays_iid(quick: bool = False) -> Finding:
 
     Each of N clients always has one update in progress, and each version uses n updates. The mean delay is
     therefore (N − 1)/n versions, regardless of the clients' speeds. If downloads overlap training, the number
-    of versions during a download is added.
+    of versions made during a download is added.
     """
     versions, mean, slowest, largest = (200 if quick else 1_000), [], [], []
     for seed in range(1, 2 if quick else 4):
@@ -129,7 +129,7 @@ def bound_of_delays(versions: int, error: float) -> float:
 
 
 def chance() -> float:
-    """Return p, the probability that a given client is in the sample of clients for a version."""
+    """Return p, the probability that a given client is in the sample for a version."""
     return 1.0 - (1.0 - 1.0 / CLIENTS) ** PARTICIPANTS
 
 
@@ -141,7 +141,7 @@ def transfers(quick: bool = False) -> Finding:
 
     Clients start at random times. The base version of an update is the newest version when the download
     begins. If r updates arrive per second and each version uses K of them, the staleness of an update is r/K
-    times the duration of its whole trip. The wait before the download does not count.
+    times the duration of its whole trip. Waiting before the download does not increase staleness.
     """
     versions, size = (300 if quick else 1_000), 10
     strategy = FedBuff(
@@ -171,21 +171,21 @@ def transfers(quick: bool = False) -> Finding:
 
 
 LONG = 20
-"""After this number of versions, a paused client is only waiting to be drawn."""
+"""Number of versions after which a paused client has finished its trip and only waits to be drawn."""
 
 
 def delays_niid(quick: bool = False) -> Finding:
     """Measure the delays in Algorithm 1 if clients wait until their update is used, and if they do not.
 
     The sample for a version contains N·p different clients on average. Each version uses a waiting update
-    with probability p. Therefore, however long an update has waited, the rest of its delay has a geometric
+    with probability p. Therefore, however long an update has waited, its remaining delay has a geometric
     distribution with mean 1/p.
     """
     versions, error = (400 if quick else 2_000), 0.01
     members, waits, paused, busy = [], [], [], []
     for seed in range(1, 2 if quick else 4):
         run, _ = arrivals(DeFedAvgNIID(participants=PARTICIPANTS, pause=True), versions, seed)
-        drawn = fmean(len(made) for _, made in run.sums)  # a client that is drawn twice is listed once
+        drawn = fmean(len(made) for _, made in run.sums)  # clients drawn twice are listed once
         members.append(drawn / (CLIENTS * chance()))
         found = delays_of(run, SKIP)
         paused.append(int(delays_of(run).max()))
@@ -229,20 +229,17 @@ class Response(NamedTuple):
         return e[lag:]
 
     def descent(self, problem: Quadratic, versions: int) -> float:
-        """Return the contribution of descent to the mean of ‖∇F‖²."""
+        """Return how much descent contributes to the mean of ‖∇F‖²."""
         path = self.path(versions, 1.0)
         return float((problem.smoothness * problem.distance) ** 2 * np.mean(path**2))
 
     def risen(self, problem: Quadratic, versions: int, added: float) -> float:
-        """Return the contribution to the mean of ‖∇F‖² of random changes with variance ``added`` per version.
-
-        The changes are independent.
-        """
+        """Return how much independent changes of variance ``added`` per version add to the mean of ‖∇F‖²."""
         squares = self.path(versions, 0.0)[:-1] ** 2
         return float(problem.smoothness**2 * added * np.cumsum(squares).sum() / versions)
 
     def largest_step(self) -> float:
-        """Return the smallest a for which e_t does not tend to 0."""
+        """Return the smallest step size a for which e_t does not tend to 0."""
         low, high = 0.0, 2.0
         for _ in range(40):
             middle = (low + high) / 2.0
@@ -258,7 +255,7 @@ def _radius(shares: Vector, step: float) -> float:
 
 
 class Edge(NamedTuple):
-    """Step sizes from a theorem, and a problem for which they satisfy its condition with equality."""
+    """Step sizes from a theorem, and a problem for which they make the theorem's condition an equality."""
 
     problem: Quadratic
     versions: int
@@ -283,8 +280,8 @@ class Edge(NamedTuple):
     def ratios(self, out: Trajectory, same: float) -> tuple[float, float, Response]:
         """Return the ratios of measured to predicted descent and noise, and the model that predicts them.
 
-        ``same`` is the mean number of times that a version contains an update that was drawn for it. It is 1
-        if clients are drawn without replacement.
+        ``same`` is the mean number of times that a drawn update occurs in a version. It is 1 if clients are
+        drawn without replacement.
         """
         problem, step = self.problem, self.server * self.local * self.problem.smoothness
         response = Response(out.delays, step)
@@ -297,7 +294,7 @@ class Edge(NamedTuple):
 
 
 def parts_of(found: Sequence[tuple[float, float, Response]]) -> list[Ratio]:
-    """Return descent and noise as `Ratio`; ``found`` contains the results of `Edge.ratios`, one per seed."""
+    """Return the `Ratio` of descent and that of noise, from one result of `Edge.ratios` per seed."""
     return [
         Ratio("descent", [descent for descent, *_ in found], 0.05),
         Ratio("noise", [noise for _, noise, _ in found], 0.12),
@@ -305,7 +302,7 @@ def parts_of(found: Sequence[tuple[float, float, Response]]) -> list[Ratio]:
 
 
 def largest_delay(strategy: Strategy, versions: int, seeds: Sequence[int]) -> int:
-    """Return λ, the largest delay in the emulated fleet in runs with these seeds."""
+    """Return λ, the largest delay over runs of the emulated fleet with these seeds."""
     return max(int(delays_of(arrivals(strategy, versions, seed)[0]).max()) for seed in seeds)
 
 
@@ -325,10 +322,7 @@ def beyond(edge: Edge, strategy: Callable[[float], Strategy], largest: float, se
 
 
 def condition_13(quick: bool = False) -> Finding:
-    """Run DeFedAvg-IID with the step sizes of theorem 2.
-
-    Condition (13) is an equality for the measured λ.
-    """
+    """Run DeFedAvg-IID with those step sizes of theorem 2 that make (13) an equality for the measured λ."""
     versions, seeds = (300 if quick else 600), range(1, 2 if quick else 6)
 
     def strategy(server: float) -> Strategy:
@@ -366,10 +360,7 @@ def step_limit(delay: int, variance: float, largest: float) -> float:
 
 
 def condition_11(quick: bool = False) -> Finding:
-    """Run DeFedAvg-nIID with the step sizes of theorem 1.
-
-    Condition (11) is an equality for the measured λ.
-    """
+    """Run DeFedAvg-nIID with those step sizes of theorem 1 that make (11) an equality for the measured λ."""
     versions, seeds, largest = (150 if quick else 300), range(1, 2 if quick else 7), 1.0
 
     def strategy(server: float) -> Strategy:

@@ -1,7 +1,7 @@
-"""Claims about FedBuff that do not concern the time to a target accuracy (Nguyen 2022, section 5).
+"""Claims about FedBuff other than the time to a target accuracy (Nguyen 2022, section 5).
 
-The lead of FedBuff over synchronous algorithms grows with concurrency, and the staleness of its updates falls
-as the buffer size K increases.
+FedBuff's lead over synchronous algorithms grows with concurrency, and the staleness of its updates falls as
+the buffer size K increases.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgefl.lab.study import Curves, Finding, verdict
 
 FEDBUFF, AVGM = "FedBuff, K = 10", "FedAvgM"
 FULL = "1000"
-"""Name of the settings in which the run has the same size as in the paper."""
+"""Name of the settings with which a run is as large as in the paper."""
 HALVES = 0.1
 """Largest allowed difference between a ratio of mean staleness and 2. If buffers wrongly held K + 1 updates,
 the ratios would be 1.83 and 1.91."""
@@ -23,7 +23,7 @@ BUFFERS = {5: "FedBuff, K = 5", 10: FEDBUFF, 20: "FedBuff, K = 20"}
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge figure 3 (only with the settings `FULL`), and how staleness depends on the buffer size K."""
+    """Judge the claim of figure 3 (only with the settings `FULL`), and how staleness depends on K."""
     findings = []
     if curves.settings == FULL:
         many, few = (Race(f"{FEDBUFF}{end}", f"{AVGM}{end}", "", "") for end in ("", f", {FEW}"))

@@ -12,12 +12,12 @@ FAIR = 0.05
 """A group of clients gets a fair share of the weight if its mean share per client differs from 1/n by at most
 this fraction of 1/n."""
 NEAR = 0.95
-"""Ratio of the target accuracy to the final accuracy of the weakest run. It is below 1, so that a short peak
-of the accuracy does not decide the race."""
+"""Ratio of the target accuracy to the final accuracy of the weakest run. The ratio is below 1, so that a
+short peak in accuracy does not decide the race."""
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge the claims of the paper, and our own claims about the running form of FedStaleWeight."""
+    """Judge the paper's claims, and our own about FedStaleWeight with ``normalize="running"``."""
     final = {label: curves.accuracy(label) for label in curves.records}
     target = NEAR * min(*final[PAPER], *final[AVERAGE])
     trips = curves.race(PAPER, AVERAGE, target, "trips")
@@ -31,7 +31,7 @@ def claims(curves: Curves) -> list[Finding]:
     def unfair(label: str) -> list[float]:
         """Return, for each seed, how much the clients' shares of the weight differ from the fair share 1/n.
 
-        The difference is relative to 1/n, and is the mean of the values for the fast and the slow group.
+        Each value is the mean of two relative differences, one for the fast and one for the slow group.
         """
         groups = zip(weight[label, FAST], weight[label, SLOW], strict=True)
         return [(abs(fast - 1.0) + abs(slow - 1.0)) / 2 for fast, slow in groups]

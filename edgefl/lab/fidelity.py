@@ -101,7 +101,7 @@ def run(
 def _mechanism(
     mechanism: Throttle, length: Mapping[str, float], result: dict[str, Any], say: Say
 ) -> list[Judged]:
-    """Measure one of the mechanisms that limit a process to the rate of its device."""
+    """Measure one mechanism that limits processes to their devices' rates."""
     tried = None if mechanism == "paced" else probe.throttle(mechanism)
     if tried is not None and tried.what == "none":
         result["skipped"].append(f"{mechanism}: {tried.why_not}")
@@ -126,7 +126,7 @@ def _mechanism(
 # ---- links: rates from 1 to 400 Mbps, delays, each distribution of jitter, loss -------------------
 
 SLOW_PARAMETERS = 62_500
-"""Number of parameters for slow links. At 1 Mbps, the transfer of this quarter of a megabyte takes 2 s."""
+"""Number of parameters on slow links: a quarter of a megabyte, whose transfer takes 2 s at 1 Mbps."""
 SLOW_WORK, FAST_WORK = ExerciseArgs(SLOW_PARAMETERS, 0.02), ExerciseArgs(1_000_000, 0.1)
 SLOW: dict[str, Link] = {
     "mbps-1": {"down": {"rate_mbps": 1.0, "delay_ms": 150.0}, "up": {"rate_mbps": 1.0}},
@@ -143,14 +143,14 @@ JITTER = {
     "uniform": (40.0, 20.0, stats.uniform(20.0, 40.0)),
     "exponential": (30.0, 10.0, stats.expon(30.0, 10.0)),
 }
-"""For each kind of jitter: the delay of uploads and its spread, both in ms, and the delay's distribution."""
+"""For each kind of jitter: the delay of uploads in ms, the delay's spread in ms, and its distribution."""
 MTU_BYTES, HEADER_BYTES = 1500, 40
 HOT_DEVICES = ("pixel-4", "pi-4", "pixel-3a", "pixel-2", "moto-g4", "poco-f3", "pi-3b-plus", "oneplus-3")
 """Devices whose profiles have a complete thermal model."""
 HOT_TIME_SCALE = 0.02
-"""At this time scale, half an emulated hour takes 36 seconds."""
+"""Wall seconds per emulated second: half an emulated hour takes 36 wall seconds."""
 HOT_WORK = ExerciseArgs(1000, compute_s=20.0, real=0.004)
-"""Only a part of the work is computed, because at this time scale all of it would overload the host."""
+"""Only a part of the work is computed, because the whole work would overload the host at this time scale."""
 
 
 def _links(length: Mapping[str, float], say: Say) -> list[Judged]:
@@ -279,10 +279,10 @@ def trial(
 
 
 def bundled_rates() -> dict[str, float]:
-    """Return the FLOP/s of each bundled profile that has a rate of its own.
+    """Return the rate, in FLOP/s, of each bundled profile that has a rate of its own.
 
-    Profiles with random speeds or absences are left out. Phones from ``phones.toml`` (those with ``units``)
-    are left out too, because their rates are scaled from the rates of one phone.
+    Profiles with random speeds or absences are left out, and so are phones from ``phones.toml`` (those with
+    ``units``), because their rates are scaled from the rates of one phone.
     """
     devices = [load_device(name) for name in device_names()]
     return {
@@ -304,10 +304,10 @@ STEP_S = 0.05
 
 
 def stepped(model: ThermalModel, temp_c: float, rest_s: float, work_s: float) -> tuple[float, float]:
-    """Return the seconds that work takes on a device after a rest of ``rest_s``, and the final temperature.
+    """Return the time in seconds that work takes on a device after a rest, and the final temperature.
 
-    At full speed, the work would take ``work_s`` seconds. This function integrates by explicit Euler steps;
-    `ThermalModel` uses the closed form.
+    The rest takes ``rest_s`` seconds. At full speed, the work would take ``work_s`` seconds. This function
+    integrates by explicit Euler steps, whereas `ThermalModel` uses the closed form.
 
     >>> body = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
     >>> round(stepped(body, 25.0, 0.0, 100.0)[0])
@@ -394,7 +394,7 @@ def _percentile(values: Doubles, percent: float = 50) -> float:
 def _within(
     what: tuple[str, str, str], found: Doubles, most: dict[str, float], conditions: Conditions
 ) -> Judged:
-    """Judge the errors ``found``; ``most`` gives upper limits for some metrics that `summary_of` returns."""
+    """Judge the errors ``found``; ``most`` contains upper limits for some of the metrics of `summary_of`."""
     figures = summary_of(found)
     bar = ", ".join(f"{name} {limit:.0%}".removeprefix("median ") for name, limit in most.items())
     held = all(figures[name] <= limit for name, limit in most.items())
@@ -461,7 +461,7 @@ def thermal(seconds: float, predicted_s: Doubles, run: TripTimes) -> Judged:
 
 
 def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str) -> Judged:
-    """Judge how much the times of a client change when 15 other clients run at the same time."""
+    """Judge how much a client's times change when 15 other clients run at the same time."""
     pairs = {what: [run.times(what, profile) for run in (alone, beside)] for what in ("compute", "trip")}
     measured = min(len(achieved) for pair in pairs.values() for _, achieved in pair)
     shift = {}
@@ -506,7 +506,7 @@ def show(result: dict[str, Any]) -> None:
 def _name(line: dict[str, Any]) -> str:
     """Return the name of a row: the quantity, followed by the mechanism or the declared value.
 
-    The mechanism is used if the quantity is measured with several mechanisms.
+    The name contains the mechanism if the quantity is measured with several mechanisms.
     """
     several = line["quantity"] in ("compute rate", "whole trip", "isolation", "core share")
     return f"{line['quantity']}, {line['mechanism'] if several else line['declared'].partition(',')[0]}"
@@ -537,4 +537,4 @@ FORMS = {
     "lost": "{lost:.0f} lost",
     "rho": "ρ {rho:.4f}",
 }
-"""Formats of values. The first of these keys that the metrics of a quantity contain selects the format."""
+"""Formats of values, keyed by metric. The first key that a quantity's metrics contain selects the format."""

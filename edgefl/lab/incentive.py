@@ -28,7 +28,7 @@ def utility(
 ) -> tuple[float, float]:
     """Return u and ∂u/∂r of equation 9 for a client with the given ``rate``.
 
-    Both are means over the buffers that may contain an update of this client. ``groups`` contains, for each
+    Both are means over the buffers that may contain an update from this client. ``groups`` contains, for each
     group of other clients, their rate and their number. The other ``size`` − 1 members of a buffer are drawn
     with probabilities proportional to their rates, with replacement if ``again`` is True.
 
@@ -55,8 +55,8 @@ def throttling(quick: bool = False) -> Finding:
     """Slow one fast client down, and compare its share of the weight and the share's slope with equation 9.
 
     The rates r_i are the observed rates of updates, because a client that waits for the next version sends
-    fewer updates than it could. A buffer then contains only different clients. The prediction draws them one
-    after the other, which is an approximation.
+    fewer updates than it could. The updates in a buffer then come from different clients. The prediction
+    draws these clients one after another, which is an approximation.
     """
     versions, seeds = (1_500, (1,)) if quick else (4_000, (1, 2, 3))
     factors = (1.0, 4.0) if quick else (1.0, 1.5, 2.0, 4.0)
@@ -95,7 +95,7 @@ def _slowed(rule: Literal["immediate", "after-step"], factor: float, versions: i
 
 
 def _rates(run: Outcome) -> list[float]:
-    """Return the updates per version of client 0, and the means for the other fast and the slow clients."""
+    """Return the updates per version of client 0, and their means over other fast and over slow clients."""
     counts = np.bincount(run.client, minlength=len(FEDSTALEWEIGHT)) / run.versions
     fast, slow = counts[1 : len(FAST_ONES)], counts[len(FAST_ONES) :]
     return [float(counts[0]), float(fast.mean()), float(slow.mean())]

@@ -38,17 +38,17 @@ class Outcome(NamedTuple):
 
     @property
     def versions_with_slow(self) -> float:
-        """The share φ of versions whose buffer contains an update of a slow client."""
+        """The share φ of versions whose buffer contains an update from a slow client."""
         return float((self.client.reshape(self.versions, -1) >= len(FAST_ONES)).any(axis=1).mean())
 
     def applied(self) -> Shares:
-        """Return the weight of each client per version, times the number of clients."""
+        """Return each client's weight per version, multiplied by the number of clients."""
         clients = len(FEDSTALEWEIGHT)
         return np.asarray(np.bincount(self.client, self.weight, clients) * clients / self.versions)
 
     @property
     def share(self) -> npt.NDArray[np.float64]:
-        """For each client, its share of all weight, times the number of clients; 1 is fair (equation 3)."""
+        """Each client's share of the total weight, multiplied by the number of clients; 1 is fair (eq. 3)."""
         clients = len(FEDSTALEWEIGHT)
         return np.asarray(np.bincount(self.client, self.weight, clients) / self.weight.sum() * clients)
 
@@ -89,9 +89,9 @@ def arrivals(
     factors: Sequence[float] | None = None,
     **how: object,
 ) -> tuple[MemoryRun, float]:
-    """Run clients that train nothing; return the run and the time of its end in emulated seconds.
+    """Run clients that train nothing; return the run and its duration in emulated seconds.
 
-    The duration of a trip is drawn from the delay of its client and multiplied by the factor of the client.
+    The duration of a trip is drawn from its client's delay and multiplied by the client's factor.
     """
 
     def duration(client: int, trip: int) -> float:
@@ -128,7 +128,8 @@ def staleness_by_buffer(delays: Sequence[Delay], sizes: Sequence[int], trips: in
 
     Updates arrive in the same order for every buffer size, so τ_K ≤ ⌈τ_1/K⌉ can be checked for each update.
     """
-    full = min(trips // size * size for size in sizes)  # number of updates in full buffers, for all sizes
+    # Ignore later updates: for at least one size, they are in a buffer that is never filled.
+    full = min(trips // size * size for size in sizes)
     found = {}
     for size in sizes:
         run, _ = arrivals(FedBuff(buffer_size=size), delays, Stop(trips=trips), seed=0)

@@ -2,14 +2,14 @@
 
 Only the training is missing; the server process, forked clients, sockets, slots, checksums, core (FedBuff),
 kernel, journal and record are real. Clients compute nothing and wait for nothing (`IdleWorkload`), so the
-rate is the highest that this machine can serve. The rate is computed from the record, by the server's clock.
-It does not include the first third of a turn, in which clients start and touch their memory for the first
-time. The times of the stages of a trip on the server are measured over the whole turn.
+rate is the highest that this machine can serve. The rate is computed from the server's times in the record,
+without the first third of each turn, in which clients start and touch their memory for the first time. The
+times of the stages of a trip on the server are measured over the whole turn.
 
 The limits (`edgefl.lab.bare`) use the same number of processes: ``socket`` sends the same frames over ZeroMQ
 and does nothing else, ``memory`` copies the same bytes and sums them, and ``passes`` (for ``shm``) reads and
-writes memory as often as a trip does. A case is a transport and a model size. Cases take turns, and in each
-turn edgefl and then its limits are measured. Each metric is the median over the turns of a case.
+writes memory as often as a trip does. A case is a transport and a model size. Cases take turns; in each turn,
+edgefl is measured first, and then its limits. Each metric is the median over the turns of a case.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from edgefl.results.record import Record
 SIZES = (1_000, 62_006, 1_663_370, 11_173_962)
 QUICK_SIZES = SIZES[1:3]
 MOST_S, QUICK_MOST_S = 240.0, 40.0
-"""Number of seconds after which no more turns start, normally and with ``--quick``. A case that has had no
-turn by then is left out."""
+"""Number of seconds after which no more turns start, without and with ``--quick``. Cases that have not had a
+turn by that time are left out."""
 LIMITS: dict[Transport, tuple[Limit, ...]] = {
     "shm": ("socket", "memory", "passes"),
     "wire": ("socket", "memory"),
@@ -49,9 +49,8 @@ CLIENTS = 8
 UPDATES = 5
 """Number of updates per sum, which is the buffer size b of FedStaleWeight."""
 STAGES = ("receive", "check", "decide", "sum", "publish", "send", "record", "report", "wait")
-"""Stages into which the server divides its time. ``check`` is all time outside the other stages, in which the
-server parses and validates messages and leases slots. In ``send`` it sends the reply, which is the next
-task."""
+"""Stages into which the server divides its time. ``check`` is all time outside the other stages: parsing and
+validating messages, and leasing slots. ``send`` is the time to send the reply, which is the next task."""
 SHOWN = {"receive": "recv", "check": "chk", "sum": "sum", "publish": "pub", "send": "rep"}
 """The stages that the table shows, and their abbreviations for narrow terminals."""
 SHORT = {"of bare ZeroMQ": "sock", "of memory's limit": "mem", "of its passes": "pass", "trip, µs": "trip"}
@@ -59,7 +58,7 @@ SHORT = {"of bare ZeroMQ": "sock", "of memory's limit": "mem", "of its passes": 
 FEW = 3
 """Minimum number of trips per client in a turn, on average."""
 LONGEST_S = 60.0
-"""Maximum length of a turn in seconds. It is an error if even a turn of this length has too few trips."""
+"""Maximum length of a turn in seconds. If even a turn of this length has too few trips, measuring fails."""
 COPIES = 4
 """Number of vectors of the model's size in the memory of a client: the model, the base model, the update,
 and the vector that is sent or received."""
@@ -92,7 +91,7 @@ def run(
     ``cases`` contains an entry for each transport and size: the number of ``turns``, the total number of
     ``trips``, ``trips_per_s`` and its ``spread`` (interquartile range divided by the median),
     ``gbytes_per_s`` (a model down and an update up), ``server_trip_us`` (the server's median time for a trip,
-    without the sum), ``server_us`` (all time of the server per trip except waiting), ``stages_us``, and, for
+    without the sum), ``server_us`` (the server's total time per trip except waiting), ``stages_us``, and, for
     each of ``limits``, its ``trips_per_s`` and ``of_limit`` (the rate of the case divided by the limit).
 
     Raises `RunError` if an update was lost, altered or not applied in its turn, or if even turns of a minute
@@ -123,17 +122,17 @@ def run(
 
 @dataclass
 class _Case:
-    """A case (a transport and a model size) and the turns that it has had so far."""
+    """A case (a transport and a model size) and its turns so far."""
 
     transport: Transport
     parameters: int
     clients: int
     seconds: float
-    """Length of a turn in seconds. It is doubled as long as a turn has too few trips."""
+    """Length of a turn in seconds. It is doubled until a turn has enough trips."""
     turns: list[IngestFigures] = field(default_factory=list)
     limits: dict[Limit, list[float]] = field(default_factory=dict)
     took_s: float = 0.0
-    """Duration of the last turn in seconds, including the measurement of the limits."""
+    """Duration of the last turn in seconds, including the time to measure the upper limits in `LIMITS`."""
 
     def turn(self) -> None:
         """Measure edgefl once, and then measure each limit."""
@@ -181,7 +180,7 @@ def _take_turns(cases: list[_Case], most: int, most_s: float, say: Say) -> None:
 def _long_enough(
     transport: Transport, parameters: int, clients: int, seconds: float
 ) -> tuple[IngestFigures, float]:
-    """Repeat a turn with twice the length until it has enough trips; return its metrics and its length."""
+    """Run a turn, doubling its length until it has enough trips; return its metrics and its length."""
     while True:
         found = measured(transport, parameters, clients, seconds)
         if found.trips >= FEW * clients:
@@ -239,7 +238,7 @@ def _figures(record: Record) -> IngestFigures:
     span_s = float(arrived[-1] - arrived[0])
     steady = arrived[np.searchsorted(arrived, arrived[0] + span_s / 3) :]
     stages = {stage: costs.get(stage, 0.0) / count * 1e6 for stage in STAGES}
-    # Time was also counted while clients joined and left. Count only the rest of the span as waiting.
+    # The stages also include time while clients joined and left. Only what remains of the span is waiting.
     stages["wait"] = max(0.0, span_s / count * 1e6 - sum(stages.values()) + stages["wait"])
     rate = (len(steady) - 1) / float(steady[-1] - steady[0]) if len(steady) > 1 else (count - 1) / span_s
     return IngestFigures(count, rate, float(record.meta.server_trip_us or 0.0), stages)

@@ -1,6 +1,6 @@
 """Tests a convergence theorem on a problem that is not quadratic: a logistic regression with known constants.
 
-For client i, f_i(w) is the mean of log(1 + exp(−y·xᵀw)) over the examples (x, y) of this client. The constant
+For client i, f_i(w) is the mean of log(1 + exp(−y·xᵀw)) over the client's examples (x, y). The constant
 L follows from the largest eigenvalue of the second moments of the examples, σ² and γ² are bounded by the mean
 of ‖x‖², and Newton's method finds f*. Two computations without clients predict the mean of ‖∇f‖² over a run:
 gradient descent on all examples, and the covariance of a linear recursion at the optimum.
@@ -44,7 +44,7 @@ class Logistic:
         return np.asarray(np.logaddexp(0.0, -self.y * (self.x @ w)).mean(axis=1))
 
     def each(self, w: Vector) -> Vector:
-        """Return the gradient for each example, an array of shape (clients, examples, features)."""
+        """Return the gradient of each example's loss, an array of shape (clients, examples, features)."""
         return np.asarray((-self.y * _sigmoid(-self.y * (self.x @ w)))[..., None] * self.x)
 
     def gradient(self, w: Vector) -> Vector:
@@ -73,7 +73,7 @@ class Logistic:
         return Constants(largest, squares, squares, gap, len(self.x))
 
     def covariance(self) -> Vector:
-        """Return the covariance of the gradient for an example at the optimum, averaged over clients."""
+        """Return the covariance of the examples' gradients at the optimum, averaged over clients."""
         each = self.each(self.optimum)
         apart = each - each.mean(axis=1, keepdims=True)
         return np.asarray(np.einsum("ijk,ijl->kl", apart, apart) / self.y.size)
@@ -111,7 +111,7 @@ def run(
 
 
 def descent(problem: Logistic, versions: int, step: float) -> float:
-    """Return the mean of ‖∇f‖² over gradient descent that starts from 0, with all examples in each step."""
+    """Return the mean of ‖∇f‖² over a gradient descent from w = 0 that uses all examples in each step."""
     w, squares = np.zeros(problem.x.shape[-1]), []
     for _ in range(versions):
         gradient = problem.gradient(w)
@@ -125,7 +125,7 @@ def noise(problem: Logistic, versions: int, step: float, updates: int) -> float:
 
     Each step averages ``updates`` gradients. The covariance C of w follows
     C ← (I − step·H) C (I − step·H) + step²·S/updates, where H is the Hessian and S is the covariance of the
-    gradient for an example, both at the optimum.
+    examples' gradients, both at the optimum.
     """
     values, vectors = np.linalg.eigh(problem.hessian(problem.optimum))
     added = step**2 / updates * np.diag(vectors.T @ problem.covariance() @ vectors)

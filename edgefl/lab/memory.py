@@ -2,8 +2,8 @@
 
 Each network trains in a new forked process. The prediction is made in the same way as in a run: it is the sum
 of the weights, the gradients and the bytes that are live at the same time, which are traced with two small
-batches. The growth is the peak of the resident memory minus the resident memory before the network was built.
-Pages of libraries do not count. malloc is set to map each block above 64 KiB separately, so that freed memory
+batches. The growth is the peak resident memory minus the resident memory before the network was built,
+without pages of libraries. malloc is set to map each block above 64 KiB separately, so that freed memory
 returns to the system.
 """
 
@@ -49,7 +49,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     network: str
     weights_mib: float
     live_mib: float
-    """Peak memory of the batch, the activations and temporary tensors together."""
+    """Peak of the total memory of the batch, the activations and the temporary tensors."""
     predicted_mib: float
     measured_mib: float
 
@@ -59,7 +59,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
 
 
 def run(quick: bool = False, *, say: Say = silent) -> dict[str, Any]:
-    """Predict and measure the memory of the networks of `edgefl bench truth`; return plain values.
+    """Predict and measure the memory for training the networks of `edgefl bench truth`; return plain values.
 
     With ``quick``, only three networks are measured. Raises `ConfigError` if timm is not installed.
     """
@@ -81,7 +81,7 @@ def run(quick: bool = False, *, say: Say = silent) -> dict[str, Any]:
 def memory_row(network: str, make: Make, shape: tuple[int, ...], batch: int) -> MemoryRow:
     """Predict the memory of one network in one forked process, and measure it in another.
 
-    From now on, torch computes on one thread.
+    After this call, torch also computes on only one thread in this process.
     """
     torch.set_num_threads(1)
     weights_mib, live_mib, predicted_mib = _in_fork(lambda: _predicted(make, shape, batch))
@@ -100,10 +100,10 @@ def _predicted(make: Make, shape: tuple[int, ...], batch: int) -> list[float]:
 def _grown_mib(make: Make, shape: tuple[int, ...], batch: int) -> float:
     """Return the growth of resident memory, in MiB, during two training steps like those of a client.
 
-    The peak while the network is built does not count.
+    The peak while the network is being built is excluded.
     """
     _libc.mallopt(_MMAP_THRESHOLD, 1 << 16)
-    kept = make()  # build the network once before, so that imports and caches do not count as its memory
+    kept = make()  # build the network once in advance, so that imports and caches are not measured
     x, y = np.ones((batch, *shape), np.float32), np.zeros(batch, np.int64)
     del kept
     gc.collect()
@@ -112,7 +112,7 @@ def _grown_mib(make: Make, shape: tuple[int, ...], batch: int) -> float:
     trainer = Trainer(FlatModel(make()))
     gc.collect()
     _libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM (the peak) restarts at the present memory
+    Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM (the peak) to the current memory
     trainer.run(x, y, LocalRule(batch_size=batch, steps=2, lr=1e-3), np.random.default_rng(0))
     return _status_mib("VmHWM") - start_mib - (_status_mib("RssFile") - file_mib)
 

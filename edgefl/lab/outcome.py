@@ -34,10 +34,10 @@ TRIP = (
 """Columns of a trip that are computed instead of measured under the virtual clock."""
 VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
-"""Incidents that no kill may cause: an update is not the one that was sent, or has another base version."""
+"""Incidents that no kill may cause: an update differs from what was sent, or has another base version."""
 REPEATED = "another sum"
-"""Text in the message about a refused sum whose masked updates were already in an earlier sum. Killing one
-process must never cause such a refusal."""
+"""Text in the message that refuses a sum because its masked updates were already in an earlier sum. Killing
+one process must never cause such a refusal."""
 MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")
 
 
@@ -125,11 +125,11 @@ def _first_difference(key: int, here: Mapping[str, str] | None, there: Mapping[s
 
 
 def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
-    """Yield the violations in a run under the wall clock.
+    """Yield descriptions of the violations in a run under the wall clock.
 
     A violation is an acknowledged update that was lost, altered or repeated, or a model that differs from the
-    one recomputed from the journal. ``account`` is the log of the clients (`edgefl.run.client`), and ``code``
-    is the folder of the user's modules.
+    model recomputed from the journal. ``account`` is the log that the clients wrote (`edgefl.run.client`),
+    and ``code`` is the folder of the user's modules.
     """
     problems = log_problems(account, folder)
     with Record(folder) as record:
@@ -168,7 +168,7 @@ class Acknowledged(NamedTuple):
 
 
 def read_log(path: Path) -> list[Acknowledged]:
-    """Read the acknowledged updates from the log ``path``, in the order in which they were acknowledged.
+    """Read the acknowledged updates from the log ``path``, in the order of their acknowledgement.
 
     >>> import tempfile; path = Path(tempfile.mkdtemp()) / "account"
     >>> _ = path.write_text("done 3 0 77\\ndone 2 1 78\\nacknowledged 3 0\\n")
@@ -215,7 +215,7 @@ KINDS = ("supervisor", "zygote", "server", "client", "worker", "evaluator", "gov
 PLACES = ("die", *failpoints.OF_SERVER, *failpoints.OF_SUMS)
 """Failpoints (named places in the code) of clients, of the server and of secure aggregation.
 
-The failpoint of clients is used only under the wall clock.
+The clients' failpoint is used only under the wall clock.
 """
 
 
@@ -225,10 +225,10 @@ class Kill(msgspec.Struct):
     kind: str
     round: int
     command: int
-    """Index of the command of the round that was running; the first command is 1."""
+    """Index of the round's command that was running; the first command is 1."""
     at_s: float
     recovery_s: float | None = None
-    """Seconds until a version newer than all earlier ones was recorded; None if the run ended before that."""
+    """Seconds until a version newer than all earlier ones was recorded; None if the run ended before."""
 
 
 class DisturbedRun(msgspec.Struct, kw_only=True):
@@ -237,15 +237,14 @@ class DisturbedRun(msgspec.Struct, kw_only=True):
     seed: int
     kills: int = 0
     commands: int = 0
-    """Number of ``edgefl`` commands that were executed: one to start the run, and one for each time that it
-    was resumed."""
+    """Number of ``edgefl`` commands: one that started the run, and one each time that it was resumed."""
     wall_s: float = 0.0
     versions: int = 0
     trips: int = 0
     acknowledged: int = 0
     """Number of acknowledged updates in the log that the clients write (only under the wall clock)."""
     outlived_s: float = 0.0
-    """Maximum number of seconds for which a process of the run outlived its supervisor."""
+    """Longest time in seconds by which a process of the run outlived the supervisor."""
     judged: bool = False
     violations: list[str] = []
 
@@ -267,7 +266,7 @@ class Findings:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of processes that were killed, and the failpoints at which processes died."""
+        """The kinds of the killed processes, and the failpoints at which processes died."""
         made = {kill.kind for kill in self.kills}
         return [kind for kind in (*KINDS, *PLACES) if kind in made]
 

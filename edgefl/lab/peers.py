@@ -38,12 +38,12 @@ PACKAGES = {
     "flower": ("flwr[simulation]==1.42.0", "torch=={torch}"),
     "flsim": ("flsim==0.1.0", "torch=={torch}"),
 }
-"""Packages that pip installs for each framework; ``{torch}`` stands for the version of torch in edgefl."""
+"""Packages that pip installs for each framework; ``{torch}`` is the version of torch that edgefl uses."""
 FRAMEWORKS = ("edgefl", "torch", *PACKAGES)
 """Names of the frameworks. ``torch`` is the upper limit: training without a framework, in the environment of
 edgefl."""
 PATIENCE_S = 300.0
-"""A program that completes no new model for this number of seconds is stopped."""
+"""Number of seconds without a new model after which a program is stopped."""
 LOOK_S = 1.0
 """Seconds between two measurements of memory."""
 _START = "import sys; sys.path.append({lab!r}); from rivals.with_{name} import main; main(sys.argv[1])"
@@ -75,7 +75,7 @@ mode train in rounds; the number of clients per round is the buffer size of FedS
 
 
 class Case(NamedTuple):
-    """One framework in one setting, with the number of processes and of threads in each process."""
+    """One framework in one setting, with the number of processes and of threads per process."""
 
     setting: str
     framework: str
@@ -93,16 +93,16 @@ class Turn(NamedTuple):
     version: str
     trips_per_s: float
     start_s: float
-    """Start-up time in seconds: the time until the first new model, minus the time that its trips take at the
-    measured speed."""
+    """Start-up time in seconds: the time until the first new model, minus the time that this model's trips
+    take at the measured speed."""
     peak_mib: float
     """Peak proportional memory (PSS), in MiB, of all processes of the program together."""
 
 
 def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
-    """Return the cases to measure, with the arrangements that may be the fastest one for each framework.
+    """Return the cases to measure: for each framework, the process and thread counts that may be fastest.
 
-    They use all cores for processes, or for threads.
+    Most cases use all cores, either for processes or for threads.
     """
     cores = usable_cores()
     each = {name: [(cores, 1)] for name in ("edgefl", "torch")}
@@ -113,7 +113,7 @@ def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
 
 
 def chosen(option: str, text: str | None, known: Sequence[str]) -> list[str]:
-    """Return the names in a comma-separated list, or all ``known`` names if ``text`` is None.
+    """Return the names in the comma-separated list ``text``, or all ``known`` names if ``text`` is None.
 
     Raises `ConfigError` for an unknown name; the message starts with ``option``.
     """
@@ -136,8 +136,8 @@ def run(
     """Measure all cases in turn; return plain values for `show` and a JSON file.
 
     ``only`` and ``settings`` are comma-separated lists of names. ``rows`` contains an entry for each case:
-    the medians of the metrics of `Turn` over all turns, the ``spread`` of ``trips_per_s``, and ``why``, which
-    is the reason if a case has no metrics.
+    the medians of the metrics of `Turn` over all turns, the ``spread`` of ``trips_per_s``, and ``why``, the
+    reason if the case could not be measured.
     """
     frameworks = chosen("--only", only, FRAMEWORKS)
     wanted = cases(chosen("--settings", settings, list(SETTINGS)), frameworks)
@@ -183,10 +183,10 @@ def _row(case: Case, turns: Sequence[Turn], why: str) -> dict[str, Any]:
 
 
 def interpreter(framework: str, folder: Path) -> str:
-    """Install a framework with pip in ``folder``, and return the Python interpreter of that environment.
+    """Install a framework with pip in an environment in ``folder``; return the environment's interpreter.
 
-    An existing environment with the same packages is reused. Raises `RunError` with the last line that pip
-    printed.
+    An existing environment with the same packages is reused. If the installation fails, raises `RunError`
+    with the last line of its output.
     """
     if framework not in PACKAGES:
         return sys.executable
@@ -208,7 +208,7 @@ def interpreter(framework: str, folder: Path) -> str:
 def measured(case: Case, python: str, seconds: float) -> Turn:
     """Run one program until it ends, and return its measurements.
 
-    Raises `RunError` with the last line of its error output if it fails.
+    If the program fails, raises `RunError` with the last line of its error output.
     """
     lab = str(Path(__file__).parent)
     threads = {name: str(case.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -249,7 +249,7 @@ def write_task(case: Case, folder: Path, seconds: float) -> None:
 
 
 def _printed(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Return the JSON objects that a program prints. Kill it if it prints none for `PATIENCE_S` seconds."""
+    """Return the JSON objects that a program prints; kill it after `PATIENCE_S` seconds without any."""
     assert program.stdout is not None
     killer = threading.Timer(PATIENCE_S, kill_tree, [program])
     killer.start()
@@ -275,7 +275,7 @@ def _printed(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
 def _peak_memory(program: subprocess.Popen[str]) -> Iterator[list[float]]:
     """Yield a list with one number: the peak PSS of a program with all its descendants, in MiB.
 
-    The number is kept up to date until the ``with`` block ends.
+    The number is updated until the ``with`` block ends.
     """
     ended, peak = threading.Event(), [0.0]
 
@@ -298,7 +298,7 @@ def _peak_memory(program: subprocess.Popen[str]) -> Iterator[list[float]]:
 def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) -> Turn:
     """Compute the metrics of a program from the JSON objects that it printed.
 
-    Raises `RunError` if fewer than two of them report a model.
+    Raises `RunError` if fewer than two of these objects report a model.
 
     >>> rounds = [{"trips": 10, "at_s": 107.0}, {"trips": 20, "at_s": 109.0}, {"trips": 30, "at_s": 111.0}]
     >>> speed([{"version": "1.0"}, *rounds], started_s=100.0, peak_mib=50.0)
@@ -315,7 +315,7 @@ def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) 
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row for each case, with edgefl's speed in the same setting divided by that of the case."""
+    """Print a row for each case, with edgefl's speed in the same setting divided by the case's speed."""
     heads = ["setting", "framework", "version", ">processes", ">threads"]
     heads += [">trips/s", ">spread", ">edgefl ÷ it", ">start s", ">peak MiB"]
     rows, reasons = [], []
@@ -344,7 +344,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _finish(command: Sequence[str], what: str) -> None:
-    """Run a command and wait for its end. If it fails, raise `RunError` with the last line of its output."""
+    """Run a command until it ends. If it fails, raise `RunError` with the last line of its output."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RunError(f"{what}: {last_line(done.stdout) or f'exit code {done.returncode}'}")

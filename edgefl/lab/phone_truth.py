@@ -4,8 +4,8 @@ The basis of a prediction is what is known about the phone:
 
 - ``profile``: edgefl has a profile of this phone model;
 - ``core``: there is no such profile, but the type of core, its clock rate and the RAM are known;
-- ``one-network``: the same is known as for ``core``, and also the time of one network (`REFERENCE`), which is
-  then not judged.
+- ``one-network``: the same facts as for ``core`` are known, and so is the time of one network (`REFERENCE`),
+  which is therefore not judged.
 
 The error is |predicted ÷ measured − 1|.
 """
@@ -49,7 +49,7 @@ def run(quick: bool = False, *, rows: Path, networks: Path, say: Say = silent) -
 
 
 def judge(table: PhoneTable, rows: Sequence[PhoneRow], works: Works) -> Iterator[dict[str, Any]]:
-    """Yield a result for each measured row and each basis on which it can be predicted."""
+    """Yield a result for each measured row and each basis on which its time can be predicted."""
     by_unit: dict[phones.About, list[PhoneRow]] = {}
     for row in rows:
         by_unit.setdefault(row.about, []).append(row)
@@ -63,7 +63,7 @@ def judge(table: PhoneTable, rows: Sequence[PhoneRow], works: Works) -> Iterator
 def _models(
     table: PhoneTable, about: phones.About, rows: Sequence[PhoneRow], works: Works
 ) -> Iterator[tuple[str, TimeModel]]:
-    """Yield each basis on which the times of a phone can be predicted, with the time model for this basis."""
+    """Yield each basis on which a phone's times can be predicted, with the time model for that basis."""
     own = next((phone for phone in table.phones if phone.model == about.model), None)
     if own is not None:
         yield "profile", phones.of_measured(table, own, about.unit)
@@ -101,7 +101,7 @@ def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Summarise the errors of predictions.
 
     Returns the number of rows and of phones, the median and the 90th percentile of the errors, the 90th
-    percentile over phones of their median errors, and the share of rows within their predicted intervals.
+    percentile of the phones' median errors, and the share of rows within their predicted intervals.
     """
     errors = np.array([abs(row["predicted"] / row["measured"] - 1) for row in rows])
     units = np.array([row["unit"] for row in rows])

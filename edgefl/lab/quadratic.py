@@ -4,9 +4,9 @@ The objective of client i is f_i(w) = L/2 ‖w − c_i‖². The coordinates of 
 of which shows one effect:
 
 - **descent**, the first term of the theorems: no noise, all c_i = 0, and a start away from the optimum;
-- **noise**, their variance term: normal noise on every gradient, and a start at the optimum;
+- **noise**, the variance term of the theorems: normal noise on every gradient, and a start at the optimum;
 - **shares**: one coordinate for each client, in which c_i is n for this client and 0 for all others, so that
-  the mean of the model over time is n times the client's share of all weight (Ma 2024, eq. 3: 1 is fair).
+  the mean of the model over time is n times the client's share of the weight (Ma 2024, eq. 3: 1 is fair).
 
 As long as step size times staleness is small, the mean of ‖∇f‖² over a run follows from the step size, the
 number of versions and Σ α², which measures how concentrated the weights of a version are (`Expected`).
@@ -43,9 +43,9 @@ class Quadratic(NamedTuple):
     distance: float = 1.0
     """The distance ‖w_0 − w*‖ of the start from the optimum."""
     spread: float = 0.0
-    """The ratio ‖c_i‖/n for each client. If it is 0, all clients have the same objective."""
+    """The ratio ‖c_i‖/n for each client. If the ratio is 0, all clients have the same objective."""
     skewed: bool = False
-    """If True, only client 0 has a different objective; the mean diversity stays the same."""
+    """True if only client 0 has a different objective; the mean diversity is the same in both cases."""
     batches: tuple[int, ...] = ()
     """Number of examples in the batch of each client; if empty, each batch contains one example. The variance
     of a gradient is σ² divided by this number."""
@@ -86,8 +86,8 @@ class Quadratic(NamedTuple):
     def start(self, shares: Sequence[float] | None = None) -> Vector:
         """Return the start w_0.
 
-        It is ``distance`` in the block `DESCENT`, and elsewhere the optimum for ``shares``, the clients'
-        shares of the weight times n.
+        In the block `DESCENT`, w_0 is ``distance``; elsewhere, w_0 is the optimum for ``shares``, the
+        clients' shares of the weight, multiplied by n.
         """
         fair = np.ones(self.clients) if shares is None else np.asarray(shares)
         return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spreads * fair])
@@ -113,7 +113,7 @@ class Trajectory(NamedTuple):
         return float(self.problem.smoothness**2 * np.mean(np.sum(part**2, axis=1)))
 
     def shares(self) -> Vector:
-        """Return, for each client, n times its share of all weight after the first tenth of the run."""
+        """Return, for each client, n times its share of the weight after the first tenth of the run."""
         late = self.models[len(self.models) // 10 :, NOISE.stop :]
         return np.asarray(late.mean(axis=0) / self.problem.spread)
 
@@ -134,7 +134,7 @@ def descend(
 
     By default, the duration of a trip is Exp(1), so that each client is equally likely to be the next whose
     update arrives, as the proofs assume. The run starts from `Quadratic.start` for ``shares``. ``devices``
-    contains what the strategy knows about the clients; by default, it knows nothing.
+    contains what the strategy knows about the clients; by default, the strategy knows nothing about them.
     """
     centres, size = problem.centres(), NOISE.stop - NOISE.start
     noise, delays = (
@@ -230,7 +230,7 @@ class Expected(NamedTuple):
     def floor(self) -> float:
         """Return the contribution of noise.
 
-        It rises from zero towards the noise that a version adds, divided by 1 − ρ².
+        The contribution rises from zero towards the noise that one version adds, divided by 1 − ρ².
         """
         one = (1.0 - self._kept**2) / (1.0 - (1.0 - self.rate * self.problem.smoothness) ** 2)
         return self._risen(self.rate**2 * float(self.problem.batch_variances.mean()) * one)

@@ -2,8 +2,8 @@
 
 A client's step on a batch of b ≤ B examples has the size η·b/B. The problem is F(w) = L/2 ‖w‖². The gradient
 of an example contains noise of known variance in all coordinates except the first. The first coordinate
-starts at a distance from the optimum, and the other coordinates start at the optimum. Every trip uses new
-examples, as the theorem assumes, and continues from the model of the previous trip.
+starts away from the optimum, and the other coordinates start at the optimum. Every trip uses new examples, as
+the theorem assumes, and continues from the model of the previous trip.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ RATE = 0.1
 
 
 class Squares(NamedTuple):
-    """The parts of the weighted mean Σ η_q·E‖∇F(y_q)‖²/A_Q, where η_q = η·b_q/B and A_Q = Σ η_q."""
+    """Contributions of descent and of noise to the weighted mean Σ η_q·E‖∇F(y_q)‖²/A_Q over the steps q.
+
+    The model before step q is y_q, the size of its batch is b_q, η_q = η·b_q/B, and A_Q = Σ η_q.
+    """
 
     descent: float
     noise: float
 
 
 def expected(sizes: Sequence[int]) -> Squares:
-    """Compute the weighted means for batches of the given sizes, with the recursion that E w² follows."""
+    """Compute the weighted means for batches of the given sizes, with the recursion for E w²."""
     rates = [RATE * size / BATCH for size in sizes]
     left, noise, means = DISTANCE**2, 0.0, np.zeros(2)
     for rate, size in zip(rates, sizes, strict=True):
@@ -53,7 +56,7 @@ def bound(sizes: Sequence[int]) -> float:
 
 
 def measured(sizes: Sequence[int], seed: int) -> Squares:
-    """Train in one trip of one step for each batch size in ``sizes``; return the weighted means."""
+    """Train one trip of one step for each batch size in ``sizes``; return the weighted means."""
     import torch
 
     from edgefl.learning.flat import FlatModel

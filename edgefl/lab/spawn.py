@@ -1,4 +1,4 @@
-"""Measures the start-up time and memory of clients, compared with a process that imports torch by itself.
+"""Measures the start-up time and memory of clients, compared with a process that imports torch on its own.
 
 The run consists of synchronous rounds in which all clients take part. Each client records when it was forked
 and when it first trained. The earliest training begins as soon as the last client is ready. The memory of a
@@ -34,11 +34,11 @@ from edgefl.strategies.base import TripInputs
 COUNTS = (10, 50, 100, 300, 1000)
 QUICK_COUNTS = COUNTS[:4]
 TIME_SCALE = 1e-4
-"""Wall-clock seconds per emulated second, so small that clients never wait for emulated time to pass."""
+"""Wall seconds per emulated second: so few that clients never wait for emulated time to pass."""
 PATIENCE_S = 120.0
-"""Maximum number of seconds without a heartbeat from a client.
+"""Maximum number of seconds between two heartbeats of a client.
 
-It is long because all clients train and read their memory at the same time on a few cores.
+The limit is high because all clients train and read their memory at the same time on a few cores.
 """
 _IMPORT = """
 import time; started = time.perf_counter()
@@ -52,8 +52,8 @@ print(seconds, flush=True); input()
 class StartWorkload(Workload):
     """The real workload, except that each client also writes a file into the base folder of the run.
 
-    The file contains the times of the client's fork and first training on the monotonic clock, and its memory
-    (`_memory`).
+    The file contains the times of the client's fork and first training on the monotonic clock, and the
+    client's memory (`_memory`).
     """
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
@@ -75,7 +75,7 @@ class StartWorkload(Workload):
     ) -> TrainResult:
         if trip == 0:
             self._trained_s = time.monotonic()
-        elif done is not None:  # in a client, not in the zygote, which forks the clients
+        elif done is not None:  # it is None in the zygote, the process that forks the clients
             note = json.dumps([self._forked_s, self._trained_s, *_memory(os.getpid())])
             (self._notes / f"{client}.json").write_text(note)
         return super().train(client, trip, done, steps, given)
@@ -126,7 +126,7 @@ def run(
 def started(clients: int) -> tuple[float, list[list[float]]]:
     """Start clients that make two trips each.
 
-    Return the number of seconds until all clients were ready, and the memory of each client.
+    Return the time in seconds until all clients were ready, and the memory of each client.
     """
     experiment = bench.settings(
         fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory="off"),

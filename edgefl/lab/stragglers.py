@@ -1,7 +1,7 @@
 """Measures the time per update in rounds and in FedBuff, and the size of the clients that contribute updates.
 
 This tests appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022. The duration of the trips of client i is
-exponential with mean λ·n_i, where n_i is the number of examples of this client. Clients train nothing.
+exponential with mean λ·n_i, where n_i is the client's number of examples. Clients do not train.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 
 SIZES = ((1, 120), (4, 60), (16, 20))
-"""Pairs: how many examples a client has, and how many such clients there are. Most clients are small."""
+"""Pairs (number of examples per client, number of clients with that many). Most clients are small."""
 CLIENTS = sum(count for _, count in SIZES)
 MEAN = sum(size * count for size, count in SIZES) / CLIENTS
 STRAGGLER = 1.0
 """The mean duration λ in emulated seconds per example."""
 OVER_SELECTION = 1.3
 CONCURRENCY = (10, 30)
-"""Numbers of clients that train simultaneously. In rounds, this is the cohort, or a smaller cohort together
-with its over-selection."""
+"""Numbers of clients that train simultaneously. In rounds, this number is the cohort's size, or the size of a
+smaller cohort together with its over-selection."""
 STEPS_OF_TIME = 500
 
 Values = npt.NDArray[np.float64]
 
 
 class Rates(NamedTuple):
-    """The time per update that an algorithm needs, and the size of the clients whose updates it uses."""
+    """The time that an algorithm needs per update, and the mean size of the clients whose updates it uses."""
 
     seconds: float
-    """Emulated seconds for each update that the algorithm uses. Updates that it discards do not count."""
+    """Emulated seconds per update that the algorithm uses; discarded updates are not counted."""
     examples: float
     """Mean number of examples of the clients whose updates are used."""
 
@@ -89,7 +89,7 @@ def buffered(concurrency: int) -> Rates:
     """Return the expected `Rates` if a constant number of clients trains simultaneously, as in FedBuff.
 
     There are N clients; client i has n_i examples, and its trips take λ·n_i on average. M of the clients
-    train (``concurrency``), and whenever one of them finishes, another is drawn uniformly from the idle ones.
+    train (``concurrency``). Whenever one of them finishes, another is drawn uniformly from the idle clients.
     The probability that a given set of M clients is training is then proportional to the product of their
     n_i. The number of updates per second is therefore (N − M + 1)·e_{M−1}/(λ·e_M), where e_k is the
     elementary symmetric polynomial of degree k in all n_i.
@@ -164,7 +164,7 @@ def times(quick: bool = False) -> Finding:
 def _arms(concurrency: int) -> list[tuple[Strategy, Rates]]:
     """Return the strategies to compare (rounds, over-selected rounds and FedBuff), with the expected `Rates`.
 
-    In each of them, ``concurrency`` clients train simultaneously.
+    With each strategy, ``concurrency`` clients train simultaneously.
     """
     needed = math.floor(concurrency / OVER_SELECTION)
     selecting = FedAvg(cohort=needed, over_selection=OVER_SELECTION)

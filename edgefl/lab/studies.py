@@ -1,9 +1,8 @@
 """Loads the studies (reproductions of papers) that ``edgefl reproduce`` runs.
 
-The file ``experiments/papers/studies/NAME.toml`` defines the arms of a study, which are the algorithms that
-it compares, and its races, which are claims that one arm reaches a target accuracy at a lower cost than
-another. If a paper also makes other claims, a module in `edgefl.lab` judges them after the races, in its
-function ``claims(curves)``.
+The file ``experiments/papers/studies/NAME.toml`` defines a study's arms (the algorithms to compare) and races
+(claims that one arm reaches a target accuracy at a lower cost than another). If a paper also makes other
+claims, the function ``claims(curves)`` of a module in `edgefl.lab` judges these claims after the races.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ FURTHER: Mapping[str, Callable[[Curves], Sequence[Finding]]] = {
     "ablations-fedbuff": ablations_fedbuff.claims,
     "ablations-privacy": ablations_privacy.claims,
 }
-"""Functions that judge the claims of a study that are not races, keyed by the name of the study."""
+"""Functions that judge a study's claims other than races, keyed by the name of the study."""
 
 
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of the file of a study: fields of `Study`, and the races."""
+    """The content of a study's file: fields of `Study`, and the races."""
 
     title: str
     citation: str

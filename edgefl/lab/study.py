@@ -33,8 +33,8 @@ from edgefl.run.sweep import warm
 Verdict = Literal[
     "reproduced", "holds", "smaller", "not reproduced", "not settled", "same runs", "out of reach"
 ]
-"""Verdicts on a claim. ``holds`` means that the claim is also reproduced with a mutant, a deliberately wrong
-implementation (`edgefl.lab.claims`)."""
+"""Verdicts on a claim. ``holds`` means that a mutant, a deliberately wrong implementation, also reproduces
+the claim (`edgefl.lab.claims`)."""
 
 
 class Finding(NamedTuple):
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
     verdict: Verdict
     note: str = ""
     mine: tuple[str, ...] = ()
-    """Labels of the arms (algorithms) that the claim is about. Mutants (wrong versions) replace them."""
+    """Labels of the arms (algorithms) that the claim is about, which mutants (wrong versions) replace."""
     others: tuple[str, ...] = ()
     """Labels of the arms with which the arms ``mine`` are compared."""
     p: float | None = None
@@ -57,10 +57,10 @@ class Finding(NamedTuple):
     survives: bool | None = None
     """True if the p-value passes the correction for multiple tests over all claims of the study."""
     family: str = ""
-    """Key in `edgefl.lab.mutants.MUTANTS` of the mutants to run for this claim. If it is "", the key is the
-    strategy of the arm."""
+    """Key in `edgefl.lab.mutants.MUTANTS` of the mutants to run for this claim; "" stands for the strategy of
+    the arm."""
     mutants: Mapping[str, Verdict] = {}
-    """For each mutant that was run in place of the arms, the verdict on the claim."""
+    """Verdict on the claim for each mutant that was run in place of the arms, keyed by the mutant's label."""
 
     @property
     def says(self) -> str:
@@ -78,7 +78,7 @@ class Finding(NamedTuple):
 
     @property
     def undistinguished(self) -> list[str]:
-        """Labels of mutants with which the claim is reproduced too, or whose runs ended too early."""
+        """Labels of mutants with which the claim is also reproduced, or whose runs ended too early."""
         return [label for label, found in self.mutants.items() if found in ("reproduced", "out of reach")]
 
     @property
@@ -92,7 +92,7 @@ class Finding(NamedTuple):
 
 
 HOLDING = ("reproduced", "holds", "smaller")
-"""Verdicts that are given only if the confidence interval excludes an effect by chance."""
+"""Verdicts that are given only if the confidence interval rules out a chance effect."""
 
 
 def verdict(holds: bool) -> Verdict:
@@ -105,7 +105,7 @@ def share(values: Sequence[float]) -> str:
 
 
 LAST = statistics.WINDOW
-"""Number of evaluations at the end of a run whose mean is the final accuracy."""
+"""Number of evaluations at the end of a run over which the final accuracy is averaged."""
 
 
 class Curves:
@@ -118,7 +118,7 @@ class Curves:
     def __init__(self, records: Mapping[str, Sequence[Record]], settings: str = "") -> None:
         self.records = {label: tuple(found) for label, found in records.items()}
         self.settings = settings
-        """Name of the settings with which these runs were made."""
+        """Name of the settings of these runs."""
 
     def _each(self, label: str, figure: Callable[[list[EvaluationRow]], float]) -> list[float]:
         runs = [record.evaluations for record in self.records[label]]
@@ -155,9 +155,9 @@ class Curves:
         return [RaceTarget(1.0, "").curve(record, over).end for record in self.records[label]]
 
     def race(self, mine: str, other: str, target: float, over: Over) -> statistics.CostRatio | None:
-        """Return the ratio of the costs of ``other`` and of ``mine`` until they reach the target accuracy.
+        """Return the cost of ``other`` divided by that of ``mine``, both up to the target accuracy.
 
-        It is None if runs ended too early.
+        The result is None if runs ended too early.
         """
         reached = [self.reached(label, target, over) for label in (other, mine)]
         return statistics.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
@@ -171,9 +171,9 @@ class Curves:
         return out
 
     def weights(self, label: str, profile: str) -> list[float]:
-        """Return, for each run, n times the mean share of the applied weight that clients of ``profile`` get.
+        """Return, for each run, the mean share of applied weight of a client with ``profile``, times n.
 
-        A value of 1 is fair.
+        A value of 1 is fair; n is the number of clients.
         """
         out = []
         for record in self.records[label]:
@@ -207,9 +207,9 @@ class Arm:
     """Assignments in the form that ``edgefl run --set`` accepts."""
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further changes, such as step sizes from the paper, keyed by the name of the settings (see
-    `Study.settings`). Tuned step sizes (`edgefl.lab.tuning`) replace them."""
+    `Study.settings`). Tuned step sizes (`edgefl.lab.tuning`) override these changes."""
     grid: Mapping[str, tuple[float, ...]] | None = None
-    """Values that tuning tries for each key, if they differ from those of the study."""
+    """Values that tuning tries for each key; None stands for the study's grid."""
     steps_of: str = ""
     """Label of another arm whose tuned step sizes this arm uses; "" if it uses its own."""
     grid_at: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
@@ -220,18 +220,18 @@ class Arm:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The search for the step sizes of each arm: those with the largest area under the learning curve win."""
+    """How to choose each arm's step sizes: those with the largest area under the learning curve win."""
 
     grid: Mapping[str, tuple[float, ...]]
     """Values to try for each key of the experiment; all combinations are run."""
     over: Over
-    """The cost over which the area is integrated; it is the same cost as in the races."""
+    """The cost over which the learning curve is integrated, which is the same cost as in the races."""
     budget: Mapping[str, float]
-    """The cost that each run may use, keyed by the name of the settings."""
+    """Maximum cost of each tuning run, keyed by the name of the settings."""
     seeds: tuple[int, ...] = (101, 102)
     """Seeds of the tuning runs, which differ from the seeds of the races."""
     seeds_at: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Fewer seeds for settings with which runs take long, keyed by the name of the settings."""
+    """Fewer seeds for settings with long runs, keyed by the name of the settings."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +239,8 @@ class Study:
     """A comparison of algorithms in a paper: its settings, arms (algorithms), seeds and claims."""
 
     name: str
-    """Name of the study, and of its settings file in ``experiments/papers``. The names of files with other
-    settings end with a suffix such as ``-quick``."""
+    """Name of the study, and of its settings file in ``experiments/papers``. Files with other settings have a
+    suffix such as ``-quick``."""
     title: str
     citation: str
     arms: tuple[Arm, ...]
@@ -253,11 +253,11 @@ class Study:
     small_seeds: tuple[int, ...] = SEEDS
     """Seeds that are used with ``--quick``."""
     changes: tuple[str, ...] = ()
-    """Changes by the user to the settings of all arms, in the form that ``edgefl run --set`` accepts."""
+    """The user's changes to the settings of all arms, in the form that ``edgefl run --set`` accepts."""
     tuning: Tuning | None = None
 
     def arms_of(self, settings: str) -> list[Arm]:
-        """Return the arms that the given settings include."""
+        """Return the arms that are part of the given settings."""
         return [arm for arm in self.arms if not arm.only or settings in arm.only]
 
     def arm(self, label: str) -> Arm:
@@ -267,7 +267,7 @@ class Study:
     def changed(self, changes: Sequence[str]) -> Study:
         """Return a copy of the study with changed settings.
 
-        Raises `ConfigError` if a changed key is the seed, or a key in which arms differ.
+        Raises `ConfigError` if ``changes`` contains the seed, or a key in which arms differ.
         """
         for change in changes:
             keys, _ = toml.assignment(change)
@@ -325,7 +325,8 @@ class Study:
         return toml.read(file) if file.is_file() else {}
 
     def experiment(self, arm: Arm, seed: int, settings: str = "", more: Sequence[str] = ()) -> Experiment:
-        """Return the experiment for one arm and seed; ``more`` changes, if any, replace tuned step sizes."""
+        """Return the experiment for one arm and seed; if ``more`` changes are given, tuned step sizes are not
+        used."""
         tuned = self.tuned(settings)
         steps = tuned.get(arm.steps_of or arm.label, ()) if not more else ()
         changes = (*arm.changes, *arm.at.get(settings, ()), *steps, *self.changes, *more)
@@ -345,11 +346,11 @@ class Study:
         say: Callable[[str], None],
         quiet: bool = True,
     ) -> Curves:
-        """Carry out all runs of the arms that are missing in the folder ``out``; return all records.
+        """Execute all runs of the arms that the folder ``out`` does not contain yet; return all records.
 
-        By default, these are all arms of the study. Unless ``quiet`` is True, the progress of each run is
-        shown on a terminal. Raises `ConfigError` if the data is missing, `RunError` if a run could not
-        continue, and `KeyboardInterrupt` after Ctrl-C. After an interruption, the same command continues.
+        By default, all arms of the study are run. Unless ``quiet`` is True, the progress of each run is shown
+        on a terminal. Raises `ConfigError` if the data is missing, `RunError` if a run could not continue,
+        and `KeyboardInterrupt` after Ctrl-C. After an interruption, the same command continues.
         """
         arms = self.arms_of(settings) if arms is None else arms
         records: dict[str, list[Record]] = {arm.label: [] for arm in arms}
@@ -386,7 +387,7 @@ class Study:
 
 
 def folder() -> Path:
-    """Return the folder with the settings for all papers, in the package or beside it in a source tree."""
+    """Return the folder with the settings for all papers, in the package or in the source tree around it."""
     with contextlib.suppress(ModuleNotFoundError):
         found = Path(str(resources.files("edgefl._experiments"))) / "papers"
         if found.is_dir():
@@ -395,7 +396,7 @@ def folder() -> Path:
 
 
 def slug(arm: Arm) -> str:
-    """Return the label of the arm in a form that can be the name of a folder.
+    """Return the arm's label in a form that is suitable as a folder name.
 
     >>> slug(Arm("FedBuff, K = 10", ()))
     'fedbuff-k-10'

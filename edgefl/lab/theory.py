@@ -1,4 +1,4 @@
-"""Tests theorems of the papers by measurements on the real core, with models of a few numbers and no data.
+"""Tests theorems of the papers by measurements on the real core, with tiny models and without data.
 
 This module measures staleness, fairness and strategy-proofness in fleets in which the distribution of trip
 durations is known. Updates arrive as in a run with the same seed under the virtual clock. Other modules of
@@ -69,7 +69,7 @@ def findings(*, quick: bool, say: Callable[[str], None]) -> list[Finding]:
 def staleness_over_k(quick: bool = False) -> Finding:
     """Test FedBuff, appendix A: compare the staleness of each update with a separate count.
 
-    This count is the number of versions between the start of the trip and the arrival of its update.
+    The count is the number of versions between the start of the trip and the arrival of its update.
     """
     delays = [Delay(dist="uniform", low_s=low_s, high_s=1.2 * low_s) for low_s in np.linspace(1.0, 10.0, 20)]
     seen = staleness_by_buffer(delays, (1, *LARGER), (50 if quick else 1_000) * len(delays))
@@ -121,7 +121,7 @@ def fixed_delay(quick: bool = False) -> Finding:
 
 
 def _root(delay: int, step: float) -> float:
-    """Return the largest absolute value of a root z of z^{τ+1} − z^τ + a = 0, where a is ``step``."""
+    """Return the largest absolute value of the roots z of z^{τ+1} − z^τ + a = 0, where a is ``step``."""
     roots = np.roots([1.0, -1.0, *[0.0] * (delay - 1), step] if delay else [1.0, step - 1.0])
     return float(np.abs(roots).max())
 
@@ -145,7 +145,7 @@ def expected_staleness(quick: bool = False) -> Finding:
 def waiting_staleness(quick: bool = False) -> Finding:
     """Test equation 6 if clients wait for the next version before they restart.
 
-    Client i then contributes an update to one of E[τ_i] + 1 versions.
+    Client i then contributes an update to one in E[τ_i] + 1 versions.
     """
 
     def ratio(seen: Outcome) -> Shares:
@@ -168,7 +168,7 @@ def waiting_staleness(quick: bool = False) -> Finding:
 def fair_influence(quick: bool = False) -> Finding:
     """Test equations 7 and 8 without normalisation in each buffer.
 
-    This is the running form of FedStaleWeight with unbounded steps.
+    FedStaleWeight runs with ``normalize="running"`` and unbounded steps.
     """
     return judged(
         "b·E[τ_i] + 1 gives each client 1/n of the weight",
@@ -202,7 +202,7 @@ def normalized_influence(quick: bool = False) -> Finding:
 def _groups(
     name: str, strategy: Strategy, ratio: Callable[[Outcome], Shares], within: float, quick: bool
 ) -> Ratio:
-    """Return the mean ratio for the fast or for the slow clients, whichever is further from 1."""
+    """Return the mean ratio for the fast or for the slow clients, whichever is farther from 1."""
     rows = []
     for seed in range(1, 3 if quick else 6):
         found = ratio(simulate(strategy, 2_000 if quick else 10_000, seed, skip=SKIP))
@@ -211,7 +211,7 @@ def _groups(
 
 
 def slowing_down(quick: bool = False) -> Finding:
-    """Measure how much of its weight a client loses by slowing down, and compare this with the theory.
+    """Measure how much of its weight a client loses by slowing down, and compare the loss with the theory.
 
     The theory predicts no loss for raw weights, and a known loss for normalised weights.
     """
@@ -236,12 +236,12 @@ def slowing_down(quick: bool = False) -> Finding:
 # ---- the fairest weights under a bounded step: the tables of docs/findings.md, `benchmarks.frontier` ----
 #
 # The weights of a version add up to at most c. If a group of clients has updates in a share φ of all
-# versions, no strategy can therefore give the group more than the weight c·φ per version. If this is less
-# than the share of the fleet that the group makes up, no weights are fair.
+# versions, no strategy can therefore give the group more than the weight c·φ per version. If c·φ is less than
+# the group's share of all clients, no weights are fair.
 
 
 class Short(NamedTuple):
-    """Ratio of the weight of slow clients with a cap on the sum of weights to their weight without a cap.
+    """Weight of slow clients with a cap on the sum of weights, divided by their weight without a cap.
 
     Each list contains one value per seed.
     """
@@ -251,14 +251,14 @@ class Short(NamedTuple):
     running: list[float]
     credit: list[float]
     owed: list[float]
-    """Largest ratio, over clients, of the credit at the end to the fair weight of one update of the client.
+    """Largest ratio, over clients, of the final credit to the fair weight of one of the client's updates.
 
     The credit is weight that the client is owed because of the cap.
     """
 
 
 def measure(cap: float, slow_by: float, versions: int, seeds: Sequence[int], churn: bool = False) -> Short:
-    """Run the running form and the credit form of FedStaleWeight on the fleet of its paper.
+    """Run FedStaleWeight with ``normalize`` "running" and "credit" on the fleet of its paper.
 
     Each slow client is slowed down by the factor ``slow_by``, and ``cap`` limits the sum of a version's
     weights. Clients restart immediately, as in equation 6, so that without a cap each client gets 1/n of the
@@ -301,10 +301,10 @@ def comings_and_goings(versions: int, seed: int) -> list[Event]:
 
 
 def credit_reaches_it(quick: bool = False) -> Finding:
-    """Compare two forms of FedStaleWeight if the weights of a version may add up to at most c = 2.
+    """Compare two forms of FedStaleWeight whose weights may add up to at most c = 2 per version.
 
-    The running form loses the weight that exceeds the limit, and the credit form adds it to later versions.
-    Some of the fleets allow fair weights under this limit, and some do not.
+    With ``normalize`` "running", the weight above the limit is lost; with "credit", it is added to later
+    versions. Some of the fleets allow fair weights under this limit, and some do not.
     """
     versions, seeds = (2_000, (1,)) if quick else (8_000, (1, 2, 3))
     rows = [measure(2.0, slow_by, versions, seeds) for slow_by in (1.0, 1.5, 4.0)]

@@ -1,9 +1,9 @@
 """Compares predicted with measured times of training steps: published times, and times on this host.
 
 It proves little if a profile predicts the steps to which it was fitted. Therefore a second prediction is
-shown, from a fit without any step of the same network. Devices whose costs are scaled from another device
-were not fitted to their own steps. The error is |predicted ÷ measured − 1|; *held* is the share of steps
-whose measured time is within the predicted interval.
+shown, from a fit without any step of the same network. Profiles that are scaled from another device were not
+fitted to their own steps. The error is |predicted ÷ measured − 1|; *held* is the share of steps whose
+measured time is within the predicted interval.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def run(
 ) -> dict[str, Any]:
     """Compare all steps; return plain values for `show`, `draw` and a JSON file.
 
-    ``files`` are CSV files of measured steps. By default, all files in edgefl are used, and this host is
-    measured too. ``quick`` skips this host and the fits that leave out a network. In the result, ``steps``
+    ``files`` are CSV files of measured steps. By default, all files bundled with edgefl are used, and this
+    host is also measured. ``quick`` skips this host and the fits without a network. In the result, ``steps``
     contains an entry for each measured step, ``groups`` an entry for each device and class of networks,
     ``limits`` an entry for each metric that has a limit, and ``rates`` the result of `board_truth.run`.
     """
@@ -78,7 +78,7 @@ def _of_one_runtime(measured: Iterable[MeasuredStep]) -> Iterable[list[MeasuredS
 
 
 def compared(measured: Sequence[MeasuredStep], quick: bool = False, say: Say = silent) -> list[ComparedStep]:
-    """Compare the steps of one device and runtime with the profile, and with fits without the network."""
+    """Compare steps of one device and runtime with its profile, and with fits without the step's network."""
     name, runtime = measured[0].profile, measured[0].runtime
     device = load_device(name)
     known = runtime in device.runtime
@@ -107,7 +107,7 @@ def compared(measured: Sequence[MeasuredStep], quick: bool = False, say: Say = s
 def this_host(say: Say) -> list[ComparedStep]:
     """Measure the neural networks `NETWORKS` on this host, on one thread and on all threads.
 
-    Their times are predicted by a fit to the steps of the measuring kit, which is run on this host too.
+    Their times are predicted by a fit to the steps of the measurement kit, which also runs on this host.
     """
     import torch
 
@@ -179,7 +179,7 @@ def _errors(predictions: Sequence[HeldOutPrediction]) -> dict[str, Any] | None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the errors of steps to which profiles were fitted and of other steps, limits and board rates."""
+    """Print the errors of steps to which profiles were fitted and of others, the limits, and board rates."""
     fitted, others = ([g for g in result["groups"] if g["fitted"] is seen] for seen in (True, False))
     four = [">median", ">90%", ">worst", ">held"]
     if fitted:
@@ -252,20 +252,20 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
 
 
 def _seconds(step: dict[str, Any]) -> tuple[float, float]:
-    """Return the measured and the predicted seconds of a step.
+    """Return the measured and the predicted time of a step, in seconds.
 
-    The prediction comes from the fit that leaves out the network, if there is one.
+    The prediction comes from the fit without the step's network, if there is such a fit.
     """
     return step["measured_s"], step["unseen_s"] or step["predicted_s"]
 
 
 def _label(step: dict[str, Any]) -> str:
-    """Return the device and the runtime, and *fitted* if no fit leaves out the network of this step."""
+    """Return the device and runtime, and *fitted* for a fitted step if no fit leaves out its network."""
     return f"{_titled(step)}, fitted" if step["fitted"] and step["unseen_s"] is None else _titled(step)
 
 
 def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
-    """Draw a point for each step, the line of exact predictions, and a band up to a factor of 1.5 from it."""
+    """Draw a point for each step, the line of exact predictions, and a band within a factor of 1.5 of it."""
     seconds = [s for step in steps for s in _seconds(step)]
     span = [min(seconds) / 1.4, max(seconds) * 1.4]
     axes.fill_between(span, [s / 1.5 for s in span], [s * 1.5 for s in span], color="#e6e6e1", linewidth=0)
@@ -289,23 +289,23 @@ def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[
 # ---- limits: no step is judged by a model that was fitted to it ----------------------------------
 
 ENOUGH: Final = 20
-"""Minimum number of steps of a device, or of networks on this host, that is needed to judge intervals."""
+"""Minimum number of steps of a device, or of networks on this host, for a verdict on intervals."""
 HELD: Final = (0.85, 0.97)
 
 
 class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured step, with predictions by the profile of the device and by a fit without its network."""
+    """A measured step, with predictions by the device's profile and by a fit without the step's network."""
 
     profile: str
     runtime: str
     kind: str
-    """Class of the network of this step."""
+    """Class of this step's network."""
     by_profile: HeldOutPrediction
-    """Prediction that is made with the profile of the device."""
+    """Prediction by the device's profile."""
     fitted: bool
-    """True if this step is one of those to which the profile was fitted."""
+    """True if the profile was fitted to this step."""
     unseen: HeldOutPrediction | None
-    """Prediction by a fit that leaves out the network of this step; None if there is no such fit."""
+    """Prediction by a fit without this step's network; None if there is no such fit."""
     source: str
 
     @property
@@ -337,7 +337,7 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bar(NamedTuple):
-    """A choice of steps that are judged together, and upper limits on their errors."""
+    """A selection of steps that are judged together, and upper limits on their errors."""
 
     name: str
     chooses: Callable[[ComparedStep], bool]
@@ -345,7 +345,7 @@ class Bar(NamedTuple):
     p90: float | None = None
     worst_factor: float | None = None
     least: int = 1
-    """Minimum number of steps that is needed for a judgement."""
+    """Minimum number of steps for a verdict."""
 
 
 def _of(title: str, kind: str = "") -> Callable[[ComparedStep], bool]:
@@ -385,8 +385,8 @@ BARS: Final = (
 def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
     """Judge each metric that has a limit.
 
-    Returns for each metric what it describes, its name, the number of steps, ``found``, ``limit`` and
-    ``met``. ``found`` and ``met`` are None if there are too few steps.
+    Returns, for each metric, the steps that it describes, its name, the number of steps, ``found`` (its
+    value), ``limit`` and ``met``. ``found`` and ``met`` are None if there are too few steps.
     """
     return [*_by_error(steps), *_by_interval(steps)]
 
@@ -425,7 +425,7 @@ def _by_interval(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
 
 
 def _limit_line(bar: dict[str, Any]) -> list[Any]:
-    """Return a row of the table: name, number of steps, metric, value found, limit, and whether it is met."""
+    """Return a row of the table: name, number of steps, metric, measured value, limit and verdict."""
     words = {"p90": "90%", "worst_factor": "worst", "held": "held"}
     met = {None: "not judged", True: "met", False: "NOT MET"}[bar["met"]]
     found = "" if bar["found"] is None else _formatted(bar["figure"], bar["found"])
@@ -440,7 +440,7 @@ def _formatted(figure: str, value: float) -> str:
     return f"{value:.2f}" if figure == "worst_factor" else percent(value)
 
 
-# ---- this host: networks of timm, predicted by a fit to the parts of the measuring kit --------------
+# ---- this host: timm's networks, predicted by a fit to the parts of the measurement kit -------------
 
 BATCH: Final = 4
 NETWORK_S: Final = 8.0
@@ -460,10 +460,10 @@ def measure(
     networks: Sequence[str] = NETWORKS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[HeldOutPrediction]:
-    """Measure the kit and the networks on this host, on ``threads`` threads of torch.
+    """Run the measurement kit and the networks on this host, with ``threads`` torch threads.
 
     On one thread, CPU time is measured. Returns each network with its prediction, which comes from a fit to
-    the parts of the measuring kit.
+    the parts of the kit.
     """
     result = kit.measure(kit.MINUTES, threads, tell)
     found = fit_kit(msgspec.convert(result, KitResult).rows())
@@ -476,7 +476,7 @@ def measure(
 
 
 def network_row(network: str, threads: int) -> Row:
-    """Return the work of a training step of a timm network, and the seconds that it takes on this host."""
+    """Return the work of a training step of a timm network, and the step's time on this host."""
     module = timm_network(network, IMAGE, 1000)
     part = kit.Part(lambda: module, IMAGE, BATCH)
     took = kit.timed(kit.stepper(part), NETWORK_S)

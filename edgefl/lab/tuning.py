@@ -1,6 +1,6 @@
 """Chooses step sizes for the arms (algorithms) of a study.
 
-It runs a grid of step sizes on seeds that the study itself does not use, and saves the best step sizes.
+A grid of step sizes is run with seeds that the study itself does not use, and the best ones are saved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgefl.run.sweep import warm
 
 Grid = Mapping[str, Sequence[float]]
 VALIDATION = 0.1
-"""Share of the examples that tuning holds out for evaluation if the settings hold out none."""
+"""Share of the examples that tuning holds out for evaluation if the settings do not hold out any."""
 
 
 class Chosen(NamedTuple):
@@ -96,7 +96,7 @@ def choices(grid: Grid) -> list[list[str]]:
 
 
 def choose(label: str, scored: Sequence[tuple[float, list[str]]], grid: Grid) -> Chosen:
-    """Return the best point, or the first of several equally good points. Runs that diverged (NaN) are worst.
+    """Return the best point, or the first of several equally good ones. Points that diverged (NaN) rank last.
 
     >>> choose("a", [(0.2, ["training.lr=0.1"]), (0.5, ["training.lr=0.2"])], {"training.lr": (0.1, 0.2)})
     Chosen(label='a', changes=('training.lr=0.2',), score=0.5, border=('training.lr',))
@@ -111,7 +111,7 @@ def choose(label: str, scored: Sequence[tuple[float, list[str]]], grid: Grid) ->
 def written(
     study: Study, tuning: Tuning, settings: str, best: Sequence[Chosen], grids: Sequence[Grid]
 ) -> str:
-    """Return the text of the file that contains the grid and the chosen step sizes of each arm."""
+    """Return the content of the file with the grid and the chosen step sizes of each arm."""
     of = COSTS[tuning.over]
     command = f"edgefl reproduce {study.name}{f' --settings {settings}' if settings else ''} --tune"
     given = "".join(f" --set {change}" for change in study.changes)

@@ -1,7 +1,7 @@
-"""Tests Toghani and Uribe's theorem on FedBuff, its remarks and its assumptions, with known constants.
+"""Tests Toghani and Uribe's theorem about FedBuff, with its remarks and assumptions, for known constants.
 
-Each bound is loose, so the verdicts depend on the size of the bounded quantity. This size follows from the
-step sizes, the buffer, and the batches, objectives and arrival rates of the clients (`edgefl.lab.quadratic`).
+Each bound is loose, so the verdicts depend on the exact size of the bounded quantity. This size follows from
+the step sizes, the buffer, and the clients' batches, objectives and arrival rates (`edgefl.lab.quadratic`).
 A problem that is not quadratic is tested in `edgefl.lab.logistic`.
 """
 
@@ -31,12 +31,12 @@ SOURCE = "Toghani and Uribe 2022"
 
 
 class Constants(NamedTuple):
-    """The constants that the bound of the theorem contains."""
+    """The constants in the theorem's bound."""
 
     smoothness: float
     """The smoothness constant L."""
     variance: float
-    """The variance σ²/b of a gradient that is computed on the smallest batch."""
+    """The variance σ²/b of a gradient on the smallest batch."""
     diversity: float
     """The diversity γ² of the clients."""
     gap: float
@@ -89,7 +89,7 @@ def _stalest(runs: Sequence[Sequence[Trajectory]]) -> int:
 def toghani_uribe(quick: bool = False) -> Finding:
     """Test theorem 1: run FedBuff with β = 1/K and η = 1/(Q·√(LT)).
 
-    The duration of trips is U(0.5, 1.5) s, which keeps τ and the smallest permitted T small.
+    Trips take U(0.5, 1.5) s, which keeps τ and the smallest permitted T small.
     """
     lengths = (2_000, 5_000) if quick else (2_000, 8_000, 32_000)
     problem, steps = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2
@@ -111,7 +111,7 @@ def toghani_uribe(quick: bool = False) -> Finding:
 def scaled_bound(of: Constants, versions: int, staleness: int, steps: int, gain: float) -> float:
     """Return the bound of inequality 36 for βK = ``gain`` and the local step size of the theorem.
 
-    It is 8F/(ηβKQT) + 16ηβKQL·(σ²/b + γ²) + 8L²(1 + τ²)(1 + 4ηβKL)·φ·(σ²/b + nγ²), with
+    The bound is 8F/(ηβKQT) + 16ηβKQL·(σ²/b + γ²) + 8L²(1 + τ²)(1 + 4ηβKL)·φ·(σ²/b + nγ²), with
     φ = 8η²Q²(1 + 2Q)(1 + β²K²). The result is infinite unless each term of inequality 37 is at most ¼.
     """
     rate, smoothness, delay = _local(of.smoothness, versions, steps), of.smoothness, staleness
@@ -126,11 +126,11 @@ def scaled_bound(of: Constants, versions: int, staleness: int, steps: int, gain:
 
 
 GAINS = (0.5, 2.0)
-"""The values of βK with which remark 1 is tested; the theorem uses βK = 1."""
+"""Values of βK for which remark 1 is tested; the theorem uses βK = 1."""
 
 
 def remark_1(quick: bool = False) -> Finding:
-    """Test remark 1, that the proof needs only βK = O(1), with several values of β.
+    """Test remark 1 (the proof needs only βK = O(1)) with several values of β.
 
     The contribution of descent is proportional to 1/βK, and the contribution of noise to βK.
     """

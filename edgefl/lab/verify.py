@@ -1,7 +1,7 @@
-"""Verifies a finished run by recomputing every update and every version in the order of its journal.
+"""Verifies a finished run by recomputing every update and every version in the order of the run's journal.
 
-The journal contains all events in order of time, and from these the core derives the base version and the
-client of each task. One process can therefore check a run under either clock to the last bit, without
+The journal contains all events in chronological order, from which the core derives the base version and the
+client of each task. A single process can therefore check a run under either clock to the last bit, without
 waiting.
 """
 
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from edgefl.run.secure_parties import SumReply
 
 Say = Callable[[int, int], None]
-"""Callback that gets the number of versions recomputed so far and the total number of versions."""
+"""Callback that receives the number of versions recomputed so far and the total number of versions."""
 
 
 _ARRIVAL = ("arrived_s", "staleness", "examples", "steps", "loss")
-"""Columns of a trip whose values are determined by the arrival of its update."""
+"""Columns of a trip whose values are determined when its update arrives."""
 
 
 class Verdict(NamedTuple):
@@ -69,14 +69,14 @@ class Verdict(NamedTuple):
 def verify(folder: str | Path, say: Say | None = None, code: Path | None = None) -> Verdict:
     """Repeat the run in ``folder`` and compare it with its record.
 
-    It compares the checksum, loss, steps, staleness and time of each update; the updates, weights and time of
-    each version; each evaluation; the hash of the last model and the model on disk; and the files derived
+    This compares the checksum, loss, steps, staleness and time of each update; the updates, weights and time
+    of each version; each evaluation; the hash of the last model and the model on disk; and the files derived
     from the record. Modules that the run names are imported only from the folder ``code``, which the caller
     trusts.
 
-    With secure aggregation, a run deletes the secret of its phones when it is done. Without this secret, the
-    updates are masked or encrypted with a new one. Their checksums then differ and are not compared, but
-    their sums are the same.
+    With secure aggregation, a run deletes its phones' secret when it is done. Without this secret, updates
+    are masked or encrypted with a new secret, so that their checksums differ and are not compared; their sums
+    are the same.
 
     Raises `RunError` at the first difference, and `ConfigError` if the folder contains no run that has ended.
     """
@@ -103,7 +103,7 @@ class _Replay:
         check_secure(experiment, strategy, len(clients))
         self._record = record
         self._workload = workload = Workload(experiment, clients, base)
-        workload.prepared()  # trains a little, as the run did: this may change the state of layers
+        workload.prepared()  # train a little, as the run did, because this may change the state of layers
         workload.settle()
         source = source_of(experiment, record.folder)
         self._compares_checksums = True
@@ -121,7 +121,7 @@ class _Replay:
         self._aggregator.begin()
         self._update = UpdateMaker(workload, buffer)
         self._trained: dict[int, tuple[Train, Floats]] = {}
-        """For each running task, keyed by its index: the order to train, and the base model."""
+        """The order to train and the base model of each running task, keyed by the task's index."""
         self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
 
@@ -164,7 +164,7 @@ class _Replay:
             for action in actions:
                 match action:
                     case Train(task=task, client=client, version=version):
-                        # The number of steps is known only when the update arrives: keep the base until then.
+                        # Keep the base model: the number of steps is known only when the update arrives.
                         lease = self._aggregator.lease(task=task, client=client, version=version)
                         self._aggregator.fetched(lease.slot)
                         if (model := self._models.get(version)) is None:
@@ -202,7 +202,7 @@ class _Replay:
                 raise RunError(f"the update of task {task} has {name} {here}, but the record says {there}")
 
     def _measure(self, row: EvaluationRow | None) -> None:
-        """Evaluate the latest version again if ``row``, its evaluation in the record, is not None."""
+        """Evaluate the latest version again and compare the result with ``row``, the recorded evaluation."""
         if row is None:
             return
         np.copyto(self._workload.flat.whole, self.buffer.model(self.buffer.latest[1]))
@@ -236,7 +236,7 @@ class _Replay:
 
 
 def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
-    """Return the secret of the phones' keys and True, or a new secret and False if the run has deleted it."""
+    """Return the secret of the phones' keys and True; if the run deleted it, a new secret and False."""
     path = folder / SECRET_FILE
     if path.exists():
         return read(path, SECRET_BYTES), True
@@ -249,7 +249,7 @@ def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
 
 
 class _Parties:
-    """The parties that unmask or decrypt sums; they are called directly, not in a process of their own."""
+    """The parties that unmask or decrypt sums, called directly instead of in a separate process."""
 
     def __init__(self, parties: Parties) -> None:
         self._parties = parties
@@ -259,7 +259,7 @@ class _Parties:
 
 
 def _hidden_sums(workload: Workload, clients: int, buffer: ParameterBuffer) -> HiddenSums | None:
-    """Return the object that sums masked or encrypted updates; None if the server could read the updates."""
+    """Return the object that sums masked or encrypted updates; None without secure aggregation."""
     rules, secure = workload.rules, workload.experiment.server.secure
     if rules is None or secure is None:
         return None
@@ -269,7 +269,7 @@ def _hidden_sums(workload: Workload, clients: int, buffer: ParameterBuffer) -> H
 
 
 def check_results(folder: Path, record: Record) -> None:
-    """Raise `RunError` if an existing file that is derived from the record does not match the record."""
+    """Raise `RunError` if a file derived from the record exists but does not match the record."""
     for name, text in ((run_folder.SUMMARY_FILE, summary_text(record)), (TRACE_FILE, trace_text([record]))):
         if (path := folder / name).is_file() and path.read_bytes() != text.encode():
             raise RunError(f"{path} does not match the record")

@@ -1,7 +1,7 @@
-"""Workloads for benchmarks. They replace `edgefl.run.workload.Workload` in the process that forks clients.
+"""Workloads for benchmarks, which replace `edgefl.run.workload.Workload` in the process that forks clients.
 
 `IdleWorkload` computes nothing and takes no time, so that a trip costs only edgefl's own work.
-`ExerciseWorkload` multiplies matrices, which is a known amount of arithmetic. Neither workload needs torch.
+`ExerciseWorkload` multiplies matrices, a known amount of arithmetic. Neither workload needs torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DELTA = 2.0**-20
 
 
 class IdleResult(NamedTuple):
-    """The result of training or of an evaluation in `IdleWorkload`, which computes nothing."""
+    """The result of training or evaluation in `IdleWorkload`, which computes nothing."""
 
     steps: int = 1
     examples: int = 1
@@ -141,7 +141,7 @@ class ExerciseArgs(NamedTuple):
     compute_s: float
     """Approximate duration of the training in a trip, in emulated seconds."""
     real: float = 1.0
-    """Share of the declared operations that is really computed; a value below 1 saves time on the host."""
+    """Share of the declared operations that is actually computed; a value below 1 saves time on the host."""
 
 
 class ExerciseWorkload(IdleWorkload):

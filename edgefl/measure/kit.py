@@ -1,7 +1,7 @@
 """Measure the time that a device takes for each class of torch operation; write the result as JSON.
 
-This file needs only Python 3.8 and torch 1.13, or newer versions. Copy it to a device and measure the device
-there with
+This file needs only Python 3.8 and torch 1.13, or newer versions. To measure a device, copy this file to the
+device and run it there:
 
     python kit.py --out result.json
 
@@ -29,14 +29,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 VERSION = 1
-"""Version of the workloads. Results state it, because the number of operations of each part depends on it."""
+"""Version of the workloads. It is part of each result, because it determines the operations of each part."""
 BATCH = 4
 MINUTES = 8.0
 QUICK_MINUTES = 0.4
 STABLE = 0.01
 """Relative standard error of the mean step time below which the measurement of a part stops."""
 LEAST = 5
-"""Minimum number of timed steps of a part, if its share of the time budget allows so many."""
+"""Minimum number of timed steps per part, if the part's share of the time budget suffices for them."""
 
 
 class Part(NamedTuple):
@@ -48,18 +48,17 @@ class Part(NamedTuple):
     """Shape of one example in the input batch."""
     batch: int = BATCH
     train: bool = True
-    """If True, a step is a forward pass, a backward pass and an update. If False, it is only a forward
-    pass."""
+    """True if a step is a forward pass, a backward pass and an update; False if it is only a forward pass."""
 
 
 def loss(outputs: Any) -> Any:
-    """Return the sum of the squared outputs. Every output then has a gradient, and the cost is only two
+    """Return the sum of the squared outputs. This loss gives every output a gradient, and costs only two
     passes over the outputs."""
     return outputs.pow(2).sum()
 
 
 def workloads() -> dict[str, dict[str, Part]]:
-    """Return the parts of each workload. Workloads and parts are keyed by name."""
+    """Return all workloads, keyed by name; each is a dict of its parts, which are also keyed by name."""
     import torch
     from torch import nn
 
@@ -74,8 +73,8 @@ def workloads() -> dict[str, dict[str, Part]]:
             return self.function(x)
 
     class InputGate(nn.Module):
-        """A layer that multiplies its input by one learned factor, so that the backward pass goes through all
-        layers after it."""
+        """A layer that multiplies its input by one learned factor, so that the backward pass runs through all
+        later layers."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -101,8 +100,8 @@ def workloads() -> dict[str, dict[str, Part]]:
             return self.cell(x)[0][:, -1]
 
     def conv(channels: Sequence[int], kernel: int = 3, groups: int = 1, stride: int = 1) -> Any:
-        """Return a sequence of convolutions, each from one number in ``channels`` to the next. ``groups=0``
-        makes them depthwise convolutions."""
+        """Return a sequence of convolutions. ``channels`` lists the number of channels before, between and
+        after the convolutions. With ``groups=0``, the convolutions are depthwise."""
         padding = kernel // 2 if stride < kernel else 0
         pairs = [channels[place : place + 2] for place in range(len(channels) - 1)]
         layers = (nn.Conv2d(i, o, kernel, stride, padding, 1, groups or i, bias=False) for i, o in pairs)
@@ -211,8 +210,8 @@ def stepper(part: Part) -> Callable[[], None]:
 
 
 def timed(step: Callable[[], None], budget_s: float) -> dict[str, Any]:
-    """Repeat a step until its time is stable or ``budget_s`` seconds have passed; return the wall seconds and
-    the CPU seconds of a step."""
+    """Repeat a step until its time is stable or ``budget_s`` seconds have passed; return the median wall time
+    and CPU time of a step in seconds, the coefficient of variation, and the number of timed steps."""
     end = time.perf_counter() + budget_s
     step()
     wall: list[float] = []
@@ -239,8 +238,8 @@ def _stable(seconds: Sequence[float], budget_s: float) -> bool:
 
 
 def measure(minutes: float, threads: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Measure all workloads in about ``minutes`` minutes with this number of threads; return the content of
-    the JSON file. ``tell`` is called with a progress line for each part."""
+    """Measure all workloads in about ``minutes`` minutes with ``threads`` torch threads; return the content
+    of the JSON file. ``tell`` is called with a progress line for each part."""
     import torch
 
     torch.set_num_threads(threads)
@@ -261,7 +260,7 @@ def measure(minutes: float, threads: int, tell: Callable[[str], None]) -> dict[s
 
 
 def facts() -> dict[str, Any]:
-    """Return what is known about the device, its operating system and the installed libraries."""
+    """Describe the device, its operating system and the installed libraries."""
     import torch
 
     return {

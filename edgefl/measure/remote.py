@@ -15,7 +15,7 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.measure import kit
 
 PROGRESS = re.compile(r"^\S+/\S+: .* steps, CV")
-"""Pattern that matches the progress line that the kit prints for a finished part."""
+"""Pattern of the progress line that the kit prints for each finished part."""
 
 
 def run(
@@ -41,7 +41,7 @@ def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, st
     """Run a command with the kit's source as its standard input; return the exit code, the standard output
     and the last line of the standard error.
 
-    ``tell`` is called with each line of the standard error, except with the last line if the command fails.
+    ``tell`` is called with each line of the standard error; if the command fails, the last line is left out.
     """
     try:
         with (

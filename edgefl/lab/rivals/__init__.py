@@ -1,10 +1,10 @@
-"""Programs of ``edgefl bench peers``: one for each framework, all with the same local training.
+"""The programs that ``edgefl bench peers`` runs: one per framework, all with the same local training.
 
-The program for another framework runs in the Python environment of this framework, in which edgefl is not
-installed. Therefore these modules import only the standard library, numpy and torch at the top, and import
-their framework inside functions.
+Each program for another framework runs in that framework's own Python environment, where edgefl is not
+installed. Its module therefore imports only the standard library, numpy and torch at the top, and imports the
+framework inside functions.
 
-task          the data, the network and the local training of a setting; how a program reports its speed
+task          data, network and local training of a setting, and the report of a program's speed
 with_edgefl   edgefl under the virtual clock
 with_pfl      Apple's pfl-research
 with_flower   Flower's simulation on Ray

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 MIN_ROUNDS = 3
-"""Minimum number of reported rounds. The first round includes the start-up, so it does not count."""
+"""Minimum number of rounds. Speed is measured only after the first round, which includes the start-up."""
 
 
 class Task(NamedTuple):
-    """A setting with the numbers of processes and threads; `edgefl.lab.peers` writes it to ``task.json``."""
+    """A setting with its numbers of processes and threads, as `edgefl.lab.peers` writes it to a file."""
 
     net: str
-    """Name of the network, which is a key of `NETS`."""
+    """Name of the network, a key of `NETS`."""
     clients: int
     cohort: int
     """Number of updates per new model; in a synchronous framework, the number of clients per round."""
@@ -32,7 +32,7 @@ class Task(NamedTuple):
     steps: int | None
     """Number of SGD steps in a trip; None means one epoch."""
     asynchronous: bool
-    """True if all clients always train (FedBuff, FedStaleWeight), False if they train in rounds (FedAvg)."""
+    """True if all clients train all the time (FedBuff, FedStaleWeight), False for rounds (FedAvg)."""
     data: str
     """Name of the data set in edgefl."""
     shape: list[int]
@@ -46,7 +46,7 @@ class Task(NamedTuple):
 
 @cache
 def read(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
-    """Return the task in ``folder``, and the inputs and classes of the examples of each client."""
+    """Return the task in ``folder``, and each client's examples as a pair of inputs and classes."""
     task = Task(**json.loads((Path(folder) / "task.json").read_text()))
     x = torch.from_numpy(np.fromfile(Path(folder) / "x", np.float32).reshape(task.shape))
     y = torch.from_numpy(np.fromfile(Path(folder) / "y", np.int64))
@@ -69,7 +69,7 @@ def _linear(shape: Sequence[int]) -> nn.Module:
 
 
 def _cnn_groupnorm(_: Sequence[int]) -> nn.Module:
-    """Create a copy of edgefl's ``cnn-groupnorm`` (468,458 parameters) in environments without edgefl."""
+    """Create edgefl's ``cnn-groupnorm`` (468,458 parameters) in environments without edgefl."""
     layers: list[nn.Module] = []
     for before, after, rate in ((1, 32, 0.3), (32, 64, 0.5)):
         for width in (before, after):
@@ -84,20 +84,20 @@ NETS = {"cnn-pfl": _cnn_pfl, "linear": _linear, "cnn-groupnorm": _cnn_groupnorm}
 
 
 def make(input_shape: Sequence[int], classes: int = 10, *, net: str) -> nn.Module:
-    """Create a network of `NETS` for ten classes.
+    """Create the network ``net`` of `NETS`, for ten classes.
 
-    The parameters of this function are those that edgefl passes to a function that creates a model.
+    The signature is the one that edgefl requires of functions that create a model.
     """
     return NETS[net](input_shape)
 
 
 def net_of(task: Task) -> nn.Module:
-    """Create the network that the task names."""
+    """Create the task's network."""
     return make(task.shape[1:], net=task.net)
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, task: Task) -> None:
-    """Train ``net`` in place on the examples of one client, as fast as SGD in torch allows."""
+    """Train ``net`` in place on one client's examples with SGD, as fast as torch allows."""
     optimizer = torch.optim.SGD(net.parameters(), lr=task.lr, foreach=True)
     net.train()
     for rows in torch.split(torch.randperm(len(y)), task.batch_size)[: task.steps]:
@@ -115,7 +115,7 @@ class Report:
         self._rounds = self._trips = 0
 
     def add(self, trips: int) -> bool:
-        """Report a new model that is the sum of ``trips`` updates; return True if the program should end."""
+        """Report a new model, made from ``trips`` updates; return True if the program should end."""
         now_s = time.monotonic()
         self._trips += trips
         self._rounds += 1
@@ -125,7 +125,7 @@ class Report:
 
 
 def prepare(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
-    """Read the task and the examples (see `read`), and limit torch to the number of threads in the task."""
+    """Read the task and the examples (see `read`), and limit torch to the task's number of threads."""
     found = read(folder)
     torch.set_num_threads(found[0].threads)
     return found

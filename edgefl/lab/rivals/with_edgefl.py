@@ -19,7 +19,7 @@ from edgefl.results.record import Record
 from . import task as shared
 
 POLL_S = 0.5
-"""Seconds between two checks of the record of the run."""
+"""Seconds between two checks of the run's record."""
 
 
 def main(folder: str) -> None:
@@ -44,7 +44,7 @@ def main(folder: str) -> None:
         ),
         strategy=strategy,
         clock=edgefl.Clock(kind="virtual", workers=task.processes),
-        # Version 0 is always evaluated. With all test images, that would take longer than the measurement.
+        # Version 0 is always evaluated; with all test images, this would take longer than the measurement.
         evaluation=edgefl.Evaluation(every_versions=NEVER, max_examples=10),
         checkpoint=edgefl.Checkpoint(every_s=float(NEVER)),
         stop=edgefl.Stop(versions=NEVER),
@@ -55,7 +55,7 @@ def main(folder: str) -> None:
         with suppress(KeyboardInterrupt):
             edgefl.run(experiment, run, model=shared.make)
         with Record(run) as record:
-            # The last checkpoint is written when the run's clock stops.
+            # The last checkpoint is written when the run's clock stops, so it shows when the clock started.
             stopped = max(path.stat().st_mtime for path in (record.folder / "checkpoints").iterdir())
             began_s = stopped - record.meta.wall_s - (time.time() - time.monotonic())
             walls = record.versions["wall_s"]

@@ -1,7 +1,7 @@
-"""The program for Flower: FedAvg on its simulation engine.
+"""The program for Flower: FedAvg on Flower's simulation engine.
 
-Each Ray actor is a process that gets a share of the cores. The data and the network are loaded once in each
-actor and are then kept in memory; Flower leaves this choice to the client app.
+Each Ray actor is a process that gets a share of the cores. It loads the data and the network once and keeps
+them in memory; Flower leaves this choice to the client app.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The program for FLSim: its synchronous trainer with FedAvg, or its asynchronous trainer with FedBuff.
+"""The program for FLSim: the synchronous trainer with FedAvg, or the asynchronous trainer with FedBuff.
 
-It runs in one process. FLSim 0.1.0 is made for Python 3.10 and older: its settings have mutable defaults,
-which later versions of Python reject unless they are hashable. `_importable` makes them hashable. It also
-declares the operators that are missing if torchvision was built with CUDA and torch was built without it;
-FLSim imports torchvision, but does not use these operators. Nothing else is changed.
+The program runs in one process. FLSim 0.1.0 was written for Python 3.10 and older: its settings have mutable
+defaults, which newer versions of Python reject unless the defaults are hashable. `_importable` makes them
+hashable, and declares operators that are missing if torchvision was built with CUDA but torch was not; FLSim
+imports torchvision, but does not use these operators. Nothing else in FLSim is changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _importable() -> None:
 
 
 class _User:
-    """The batches of one client, which are created once."""
+    """One client's batches, which are created only once."""
 
     def __init__(self, x: Any, y: Any, task: shared.Task) -> None:
         held = len(y) if task.steps is None else task.steps * task.batch_size
@@ -122,7 +122,7 @@ def _synchronous(task: shared.Task) -> tuple[Any, Any]:
 
 
 def _asynchronous(task: shared.Task) -> tuple[Any, Any]:
-    """Return the trainer and the settings for FedBuff; as many trips as clients run at the same time."""
+    """Return FedBuff's trainer and settings, with as many simultaneous trips as there are clients."""
     from flsim.optimizers.async_aggregators import FedAvgWithLRFedBuffAggregatorConfig
     from flsim.trainers.async_trainer import AsyncTrainer, AsyncTrainerConfig
     from flsim.utils.async_trainer.training_event_generator import AsyncTrainingEventGeneratorConfig

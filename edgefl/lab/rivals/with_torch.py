@@ -1,4 +1,4 @@
-"""The program for training alone: processes train random clients, but send, sum and record no updates."""
+"""The program for training alone: processes train for random clients, without sending or summing updates."""
 
 from __future__ import annotations
 
