@@ -7,7 +7,7 @@ from edgefl.lab.study import Curves, Finding
 
 FEDBUFF, FTRL, SGD = "FedBuff, DP-FTRL", "FedAvgM, DP-FTRL", "FedAvgM, DP-SGD"
 MARGIN = 0.02
-"""An algorithm is competitive if its accuracy is at most this much below that of the other algorithm."""
+"""Largest lag in accuracy behind the other algorithm with which an algorithm is considered competitive."""
 
 
 def claims(curves: Curves) -> list[Finding]:

@@ -48,7 +48,7 @@ class Fleet(NamedTuple):
 
     devices: Sequence[Client]
     trip_s: Callable[[int], float]
-    """Function that returns the duration of any trip of a client, in emulated seconds.
+    """Function that returns the duration of each of a client's trips, in emulated seconds.
 
     The duration excludes transfers if the strategy schedules them.
     """

@@ -81,7 +81,7 @@ def run(quick: bool = False, *, say: Say = silent) -> dict[str, Any]:
 def memory_row(network: str, make: Make, shape: tuple[int, ...], batch: int) -> MemoryRow:
     """Predict the memory of one network in one forked process, and measure it in another.
 
-    After this call, torch also computes on only one thread in this process.
+    This function also limits torch in the calling process to one thread.
     """
     torch.set_num_threads(1)
     weights_mib, live_mib, predicted_mib = _in_fork(lambda: _predicted(make, shape, batch))

@@ -249,7 +249,7 @@ def write_task(case: Case, folder: Path, seconds: float) -> None:
 
 
 def _printed(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Return the JSON objects that a program prints; kill it after `PATIENCE_S` seconds without any."""
+    """Return the JSON objects that a program prints; kill it if `PATIENCE_S` seconds pass without one."""
     assert program.stdout is not None
     killer = threading.Timer(PATIENCE_S, kill_tree, [program])
     killer.start()

@@ -24,7 +24,7 @@ from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 
 SIZES = ((1, 120), (4, 60), (16, 20))
-"""Pairs (number of examples per client, number of clients with that many). Most clients are small."""
+"""Pairs of a number of examples and the number of clients with that many. Most clients are small."""
 CLIENTS = sum(count for _, count in SIZES)
 MEAN = sum(size * count for size, count in SIZES) / CLIENTS
 STRAGGLER = 1.0

@@ -278,7 +278,7 @@ def check_results(folder: Path, record: Record) -> None:
 
 
 def _same(here: Any, there: Any) -> bool:
-    """Return True if two values are equal; NaN counts as equal to NaN."""
+    """Return True if two values are equal; NaN is considered equal to NaN."""
     if isinstance(here, tuple):
         return len(here) == len(there) and all(map(_same, here, there))
     return bool(here == there) or (here != here and there != there)
