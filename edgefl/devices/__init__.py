@@ -20,13 +20,13 @@ individuals     draws the differences between phones of one model: speed, variat
 link            emulates a client's network link with the profile's rates or a recorded trace
 plan            plans a client's whole trip (download, training and upload) before it starts
 thermal         models the heating and throttling of a device during training
-energy          computes the energy of computing and transfers, in joules, from the currents in the profile or
-                from the power of a metered radio
+energy          computes the energy that computing and transfers use, in joules, from the currents in the
+                profile or from the power of a metered radio
 condition       computes a client's temperature and battery charge over time
-presence        determines when a client is online, from availability windows (of a profile or a file) and
+presence        determines when a client is online, from availability windows (in a profile or a file) and
                 from churn
-dynamics        tracks changes of clients that no task causes, such as going offline; a resumed run restores
-                them from its journal
+dynamics        tracks changes in clients that are not caused by tasks, such as going offline; a resumed run
+                restores the clients' state from its journal
 formats         reads and writes files of other projects with network_formats, device_formats and fedscale,
                 which share the functions in imports
 """

@@ -1,14 +1,14 @@
 """Reads sbc-bench results of single-board computers from a CSV file with one line per CPU cluster.
 
-The columns are ``result`` and ``board`` (equal in all lines of a board), ``system``, ``cpu`` (the number of
+The columns are ``result`` and ``board`` (the same in all lines of a board), ``system``, ``cpu`` (the id of
 the first CPU of the cluster), ``core`` (may be empty in old results), ``mhz``, the rates of 7-zip with one
 thread (``zip_compress_mips`` and ``zip_decompress_mips``), ``aes256cbc_kb_s`` and ``memcpy_mb_s``. The first
 line of a board also contains the rates of 7-zip on all cores, ``all_cores_compress_mips`` and
 ``all_cores_decompress_mips``. Values may be empty.
 
-sbc-bench measures AES in each cluster, but its results contain only every second value. The CSV has these
-values in the first lines of a board. If the board has more than one cluster, the k-th value (from 0) was
-measured in cluster 2k + 1 (`aes_row`).
+sbc-bench measures AES in each cluster, but its results contain only every second value. The CSV file lists
+these values in the board's first lines. If the board has more than one cluster, value k (counting from 0)
+was measured in cluster 2k + 1 (`aes_row`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgefl.errors import ConfigError
 
 REQUIRED = ("result", "board", "system", "cpu", "core", "mhz", "zip_compress_mips", "zip_decompress_mips")
 MOST_RATE = 1e9
-"""Maximum rate in a file, in any of its units. The fastest boards reach about 10⁷ (kB/s of AES)."""
+"""Maximum rate accepted from a file, in any unit. The fastest boards reach about 10⁷ (kB/s of AES)."""
 
 
 class BoardRow(NamedTuple):
@@ -35,8 +35,7 @@ class BoardRow(NamedTuple):
     """All fields of the line, keyed by column name."""
     cpu: int
     core: str | None
-    """Core type stated in the file, or else the core type of the SoC if all its cores are of one type; None
-    if the core type is unknown."""
+    """Core type from the file, or else from the SoC if all of its cores are of one type; None if unknown."""
     mhz: float
     compress: float | None
     decompress: float | None
@@ -45,7 +44,7 @@ class BoardRow(NamedTuple):
 
 
 class Board(NamedTuple):
-    """All clusters of a board in one result of sbc-bench."""
+    """All clusters of a board, from one sbc-bench result."""
 
     result: str
     name: str
@@ -59,20 +58,17 @@ class Board(NamedTuple):
     all_decompress: float | None
 
     def aes_row(self, number: int) -> BoardRow:
-        """Return the row of the cluster in which the AES value of another row was measured.
-
-        ``number`` is the index of the row that contains the value.
-        """
+        """Return the row of the cluster in which the AES value listed in row ``number`` was measured."""
         listed = [at for at, row in enumerate(self.rows) if row.aes_mb_s is not None]
         if len(self.rows) == 1 or len(listed) > len(self.rows) // 2 + len(self.rows) % 2:
             return max(self.rows, key=lambda row: row.mhz) if len(self.rows) > 1 else self.rows[0]
         return self.rows[min(2 * listed.index(number) + 1, len(self.rows) - 1)]
 
     def clusters(self) -> tuple[tuple[CodeCluster, ...], bool]:
-        """Return the board's clusters, and True if the number of cores in each is known, False if assumed.
+        """Return the board's clusters, and True if their numbers of cores are known, False if assumed.
 
-        The numbers are known for an SoC in ``socs.toml``. For other boards it is assumed that a cluster ends
-        before the first CPU of the next cluster, and that the last cluster has 4 cores.
+        The numbers are known for an SoC in ``socs.toml``. On other boards, each cluster is assumed to end
+        just before the first CPU of the next cluster, and the last cluster is assumed to have 4 cores.
         """
         if self.soc is not None and any(row.core for row in self.rows):
             return tuple(self._of_soc(self.soc)), True
@@ -99,7 +95,7 @@ def bundled_boards() -> Path:
 
 
 def read_boards(path: Path) -> tuple[Board, ...]:
-    """Read all boards of a file. Raises `ConfigError` with the line number if a line is invalid."""
+    """Read all boards in a file. Raises `ConfigError` with the line number if a line is invalid."""
     alike: dict[tuple[str, str], list[BoardRow]] = {}
     for place, line in csv_lines(path, REQUIRED):
         alike.setdefault((line["result"], line["board"]), []).append(_row(line, place))
@@ -150,7 +146,7 @@ def _board(rows: Sequence[BoardRow]) -> Board:
 def system_bits(system: str, board: str) -> int:
     """Return the word size of a system, 32 or 64 bits.
 
-    A Raspberry Pi OS whose name does not contain ``arm64`` counts as a 32-bit system.
+    A Raspberry Pi OS is assumed to be a 32-bit system unless its name contains ``arm64``.
 
     >>> system_bits("Jammy arm64", "X"), system_bits("Raspbian Buster", "Raspberry Pi 4")
     (64, 32)

@@ -1,6 +1,6 @@
 """Speed of code other than torch: rates for each core type and class of code, from ``profiles/cores.toml``.
 
-A rate is the product of a constant of the core type and the clock frequency, and it has a 90% interval::
+A rate is a constant of the core type multiplied by the clock frequency. Each rate has a 90% interval::
 
     rate(cluster, class) = per_mhz(core, class) · MHz
 
@@ -54,13 +54,13 @@ _CLUSTER = re.compile(r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×](
 
 
 class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rate per MHz of a core type; the rates of 90% of such cores are within a factor ``spread`` of it."""
+    """Rate per MHz of a core type; 90% of such cores have a rate within a factor of ``spread`` of it."""
 
     per_mhz: float
     spread: float
     boards: int
-    """Number of measured boards with this core type. For division, float, simd and interpreter, it is the
-    number of published values. It is 0 if the rate was derived from similar core types."""
+    """Number of measured boards with this core type (for division, float, simd and interpreter: number of
+    published values); 0 if the rate was derived from similar core types."""
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +79,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Slowdown of n busy threads, compared with the sum of the single-thread rates of their cores.
+    """Slowdown of n busy threads, relative to the sum of their cores' single-thread rates.
 
     The sum is multiplied by exp(min(0, ``alone + mixed · unevenness + doubling · log2(n)``)), where
     `unevenness` measures how much the cores differ in speed.
@@ -184,7 +184,7 @@ def core_table() -> CoreTable:
 
 
 class CodeCluster(NamedTuple):
-    """Cores of one type and clock frequency."""
+    """A group of cores with the same type and clock frequency."""
 
     core: str
     """A name that `find_core` accepts."""
@@ -260,7 +260,7 @@ def rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable | None = 
 def _narrow(cluster: CodeCluster, known: CodeRate, code_class: CodeClass, table: CoreTable) -> Rate:
     """Return the rate of 32-bit code relative to that of 64-bit code.
 
-    It is 1 unless the cluster runs 32-bit code on 64-bit cores.
+    The ratio is 1 unless the cluster runs 32-bit code on 64-bit cores.
     """
     key = find_core(cluster.core)
     without = known is table.cores[key].crypto_without_aes
@@ -299,7 +299,8 @@ def throughput(
 def unevenness(rates: Sequence[tuple[float, int]]) -> float:
     """Return the logarithm of the ratio of the arithmetic to the harmonic mean of the cores' rates.
 
-    It is 0 for equal cores. ``rates`` contains a pair (rate of a core, number of cores) for each cluster.
+    The result is 0 if all cores are equal. ``rates`` has a pair (rate of a core, number of cores) for each
+    cluster.
 
     >>> unevenness([(2.0, 4)]), round(unevenness([(2.0, 4), (1.0, 4)]), 3)
     (0.0, 0.118)
@@ -325,7 +326,7 @@ def _placed(rated: Sequence[tuple[Rate, CodeCluster]], threads: int) -> list[_Pl
 def _joint_spread(placed: Sequence[_Placed], total: float, table: CoreTable) -> float:
     """Return the error factor of a sum of rates.
 
-    Errors are assumed to be equal within a core type, and independent between core types.
+    Errors are assumed to be identical for cores of one type, and independent between core types.
     """
     by_core = sorted(placed, key=lambda item: find_core(item[1].core))
     logs = [
@@ -338,8 +339,8 @@ def _joint_spread(placed: Sequence[_Placed], total: float, table: CoreTable) -> 
 def read_clusters(text: str, aes: bool = True) -> tuple[CodeCluster, ...]:
     """Parse clusters such as ``Cortex-A76@2400x4,Cortex-A55@1800x4``: core type, MHz and number of cores.
 
-    The number of cores is 1 if it is left out. Raises `ConfigError` if the text has another form or a core is
-    unknown.
+    The number of cores defaults to 1. Raises `ConfigError` if the text does not have this form or if a core
+    is unknown.
 
     >>> [(c.mhz, c.cores) for c in read_clusters("Cortex-A76@2400x4,sifive,u74-mc@1500")]
     [(2400.0, 4), (1500.0, 1)]
@@ -389,7 +390,7 @@ _NO_EXTENSION = "edgefl was installed without a C compiler; install a C compiler
 def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
     """Return the rate of one thread of a calibrated host.
 
-    Its interval accounts for errors in the conversion of units (`SCALE_SPREADS`) and for noise. Raises
+    The rate's interval accounts for errors in unit conversion (`SCALE_SPREADS`) and for noise. Raises
     `ConfigError` if edgefl was installed without the C extension that measures the class.
     """
     found = host.measured.code.get(code_class)
@@ -402,7 +403,7 @@ def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
 def relative(clusters: Sequence[CodeCluster], code_class: CodeClass, threads: int, host: Calibration) -> Rate:
     """Return the speed of ``threads`` threads on a device, relative to one thread of this host.
 
-    This is the ratio of the host's time to the device's time for the same code of that class. Raises
+    This is the ratio of the host's time to the device's time for the same code of this class. Raises
     `ConfigError` in the same cases as `throughput` and `host_rate`.
     """
     return throughput(clusters, code_class, threads).over(host_rate(host, code_class))
@@ -423,7 +424,7 @@ def _socs() -> _Socs:
 
 
 def soc_in(text: str) -> str | None:
-    """Return the known SoC that is named in ``text``, the name of a board or SoC; None if it names none.
+    """Return the known SoC that ``text``, the name of a board or SoC, mentions; None if it mentions none.
 
     >>> soc_in("Radxa ROCK 5C (RK3588S2)"), soc_in("my board")
     ('RK3588', None)
@@ -439,7 +440,7 @@ def has_aes(text: str) -> bool:
 
 
 def soc_cores(soc: str) -> tuple[tuple[str, int], ...]:
-    """Return the core types of an SoC, each with its number of cores, in the order of the CPU numbers.
+    """Return the core types of an SoC, each with its number of cores, ordered by CPU id.
 
     >>> soc_cores("RK3399")
     (('Cortex-A53', 4), ('Cortex-A72', 2))
@@ -453,9 +454,9 @@ def _words(text: str) -> list[str]:
 
 
 def _contains(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return True if the words ``wanted`` occur in ``words`` one after another.
+    """Return True if ``words`` contains the words ``wanted`` consecutively.
 
-    The last one may be followed by a suffix that does not start with a digit.
+    The last word may have a suffix that does not start with a digit.
     """
     return any(
         list(words[at : at + len(wanted) - 1]) == list(wanted[:-1])

@@ -2,7 +2,7 @@
 
 The logarithm of a rate per MHz is a constant of the core type plus an error of the board. A core's constant
 is the median over its boards, shrunk towards the mean of its relatives (the similar cores in lineage.toml).
-The fewer boards there are, the stronger is the shrinkage. For ``division``, ``float``, ``simd`` and
+The fewer boards there are, the stronger the shrinkage. For ``division``, ``float``, ``simd`` and
 ``interpreter`` the constant is fitted to published values instead, and is shrunk towards a power law of the
 integer rate.
 """
@@ -66,8 +66,8 @@ PRIORS: dict[str, Prior] = {
 }
 BY_INTEGER: dict[CodeClass, float] = {"division": 1.5, "float": 1.5, "simd": 2.3, "interpreter": 1.5}
 """Exponents of the power laws that predict these rates from a core's integer rate per MHz. The exponent of
-``simd`` is derived from published.csv. The others are assumed, since published.csv has values of these
-classes for only one to three 64-bit cores."""
+``simd`` is derived from published.csv. The other exponents are assumed, because published.csv has values of
+these classes for only one to three 64-bit cores."""
 BY_DIVIDER = {"division"}
 """Classes of code whose rate depends on a core's division unit. Similar cores are expected to have the same
 rate. 32-bit cores divide 64-bit numbers in software, so 32-bit and 64-bit cores are fitted separately."""
@@ -81,8 +81,8 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]
 def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
     """Fit all rates to measured boards and to published values.
 
-    ``published`` contains the published values of each class of code and core type; by default, the bundled
-    ones are used.
+    ``published`` contains the published values for each class of code and core type; the default is the
+    bundled values.
     """
     published = published_figures() if published is None else published
     narrow = arm32(boards)
@@ -122,7 +122,7 @@ def _board_samples(name: str, board: Board) -> Iterator[tuple[str, float]]:
 
 
 def _measured(name: str, board: Board, number: int, row: BoardRow) -> tuple[float | None, BoardRow]:
-    """Return a row's rate in the class ``name``, and the row of the cluster in which it was measured."""
+    """Return a row's rate for the class ``name``, and the row of the cluster in which it was measured."""
     if not name.startswith("crypto"):
         return {"integer": row.decompress, "memory": row.compress, "copy": row.memcpy_mb_s}[name], row
     if row.aes_mb_s is None:
@@ -133,7 +133,7 @@ def _measured(name: str, board: Board, number: int, row: BoardRow) -> tuple[floa
 
 
 def arm32(boards: Sequence[Board]) -> dict[str, CodeRate]:
-    """Return, for each class, the ratio of a core type's rates on 32-bit and on 64-bit systems."""
+    """Return, for each class, the ratio of a core type's rate on 32-bit systems to that on 64-bit systems."""
     found: dict[str, CodeRate] = {}
     for name in ("integer", "memory", "crypto_without_aes"):
         by: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -180,7 +180,7 @@ def _plausible(board: Board, usual: Mapping[str, float]) -> Board:
 def _relatives_mean(
     core: str, known: Mapping[str, float], above: frozenset[str] = frozenset()
 ) -> float | None:
-    """Predict a core's constant from the mean of its relatives in lineage.toml; None if none was measured.
+    """Predict a core's constant from the mean of its relatives; return None if no relative was measured.
 
     A relative without measurements is replaced by the mean of its own relatives.
     """
@@ -211,7 +211,7 @@ def _class_rates(name: str, samples: Samples) -> dict[str, CodeRate]:
 def _by_integer(
     name: CodeClass, samples: Mapping[str, Sequence[float]], integer: Mapping[str, CodeRate]
 ) -> dict[str, CodeRate]:
-    """Predict rates by a power law from the integer rates, and combine them with published values."""
+    """Predict rates from the integer rates with a power law, and combine them with published values."""
     prior, power = PRIORS[name], BY_INTEGER[name]
     law = {core: power * math.log(rate.per_mhz) for core, rate in integer.items()}
     known = {core: median(logs) for core, logs in samples.items()}
@@ -230,7 +230,7 @@ def _by_integer(
 
 
 def _posterior(own: Sequence[float], expected: float, sd_core: float, sd_board: float) -> CodeRate:
-    """Combine a core's measurements with its expected value; the interval is that of unmeasured boards."""
+    """Combine a core's measurements with its expected value; the interval is for unmeasured boards."""
     n = len(own)
     if n == 0:
         log, error = expected, sd_core
@@ -262,7 +262,7 @@ def published_figures(path: Path | None = None) -> dict[str, dict[str, list[floa
 
 
 def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Parallel:
-    """Fit the slowdown of n threads by least squares on its logarithm; repeat the fit without outliers."""
+    """Fit the logarithm of the slowdown of n threads by least squares, and refit it without outliers."""
     rows, logs = [], []
     for board in boards:
         found = parallel_sample(name, board, table)

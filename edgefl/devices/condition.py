@@ -1,8 +1,8 @@
-"""Temperature and battery charge of a client: pure functions that advance its condition in time.
+"""A client's condition (temperature and battery charge): pure functions that compute it over time.
 
-A condition depends only on an earlier condition and on the plan of the trip in between. The process of the
-client, the server (with the wall clock or the virtual clock) and a resumed run therefore compute exactly the
-same conditions.
+A condition depends only on an earlier condition and on the plan of the trip in between. The client's process,
+the server (with the wall clock or the virtual clock) and a resumed run therefore compute exactly the same
+conditions.
 
     P = idle + busy (while computing) + radio (while transferring)         E = Σ P · seconds
 
@@ -35,9 +35,9 @@ class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     temp_c: float = 0.0
     charge_j: float = 0.0
     low: bool = False
-    """True if the battery has fallen to its minimum charge; the client works again once it is full."""
+    """True if the battery has fallen to its minimum charge; the client works again at full charge."""
     off: bool = False
-    """True if the device switched itself off because it was too hot; it works again once it has cooled to its
+    """True if the device has switched itself off because of heat; it works again once it has cooled to its
     first throttling temperature."""
 
     @property
@@ -49,7 +49,7 @@ class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class ConditionModel(NamedTuple):
     """Models of a client's heat and power.
 
-    Each of them is None if the profile lacks its parameters or if the experiment disables it.
+    A model is None if the profile lacks its parameters or if the experiment disables it.
 
     >>> model = ConditionModel(None, Power(1.0, 4.0, 0.5, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
     >>> model.after_rest(model.initial(), 30.0)
@@ -73,9 +73,9 @@ class ConditionModel(NamedTuple):
         return Condition(0.0, temp_c, charge_j, low=charge_j <= self.power.least_j)
 
     def after_rest(self, before: Condition, at_s: float) -> Condition:
-        """Return the condition at ``at_s`` of a client that idles.
+        """Return an idle client's condition at ``at_s``.
 
-        Its battery is charged whenever it is low.
+        The battery is recharged whenever it is low.
         """
         while (turn_s := self._turn_s(before)) <= at_s:
             assert self.power is not None
@@ -89,7 +89,7 @@ class ConditionModel(NamedTuple):
         return self._turn_s(now) if now.fit else now.at_s
 
     def fit_at_s(self, now: Condition) -> float:
-        """Return the first time, starting now, at which the client can work; infinite if it never can."""
+        """Return the earliest time from now on at which the client can work; infinite if it never can."""
         while not now.fit:
             at_s = max(self._turn_s(now) if now.low else now.at_s, self._cool_s(now))
             if at_s == math.inf:
@@ -107,7 +107,7 @@ class ConditionModel(NamedTuple):
         return now.at_s + max(0.0, joules) / watts if watts > 0 else math.inf
 
     def _cool_s(self, now: Condition) -> float:
-        """Return the time at which a device that switched off because of heat is cool enough again."""
+        """Return the time at which a device that switched off because of heat is cool enough to work."""
         if not now.off or self.thermal is None:
             return now.at_s
         return now.at_s + self.thermal.cools_in_s(now.temp_c, self.thermal.step_c[0])
@@ -148,7 +148,7 @@ class ConditionModel(NamedTuple):
         return Condition(before.at_s + elapsed_s, temp_c, charge_j, low, before.off or because == "heat")
 
     def interruption(self, before: Condition, plan: TripPlan) -> tuple[float, Cause] | None:
-        """Return the seconds until the client must stop its trip, and the cause; None if it can finish."""
+        """Return how many seconds into its trip the client must stop, and why; None if it can finish."""
         found: tuple[float, Cause] | None = None
         if plan.heat is not None and plan.heat.off_s < plan.heat.total_s:
             found = plan.down_s + plan.compute_lead_s + plan.heat.off_s, "heat"
@@ -170,7 +170,7 @@ class ConditionModel(NamedTuple):
         return thermal.after(plan.heat.temp_c(busy_s), 0.0, computing_s - busy_s)
 
     def _draws(self, power: Power, plan: TripPlan) -> Iterator[tuple[float, float]]:
-        """Yield the seconds and the watts of each part of a trip, in chronological order."""
+        """Yield the duration in s and the power in W of each part of a trip, in chronological order."""
         rest_s = plan.tail_s if plan.rests else 0.0
         yield plan.down_s, power.idle_w + power.down_w
         if plan.heat is None:
@@ -187,7 +187,7 @@ class ConditionModel(NamedTuple):
 class Power(NamedTuple):
     """Power of a device in each state, in watts, and the charge of its battery, in joules.
 
-    The powers of computing and transferring are in addition to ``idle_w``.
+    The power for computing and for transfers is in addition to ``idle_w``.
     """
 
     idle_w: float
@@ -205,7 +205,7 @@ def power_of(device: Device, network: Network | None = None) -> Power | None:
     """Return the power model of a device on ``network``; None if the device has no battery.
 
     If ``network`` is None, the device uses its mobile radio. Raises `ProfileError` if the profile does not
-    state the power of computing.
+    state the power that computing takes.
     """
     battery, draw = device.battery, draw_of(device, network)
     if battery is None or draw is None:

@@ -1,4 +1,4 @@
-"""Reads files of measurements: CSV files in UTF-8 with the names of the columns in the first line."""
+"""Reads measurement files: CSV files in UTF-8 whose first line contains the column names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[
 def check_whole(line: Mapping[str | None, Any], place: str) -> None:
     """Raise `ConfigError` if a line has fewer or more fields than the first line of the file.
 
-    ``line`` is from `csv.DictReader`, which stores extra fields with the key None.
+    ``line`` is from `csv.DictReader`, which stores extra fields under the key None.
     """
     missing, more = list(line.values()).count(None), line.get(None, ())
     if missing or more:

@@ -7,8 +7,8 @@ measured by FLASH reached (docs/profiles.md). The peak rate is 32 FLOP per cycle
 
 Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` with currents in mA at the
 battery's nominal voltage and the cores' frequencies in kHz. Older files name the arrays ``cpu.speeds`` and
-``cpu.active``, and omit ``.cluster0`` if there is only one cluster. Currents of cores that are equal at every
-frequency were not measured, so they are not imported.
+``cpu.active``, and omit ``.cluster0`` if there is only one cluster. If the cores' currents are equal at every
+frequency, they were not measured, so they are not imported.
 """
 
 from __future__ import annotations
@@ -118,17 +118,17 @@ def _desktop(flop_per_cycle: int, cores: float, ghz: float, clock: str) -> _Tabl
 
 PLACEHOLDER_MA = 0.1  # value of every current in Android's sample file, in which nothing was measured
 OF_CURRENTS = "derived: max_ma of all cores x voltage_v"
-"""Start of the source of a ``thermal.busy_w`` that was computed from the currents of the cores."""
+"""Start of the source text for a ``thermal.busy_w`` that was computed from the cores' currents."""
 SAME_MHZ = 0.01
-"""Maximum relative difference between a cluster's highest frequency in the file and in the profile."""
+"""Maximum relative difference between the highest frequencies of matching clusters in file and profile."""
 _BATTERY = {
     "capacity_mah": ("battery.capacity", ""),
     "idle_ma": ("cpu.idle", ""),
     "wifi_ma": ("wifi.active", "wifi.controller"),
     "radio_ma": ("radio.active", "modem.controller"),
 }
-"""Maps a field of the profile to the name of an item in the file, and to the name of a controller. The mean
-of the controller's currents of receiving (rx) and transmitting (tx) replaces a missing item."""
+"""Maps a field of the profile to the name of an item in the file, and to the name of a controller. If the
+item is missing, the mean of the controller's receive (rx) and transmit (tx) currents replaces it."""
 Items = dict[str, list[float]]
 
 
@@ -138,7 +138,7 @@ currents in mA."""
 
 
 def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
-    """Complete the device profile ``options.base`` with the file's battery and core currents."""
+    """Complete the device profile ``options.base`` with the battery values and core currents in the file."""
     items = _items(path)
     _refuse_placeholders(path, items)
     clusters, notes = _clusters(path, items), []
@@ -171,8 +171,8 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def _compute_busy_w(tables: _Table) -> None:
-    """Compute the power of computing from the profile's new currents and voltage, if it was derived from the
-    old ones before."""
+    """Recompute ``thermal.busy_w`` from the profile's new currents and voltage if it was derived from
+    currents before."""
     if not tables["sources"].get("thermal.busy_w", "").startswith(OF_CURRENTS):
         return
     clusters = tables.get("cpu", {}).get("clusters", [])
@@ -201,7 +201,7 @@ def _battery(items: Items) -> dict[str, tuple[float, str]]:
 def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:
     """Copy frequencies and currents to the matching clusters of the profile.
 
-    Return a note on each cluster for which the profile has no match.
+    Return a note for each cluster that has no match in the profile.
     """
     known, notes = tables.get("cpu", {}).get("clusters", []), []
     have = " + ".join(f"{one['cores']} cores of {one['max_mhz']:g} MHz" for one in known)

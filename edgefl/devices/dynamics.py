@@ -20,11 +20,11 @@ from edgefl.devices.plan import End, TripPlan
 from edgefl.devices.presence import Presence
 from edgefl.experiment import Experiment
 
-MOST_TRIES = 10_000  # attempts to find a time at which a client is both online and able to work
+MOST_TRIES = 10_000  # maximum attempts to find a time at which a client is both online and able to work
 
 
 class Transition(NamedTuple):
-    """The next change of a client if the client does not receive or finish a task first."""
+    """A client's next change, assuming that the client does not receive or finish a task first."""
 
     at_s: float
     """Time of the change in emulated seconds since the start of the run; infinite if there is no change."""
@@ -45,7 +45,7 @@ class _ClientState:
 
     def __init__(self, model: ConditionModel, presence: Presence, charge: float) -> None:
         self.model, self.presence = model, presence
-        self.now = model.initial(charge)  # during a trip, this is the condition at its start
+        self.now = model.initial(charge)  # during a trip, this is the condition at the start of the trip
         self.plan: TripPlan | None = None
         self.here, self.not_before_s = False, 0.0
         self.forced = NEVER  # the change that ends the trip even with on_leave = "finish"
@@ -107,7 +107,7 @@ class _ClientState:
 
 
 class Dynamics:
-    """The clients of one run that change over time; other clients are not stored."""
+    """The state of a run's clients that change over time; other clients are not stored."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> None:
         self._experiment, self._trips = experiment, trips
@@ -131,7 +131,7 @@ class Dynamics:
         return None if state is None else state.plan
 
     def move(self, client: int) -> Transition:
-        """Return the next change of the client if it does not receive or finish a task first."""
+        """Return the client's next change, assuming that it does not receive or finish a task first."""
         return self._states[client].move
 
     def declares_death(self, client: int, now_s: float) -> bool:
@@ -139,26 +139,26 @@ class Dynamics:
         return client in self and self.move(client).why == "died" and self.move(client).at_s <= now_s
 
     def finishes(self, client: int) -> bool:
-        """Return True if the client still finishes its current task when it goes offline (see `move`)."""
+        """Return True if the client will still finish its current task after it goes offline (see `move`)."""
         state = self._states[client]
         return self._experiment.fleet.on_leave == "finish" and state.move is not state.forced
 
     def lost_at_s(self, client: int) -> float:
-        """Return the time at which the client's task is lost, unless the trip ends first."""
+        """Return the time at which the client's task will be lost unless the trip ends first."""
         state = self._states.get(client)
         if state is None:
             return math.inf
         return (state.forced if self._experiment.fleet.on_leave == "finish" else state.move).at_s
 
     def moved(self) -> Iterable[int]:
-        """Return the clients whose next change was updated since the last call of this method."""
+        """Return the clients whose next change was updated since this method was last called."""
         moved, self._moved = self._moved, {}
         return moved
 
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
         """Update the clients' state after an event and the core's actions.
 
-        ``now_s`` is the time of the core after the event.
+        ``now_s`` is the core's time after the event.
         """
         change = event
         if isinstance(event, Died) and (state := self._states.get(event.client)) is not None:

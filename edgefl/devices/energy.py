@@ -1,11 +1,11 @@
-"""Energy of computing and transfers, in joules, with a 90% interval.
+"""Energy used by computing and transfers, in joules, with a 90% interval.
 
     E = idle_w · (all seconds) + compute_w · computing + download_w · download + upload_w · upload
 
-Power is the voltage of the battery times the currents of the cores, the Wi-Fi and the modem in the profile,
-which are taken from Android's power_profile.xml. If the network profile has the field ``radio``, metered
-power is used instead (`METERED`). It is assumed that a radio draws power only while it transfers (not in the
-seconds for which it stays awake afterwards), that all cores compute and that the screen is off.
+Power is the battery's voltage times the currents of the cores, the Wi-Fi and the modem, which the profile
+takes from Android's power_profile.xml. If the network profile has the field ``radio``, metered radio power is
+used instead (`METERED`). It is assumed that a radio draws power only during transfers (not in the seconds for
+which it stays awake afterwards), that all cores compute and that the screen is off.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RadioPower(NamedTuple):
     down_growth: float
     up_w: float
     factor: float
-    """90% of the readings at a location that was not used in the fit are within this factor of it."""
+    """90% of the readings at a location that was not used in the fit are within this factor of the fit."""
 
     def download_w(self, mbps: float) -> float:
         """Return the power of a download at this rate, in watts.
@@ -52,12 +52,12 @@ METERED: Final[dict[Radio, RadioPower]] = {
     "5g-low-band": RadioPower(2.222, 0.01548, 2.515, 1.28),
     "5g-mmwave": RadioPower(3.174, 0.02027, 5.114, 1.28),
 }
-"""Fits to the power of a Galaxy S20 Ultra, measured by a Monsoon meter, minus the power of the screen and of
-idling (SIGCOMM21-5G/artifact at 35aaf28): least squares on the logarithms of the medians in bins of
-throughput, with equal weights. The median residual is 3% (low band) and 8% (mmWave). A fit to one of the two
-mmWave locations predicts the power at the other with a median error of 12%, and with an error of 25% at the
-90th percentile. The low band was measured at only one location, so its `RadioPower.factor`
-is that of mmWave."""
+"""Fits to the power of a Galaxy S20 Ultra, measured with a Monsoon meter, minus the power of the screen and
+of the idle phone (SIGCOMM21-5G/artifact at 35aaf28): least squares on the logarithms of the medians in bins
+of throughput, with equal weights. The median residual is 3% (low band) and 8% (mmWave). A fit to one of the
+two mmWave locations predicts the power at the other with a median error of 12%, and with an error of 25% at
+the 90th percentile. The low band was measured at only one location, so its `RadioPower.factor` is that of
+mmWave."""
 
 
 class Energy(NamedTuple):
@@ -129,8 +129,8 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
 def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
     """Return the power of the device on ``network``; None if the device has no battery.
 
-    If ``network`` is None, the device uses its mobile radio. Currents that are missing from the profile count
-    as 0. Raises `ProfileError` if the power of computing is missing.
+    If ``network`` is None, the device uses its mobile radio. Currents that the profile lacks are assumed to
+    be 0. Raises `ProfileError` if the profile lacks the power that computing takes.
 
     >>> from edgefl.devices import load_device
     >>> draw = draw_of(load_device("pixel-4"))
@@ -167,6 +167,6 @@ def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
 
 
 def _busy_w_key(device: Device) -> str:
-    """Return the figure that states the power of computing (`Device.busy_w`)."""
+    """Return the key of the profile's figure from which `Device.busy_w` is derived."""
     stated = device.thermal is not None and device.thermal.busy_w is not None
     return "thermal.busy_w" if stated else "cpu.clusters"

@@ -1,10 +1,10 @@
-"""Reads and writes the two device dictionaries of FedScale as JSON.
+"""Reads FedScale's two device dictionaries as JSON, and writes the first of them.
 
 FedScale itself distributes them as pickles (docs/profiles.md).
 
 ``client_device_capacity`` maps a client to ``{"computation": ms, "communication": kbit/s}``. A training step
 takes 3 · batch size · ``computation``; the transfers of a trip take (upload + download size) /
-``communication``. FedScale does not state the network whose inference takes ``computation``, so MobileNet-V2
+``communication``. FedScale does not state which network's inference takes ``computation``, so MobileNet-V2
 with images of 224 × 224 pixels is assumed.
 
 ``client_behave_trace`` maps a client to ``{"inactive": […], "finish_time", "active": […], …}``, in seconds.
@@ -29,7 +29,7 @@ LIMIT_MIB = 256
 CLIENTS = 100  # default maximum number of imported clients
 MOST_CLIENTS = 5000  # a larger fleet would not fit in a profile file
 FORWARD_GFLOP = 0.6
-"""Operations of an inference of MobileNet-V2 on one image of 224 × 224 pixels, in GFLOP: 300 million
+"""Operations for one inference of MobileNet-V2 on an image of 224 × 224 pixels, in GFLOP: 300 million
 multiply-adds (Sandler et al. 2018)."""
 UNCERTAIN = 6.0
 Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e12)]
@@ -54,8 +54,8 @@ class Behavior(msgspec.Struct):
 def read(path: Path, options: ImportOptions) -> ImportResult:
     """Import capacities as a fleet, or behaviors as an availability file.
 
-    The fleet has one device and one network per client. At most ``options.clients`` clients are imported.
-    They are evenly spaced in a list ordered by speed (for capacities) or by client id (for behaviors).
+    The fleet has one device and one network per client. At most ``options.clients`` clients are imported,
+    evenly spaced in a list ordered by speed (for capacities) or by client id (for behaviors).
     """
     try:
         clients = msgspec.json.decode(read_bytes(path, LIMIT_MIB))
@@ -77,8 +77,8 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
 def write(fleet: FleetFile) -> bytes:
     """Return a fleet's ``client_device_capacity`` as JSON.
 
-    FedScale has one bandwidth per client. It is chosen so that a download and an upload of equal size take
-    the same total time as in the profile.
+    FedScale has one bandwidth per client. The bandwidth is chosen so that a download and an upload of equal
+    size take the same total time as in the profile.
     """
     clients: list[dict[str, float]] = []
     for name, count in fleet.drawn(seed=0).items():

@@ -1,14 +1,14 @@
 """Fits a runtime's time model to steps measured on a device.
 
-The fit minimises errors of log(predicted / measured time), so that a step of 10 ms has the same weight as one
-of 10 s. It uses a soft-L1 loss, so that outliers have little effect. A prior determines the costs that the
-measured steps (rows) do not determine: every cost is the cost of the prior times three fitted factors, one
-for the whole device, one for the cost's family (operations or bytes) and one for this cost alone. The latter
-two are regularised towards 1 by a normal prior on their logarithms.
+The fit minimises the errors log(predicted / measured time), so that a 10 ms step has the same weight as a
+10 s step. A soft-L1 loss keeps the effect of outliers small. A prior determines the costs that the measured
+steps (rows) do not determine: every cost is the prior's cost times three fitted factors, one for the whole
+device, one for the cost's family (operations or bytes) and one for this cost alone. The last two factors are
+regularised towards 1 by a normal prior on their logarithms.
 
 The uncertainty of the costs is the covariance of their logarithms given the rows, in linear approximation. A
-step's interval follows from the shares of uncertain costs in its time. Intervals are scaled so that they
-contain 90% of the rows that are left out of a fit.
+step's interval follows from the shares of its time that uncertain costs make up. Intervals are scaled so that
+they contain 90% of the rows that are left out of a fit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TYPICAL: Final = TimeModel(
     fixed_ms=1.0,
     error_factor=1.3,
 )
-"""Prior for an unknown device: the orders of magnitude of a Raspberry Pi 4 in torch."""
+"""Prior for an unknown device: orders of magnitude for torch on a Raspberry Pi 4."""
 SPREAD: Final = MOST_UNSURE
 """Factor by which a cost may plausibly differ from that of another device or runtime."""
 FAMILY: Final = 0.5
@@ -58,9 +58,9 @@ FAMILY: Final = 0.5
 ODD: Final = 0.1
 """Absolute error of a row's logarithm above which the loss grows linearly instead of quadratically."""
 FOLDS: Final = 50
-"""Maximum number of fits that estimate the error on held-out networks."""
+"""Maximum number of fits from which the error on held-out networks is estimated."""
 FEW_NETWORKS: Final = 10
-"""With fewer networks than this, the fitted ``error_factor`` is at least that of the prior."""
+"""With fewer networks than this, the fitted ``error_factor`` is at least the prior's."""
 COVERAGE: Final = 0.9
 NORMAL: Final = 1.645
 """Half the width of a normal distribution's 90% interval, in standard deviations. Intervals are at least this
@@ -88,17 +88,17 @@ class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> float:
-        """Ratio of the predicted to the measured seconds."""
+        """Ratio of the predicted to the measured time."""
         return self.predicted_s / self.row.seconds
 
     @property
     def off(self) -> float:
-        """Ratio of the larger to the smaller of the predicted and the measured seconds."""
+        """Ratio of the predicted to the measured time, or its inverse if that is larger."""
         return max(self.factor, 1 / self.factor)
 
     @property
     def held(self) -> bool:
-        """True if the measured seconds are within the interval."""
+        """True if the measured time is within the interval."""
         return self.off <= self.error_factor
 
 
@@ -108,13 +108,13 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     model: TimeModel
     rows: tuple[Row, ...]
     unseen: tuple[HeldOutPrediction, ...]
-    """A prediction of every row by a fit without the row's network; empty if there is only one network."""
+    """Prediction of each row by a fit without the row's network; empty if there is only one network."""
 
 
 class ErrorSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of prediction errors. ``median`` and ``p90`` are quantiles of |predicted / measured − 1|.
 
-    ``worst_factor`` is the largest ratio between predicted and measured seconds, in either direction.
+    ``worst_factor`` is the largest ratio between predicted and measured times, in either direction.
     """
 
     rows: int
@@ -122,7 +122,7 @@ class ErrorSummary(msgspec.Struct, frozen=True, kw_only=True):
     p90: float
     worst_factor: float
     held: float
-    """Share of the rows whose measured seconds are within the interval."""
+    """Share of the rows whose measured time is within the interval."""
 
 
 def fit(
@@ -139,8 +139,8 @@ def fit(
     differ by a common factor, and each cost by another factor of about ``spread``. Intervals contain 90% of
     the rows of networks that are left out of a fit. Without ``hold_out``, or with only a few networks,
     ``error_factor`` is at least that of the prior. ``apart`` is the factor by which the modelled device may
-    differ from the measured one. Raises `ConfigError` if there are no rows or if a row's seconds are not
-    positive and finite.
+    differ from the measured one. Raises `ConfigError` if there are no rows or if a row's time is not positive
+    and finite.
 
     >>> rows = [Row(network=str(n), work=StepWork(conv_flop=n * 1e9), seconds=n / 10) for n in range(1, 30)]
     >>> round(fit(rows).model.seconds(StepWork(conv_flop=7e9)), 2)
@@ -171,14 +171,14 @@ def fit(
 
 
 def predicted(model: TimeModel, row: Row) -> HeldOutPrediction:
-    """Predict a row that the model was not fitted to."""
+    """Predict the time of a row to which the model was not fitted."""
     return HeldOutPrediction(
         row=row, predicted_s=model.seconds(row.work), error_factor=model.error_factor_of(row.work)
     )
 
 
 def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
-    """Summarise errors of predictions in five numbers."""
+    """Summarise prediction errors in five numbers."""
     unseen = list(unseen)
     errors = np.abs(np.array([found.factor for found in unseen]) - 1)
     return ErrorSummary(
@@ -191,7 +191,7 @@ def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
 
 
 def holding(unseen: Sequence[HeldOutPrediction], share: float = COVERAGE) -> float:
-    """Return the conformal error factor: a new prediction's error is within it with probability ``share``."""
+    """Return the conformal error factor: new predictions are within it with probability ``share``."""
     return _holding([found.off for found in unseen], share)
 
 
@@ -234,7 +234,7 @@ class _Problem:
         """Return a lower triangular matrix L such that L·Lᵀ is the covariance of the logarithms of ``costs``.
 
         Each row is regarded as an observation, with the standard deviation ``ODD``, of a weighted sum of
-        these logarithms. The weights are the shares of the costs in the row's time. Outliers count less.
+        these logarithms. The weights are the costs' shares of the row's time. Outliers have less influence.
         """
         parts = amounts * costs
         shares = parts / parts.sum(1, keepdims=True)

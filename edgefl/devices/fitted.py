@@ -53,7 +53,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @classmethod
     def of(cls, source: str) -> Recipe | None:
-        """Parse the command in a runtime's source; None if the runtime was not fitted."""
+        """Parse the command in a runtime's source; return None if the runtime was not fitted."""
         found = re.match(rf"fitted: {COMMAND} (.*?) on \d+ steps of ", source)
         if found is None:
             return None
@@ -63,7 +63,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return convert({**given, **numbers, "files": shlex.split(files)}, cls)
 
     def fit(self, measured: Sequence[MeasuredStep]) -> Fit:
-        """Fit a time model to these steps, which must be of one device and runtime."""
+        """Fit a time model to these steps, which must all be from one device and runtime."""
         rows, prior = [m.row for m in measured], self.prior_model(measured[0].runtime)
         return fit(rows, prior, spread=self.spread, apart=self.apart)
 
@@ -75,7 +75,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     def prior_model(self, runtime: str) -> TimeModel:
         """Return the time model of the similar device, or `TYPICAL` if no similar device is given.
 
-        It is the model of ``runtime`` if the device has this runtime.
+        It is the device's model for ``runtime``, or for its default runtime if it lacks ``runtime``.
         """
         if self.prior is None:
             return TYPICAL
@@ -103,8 +103,8 @@ def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tup
 def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe: Recipe) -> str:
     """Return the text of a profile with the fitted runtime.
 
-    The profile is named after the file ``out``. Everything else is copied from the bundled profile named in
-    the rows. If there is no such profile, the rate ``train`` is the geometric mean of the rows' FLOP per
+    The profile is named after the file ``out``. Everything else is copied from the bundled profile that the
+    rows name. If there is no such profile, the rate ``train`` is the geometric mean of the rows' FLOP per
     second.
     """
     first = measured[0]

@@ -137,7 +137,7 @@ def mixed_runtimes(experiment: Experiment, clients: Sequence[ClientInfo]) -> str
 
 @functools.cache
 def thermal_of(profile: str) -> ThermalModel | None:
-    """Return the thermal model of all devices of a profile."""
+    """Return the thermal model that all devices of a profile share."""
     return thermal_model(_profile(profile))
 
 
@@ -149,9 +149,9 @@ def joins_at_s(experiment: Experiment, client: int) -> float:
 
 
 def changes(experiment: Experiment, info: ClientInfo) -> bool:
-    """Return True if the client may die or may change during the run.
+    """Return True if the client may die or change during the run.
 
-    It may change in its availability, link rate, temperature or battery charge.
+    Its availability, link rate, temperature or battery charge may change.
     """
     fleet, device = experiment.fleet, _profile(info.profile)
     return bool(
@@ -167,7 +167,7 @@ def changes(experiment: Experiment, info: ClientInfo) -> bool:
 def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
     """Create the model of a client's condition.
 
-    It includes heat and the battery only if the experiment enables them.
+    The model includes heat and the battery only if the experiment enables them.
     """
     fleet = experiment.fleet
     return ConditionModel(
@@ -229,7 +229,7 @@ def _varies(profile: str) -> bool:
 def _speed_of(info: ClientInfo) -> int | str:
     """Return a cache key for clients of equal speed.
 
-    It is the profile, or the client's index if the profile has a ``slowdown``.
+    The key is the profile, or the client's index if the profile has a ``slowdown``.
     """
     return info.profile if _profile(info.profile).slowdown is None else info.client
 
@@ -237,8 +237,8 @@ def _speed_of(info: ClientInfo) -> int | str:
 def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int:
     """Return the number of initial tasks that start after a random wait: as many as can train simultaneously.
 
-    It is 0 if phones start together (a strategy with rounds, or ``fleet.phase = "aligned"``) or if another
-    setting spreads their starts.
+    The number is 0 if phones start together (a strategy with rounds, or ``fleet.phase = "aligned"``) or if
+    another setting already spreads their starts.
     """
     fleet = experiment.fleet
     spread = fleet.join_spread_s > 0.0 or strategy.arrivals() is not None
@@ -248,7 +248,7 @@ def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int
 
 
 def in_phase(experiment: Experiment, strategy: Strategy) -> str:
-    """Return the reason why clients act in step by design; "" if they should act independently."""
+    """Return the reason why clients are meant to act in step; "" if they should act independently."""
     if strategy.lockstep:
         return "the strategy starts its clients together"
     if getattr(strategy, "max_staleness", None) is not None:
@@ -269,10 +269,10 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
 
 
 def masking_time_s(device: Device, rules: SecureRules) -> float:
-    """Return the seconds that one core needs to mask an update.
+    """Return the time in seconds that one core needs to mask an update.
 
     This is the time to encrypt ``rules.cipher_bytes`` and to copy ``rules.moved_bytes``, at the rates of
-    AES-256-CBC and of memcpy on the device's fastest core. It is 0 if the profile does not list its cores, or
+    AES-256-CBC and of memcpy on the device's fastest core. The time is 0 if the profile lists no cores, or
     if a delay model sets the trip's time.
     """
     if device.timed_by_draw or device.cpu is None or not device.cpu.clusters:
@@ -293,7 +293,7 @@ class _Facts(NamedTuple):
     held: int
     """Number of examples that the client holds."""
     work_s: float
-    """Emulated seconds of the training in a whole trip, at the full speed of the device."""
+    """Emulated seconds that the training of a whole trip takes at the device's full speed."""
     steps: int
     """Number of training steps in a whole trip."""
     scatter: TripScatter | None
@@ -303,13 +303,13 @@ class _Facts(NamedTuple):
     steady: TripPlan | None = None
     """Plan of a whole trip without random variation; None if transfers, delays or deaths are random."""
     messages: tuple[Message, Message] | None = None
-    """Messages of the download and the upload, if only the transfers and the compute times of whole trips are
-    random; otherwise None."""
+    """Download and upload messages, if only the transfers and the compute times of whole trips are random;
+    otherwise None."""
 
     def factor(self, trip: int, steps: int | None = None) -> float:
         """Return the ratio of a trip's compute time to the usual compute time of this phone.
 
-        A shortened trip has ``steps`` steps.
+        ``steps`` is the number of steps of a shortened trip; None for a whole trip.
         """
         if self.scatter is None:
             return 1.0
@@ -349,13 +349,13 @@ class Trips:
         self._down_bytes = down_bytes + (0 if rules is None else rules.download_bytes)
         self._units: dict[int, float] = {}
         self._facts: dict[int, _Facts] = {}
-        """Cached properties of the clients for which a trip was planned before."""
+        """Cached properties of the clients for which a trip has already been planned."""
 
     def step_s(self, client: int, examples: int) -> float:
-        """Return the seconds of a step on a batch of ``examples``, at the full speed of the client's device.
+        """Return the time in seconds of a step on ``examples`` examples, at the device's full speed.
 
-        If a delay model sets the trip's time, each example counts as one second, because only the proportions
-        matter.
+        If a delay model sets the trip's time, each example is assumed to take one second, because only the
+        proportions matter.
         """
         return self._step_s(self._clients[client], examples)
 
@@ -363,7 +363,7 @@ class Trips:
         return self._model_step_s(info, examples) * self._unit(info)
 
     def _model_step_s(self, info: ClientInfo, examples: int) -> float:
-        """Return the seconds of a step on the median phone of the client's device model."""
+        """Return the time in seconds of a step on the median phone of the client's device model."""
         key = _speed_of(info)
         if (line := self._lines.get(key)) is None:
             device = device_of(self._experiment, info.client, info.profile)
@@ -381,7 +381,7 @@ class Trips:
         return fixed_s, example_s
 
     def _error_factor(self, model: TimeModel) -> float:
-        """Return the factor of the 90% interval for the time of a step on a whole batch."""
+        """Return the factor of the 90% interval for the time of a step on a full batch."""
         return model.error_factor_of(self._work.at(self._rule.batch_size))
 
     def _unit(self, info: ClientInfo) -> float:
@@ -393,7 +393,7 @@ class Trips:
         return factor
 
     def full_step_s(self, client: int) -> float:
-        """Return the seconds of a step on a whole batch, or on all examples if the client has fewer."""
+        """Return the time in seconds of a step on a full batch, or on all examples if there are fewer."""
         return self.step_s(client, min(self._rule.batch_size, self.data.final[client]))
 
     def _whole_s(self, info: ClientInfo, held: int, steps: int | None = None) -> float:
@@ -405,9 +405,10 @@ class Trips:
         return found * self._unit(info)
 
     def typical_s(self) -> dict[str, float]:
-        """Return the declared seconds of a typical trip of each profile, with the fleet's median of examples.
+        """Return the declared time of a typical trip for each profile, in seconds.
 
-        It is the median over `TYPICAL_TRIPS` draws, which are the same for all profiles and seeds.
+        The client has the fleet's median number of examples. The time is the median over `TYPICAL_TRIPS`
+        draws, which are the same for all profiles and seeds.
         """
         held, found = int(np.median(self.data.final)), dict[str, float]()
         sizes, (down, up) = Counter(self._rule.batches(held)), (self._down_bytes, self._up_bytes)
@@ -435,17 +436,17 @@ class Trips:
         return Client(client, profile, held, steps, trip.down_s, trip.compute_s, trip.up_s)
 
     def wait_s(self, client: int, task: int, trip: int) -> float:
-        """Return the emulated seconds that the client waits before this task's trip; `plan` excludes them.
+        """Return how many emulated seconds the client waits before this task's trip (not part of `plan`).
 
-        At the start of a run, phones are at random points of their trips: each of the first tasks waits for a
+        At the start of a run, phones are at random points in their trips: each of the first tasks waits for a
         random fraction of its client's trip time. Devices from papers start immediately.
         """
         return 0.0 if trip or task >= self._first_tasks else self._part_s(client)
 
     def returns_after_s(self, client: int, resumption: int) -> float:
-        """Return the emulated seconds after which a client returns when a wall-clock run is resumed.
+        """Return how long after the resumption of a wall-clock run a client returns, in emulated seconds.
 
-        As at the start of the run, phones are at random points of their trips, drawn anew for each
+        As at the start of the run, phones are at random points in their trips, drawn anew for each
         ``resumption``.
         """
         return self._part_s(client, resumption) if self._first_tasks else 0.0
@@ -485,7 +486,7 @@ class Trips:
         return self._plan(facts, 0, WHOLE, None)
 
     def _of(self, client: int, trip: int) -> _Facts:
-        """Return the cached `_Facts` of a client, or compute them if they are missing or its data grew."""
+        """Return a client's cached `_Facts`; compute them if they are missing or the client's data grew."""
         facts, held = self._facts.get(client), self.data.held(client, trip)
         return self._found(client, held) if facts is None or facts.held != held else facts
 
@@ -509,9 +510,9 @@ class Trips:
         return facts
 
     def reply_s(self, client: int, version: int, at_s: float, down_bytes: int, up_bytes: int) -> float:
-        """Return the emulated seconds in which a client downloads a request and uploads its reply.
+        """Return how many emulated seconds a client needs to download a request and upload its reply.
 
-        The request is about the model ``version``. Computing the reply takes no time. If the connection is
+        The request concerns the model ``version``. Computing the reply takes no time. If the connection is
         lost, the transfer resumes at the next byte.
         """
         seed, info, total_s = self._experiment.seed, self._clients[client], 0.0

@@ -35,7 +35,7 @@ FORMATS: dict[str, Format] = {
     "webpagetest": Format(network_formats.read_webpagetest, ("only",)),
 }
 WRITTEN = ("devtools", "fedscale", "mahimahi", "webpagetest")
-"""Formats that can be written. A file is written from a network, or for fedscale from a fleet."""
+"""Formats that can be written: fedscale from a fleet profile, all others from a network profile."""
 
 
 def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:

@@ -20,20 +20,20 @@ T = TypeVar("T")
 
 
 class ImportOptions(NamedTuple):
-    """The user's options of an import; each format accepts only the options that it uses."""
+    """The user's options for an import; each format accepts only the options that it uses."""
 
     name: str | None = None
-    """Id of the imported profile or fleet, for a format with only one of them per file. The default is the
-    name of the file."""
+    """Id of the imported profile or fleet, for a format with only one per file. The default is the file's
+    name."""
     only: tuple[str, ...] = ()
-    """Names of the entries to import from a file with several entries; if it is empty, all are imported."""
+    """Names of the entries to import from a file with several entries; empty to import all entries."""
     clients: int | None = None
     base: str | None = None
     """Device profile to complete, for a file without computing rates."""
     up: Path | None = None
 
     def profile_name(self, default: str) -> str:
-        """Return ``name``, or else ``default``, changed to a valid profile name."""
+        """Return ``name``, or else ``default``, converted to a valid profile name."""
         return profile_names([self.name or default])[0]
 
 
@@ -107,7 +107,7 @@ def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> I
 
 
 def profile_file(source: Path, kind: Kind, tables: dict[str, Any]) -> dict[str, str]:
-    """Return a dictionary with the name and the content of a profile's file.
+    """Return a dictionary that maps the name of a profile's file to its content.
 
     Raises `ProfileError`, whose message names the file ``source``, if the profile is invalid.
     """

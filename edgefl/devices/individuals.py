@@ -1,8 +1,8 @@
 """Individual phones (units of a model): their speed, the scatter of their trip times and their phase.
 
-The phase is the fraction of a trip that a phone waits at the start of a run. All three are drawn from the
-client's seeded random streams. The distributions are based on inference of 118 networks on 105 phones of 76
-models, with 30 runs each (iitm-sysdl/Generalizable-DNN-cost-models at 0ee1170, Apache-2.0):
+The phase is the fraction of a trip's time that a phone waits at the start of a run. All three are drawn from
+the client's seeded random streams. The distributions are based on inference of 118 networks on 105 phones of
+76 models, with 30 runs each (iitm-sysdl/Generalizable-DNN-cost-models at 0ee1170, Apache-2.0):
 
 - Two units of one model differ by a factor of 1.05 (median), 1.28 (90th percentile) and 1.98 (maximum). A
   mixture of log-normal speeds (75% of the units with σ = 3%, 25% with σ = 20%) gives 1.05, 1.29 and, at the
@@ -24,7 +24,7 @@ import numpy as np
 from edgefl.seeds import stream
 
 TYPICAL, UNUSUAL = 0.03, 0.20
-"""Standard deviation of the logarithm of a unit's speed, for most units and for the unusual ones."""
+"""Standard deviation of the logarithm of a unit's speed, for most units and for unusual units."""
 UNUSUAL_SHARE: Final = 0.25
 MOST_APART: Final = math.log(1.98)
 QUIET: Final = 0.009
@@ -38,7 +38,7 @@ FIRST_SPREAD: Final = math.log(0.39 / 0.10) / 1.2816
 NINETY: Final = 1.6449
 """A standard normal variable is between plus and minus this value with probability 90%."""
 MOST_DEVIATIONS: Final = 3.0
-"""Standard normal draws are clipped at ± this value, so that no trip takes a hundred times as long."""
+"""Standard normal draws are clipped at ± this value, so that no trip takes a hundred times its usual time."""
 BLOCK: Final = 64
 """Number of trips whose variation is drawn in one call; variations of different blocks are uncorrelated."""
 
@@ -58,8 +58,8 @@ def unit_factor(seed: int, client: int) -> float:
 def model_error(seed: int, profile: str, error_factor: float) -> float:
     """Draw a plausible ratio of the real device's compute time to the time predicted from the profile.
 
-    It is drawn with ``seed``. Its logarithm is normally distributed, such that 90% of the draws are within
-    ``error_factor``. All phones of a profile share the same ratio.
+    The ratio is drawn with ``seed``. Its logarithm is normally distributed such that 90% of the draws are
+    within ``error_factor``. All phones of a profile share the same ratio.
 
     >>> drawn = np.array([model_error(seed, "pi-4", 1.3) for seed in range(2000)])
     >>> round(float(np.mean((drawn < 1.3) & (drawn > 1 / 1.3))), 2)

@@ -1,4 +1,4 @@
-"""Reads results of the measurement kit, and counts the work of each measured part on the kit's modules."""
+"""Reads results of the measurement kit, and counts the work of each measured part from the part's module."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edgefl.measure import kit
 from edgefl.validation import wrong
 
 KIT_ERROR_FACTOR = 1.3
-"""The step times of 90% of networks are within this factor of a fit to the kit's parts (docs/measure.md). It
-cannot be estimated by leaving out parts, since each part is the only one of its kind."""
+"""The step times of 90% of networks are within this factor of a fit to the kit's parts (docs/measure.md). The
+factor cannot be estimated by leaving out parts, because each part is the only one of its kind."""
 MOST_FLOP_PER_S: Final = 5e12
 MOST_BYTES_PER_S: Final = 2.5e12
 """Maximum rates of one thread, about twice those of the fastest known cores: 2.3 TFLOPS of float32 on Apple's
-M4 (Remke and Breuer 2024), and 192 bytes per cycle from the first cache at 6 GHz."""
+M4 (Remke and Breuer 2024), and 192 bytes per cycle from the first-level cache at 6 GHz."""
 MOST_S: Final = 1e6
 """Longest plausible time of a step, in seconds: eleven days."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=MOST_S)]
@@ -73,7 +73,7 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_seconds(key: str, seconds: float, work: StepWork, threads: int) -> None:
-    """Raise a `Fault` for a time that no processor with this number of threads can need for the work."""
+    """Raise a `Fault` if the time is too long, or too short for any processor with this many threads."""
     least_s = max(work.flop / MOST_FLOP_PER_S, work.bytes / MOST_BYTES_PER_S) / threads
     if not 0 < seconds <= MOST_S:
         raise wrong(key, f"a number of seconds above 0 and at most {MOST_S:g}", seconds)

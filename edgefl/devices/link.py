@@ -168,7 +168,7 @@ class Message:
                 arrived = int(rng.geometric(chance)) - 1
                 breaks_after = arrived * network.payload_bytes if arrived < packets else None
             else:
-                # Retransmissions until `packets` packets arrived: negative binomial.
+                # The number of losses before `packets` packets have arrived is negative binomial.
                 lost = int(rng.negative_binomial(packets, 1.0 - chance))
             if lost:
                 lead_s += (network.down.delay_ms + network.up.delay_ms) / 1e3
@@ -266,7 +266,7 @@ def read_trace(path: str) -> Trace:
 
 
 def constant_trace(rate_mbps: float) -> Trace:
-    """Return the shortest trace with that rate.
+    """Return the shortest trace with this rate.
 
     >>> constant_trace(6.016).at_ms, constant_trace(24.064).at_ms    # a packet per 2 ms, two per ms
     ((2,), (1, 1))

@@ -1,10 +1,10 @@
 """Reads measured steps from files and counts the work of each step.
 
 A CSV file has one line per step, with the columns ``device``, ``profile``, ``runtime``, ``batch``,
-``measured_s`` and ``source``. For steps of networks it also has the columns ``network`` (timm's name),
-``kind`` (train, finetune or inference) and ``workload`` (used if timm does not have the network); for steps
-of single layers it has ``layer`` (lstm or softmax output), ``inputs``, ``outputs`` and ``steps``. A JSON file
-is a result of the measurement kit (`edgefl.measure`).
+``measured_s`` and ``source``. A file with steps of networks also has the columns ``network`` (timm's name),
+``kind`` (train, finetune or inference) and ``workload`` (used if timm does not have the network). A file with
+steps of single layers also has ``layer`` (lstm or softmax output), ``inputs``, ``outputs`` and ``steps``. A
+JSON file is a result of the measurement kit (`edgefl.measure`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from edgefl.validation import convert
 IMAGE = (3, 224, 224)
 """Shape of the images on which timm's networks were measured."""
 MOST_THREADS = 1024
-"""Number of threads that a line of a CSV file is assumed to have used at most. The file does not state it."""
+"""Maximum number of threads assumed for a step in a CSV file, because the file does not state the number."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
-"""Exceptions that are raised for a file that cannot be read or is in another format."""
+"""Exceptions raised for a file that cannot be read or is in another format."""
 WRONG = (KeyError, ValueError, IndexError, ConfigError)
-"""Exceptions that are raised for an invalid line of a file."""
+"""Exceptions raised for an invalid line of a file."""
 LEAF_FEMNIST = "LEAF FEMNIST CNN"
 LEAF_SHAKESPEARE = "Shakespeare 2-layer LSTM-256"
 
@@ -58,7 +58,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path, only: Kind | None = None) -> tuple[MeasuredStep, ...]:
-    """Read the measured steps of a file; if ``only`` is given, only those of this profile and runtime.
+    """Read the measured steps in a file; if ``only`` is given, only the steps of this profile and runtime.
 
     Raises `ConfigError` if the file is invalid or if a network in it is unknown.
     """
@@ -73,7 +73,7 @@ def keys(path: Path) -> set[tuple[str, ...]]:
 
 
 def kinds(path: Path) -> set[Kind]:
-    """Return the profiles and runtimes of the steps in a file. Raises `ConfigError` if it is invalid."""
+    """Return the profiles and runtimes of the steps in a file. Raises `ConfigError` for an invalid file."""
     with _located(path, *UNREADABLE):
         if path.suffix == ".json":
             return {("", _read_kit(path).runtime_name)}
@@ -107,8 +107,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
 
 
 _counted: dict[tuple[str | None, ...], StepWork] = {}
-"""Cache of counted work, keyed by the fields that determine it. A count takes 0.1 s, and the same networks
-were measured on several devices."""
+"""Cache of counted work, keyed by the fields that determine it. Counting takes 0.1 s per step, and the same
+networks were measured on several devices."""
 
 
 def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
@@ -139,7 +139,7 @@ def _located(place: object, *faults: type[Exception]) -> Iterator[None]:
 
 
 def _name(line: Mapping[str, str]) -> str:
-    """Return the name of the step's network, or the name and the sizes of its layer."""
+    """Return the name of the step's network, or the name and sizes of its single layer."""
     if "layer" in line:
         return " ".join(line[name] for name in ("layer", "inputs", "outputs", "batch", "steps"))
     return line["network"] or line["workload"]

@@ -1,13 +1,13 @@
 """Reads and writes network files of WebPageTest, Chrome (throttling presets) and Mahimahi (traces).
 
-An imported network has half of the round-trip time and the full loss rate in each direction. WebPageTest's
+An imported network gets half of the round-trip time and the full loss rate in each direction. WebPageTest's
 ``connectivity.ini`` has one section per network: rates in bit/s (0 means unlimited), latency in ms, and loss
 in percent. Chrome's presets are JSON: a single preset, a list, or an object keyed by name. Three kinds are
-read: custom profiles of the DevTools (bytes/s, −1 means unlimited), parameters of the DevTools protocol's
+read: DevTools custom profiles (bytes/s, −1 means unlimited), parameters of the DevTools protocol's
 ``Network.emulateNetworkConditions``, and Lighthouse's ``throttling``. Lighthouse multiplies the values that
-it passes to the DevTools by a factor (latency by 3.75, throughput by 0.9). The target values without this
-factor are imported; the upload has no target value, so it is divided by the download's factor. Lighthouse's
-kbit is 1024 bit.
+it passes to DevTools by a factor (latency by 3.75, throughput by 0.9). The target values without this factor
+are imported; the upload has no target value, so its rate is divided by the download's factor. Lighthouse's
+kbit is 1024 bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Entry = tuple[str, dict[str, Any]]
 
 
 def _network(title: str, mbps: Sequence[float], round_trip_ms: float, loss_pct: float, source: str) -> Entry:
-    """Make a network with constant rates, down and up; a rate of 0 or below is unlimited."""
+    """Make a network with constant download and upload rates; a rate of 0 or below means unlimited."""
     link = {"delay_ms": round_trip_ms / 2, "loss_pct": loss_pct}
     down, up = (link | ({"rate_mbps": rate} if rate > 0 else {}) for rate in mbps)
     return title, {"name": title, "down": down, "up": up, "sources": {"down": source, "up": source}}
@@ -89,7 +89,7 @@ def _number(text: str) -> float | str:
 
 
 def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
-    """Return the network as a section of the file, and the properties that the format cannot express."""
+    """Return the network as a section of ``connectivity.ini``, and what the format cannot express."""
     down, up = network.down, network.up
     bits = [0 if way.rate_mbps is None else max(1, round(way.rate_mbps * 1e6)) for way in (down, up)]
     label = network.name.replace('"', "'")
@@ -102,7 +102,7 @@ def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
 
 
 class CustomProfile(msgspec.Struct):
-    """A custom profile of the DevTools; a throughput below 0 is unlimited."""
+    """A DevTools custom profile; a throughput below 0 means unlimited."""
 
     download: Throughput
     upload: Throughput
@@ -111,7 +111,7 @@ class CustomProfile(msgspec.Struct):
 
 
 class NetworkConditions(msgspec.Struct):
-    """Parameters of ``Network.emulateNetworkConditions``; a throughput below 0 is unlimited."""
+    """Parameters of ``Network.emulateNetworkConditions``; a throughput below 0 means unlimited."""
 
     latency: Latency
     downloadThroughput: Throughput
@@ -121,7 +121,7 @@ class NetworkConditions(msgspec.Struct):
 
 
 class LighthouseThrottling(msgspec.Struct):
-    """Lighthouse's ``throttling``; zeros mean no throttling."""
+    """Lighthouse's ``throttling``; a value of 0 means no throttling."""
 
     rttMs: Latency = 0.0
     throughputKbps: Kbits = 0.0
@@ -144,7 +144,7 @@ def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write_devtools(network: Network) -> tuple[str, tuple[str, ...]]:
-    """Return the network as a custom profile of the DevTools, and the properties that it cannot express."""
+    """Return the network as a DevTools custom profile, and the properties that the format cannot express."""
     down, up = network.down, network.up
     rates = [-1 if way.rate_mbps is None else way.rate_mbps * 1e6 / 8 for way in (down, up)]
     preset = {"title": network.name, "download": rates[0], "upload": rates[1]}
@@ -217,7 +217,7 @@ def read_mahimahi(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write_mahimahi(network: Network, way: Direction) -> str:
-    """Return one direction of the network as a trace. Raises `ProfileError` if its rate is unlimited."""
+    """Return one direction of the network as a trace. Raises `ProfileError` if the rate is unlimited."""
     if way.trace is not None:
         return trace_text(read_trace(way.trace))
     if way.rate_mbps is None:

@@ -18,7 +18,7 @@ from edgefl.learning.operations import StepWork
 from edgefl.validation import wrong
 
 FAR: Final = 10.0
-"""A measured time is refused if it is outside its predicted interval by more than this factor."""
+"""A measured time is rejected if it is outside its predicted interval by more than this factor."""
 
 
 class Measured(NamedTuple):
@@ -68,7 +68,7 @@ def _check_plausible(measured: Measured, expected: Prediction, known: str) -> No
 
 
 def known_core(table: PhoneTable, name: str) -> str:
-    """Return a core's name as it is written in the table of phones, or else as `find_core` returns it."""
+    """Return a core's name as spelled in the table of phones, or else as spelled by `find_core`."""
     cores = {phone.core.lower().replace("-", " "): phone.core for phone in table.phones if phone.core}
     return cores.get(name.lower().replace("-", " ")) or find_core(name)
 

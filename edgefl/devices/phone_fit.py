@@ -1,4 +1,4 @@
-"""Fits `PhoneTable`, mainly each phone's costs of classes of work, to measured inference times.
+"""Fits `PhoneTable`, mainly each phone's cost for each class of work, to measured inference times.
 
 All phones are fitted together: each phone's costs are the most probable ones given its measured times, under
 a normal prior whose mean and covariance are those of all phones (expectation-maximisation, with the posterior
@@ -53,12 +53,12 @@ RIDGE: Final = 0.03
 LENGTH: Final = 0.1
 """Length scale of the errors that all phones have in common, stored as `Neighbours.length`."""
 COMMON: Final = 0.05
-"""Standard deviation of the errors that all phones have in common on one network."""
+"""Standard deviation of the error that all phones have in common on one network."""
 REST: Final = 0.02
-"""Standard deviation of the rest of the errors, which is regarded as noise."""
+"""Standard deviation of the remaining errors, which are treated as noise."""
 HELD: Final = 0.92
-"""Share of the left-out rows that the intervals must contain. It is above 90%, because the errors are larger
-on phones that were not measured."""
+"""Share of the left-out rows that the intervals must contain. The share is above 90%, because the errors are
+larger on phones that were not measured."""
 NETWORK_FOLDS: Final = 6
 PHONE_FOLDS: Final = 8
 LIKELY: Final = (0.02, 0.7, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -83,7 +83,7 @@ class Fitted(NamedTuple):
 
     typical: Array
     costs: Array
-    """Logarithms of the seconds that each class of work takes in the typical network; the shape is (units,
+    """Logarithms of the times in seconds that the classes of work take in the typical network; shape (units,
     classes)."""
     spread: Array
     noise: float
@@ -113,7 +113,7 @@ def fit(
     known: Sequence[Phone] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> PhoneTable:
-    """Fit the table of all phones; ``source`` describes where the rows are from.
+    """Fit the table of all phones; ``source`` describes where the rows come from.
 
     The names, years and chips of ``known`` phones are kept.
     """
@@ -195,7 +195,7 @@ def _work_matrix(data: Matrix, weights: Weights) -> Array:
 
 
 def _mean_phone(log_s: Array) -> Array:
-    """Return the logarithm of the seconds that each network takes on the typical phone."""
+    """Return the logarithm of the time in seconds that each network takes on the typical phone."""
     own = log_s.mean(1, keepdims=True)
     middle: Array = np.median(log_s - own, axis=0) + own.mean()
     return middle
@@ -242,7 +242,7 @@ def _positive_costs(work: Array, log_s: Array) -> Array:
 
 
 def _together(work: Array, log_s: Array) -> Fitted:
-    """Fit the costs of every phone under a common prior, whose mean and covariance are fitted, too."""
+    """Fit the costs of every phone under a common prior, whose mean and covariance are also fitted."""
     size, typical = work.shape[1], _typical(work)
     rows = work / typical
     mean = np.log(_positive_costs(work, _mean_phone(log_s)) * typical)
@@ -266,7 +266,7 @@ def _together(work: Array, log_s: Array) -> Fitted:
 def _most_probable(
     rows: Array, log_s: Array, mean: Array, firm: Array, at: Array, noise: float, steps: int
 ) -> tuple[Array, Array]:
-    """Find the most probable costs by Newton steps; errors above 3 · ``noise`` have less weight."""
+    """Find the most probable costs with Newton steps; errors above 3 · ``noise`` get less weight."""
     for _ in range(steps):
         part, error = _parts(rows, at, log_s)
         weight = 1 / (noise**2 * np.sqrt(1 + (error / (3 * noise)) ** 2))
@@ -356,7 +356,7 @@ def _only(data: Matrix, units: Sequence[int], networks: Sequence[int]) -> Matrix
 def _error_factors(data: Matrix) -> dict[str, float]:
     """Return the error factor of each unit.
 
-    The share `HELD` of the unit's errors on left-out networks is within this factor.
+    A share of `HELD` of the unit's errors on left-out networks is within this factor.
     """
     errors: dict[str, list[float]] = {}
     all_units = range(len(data.units))
@@ -381,7 +381,7 @@ def _log_seconds(table: PhoneTable, costs: Array, found: Counter[str]) -> float:
 
 
 def _widths(data: Matrix) -> Widths:
-    """Measure the widths of intervals on phones whose models were left out of the fit."""
+    """Measure how wide intervals must be for phones whose models were left out of the fit."""
     models = list(dict.fromkeys(unit.model for unit in data.units))
     core, one = [], []
     for fold in range(PHONE_FOLDS):

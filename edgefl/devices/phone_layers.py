@@ -1,7 +1,7 @@
 """Lists the layers of a torch module as TFLite executes them, without computing anything.
 
-Matrix products count as 1 × 1 convolutions with one pixel per row. Normalisation and activations are part of
-the layer before them. Other operations on two tensors count as additions.
+Matrix products are listed as 1 × 1 convolutions with one pixel per row, and other operations on two tensors
+as additions. Normalisation and activations are part of the layer before them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def inference_layers(module: nn.Module, input_shape: Sequence[int], dtype: Any) 
 
 
 class _Layers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Context manager that records the layers that are called inside it."""
+    """Context manager that records the layers called inside it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -52,7 +52,7 @@ class _Layers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # True would make torch import its compiler Dynamo, although nothing is compiled here
+        return False  # True would make torch import its compiler Dynamo, even though nothing is compiled here
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

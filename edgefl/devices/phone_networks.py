@@ -5,9 +5,9 @@ add or pool), ``in_side``, ``out_side``, ``in_channels``, ``out_channels``, ``ke
 ``padding``.
 
 The classes of work are those of `StepWork`. Some layers take TFLite longer than their number of operations
-suggests; `Weights` adds operations for them. For 1 × 1 convolutions whose input channels do not fill vector
-registers, it adds operations of the class for thin convolutions (few input channels). Activations are part of
-the layer before them.
+suggests; `Weights` adds operations to such layers. If the input channels of a 1 × 1 convolution do not fill
+vector registers, the added operations are of the class for thin convolutions (few input channels).
+Activations are part of the layer before them.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _elementwise(layer: Layer) -> dict[str, float]:
 
 
 def networks_named(networks: Mapping[str, object], wanted: Sequence[str], place: object) -> None:
-    """Raise `ConfigError` for the first wanted network that the file does not describe."""
+    """Raise `ConfigError` for the first network in ``wanted`` that the file does not describe."""
     for name in wanted:
         if name not in networks:
             raise ConfigError(f"{place}: no layers of network {name!r} among {len(networks)} networks")

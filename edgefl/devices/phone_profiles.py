@@ -1,10 +1,10 @@
 """Makes device profiles of the phones in the table of `edgefl.devices.phones`.
 
 Training was not measured on most of these phones. Their training times are those of the Pixel 4 in MNN,
-multiplied by the ratio of the inference times of the two phones. For phones whose ratio of training times is
-known, too, the two ratios differ by a factor of up to `TRANSFER`: on the Nexus 6, Redmi Note 8 and Galaxy
-Note 10, the training times measured by FLASH are in the ratio 1642 : 588 : 179, and the inference times are
-in the ratio 172 : 95 : 33.
+multiplied by the ratio of the two phones' inference times. For phones whose ratio of training times is also
+known, the two ratios differ by a factor of up to `TRANSFER`: on the Nexus 6, Redmi Note 8 and Galaxy Note 10,
+the training times measured by FLASH are in the ratio 1642 : 588 : 179, and the inference times are in the
+ratio 172 : 95 : 33.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BRIDGE: Final = "Pixel_4"
 BRIDGE_PROFILE: Final = "pixel-4"
 TRAINING: Final = "mnn"
 TRANSFER: Final = 1.75
-"""Error factor that results if the ratio of two phones' training times is assumed to equal the ratio of their
-inference times. It is the largest of three known errors."""
+"""Error factor of the assumption that two phones' training times have the same ratio as their inference
+times. It is the largest of three known errors."""
 RATE_FACTOR: Final = 6.0
-"""Uncertainty factor of a profile with a single rate for all operations, as in other profiles."""
+"""Uncertainty factor of a single rate for all operations, the same as in other profiles."""
 LARGE_HEAP_MIB: Final = 512.0
 SMALL_HEAP_MIB: Final = 256.0
 SMALL_RAM_GIB: Final = 1.5
@@ -58,7 +58,7 @@ def profile_tables(table: PhoneTable, phone: Phone, bridge: TimeModel) -> dict[s
 
 
 def facts(table: PhoneTable, phone: Phone, trains: TimeModel, source: str) -> dict[str, Any]:
-    """Return all tables of a profile except the runtimes: the training rate and the known hardware."""
+    """Return all tables of a profile except the runtimes, such as the training rate and known hardware."""
     train_gflops = FEMNIST_STEP.flop / trains.seconds(FEMNIST_STEP) / 1e9
     cpu: dict[str, Any] = {"rate_gflops": {"train": float(f"{train_gflops:.4g}")}}
     sources = {"cpu.rate_gflops.train": f"derived: LEAF's FEMNIST CNN in runtime.{TRAINING}"}

@@ -1,7 +1,7 @@
 """Reads inference times that were measured on phones.
 
 A CSV file has one line per phone and network, with the columns ``model``, ``unit``, ``core``, ``max_ghz``,
-``ram_gib``, ``network`` and ``median_ms`` (of the runs). Core, clock and RAM may be empty. Other columns,
+``ram_gib``, ``network`` and ``median_ms`` (over all runs). Core, clock and RAM may be empty. Other columns,
 such as ``p90_ms``, are kept in `PhoneRow.keys`.
 """
 
@@ -28,7 +28,7 @@ class PhoneRow(msgspec.Struct, frozen=True, kw_only=True):
     about: About
     network: str
     seconds: float
-    """Median time of the runs."""
+    """Median time over all runs."""
     keys: dict[str, str]
     """All fields of the line as strings, keyed by column name."""
 

@@ -1,10 +1,10 @@
 """Inference times of phones in TFLite: measured, or estimated from a phone's core or one measured network.
 
-The costs of a phone are the milliseconds that each class of work takes in a typical network. Their logarithms
-have a joint normal distribution over phones. It consists of a variance of the whole phone's speed, which is
-explained in part by its core, clock and RAM, and a covariance `PhoneTable.spread` of the costs relative to
-this speed. A phone's core, clock and RAM therefore determine a prior of its costs. One measured network
-reduces the median error of predictions to about 4%.
+A phone's costs are the times in milliseconds that each class of work takes in a typical network. Over all
+phones, the logarithms of the costs have a joint normal distribution. Its covariance has two parts: the
+variance of a whole phone's speed, which the phone's core, clock and RAM explain in part, and the covariance
+`PhoneTable.spread` of the costs relative to this speed. A phone's core, clock and RAM therefore determine a
+prior for its costs. One measured network reduces the median prediction error to about 4%.
 
 The covariance of two phones' speeds (a Gaussian process; Rasmussen and Williams 2006, equation 2.25) is
 
@@ -12,8 +12,8 @@ The covariance of two phones' speeds (a Gaussian process; Rasmussen and Williams
         + family + core + model + unit
 
 with the clock c in GHz and the RAM r in GiB. Each of the last four terms is added only if the two phones have
-the same family, core, model or unit. The coefficients are those of `Similarity`. `edgefl.devices.phone_fit`
-fits the table to measurements.
+the same family, core, model or unit, respectively. The coefficients are those of `Similarity`.
+`edgefl.devices.phone_fit` fits the table to measurements.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ FAMILIES: Final[Mapping[str, str]] = {
 """Maps a Qualcomm core to the Arm Cortex core on which it is based, according to Qualcomm."""
 USUAL_GHZ: Final = 2.2
 USUAL_RAM_GIB: Final = 4.0
-"""Clock and RAM that are assumed if they are unknown."""
+"""Clock and RAM that are assumed for a phone if they are unknown."""
 READ_NOISE: Final = 0.06
-"""Standard deviation of the logarithm of the measured time of one network, relative to its time at the
-phone's usual speed. Some phones were throttled during the measurement of a network."""
+"""Standard deviation of ln(measured time of a network / its time at the phone's usual speed). Some phones
+were throttled during the measurement of a network."""
 SPREAD_SHARE: Final = 0.2
 """Share of `PhoneTable.spread` that is due to differences between phones; the rest is due to the uncertainty
 of the fits. This value and `READ_NOISE` were chosen by cross-validation over phone models."""
@@ -92,8 +92,8 @@ class About(NamedTuple):
     def family(self) -> str:
         """Design of the core.
 
-        It is the Arm core that this core is or is based on, without ``Cortex-``. For other cores, it is the
-        first word of the core's name.
+        For an Arm core, or a core based on one, this is the Arm core's name without ``Cortex-``. For other
+        cores, it is the first word of the core's name.
         """
         known = FAMILIES.get(self.core)
         return known or self.core.removeprefix("Cortex-").split(" ")[0]
@@ -113,7 +113,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     id: str
     model: str
-    """The maker's model number, as in the measurements."""
+    """The maker's model number, as written in the measurements."""
     name: str
     kind: str = msgspec.field(name="class", default="mid-range")
     year: int | None = None
@@ -122,7 +122,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     mhz: float | None = None
     ram_gib: float | None = None
     cores: int | None = None
-    """Number of cores of the type ``core`` with the clock ``mhz``."""
+    """Number of cores with the type ``core`` and the clock ``mhz``."""
     units: dict[str, Unit]
 
     def about(self, unit: str = "") -> About:
@@ -143,12 +143,12 @@ class Similarity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prediction errors that all phones have in common on a network; similar networks have similar errors."""
+    """Prediction errors that all phones share on a network; similar networks have similar errors."""
 
     length: Positive
     """Length scale: the errors of networks at a distance d have the correlation exp(−d² / (2 · length²))."""
     points: tuple[tuple[float, ...], ...]
-    """For each network, the square roots of the shares of its time on a typical phone (see `shares`)."""
+    """For each network, the square roots of the shares of its time on a typical phone, as in `shares`."""
     errors: tuple[float, ...]
     """Weight of each point in the sum that predicts the error ln(predicted time / measured time)."""
 
@@ -156,8 +156,8 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Half-widths, in standard deviations, of intervals that contain 90% of the times of new phones.
 
-    ``core`` is for phones whose core is known, and ``one_network`` is for phones on which one network was
-    measured, too.
+    ``core`` is for phones whose core is known; ``one_network`` is for phones on which one network has also
+    been measured.
     """
 
     core: Positive
@@ -186,23 +186,23 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return [(phone.about(name), unit) for phone in self.phones for name, unit in phone.units.items()]
 
     def work(self, layers: Sequence[Layer]) -> StepWork:
-        """Count the work of an inference, corrected by the errors of similar networks."""
+        """Count the work of an inference, corrected for the prediction errors on similar networks."""
         return self.corrected(counts(layers))
 
     def corrected(self, found: Mapping[str, float]) -> StepWork:
-        """Apply the weights to counted work, and correct it by the errors of similar networks."""
+        """Apply the weights to counted work, and correct it for the prediction errors on similar networks."""
         plain = weighted(found, self.weights)
         return plain.scaled(math.exp(-self._common_error(found))) if self.neighbours else plain
 
     def typical_work(self) -> StepWork:
-        """Return the work of the typical network among the measured ones."""
+        """Return the work of the typical network among the measured networks."""
         work = zip(CLASSES, self.amounts, strict=True)
         return StepWork(**{fields[0]: amount for fields, amount in work if fields[0] != "fixed"})
 
     def shares(self, found: Mapping[str, float]) -> Array:
-        """Return the square roots of the shares of a network's time on the typical phone.
+        """Return the square roots of the shares of a network's time that each kind of work takes.
 
-        See the function `shares`.
+        This calls the function `shares` for the typical phone.
         """
         mean = np.exp(np.mean([np.log(unit.ms) for _, unit in self.units], axis=0))
         return shares(found, self.weights, mean / np.array(self.amounts))
@@ -221,10 +221,10 @@ class Costs(NamedTuple):
 
 
 def shares(found: Mapping[str, float], weights: Weights, costs: Array) -> Array:
-    """Return the square roots of the shares of a network's time.
+    """Return the square roots of the shares of a network's time that each kind of work takes.
 
-    There is a value for each of `CLASSES`, and then one for each field of `Weights`. ``found`` is the work of
-    the network as counted by `counts`.
+    There is one value for each of `CLASSES`, followed by one for each field of `Weights`. ``found`` is the
+    network's work, as counted by `counts`.
     """
     by_field = {name: cost for fields, cost in zip(CLASSES, costs, strict=True) for name in fields}
     plain = [
@@ -260,7 +260,7 @@ def of_phone(phone: Phone) -> Costs:
 
 
 def prior(table: PhoneTable, about: About) -> Costs:
-    """Return the costs of a phone that was not measured, from its core, clock and RAM."""
+    """Estimate the costs of an unmeasured phone from its core, clock and RAM."""
     known = [each for each, _ in table.units]
     logs = np.array([np.log(unit.ms) for _, unit in table.units])
     speed = speeds(logs)
@@ -285,8 +285,8 @@ def speeds(costs: Array) -> Array:
 
 
 SHAPE_PRIOR: Final = 1.0
-"""Weight of the mean of all phones in the estimate of the proportions of a phone's costs. It is expressed as
-a number of phones with the same core."""
+"""Weight of the mean of all phones in the estimate of the proportions of a phone's costs, expressed as a
+number of phones with the same core."""
 
 
 def shape_likeness(one: About, other: About) -> float:
@@ -376,14 +376,14 @@ def of_core(table: PhoneTable, about: About) -> TimeModel:
 
 
 def of_one_network(table: PhoneTable, about: About, work: StepWork, seconds: float) -> TimeModel:
-    """Return the time model of a phone of known core, clock and RAM on which one network was measured."""
+    """Return the time model of a phone with known core, clock and RAM on which one network was measured."""
     found = observed(prior(table, about), table.amounts, work, seconds)
     noise = math.exp(table.widths.one_network * table.noise)
     return time_model(found, table.amounts, noise, table.widths.one_network)
 
 
 def of_measured(table: PhoneTable, phone: Phone, unit: str = "") -> TimeModel:
-    """Return the time model of a measured unit, or that of the mean unit (`of_phone`) if it is unknown."""
+    """Return the time model of a measured unit, or of the mean unit (`of_phone`) if the unit is unknown."""
     if unit in phone.units:
         return time_model(of_unit(phone.units[unit]), table.amounts, phone.units[unit].error_factor)
     own = float(np.median([each.error_factor for each in phone.units.values()]))

@@ -1,4 +1,4 @@
-"""Plans a client's whole trip before it starts, so that the wall and the virtual clock use the same times."""
+"""Plans a client's whole trip before it starts, so that both clocks (wall and virtual) use the same times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TripPlan(NamedTuple):
 
     down: Transfer
     work_s: float
-    """Training time at the device's full speed, by its time model."""
+    """Training time at the device's full speed, according to its time model."""
     compute_lead_s: float
     """Delay before the training: masking, or a drawn delay if there is no work over which to stretch it."""
     compute_rate_per_s: float
@@ -46,7 +46,7 @@ class TripPlan(NamedTuple):
     """Course of the training if the device heats up and throttles, else None. For such a device,
     ``compute_rate_per_s`` is the speed without throttling."""
     dies_s: float = math.inf
-    """Seconds into the trip until the client's process is killed; infinite if it is not."""
+    """Seconds from the start of the trip until the client's process is killed; infinite if it never is."""
     rests: bool = False
     """True if all steps are done and the client idles during ``tail_s``; False if it then computes a step
     that it cannot finish."""
@@ -84,7 +84,7 @@ class TripPlan(NamedTuple):
         return self.down_s + self.compute_s + self.up.breaks_s
 
     def over_s(self, *, private: bool) -> float:
-        """Return the seconds into the trip until the server counts it as over.
+        """Return how many seconds into the trip the server considers it over.
 
         Unless it is cancelled or the client dies, a trip is over when its update arrives or its link breaks.
         In a private run, a trip that fails for any reason is over when its update would have arrived.
@@ -97,7 +97,7 @@ class TripPlan(NamedTuple):
         return (self.down if self.down.breaks_after is not None else self.up).broken
 
     def compute(self, pacer: Pacer) -> Phase:
-        """Return the phase of the pacer for the training steps of this trip.
+        """Return the pacer's phase for the training steps of this trip.
 
         `tail_s` is a separate phase without work.
         """
@@ -112,7 +112,7 @@ class TripPlan(NamedTuple):
         return self._replace(compute_rate_per_s=self.compute_rate_per_s / scatter)
 
     def delayed(self, seconds: float) -> TripPlan:
-        """Return this trip with ``seconds`` more of computing before the training."""
+        """Return this trip with ``seconds`` of additional computation before the training."""
         up = self.up if self.up.trace is None else self.up._replace(flows_at_s=self.up.flows_at_s + seconds)
         return self._replace(compute_lead_s=self.compute_lead_s + seconds, up=up)
 
@@ -130,7 +130,7 @@ class TripPlan(NamedTuple):
         (2, 20.0, 0.5)
         """
         room_s = budget_s - self.down_s - self.compute_lead_s
-        # Rounding must not exclude a step that ends exactly with the budget.
+        # Rounding must not exclude a step that ends exactly when the budget does.
         last_s = room_s + 1e-9 * max(1.0, abs(budget_s))
         steps, work_s, rests = 0, 0.0, True
         for step_s in steps_s:
@@ -167,9 +167,9 @@ def plan_trip(
 
     ``link`` and ``rng`` should draw from a stream that is named after the client *and* its trip, so that
     every process makes the same plan. The order of draws is: download, upload, delay model. A delay model
-    draws a time for a client that has ``examples`` examples. With ``mode = "replace"``, this is the time of
-    the whole trip: the transfers take no time, and the training is stretched to the drawn time. With
-    ``mode = "add"``, the training takes longer by the drawn time.
+    draws a time, given ``examples``, the client's number of examples. With ``mode = "replace"``, this is the
+    time of the whole trip: the transfers take no time, and the training is stretched to the drawn time. With
+    ``mode = "add"``, the drawn time is added to the training time.
 
     ``thermal`` is the device's thermal model and its temperature in °C at the start of the trip. The device
     cools during the download, and may throttle as it heats up during training. ``scatter`` multiplies the

@@ -27,7 +27,7 @@ def predict(
     inference: bool = False,
     dtype: Any = None,
 ) -> Prediction:
-    """Predict the emulated seconds of one step of ``module``, with a 90% interval and the parts of the time.
+    """Predict a step's time in emulated seconds, with a 90% interval and the time of each part of the step.
 
     A step is a forward pass, a backward pass and an update on ``batch`` examples; with ``inference``, it is
     only a forward pass. ``device`` is a profile or its name. ``runtime`` is one of the profile's libraries
@@ -48,7 +48,10 @@ def predict(
 
 
 def time_model(device: Device, runtime: str | None = None) -> TimeModel:
-    """Return the time model of ``runtime``, or of the default one. Raises `ProfileError` if it is missing."""
+    """Return the time model of ``runtime``, or of the device's default runtime.
+
+    Raises `ProfileError` if there is no such model.
+    """
     model = device.time_model(runtime)
     if model is None:
         raise ProfileError(

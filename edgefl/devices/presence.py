@@ -77,10 +77,10 @@ class Windows:
 
 
 class AlternatingRenewal:
-    """Source of presence that is on and off in turns, for exponentially distributed times.
+    """Source of presence that alternates between on and off, for exponentially distributed times.
 
-    It is an alternating renewal process, which is on for ``mean_on_s / (mean_on_s + mean_off_s)`` of the
-    time. Times are drawn from ``rng`` on demand.
+    This is an alternating renewal process, which is on for ``mean_on_s / (mean_on_s + mean_off_s)`` of the
+    time on average. Times are drawn from ``rng`` on demand.
 
     >>> churn = AlternatingRenewal(60.0, 20.0, np.random.default_rng(0))
     >>> churn.on(0.0), round(churn.changes_s(0.0), 1), churn.on(churn.changes_s(0.0))
@@ -119,7 +119,7 @@ def churn(seed: int, client: int, mean_online_s: float, mean_offline_s: float) -
 
 
 class LateJoin:
-    """Source of presence that is off before ``start_s``, and on from then on."""
+    """Source of presence that is off before ``start_s`` and on from that time onwards."""
 
     def __init__(self, start_s: float) -> None:
         self._start_s = start_s
@@ -160,7 +160,7 @@ class Presence:
         return min((source.changes_s(at_s) for source in self._sources), default=math.inf)
 
 
-MOST_CHANGES = 100_000  # the search for a time at which every source is on ends after this many changes
+MOST_CHANGES = 100_000  # maximum number of changes in the search for a time at which all sources are on
 
 
 @functools.cache

@@ -41,7 +41,7 @@ TYPES: dict[Kind, type[Profile]] = {"devices": Device, "networks": Network, "fle
 
 
 def load_device(name_or_path: str | Path) -> Device:
-    """Load the bundled device profile of that name, or the TOML file at that path.
+    """Load the bundled device profile with this name, or the TOML file at this path.
 
     >>> load_device("pixel-3a").train_flop_per_s
     1750000000.0
@@ -53,7 +53,7 @@ def load_device(name_or_path: str | Path) -> Device:
 
 
 def load_network(name_or_path: str | Path) -> Network:
-    """Load the network profile of that name or at that path, and make the paths of its traces absolute.
+    """Load the network profile with this name or path, and make the paths of its traces absolute.
 
     >>> load_network("3g").down.rate_mbps
     1.6
@@ -68,10 +68,10 @@ def load_network(name_or_path: str | Path) -> Network:
 
 
 def load_fleet(name_or_path: str | Path) -> FleetFile:
-    """Load the fleet file of that name or at that path.
+    """Load the fleet file with this name or path.
 
-    The bundled profiles that it names must exist. A relative path is looked up in the folder of the fleet
-    file first, and then in the working directory.
+    The bundled profiles named in the file must exist. A relative path is looked up first in the folder of the
+    fleet file, and then in the working directory.
 
     >>> load_fleet("paper-fedstaleweight").clients
     15
@@ -93,7 +93,7 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
 
 
 def as_written(kind: Kind, name_or_path: str | Path) -> Profile:
-    """Load a profile without making its paths absolute: they stay relative to the profile's file.
+    """Load a profile without making its paths absolute: the paths stay relative to the profile's file.
 
     >>> as_written("networks", "lte-varying").down.trace
     'traces/lte-varying-down.trace'
@@ -111,7 +111,7 @@ def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
 
 @cache
 def _bundled(kind: Kind, name: str) -> tuple[Any, Path]:
-    """Return the bundled profile of that name, which is read once, and its folder."""
+    """Return the bundled profile with this name, and its folder. The profile's file is read only once."""
     path = bundled_folder() / kind / f"{name}.toml"
     if name in _file_names(kind):  # this avoids reading the large table of phones
         return _checked(TYPES[kind], kind, path, read_tables(path))
@@ -127,7 +127,7 @@ def _checked(of: type[P], kind: Kind, path: Path, table: dict[str, Any]) -> tupl
 
 
 def check_file(path: str | Path) -> list[str]:
-    """Return all faults of a profile file and of the traces that it names, one line for each fault."""
+    """Return all faults in a profile file and in the traces that the file names, one line per fault."""
     path = Path(path)
     try:
         table = read_tables(path)
@@ -145,13 +145,13 @@ def check_file(path: str | Path) -> list[str]:
 
 @cache
 def bundled_names(kind: Kind) -> tuple[str, ...]:
-    """Return the sorted names of the bundled profiles of that kind."""
+    """Return the names of the bundled profiles of this kind, sorted."""
     return tuple(sorted(_file_names(kind) | set(phone_names() if kind == "devices" else ())))
 
 
 @cache
 def _file_names(kind: Kind) -> frozenset[str]:
-    """Return the names of the bundled profiles of that kind that have a file of their own."""
+    """Return the names of the bundled profiles of this kind that have their own file."""
     return frozenset(path.stem for path in (bundled_folder() / kind).glob("*.toml"))
 
 
@@ -186,7 +186,7 @@ fleet_names = partial(bundled_names, "fleets")
 def bundled_folder() -> Path:
     """Return the folder of the bundled profiles.
 
-    It is part of the installed package, or beside the package in a source checkout.
+    The folder is inside the installed package, or beside the package in a source checkout.
     """
     package = Path(__file__).resolve().parent.parent
     for found in (package / "_profiles", package.parent / "profiles"):
@@ -231,7 +231,7 @@ _NEEDS_NO_SOURCE = {
 
 
 def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fault]:
-    """Yield all faults of a profile's tables; ``stem`` is the name of the profile's file without suffix."""
+    """Yield all faults in a profile's tables; ``stem`` is the name of the profile's file without suffix."""
     schema = table.get("schema", SCHEMA)
     if isinstance(schema, int) and schema > SCHEMA:  # a newer schema cannot be validated further
         yield wrong("schema", f"at most {SCHEMA}, the newest that this edgefl reads (upgrade it)", schema)
@@ -371,7 +371,7 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
 
 
 def availability_faults(availability: Availability, prefix: str = "") -> Iterator[Fault]:
-    """Yield all faults of intervals whose types are valid; ``prefix`` precedes their keys."""
+    """Yield all faults in intervals whose types are valid; ``prefix`` precedes the faults' keys."""
     end = 0.0
     for at, (start, stop) in enumerate(availability.intervals_s):
         if stop <= start or start < end:

@@ -25,17 +25,17 @@ BASES: Final = {
     **dict.fromkeys(("A7", "A53", "A57", "A72", "A73", "A75", "Kryo"), "pi-4"),
     **dict.fromkeys(("A76", "A77", "A78AE", "X3", "X4", "Vortex"), "pi-5"),
 }
-"""Maps a core type to the measured device with similar cores: up to 8 FLOP per cycle (pi-4) or 16 (pi-5)."""
+"""Maps a core type to a measured device with similar cores: up to 8 FLOP per cycle (pi-4) or 16 (pi-5)."""
 UNLIKE: Final = ("A7", "A53", "Vortex")
 """Cores unlike any measured one: A7 and A53 execute in order, Apple's Vortex is wider than all others."""
 
 WITH_BANDWIDTH: Final = 1.48
-"""Error factor of scaling by GEMM rate and bandwidth, within which the predictions of 90% of the steps are.
-It is the larger of two, from Pi 4 to Pi 5 and from Pi 5 to Pi 4."""
+"""Error factor of scaling by GEMM rate and bandwidth: the predictions for 90% of the steps are within this
+factor. It is the larger of two factors, from Pi 4 to Pi 5 and from Pi 5 to Pi 4."""
 BY_GEMM: Final = 1.9
-"""Error factor of scaling by GEMM rates alone, within which the predictions of 90% of the steps are. It is
-the largest of four, between Pi 4 and Pi 5 and between Redmi Note 8 and Galaxy Note 10, each in both
-directions."""
+"""Error factor of scaling by GEMM rates alone: the predictions for 90% of the steps are within this factor.
+It is the largest of four factors, between Pi 4 and Pi 5 and between Redmi Note 8 and Galaxy Note 10, each in
+both directions."""
 OF_UNLIKE: Final = 1.5
 """Additional error factor that is assumed for cores unlike any measured one."""
 
@@ -50,9 +50,9 @@ class Scaled(NamedTuple):
 def scaled_file(name: str, like: str | None = None, runtime: str = "torch", new_id: str | None = None) -> str:
     """Return the text of a device's profile with a scaled runtime; everything else is unchanged.
 
-    ``name`` is the name of a profile or the path of a file. ``like`` is the measured device; by default, it
-    is the one with the most similar cores. ``new_id`` replaces the id of the profile. Raises `ConfigError` if
-    no such device is known.
+    ``name`` is the name of a profile or the path of a file. ``like`` is the measured device, by default the
+    one with the most similar cores. ``new_id`` replaces the profile's id. Raises `ConfigError` if no device
+    with similar cores is known.
     """
     path = Path(name) if is_path(name) else bundled_folder() / "devices" / f"{name}.toml"
     device = load_device(path if is_path(name) else name)
@@ -115,7 +115,7 @@ def _or_rewritten(text: str, tables: dict[str, Any]) -> str:
 def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
     """Set a runtime and its source in the profile ``text``; everything else is unchanged.
 
-    If the profile had a single runtime before, it becomes the default one.
+    If the profile has had a single runtime so far, that runtime becomes the default.
     """
     tables = toml.parse(text, "the profile")
     if "sources" not in tables:
@@ -147,7 +147,7 @@ def _put(text: str, old: str, new: str, sources: str) -> str:
 
 
 def _core(device: Device) -> str:
-    """Return the type of the cores with the highest clock: the name that Arm uses, if it has one."""
+    """Return the type of the cores with the highest clock, by Arm's name (such as A76) if it has one."""
     clusters = device.cpu.clusters if device.cpu is not None else ()
     if not clusters:
         raise ConfigError(f"{device.id}: no cpu.clusters, so a similar measured device cannot be chosen")
@@ -157,7 +157,7 @@ def _core(device: Device) -> str:
 
 
 def _gemm(device: Device, base: Device) -> tuple[float, str]:
-    """Return the ratio of the computing rates of two devices, and a note with the rates."""
+    """Return the ratio of two devices' computing rates, and a note that states the rates."""
     figures = []
     for each in (device, base):
         rates = each.cpu.rate_gflops.gemm if each.cpu is not None else None
@@ -169,8 +169,8 @@ def _gemm(device: Device, base: Device) -> tuple[float, str]:
 
 
 def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:
-    """Return the ratio of the bandwidths of two devices, a note with the bandwidths, and the error
-    factor of scaling with it; None if one of the bandwidths is unknown."""
+    """Return the ratio of two devices' bandwidths, a note that states the bandwidths, and the error factor of
+    scaling by this ratio; None if one of the bandwidths is unknown."""
     own, its = (each.memory and each.memory.bandwidth_gbytes_per_s for each in (device, base))
     if not own or not its:
         return None

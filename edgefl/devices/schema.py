@@ -1,6 +1,6 @@
-"""Profiles of devices, networks and fleets as immutable data, with units in the names of the fields.
+"""Profiles of devices, networks and fleets as immutable data, with units in the field names.
 
-Bounds of single values are declared here; `edgefl.devices.profiles` validates relations between them.
+Bounds on single values are declared here; `edgefl.devices.profiles` validates relations between them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgefl.seeds import stream
 
 NOMINAL_V = 3.85  # voltage of a phone's lithium-ion cell, if the profile states no battery.voltage_v
 SCHEMA = 2
-"""Schema version of the profile files that edgefl writes. It is also assumed for a file without ``schema``.
+"""Schema version of the profile files that edgefl writes; also assumed for a file without ``schema``.
 Files of schema 1, which has no ``runtime``, can still be read."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -37,7 +37,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Cluster(_Table, frozen=True, kw_only=True):
     """Cores of one kind.
 
-    ``power_ma`` lists the current of a core at each frequency in ``freq_mhz``; the last one is ``max_ma``.
+    ``power_ma`` lists a core's current at each frequency in ``freq_mhz``; the last current is ``max_ma``.
     """
 
     uarch: Text
@@ -103,7 +103,7 @@ class Battery(_Table, frozen=True, kw_only=True):
     wifi_ma: NotNegative | None = None
     radio_ma: NotNegative | None = None
     min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
-    """State of charge below which the device accepts no work. With 1 the device would never work."""
+    """State of charge below which the device accepts no work. At 1, the device would never work."""
     charge_w: Positive | None = None
     """Power that charges the battery from ``min_soc`` until it is full; None if it is never charged."""
 
@@ -234,8 +234,8 @@ class Delay(_Table, frozen=True, kw_only=True):
 
 
 DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "desktop", "tier", "paper"]
-"""The class ``tier`` is for a profile that represents a share of all devices, or a device of which only the
-speed is known."""
+"""The class ``tier`` is for a profile that represents a share of all devices, or a device about which only
+the speed is known."""
 
 
 class Device(_Table, frozen=True, kw_only=True):
@@ -256,9 +256,9 @@ class Device(_Table, frozen=True, kw_only=True):
     soc: Text | None = None
     cpu: Cpu | None = None
     runtime: dict[str, TimeModel] = {}
-    """Cost of a step in each library in which it was measured: ``torch``, ``mnn``, ``dl4j``, …"""
+    """Costs of operations in each library with which steps were measured: ``torch``, ``mnn``, ``dl4j``, …"""
     default_runtime: Name | None = None
-    """The runtime that clients use; required if there are several."""
+    """The runtime that clients use; required if there are several runtimes."""
     units: dict[str, Positive] | None = None
     """Compute time of each measured phone (unit) of this model, divided by the geometric mean over all units;
     None if units were not measured."""
@@ -284,7 +284,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return self.default_runtime or min(self.runtime, default=None)
 
     def time_model(self, runtime: str | None = None) -> TimeModel | None:
-        """Return the time model of that runtime, or of the default one.
+        """Return the time model of ``runtime``, or of the default runtime.
 
         For a profile without runtimes, the rate of every class of operation is ``cpu.rate_gflops.train``.
         Return None if only a delay model sets the time. Raises `ProfileError` if the profile does not have
@@ -302,7 +302,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return TimeModel.of_rate(self.cpu.rate_gflops.train, error_factor)
 
     def uncertainty_of(self, key: str, unstated: float) -> float:
-        """Return the uncertainty of a figure, which may be that of a table above it, or else ``unstated``.
+        """Return the uncertainty stated for a figure or for a table that contains it, or else ``unstated``.
 
         >>> phone = {"id": "x", "name": "x", "class": "board", "sources": {}, "uncertainty": {"battery": 1.5}}
         >>> msgspec.convert(phone, Device).uncertainty_of("battery.idle_ma", 2.0)
@@ -315,8 +315,8 @@ class Device(_Table, frozen=True, kw_only=True):
     def model_error_factor(self, work: StepWork) -> float | None:
         """Return the factor within which the profile predicts the step times of 90% of real devices.
 
-        Return None if the profile represents no real device, because it is from a paper or its times are
-        those of a delay model.
+        Return None if the profile represents no real device, because it is from a paper or a delay model sets
+        its times.
         """
         model = None if self.timed_by_draw or self.exact else self.time_model()
         return None if model is None else model.error_factor_of(work)
@@ -418,12 +418,12 @@ class Network(_Table, frozen=True, kw_only=True):
 
     @property
     def replays(self) -> bool:
-        """True if a trace sets the rate, so that it depends on the time."""
+        """True if a trace sets the rate, so that the rate depends on the time."""
         return self.down.trace is not None or self.up.trace is not None
 
     @property
     def draws(self) -> bool:
-        """True if messages of one size may take different times when sent at the same time."""
+        """True if messages of equal size may take different times even when sent at the same time."""
         ways = (self.down, self.up)
         return any(way.jitter_dist != "none" or way.loss_pct > 0 or way.rate_cv > 0 for way in ways)
 
@@ -452,7 +452,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         return self.draw or sum(self.devices.values())
 
     def drawn(self, seed: int) -> dict[str, int]:
-        """Return the number of devices of each profile, drawn with ``seed``, without zeros.
+        """Return the number of devices of each profile, drawn with ``seed``; profiles with none are left out.
 
         >>> fleet = FleetFile(id="x", name="x", source="x", devices={"pi-4": 3, "pi-5": 1}, draw=400)
         >>> fleet.drawn(1)["pi-4"] > 2 * fleet.drawn(1)["pi-5"], sum(fleet.drawn(2).values())

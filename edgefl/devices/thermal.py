@@ -6,7 +6,7 @@ The temperature T follows a lumped model (one resistance R, one capacity τ/R)
 
     dT/dt = (T_ambient + P·R − T) / τ
 
-with P = busy_w · speed² while the device computes and 0 otherwise. From a step's ``temp_c`` on the device
+with P = busy_w · speed² while the device computes and 0 otherwise. From a step's ``temp_c`` on, the device
 runs at the step's ``freq_scale``, so the speed is piecewise constant and T piecewise exponential; the
 solution is exact. If a step's speed would cool the device and the previous step's speed would heat it, T
 stays at the step, and the device alternates between both speeds so that its power keeps T there.
@@ -23,7 +23,7 @@ from edgefl.devices.schema import Device
 POWER_EXPONENT = 2.0
 """Exponent of the speed in the power of computing. If the voltage were proportional to the frequency, the
 exponent would be 3. For frequencies above a third of the highest frequency, the currents in Android's power
-profiles of Snapdragon 835 and 855 phones result in exponents of 1.4 to 2.1."""
+profiles of Snapdragon 835 and 855 phones give exponents of 1.4 to 2.1."""
 
 
 class Stretch(NamedTuple):
@@ -43,12 +43,12 @@ class Computation(NamedTuple):
     model: ThermalModel
     stretches: tuple[Stretch, ...]
     total_s: float
-    """Emulated seconds that the whole work takes; infinite if the device switches off before its end."""
+    """Emulated seconds that the work takes; infinite if the device switches off before the work is done."""
     off_s: float
     """Emulated seconds until the device switches off; infinite if it does not."""
 
     def seconds(self, work_s: float) -> float:
-        """Return the emulated seconds until the first ``work_s`` of the work are done.
+        """Return the emulated seconds until the first ``work_s`` of the work is done.
 
         Work is measured in seconds at full speed.
         """
@@ -57,16 +57,16 @@ class Computation(NamedTuple):
         return seconds if seconds <= self.off_s else math.inf
 
     def speed(self, at_s: float) -> float:
-        """Return the fraction of full speed at that time."""
+        """Return the fraction of full speed at time ``at_s``."""
         return self._stretch(at_s).speed
 
     def temp_c(self, at_s: float) -> float:
-        """Return the temperature at that time."""
+        """Return the temperature at time ``at_s``."""
         stretch = self._stretch(at_s)
         return self.model.after(stretch.temp_c, stretch.power_w, at_s - stretch.at_s)
 
     def powers(self) -> list[tuple[float, float]]:
-        """Return the seconds and the watts of each stretch until the work ends or the device switches off."""
+        """Return each stretch's duration in s and power in W, up to the end of the work or the switch-off."""
         last_s = min(self.total_s, self.off_s)
         ends_s = [*(min(stretch.at_s, last_s) for stretch in self.stretches[1:]), last_s]
         pairs = zip(self.stretches, ends_s, strict=True)
@@ -95,12 +95,12 @@ class ThermalModel(NamedTuple):
     busy_w: float
     step_c: tuple[float, ...]
     speeds: tuple[float, ...]
-    """Fractions of full speed: 1.0 below the first throttling step, then the fraction from each step on. They
-    never rise."""
+    """Fractions of full speed: 1.0 below the first throttling step, then the fraction from each step on. The
+    fractions never increase."""
     off_c: float = math.inf
 
     def power_w(self, speed: float) -> float:
-        """Return the power of computing at that fraction of full speed, in watts."""
+        """Return the power of computing at this fraction of full speed, in watts."""
         return self.busy_w * float(speed**POWER_EXPONENT)
 
     def after(self, temp_c: float, power_w: float, seconds: float) -> float:
@@ -109,9 +109,9 @@ class ThermalModel(NamedTuple):
         return settles_c + (temp_c - settles_c) * math.exp(-seconds / self.tau_s)
 
     def cools_in_s(self, temp_c: float, to_c: float) -> float:
-        """Return the seconds of idling until the device has cooled from ``temp_c`` to ``to_c``.
+        """Return how many seconds the device must idle to cool from ``temp_c`` to ``to_c``.
 
-        They are infinite if it never cools that far.
+        The result is infinite if the device never cools that far.
         """
         return 0.0 if temp_c <= to_c else self._reaches_s(temp_c, 0.0, to_c)
 
@@ -133,7 +133,7 @@ class ThermalModel(NamedTuple):
                 return Computation(self, tuple(stretches), math.inf, at_s)
 
     def _regime(self, temp_c: float) -> tuple[float, float, float]:
-        """Return the speed and the power at that temperature, and the temperature at which they change."""
+        """Return the speed and power at a temperature, and the temperature at which they change next."""
         step = bisect_right(self.step_c, temp_c)
         settles_c = self._settles_c(step)
         if settles_c >= temp_c:
@@ -156,7 +156,7 @@ class ThermalModel(NamedTuple):
     def _reaches_s(self, temp_c: float, power_w: float, edge_c: float) -> float:
         """Return the seconds at constant power until the temperature changes from ``temp_c`` to ``edge_c``.
 
-        They are infinite if the temperature never reaches ``edge_c``.
+        The result is infinite if the temperature never reaches ``edge_c``.
         """
         settles_c = self.ambient_c + power_w * self.r_c_per_w
         between = min(temp_c, settles_c) < edge_c < max(temp_c, settles_c)

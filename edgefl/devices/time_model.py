@@ -4,7 +4,7 @@
             + planes, calls and parameters · unit cost + a fixed part
 
 All costs are those of one *runtime*: the same step takes a different time with another library. Rates are
-effective ones, fitted to measured steps (`edgefl.devices.fit`), not hardware peaks.
+effective rates, fitted to measured steps (`edgefl.devices.fit`), not hardware peaks.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Factor = Annotated[float, msgspec.Meta(ge=1, le=100)]
 
 ONE_RATE_FACTOR = 6.0
-"""Typical error factor of predictions from a single rate, for networks unlike the one with which the rate was
-measured (docs/profiles.md)."""
+"""Typical error factor of predictions from a single rate, for networks unlike the network with which the rate
+was measured (docs/profiles.md)."""
 
 FEMNIST_STEP: Final = StepWork(
     conv_flop=602_112_000.0, thin_flop=25_088_000.0, matmul_flop=392_970_240.0, conv_bytes=4_450_688.0,
     matmul_bytes=79_477_768.0, pool_bytes=5_268_480.0, elementwise_bytes=8_048_704.0, calls=28.0,
     parameters=6_603_710.0,
 )  # fmt: skip
-"""A training step of LEAF's FEMNIST CNN on 10 images, which FLASH measured. It is used to compare devices."""
+"""A training step of LEAF's FEMNIST CNN on 10 images, as measured by FLASH. It is used to compare devices."""
 
 
 class Prediction(NamedTuple):
@@ -40,9 +40,9 @@ class Prediction(NamedTuple):
     low_s: float
     high_s: float
     parts: Mapping[str, float]
-    """Seconds of each part of the step, the largest first; they sum to ``seconds``."""
+    """Time of each part of the step in seconds, the largest first; the times sum to ``seconds``."""
     unsure: tuple[str, ...] = ()
-    """Parts with uncertain costs that widen the interval by half or more, the worst first."""
+    """Parts whose uncertain costs widen the interval by half or more, the worst first."""
 
 
 class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     conv_gflops: Positive
-    """Rate in 10⁹ floating-point operations per second, as in the fields below."""
+    """Rate in 10⁹ floating-point operations per second, like all fields whose names end with ``_gflops``."""
     thin_gflops: Positive
     pointwise_gflops: Positive
     depthwise_gflops: Positive
@@ -61,7 +61,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     matmul_gflops: Positive
     recurrent_gflops: Positive
     conv_gbytes_per_s: Positive | None = None
-    """Bandwidth in 10⁹ bytes per second, as in the fields below."""
+    """Bandwidth in 10⁹ bytes per second, like all fields whose names end with ``_gbytes_per_s``."""
     matmul_gbytes_per_s: Positive | None = None
     norm_gbytes_per_s: Positive | None = None
     pool_gbytes_per_s: Positive | None = None
@@ -82,13 +82,13 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     L·Lᵀ is the covariance of the costs' natural logarithms, scaled so that the interval factor of a step is
     exp √(ln² ``error_factor`` + ‖Lᵀs‖²), where s are the costs' shares of the step's time. Costs that were
-    only measured together are uncertain individually but certain in sum. If the triangle is empty, only
-    ``error_factor`` counts.
+    only measured together are uncertain individually but certain in sum. If the triangle is empty, the
+    interval factor is ``error_factor``.
     """
 
     @classmethod
     def of_rate(cls, gflops: float, error_factor: float = ONE_RATE_FACTOR) -> TimeModel:
-        """Return the model of a device of which only one rate is known; moving bytes takes no time.
+        """Return the model of a device with only one known rate; moving bytes takes no time.
 
         >>> TimeModel.of_rate(2.0).conv_gflops
         2.0
@@ -97,7 +97,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return cls(**rates, error_factor=error_factor)  # type: ignore[arg-type]
 
     def costs(self) -> dict[str, float]:
-        """Return the seconds per unit of each field of `StepWork`."""
+        """Return the time in seconds that one unit of each field of `StepWork` takes."""
         costs = {}
         for work, (own, unit) in COSTS.items():
             value = getattr(self, own)
@@ -105,7 +105,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return costs
 
     def parts(self, work: StepWork) -> dict[str, float]:
-        """Return the seconds of each part of a step, the largest first and without zeros.
+        """Return the time in seconds of each part of a step, the largest first, without zeros.
 
         The parts are the fields of the step's work, and ``fixed``.
         """
@@ -116,7 +116,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         }
 
     def seconds(self, work: StepWork) -> float:
-        """Return the seconds that a step takes.
+        """Return the time in seconds that a step takes.
 
         >>> TimeModel.of_rate(2.0).seconds(StepWork(conv_flop=3e9, matmul_flop=1e9, copy_bytes=1e9))
         2.0
@@ -124,12 +124,12 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return sum(self.parts(work).values())
 
     def line(self, work: BatchWork) -> tuple[float, float]:
-        """Return a step's seconds as a linear function of the batch size: fixed and per-example seconds."""
+        """Return a step's fixed time and its time per example of the batch, in seconds."""
         fixed_s = self.fixed_ms / 1e3
         return self.seconds(work.fixed), self.seconds(work.per_example) - fixed_s
 
     def predict(self, work: StepWork) -> Prediction:
-        """Predict the seconds of a step, with a 90% interval and the parts of the time."""
+        """Predict the time of a step in seconds, with a 90% interval and the time of each part."""
         parts = self.parts(work)
         seconds = sum(parts.values())
         factor = self.error_factor_of(work)
@@ -139,8 +139,8 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def error_factor_of(self, work: StepWork) -> float:
         """Return the factor of a step's 90% interval, which is larger if the step's costs were not measured.
 
-        The contribution of ``cost_errors`` to it is at most a weighted mean of the factors of the individual
-        costs, each of which is at most 7. The weights are the costs' shares of the step's time.
+        The contribution of ``cost_errors`` to this factor is at most a weighted mean of the factors of the
+        individual costs, each of which is at most 7. The weights are the costs' shares of the step's time.
         """
         parts = self.parts(work)
         seconds = sum(parts.values())
@@ -189,8 +189,8 @@ COSTS: Final[Mapping[str, tuple[str, float]]] = {
     "calls": ("call_us", 1e-6),
     "parameters": ("parameter_ns", 1e-9),
 }
-"""Maps each field of `StepWork` to the field of `TimeModel` that states its cost. The number is the cost, in
-seconds, that a value of 1 in the latter field means."""
+"""Maps each field of `StepWork` to the field of `TimeModel` that states its cost. The number is the cost in
+seconds if the value of the latter field is 1."""
 TERMS: Final[tuple[tuple[str, ...], ...]] = (
     *((name,) for name in COSTS if name.endswith("_flop")),
     ("conv_bytes",),
@@ -200,7 +200,7 @@ TERMS: Final[tuple[tuple[str, ...], ...]] = (
     ("parameters",),
     ("calls",),
 )
-"""Fields of `StepWork` that share one fitted cost. The fixed part follows after these."""
+"""Fields of `StepWork` that share one fitted cost. In arrays of costs, the fixed part follows these terms."""
 ERRORS: Final = ("error_factor", "cost_errors")
 """Fields of `TimeModel` that are not costs."""
 MOST_UNSURE: Final = 7.0
@@ -226,5 +226,5 @@ def _factor(logs: Iterable[float]) -> float:
 
 
 def _by_term(parts: Mapping[str, float]) -> list[float]:
-    """Return the seconds of each of `TERMS`, and those of the fixed part."""
+    """Return the time in seconds that each of `TERMS` contributes, and that of the fixed part."""
     return [sum(parts.get(name, 0.0) for name in term) for term in (*TERMS, ("fixed",))]

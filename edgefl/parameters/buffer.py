@@ -8,15 +8,15 @@
     slots          one update in each slot, in the `UpdateFormat` of the run
     statistics     for each slot: the running statistics (of batch normalisation) in the task's base version
     sides          for each client: which of its two kept blocks is current, and the task that made it current
-    kept           two "kept blocks" for each client, with the numbers that it keeps from trip to trip: the
-                   vectors of the strategy and, with error feedback, the rounding errors of its last update
+    kept           two "kept blocks" for each client, with the numbers that the client keeps between trips:
+                   the strategy's vectors and, with error feedback, the rounding errors of its last update
     tail           data written to the run's record since its last commit (`edgefl.results.tail`)
 
 D is the size of the model plus the size of the vectors that a strategy exchanges together with it (`blocks`).
 
 The memory is anonymous (a memfd, or an unlinked file if the kernel has no memfd), so no file outlives the
-processes. The server writes version n+1 into a ring entry that nobody reads, and publishes it with a single
-store to memory. A client writes only into the slot of its task.
+processes. The server writes version n+1 into a ring entry that no process is reading, and publishes it with a
+single store to memory. A client writes only into the slot of its task.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a buffer. The description of this module explains its parts."""
+    """Sizes of a buffer. The docstring of this module explains the parts."""
 
     size: int
     """D: number of parameters."""
@@ -85,11 +85,11 @@ class Shape:
     format: str = "float32"
     """Format of the updates."""
     clients: int = 0
-    """Number of clients that have kept blocks; 0 if clients keep nothing from trip to trip."""
+    """Number of clients with blocks for data kept between trips; 0 if clients keep no such data."""
     kept: int = 0
     """Number of float32 numbers in a kept block."""
     tail: int = 0
-    """Size in bytes of the part for data that was written to the run's record since its last commit."""
+    """Size in bytes of the tail, which holds data written to the run's record since its last commit."""
     extra: int = 0
     """Number of bytes that follow the numbers of each update."""
     statistics: int = 0
@@ -191,9 +191,9 @@ class ParameterBuffer:
             )
         fd = _anonymous_file()
         try:
-            # Allocate all memory now, so that a lack of memory causes a clear error and not a SIGBUS later.
+            # Allocate all memory now, so that a lack of memory causes a clear error, not a later SIGBUS.
             # Check the available memory first: if posix_fallocate exceeds it, the call does not fail, but the
-            # OOM killer ends a process.
+            # OOM killer kills a process.
             if sparse:
                 os.ftruncate(fd, shape.total_bytes)
             elif shape.total_bytes > min(psutil.virtual_memory().available, most_bytes or sys.maxsize):
@@ -221,8 +221,8 @@ class ParameterBuffer:
 
     @classmethod
     def attach(cls, fd: int) -> ParameterBuffer:
-        """Map the buffer behind a file descriptor into memory. Raises `SlotError` if the descriptor is not a
-        buffer with this layout."""
+        """Map the buffer behind a file descriptor into memory. Raises `SlotError` if the descriptor does not
+        refer to a buffer with this layout."""
         try:
             memory = mmap.mmap(fd, 0)
         except (OSError, ValueError) as error:
@@ -337,8 +337,8 @@ class ParameterBuffer:
         self.task[slot] = -1
 
     def kept(self, client: int, *, new: bool = False) -> Floats:
-        """Return the client's current kept block: the float32 numbers that it keeps after its last accepted
-        trip.
+        """Return the client's current kept block: the float32 numbers that it has kept since its last
+        accepted trip.
 
         If ``new`` is True, return the client's other block. The client's next trip writes to this block, and
         `accepted` makes it current.
@@ -359,7 +359,7 @@ class ParameterBuffer:
                 self.side[client] = word & 1 ^ 1
 
     def clear(self) -> None:
-        """Clear all ring entries, slots and kept blocks. No other process may use them at this time."""
+        """Clear all ring entries, slots and kept blocks. No other process may be using them."""
         self._entries[:, 0] = self._latest_version[0] = self._latest_entry[0] = -1
         for slot in range(self.shape.slots):
             self.free(slot)
@@ -381,7 +381,7 @@ def blocks(size: int, vectors: int = 0) -> list[slice]:
 
 
 def ring_entries(size: int, vectors: int = 0) -> int:
-    """Return the number of entries in the ring for models of ``size`` parameters with ``vectors`` vectors of
+    """Return the number of ring entries for models of ``size`` parameters with ``vectors`` state vectors of
     the optimiser.
 
     >>> ring_entries(1_663_370), ring_entries(25_000_000)

@@ -50,20 +50,20 @@ class SavedState:
     model: Floats
     vectors: list[Floats]
     held: dict[int, Raw]
-    """Bytes of the updates in the buffer, keyed by task: updates that have arrived, and updates that are
-    computed but whose arrival is still to come in emulated time."""
+    """Bytes of the updates in the buffer, keyed by task: updates that have arrived, and updates that have
+    been computed but have not yet arrived in emulated time."""
     kept: dict[int, Floats] = field(default_factory=dict)
-    """Numbers that each client keeps from trip to trip, keyed by client."""
+    """Numbers that each client keeps between trips, keyed by client."""
     early: dict[int, Floats] = field(default_factory=dict)
     """Numbers that a client will keep once its computed update arrives in emulated time, keyed by client."""
     bases: dict[int, Floats] = field(default_factory=dict)
     """Other versions of the model that are in use, keyed by version: base versions of tasks, and versions
-    that are still to be evaluated."""
+    that have yet to be evaluated."""
     statistics: dict[int, Floats] = field(default_factory=dict)
     """For each update in ``held``, the running statistics in its base version, keyed by task. It is empty if
     the model has no running statistics."""
     answers: bytes = b""
-    """Results from the workers for tasks whose arrival is still to come in emulated time, encoded as
+    """Results from the workers for tasks whose updates have not yet arrived in emulated time, encoded as
     msgpack."""
 
 
@@ -88,7 +88,7 @@ def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool =
             for name, shape, offset in layout
         }
         replace(folder / "final.safetensors", _safetensors(named, metadata))
-    # Delete older checkpoints, and the partial files that killed processes have left.
+    # Delete older checkpoints, and partial files left behind by killed processes.
     for old in (*sorted(folder.glob("journal-*.safetensors"))[:-KEEP], *folder.glob(f"*{PARTIAL}")):
         old.unlink()
     return path

@@ -1,9 +1,9 @@
 """The door: the ZeroMQ socket to which peers (processes of a run) on other machines connect.
 
 Connections use TCP with CURVE encryption and authentication. The public key of a connection determines the
-name of its peer; names in messages are not used. If a peer connects again with the same key, the newer
+name of its peer; names in messages are ignored. If a peer connects again with the same key, the newer
 connection replaces the older one, so that a peer can reconnect immediately after a link failure. The number
-of connections that have not sent a message yet is limited (`edgefl.zeromq.strangers`). TCP keep-alive detects
+of connections that have not yet sent a message is limited (`edgefl.zeromq.strangers`). TCP keep-alive detects
 machines that have disappeared; the kernel does this even while a process is stopped.
 """
 
@@ -28,7 +28,7 @@ PROBE_S = 10
 AGAIN_MS, MOST_AGAIN_MS = 100, 2000
 """First and largest interval between attempts to connect, in milliseconds."""
 BACKLOG = 1024
-"""Maximum number of connections that may wait until ZeroMQ accepts them."""
+"""Maximum number of connections that may wait for ZeroMQ to accept them."""
 LINGER_MS = 200
 SEALED_BYTES = 64
 """Maximum number of bytes by which encryption lengthens a frame."""
@@ -39,7 +39,7 @@ def endpoint(address: str, what: str, *, any_port: bool = False) -> tuple[str, s
     """Split the address ``tcp://HOST:PORT`` into host and port. If ``any_port`` is True, the port may be
     ``*``.
 
-    Raises `ConfigError`, which starts with ``what``, for an invalid address.
+    Raises `ConfigError`, with a message that starts with ``what``, if the address is invalid.
 
     >>> endpoint("tcp://[::1]:7000", "--bind")
     ('[::1]', '7000')
@@ -59,7 +59,7 @@ def endpoint(address: str, what: str, *, any_port: bool = False) -> tuple[str, s
 
 
 class _Connection(NamedTuple):
-    """The connection of a peer: its id in ZeroMQ and its file descriptor."""
+    """A peer's connection: its ZeroMQ routing id and its file descriptor."""
 
     routing_id: bytes
     number: int
@@ -102,11 +102,11 @@ class DoorSocket(Router):
         self.address = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def admit(self, name: bytes, key: bytes) -> None:
-        """From now on, accept connections with this public key as connections of the peer ``name``."""
+        """From now on, accept connections with this public key as connections from the peer ``name``."""
         self._names[key], self._keys[name] = name, key
 
     def disconnect(self, name: bytes) -> None:
-        """Disconnect a peer and do not accept its key any longer."""
+        """Disconnect a peer and stop accepting its key."""
         if (key := self._keys.pop(name, None)) is not None:
             del self._names[key]
         if (connection := self._connections.pop(name, None)) is not None:

@@ -24,8 +24,8 @@ from edgefl.files import make_folder
 
 SERVER = "server"
 OPEN = bytes(range(32))
-"""Secret key of a server that accepts everybody. It is publicly known, so connections to such a server are
-not confidential."""
+"""Secret key of a server that accepts every machine. This key is publicly known, so connections to such a
+server are not confidential."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -51,7 +51,7 @@ def make(folder: Path, names: list[str]) -> list[Path]:
     """Create a key for each name in ``folder``, and the server's key if it is missing; return the new files.
 
     Raises `ConfigError` if a name is invalid or already has a key, or if the folder cannot be written. In
-    these cases no file is created.
+    these cases, no new files remain.
     """
     for name in names:
         if not _NAME.fullmatch(name) or name == SERVER:

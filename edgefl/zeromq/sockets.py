@@ -14,7 +14,7 @@ Whose = Callable[..., bytes]
 AT_ONCE = 256
 """Maximum number of messages that are read in one iteration of a process's main loop."""
 LENT_BYTES = 1024 * 1024
-"""Minimum size, in bytes, of the immutable frames (such as models) that are sent without a copy."""
+"""Minimum size, in bytes, of an immutable frame (such as a model) that is sent without a copy."""
 PEER_LINGER_MS = 1000
 HANDSHAKE_MS = 10_000
 """Time limit for the handshake of a connection, in milliseconds."""
@@ -47,7 +47,7 @@ class ZmqSocket:
         self._watched: set[int] = set()
 
     def watch(self, fd: int) -> None:
-        """Make `wait` poll this file descriptor too."""
+        """Make `wait` also poll this file descriptor."""
         self._poller.register(fd, _POLLIN)
         self._watched.add(fd)
 
@@ -120,7 +120,7 @@ class Router(ZmqSocket):
         self._poller.register(authenticator.socket, _POLLIN)
 
     def beside(self, other: Router) -> None:
-        """Make `wait` poll another router too, and answer the authentication requests of that router."""
+        """Make `wait` also poll another router, and answer that router's authentication requests."""
         self._poller.register(other._socket, _POLLIN)
         self._authenticators |= other._authenticators
         for asked in other._authenticators:
@@ -183,6 +183,6 @@ class Dealer(ZmqSocket):
             raise Full from None
 
     def close(self) -> None:
-        """Close the socket once the queued messages are sent, but after one second at the latest."""
+        """Close the socket once the queued messages have been sent, but after one second at the latest."""
         self._socket.close(linger=PEER_LINGER_MS)
         self._context.term()

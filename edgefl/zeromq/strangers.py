@@ -26,8 +26,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 LOOK_S = 0.02
 """Minimum number of seconds between two checks of the connections."""
 MOST_SHARE = 0.1
-"""Maximum share of a core that the checks may use. If there are many connections, a check takes
-milliseconds."""
+"""Maximum share of a core that the checks may use. With many connections, a check takes milliseconds."""
 MOST_STRANGERS = 256
 """Maximum number of connections beyond the number of admitted peers. If there are more connections, the
 oldest strangers are disconnected."""
@@ -75,7 +74,7 @@ class Strangers:
         pause_s = LOOK_S
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
-            with suppress(OSError, MemoryError):  # this check had no free file descriptor or no memory
+            with suppress(OSError, MemoryError):  # no file descriptor or no memory was free for this check
                 self._look()
             pause_s = max(LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
 
@@ -128,7 +127,7 @@ def _short_of_descriptors() -> bool:
 
 
 def far_end(number: int) -> str:
-    """Return the remote address of a connection. Raises OSError if the file descriptor is not a
+    """Return the remote address of a connection. Raises OSError if the file descriptor does not refer to a
     connection."""
     end = socket.socket(fileno=number)
     try:
