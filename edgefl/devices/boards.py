@@ -65,9 +65,9 @@ class Board(NamedTuple):
         return self.rows[min(2 * listed.index(number) + 1, len(self.rows) - 1)]
 
     def clusters(self) -> tuple[tuple[CodeCluster, ...], bool]:
-        """Return the board's clusters, and True if their numbers of cores are known, False if assumed.
+        """Return the board's clusters, and whether their core counts are known (True) or assumed (False).
 
-        The numbers are known for an SoC in ``socs.toml``. On other boards, each cluster is assumed to end
+        The counts are known for an SoC in ``socs.toml``. On other boards, each cluster is assumed to end
         just before the first CPU of the next cluster, and the last cluster is assumed to have 4 cores.
         """
         if self.soc is not None and any(row.core for row in self.rows):

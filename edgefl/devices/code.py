@@ -212,7 +212,7 @@ class Rate(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Ratio of the upper end of the interval to the rate, and of the rate to the lower end."""
+        """Factor between the rate and each end of its interval."""
         return math.sqrt(self.high / self.low)
 
     def times(self, other: Rate) -> Rate:
@@ -388,7 +388,7 @@ _NO_EXTENSION = "edgefl was installed without a C compiler; install a C compiler
 
 
 def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
-    """Return the rate of one thread of a calibrated host.
+    """Return the rate of one thread on a calibrated host.
 
     The rate's interval accounts for errors in unit conversion (`SCALE_SPREADS`) and for noise. Raises
     `ConfigError` if edgefl was installed without the C extension that measures the class.
@@ -424,7 +424,7 @@ def _socs() -> _Socs:
 
 
 def soc_in(text: str) -> str | None:
-    """Return the known SoC that ``text``, the name of a board or SoC, mentions; None if it mentions none.
+    """Return the known SoC named in ``text``, the name of a board or SoC; None if no known SoC is named.
 
     >>> soc_in("Radxa ROCK 5C (RK3588S2)"), soc_in("my board")
     ('RK3588', None)
@@ -454,7 +454,7 @@ def _words(text: str) -> list[str]:
 
 
 def _contains(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return True if ``words`` contains the words ``wanted`` consecutively.
+    """Return True if the words ``wanted`` occur in ``words`` as consecutive words.
 
     The last word may have a suffix that does not start with a digit.
     """

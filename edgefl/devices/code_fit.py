@@ -161,7 +161,7 @@ def _usual(boards: Sequence[Board], narrow: Mapping[str, CodeRate]) -> dict[str,
 def _plausible(board: Board, usual: Mapping[str, float]) -> Board:
     """Remove the core type from rows whose integer rate is implausible for their clock frequency.
 
-    No fit uses these rows.
+    The fits ignore rows without a core type.
     """
 
     def good(row: BoardRow) -> bool:

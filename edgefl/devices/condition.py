@@ -47,7 +47,7 @@ class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class ConditionModel(NamedTuple):
-    """Models of a client's heat and power.
+    """A client's heat model and power model.
 
     A model is None if the profile lacks its parameters or if the experiment disables it.
 
@@ -129,7 +129,7 @@ class ConditionModel(NamedTuple):
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
-        """Return the condition ``elapsed_s`` after the start of a trip, or at its end if it ends earlier.
+        """Return the condition ``elapsed_s`` after a trip's start, or at the trip's end if that is earlier.
 
         ``before`` is the condition at the start of the trip, and ``because`` is the cause of an interruption.
         """

@@ -120,7 +120,7 @@ PLACEHOLDER_MA = 0.1  # value of every current in Android's sample file, in whic
 OF_CURRENTS = "derived: max_ma of all cores x voltage_v"
 """Start of the source text for a ``thermal.busy_w`` that was computed from the cores' currents."""
 SAME_MHZ = 0.01
-"""Maximum relative difference between the highest frequencies of matching clusters in file and profile."""
+"""Maximum relative difference in top frequency between a cluster in the file and its match in the profile."""
 _BATTERY = {
     "capacity_mah": ("battery.capacity", ""),
     "idle_ma": ("cpu.idle", ""),
@@ -171,8 +171,8 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def _compute_busy_w(tables: _Table) -> None:
-    """Recompute ``thermal.busy_w`` from the profile's new currents and voltage if it was derived from
-    currents before."""
+    """Recompute ``thermal.busy_w`` from the profile's new currents and voltage if it had been derived from
+    the old values."""
     if not tables["sources"].get("thermal.busy_w", "").startswith(OF_CURRENTS):
         return
     clusters = tables.get("cpu", {}).get("clusters", [])

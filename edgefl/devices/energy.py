@@ -167,6 +167,6 @@ def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
 
 
 def _busy_w_key(device: Device) -> str:
-    """Return the key of the profile's figure from which `Device.busy_w` is derived."""
+    """Return the key of the profile's figure that determines `Device.busy_w`."""
     stated = device.thermal is not None and device.thermal.busy_w is not None
     return "thermal.busy_w" if stated else "cpu.clusters"

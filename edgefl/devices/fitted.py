@@ -87,7 +87,7 @@ _USUAL = {f"--{name}": value for name, value in msgspec.to_builtins(Recipe()).it
 
 
 def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tuple[MeasuredStep, ...]:
-    """Return the steps in the files that were measured with this profile and runtime; None matches all.
+    """Return the steps in the files that were measured with this profile and runtime; None matches any.
 
     Raises `ConfigError` unless the files contain steps of exactly one such pair of profile and runtime.
     """

@@ -79,7 +79,7 @@ def fleet_of(experiment: Experiment) -> ClientInfos:
 
 
 def kinds_of(clients: Sequence[ClientInfo]) -> dict[tuple[str, str], ClientInfo]:
-    """Return the first client of each pair of profile and network, in the order of the clients."""
+    """Return the first client for each pair of profile and network, in the order of the clients."""
     if isinstance(clients, ClientInfos):
         starts = accumulate((count for *_, count in clients.kinds[:-1]), initial=0)
         clients = [clients[start] for start in starts]
@@ -142,7 +142,7 @@ def thermal_of(profile: str) -> ThermalModel | None:
 
 
 def joins_at_s(experiment: Experiment, client: int) -> float:
-    """Return the time at which this client first comes online. It does not depend on other clients."""
+    """Return the time at which this client first comes online, which does not depend on other clients."""
     if not experiment.fleet.join_spread_s:
         return 0.0
     return experiment.fleet.join_spread_s * float(stream(experiment.seed, "join", client).uniform(0.0, 1.0))
@@ -211,7 +211,7 @@ def _shuffled(seed: int, count: int) -> list[int]:
 TYPICAL_TRIPS = 25
 """Number of trips drawn for each profile whose trips differ; see `Trips.typical_s`."""
 MOST_KEPT = 10_000
-"""Maximum number of entries of each cache."""
+"""Maximum number of entries in each cache."""
 
 
 def _keep(answers: dict[K, V], key: K, answer: V) -> None:

@@ -23,7 +23,7 @@ from edgefl.host.pacing import Pacer, PhaseTime
 
 # Bytes between two waits. A link of 400 Mbps was 3.7% too slow with 16 KiB, and 0.01% with 64 KiB.
 CHUNK_BYTES = 65536
-ALIGN_BYTES = 256  # chunks start at multiples of this
+ALIGN_BYTES = 256  # chunks start at multiples of this size
 OPPORTUNITY_BYTES = 1504
 """Bytes that are delivered at each time in a trace: an Ethernet packet of 1500 bytes and Mahimahi's header of
 4 bytes."""
@@ -63,7 +63,7 @@ class Transfer(NamedTuple):
 
     @property
     def breaks_s(self) -> float:
-        """Emulated seconds from the first byte sent until the connection is lost; infinite if it is not."""
+        """Emulated seconds from the first byte sent until the connection is lost; infinite if it never is."""
         return math.inf if self.breaks_after is None else self.lead_s + self.takes_s(self.breaks_after)
 
     @property
@@ -182,7 +182,7 @@ class Message:
         )
 
     def _rate_of(self, wire_bytes: int) -> _Rate:
-        """Return the distribution of the payload's rate if ``wire_bytes`` are sent in total."""
+        """Return the distribution of the payload rate if ``wire_bytes`` are sent in total."""
         if self._mbps is None:
             return _Rate(math.inf)
         seconds = wire_bytes * 8 / (self._mbps * 1e6)

@@ -85,7 +85,7 @@ def _text(table: PhoneTable, phone: Phone, costs: Costs, model: TimeModel, sourc
 
 
 def measured_work(network: str, input_shape: tuple[int, ...] | None = None) -> StepWork:
-    """Count the work of one inference of the named network. Raises `ConfigError` if it is unknown."""
+    """Count the work of one inference of a network. Raises `ConfigError` if the network is unknown."""
     from edgefl.devices.prediction import traced
     from edgefl.learning.benchmark_networks import NAMED
     from edgefl.learning.models import model_to_trace

@@ -62,7 +62,7 @@ larger on phones that were not measured."""
 NETWORK_FOLDS: Final = 6
 PHONE_FOLDS: Final = 8
 LIKELY: Final = (0.02, 0.7, 0.2, 0.1, 0.05, 0.02, 0.01)
-"""Prior medians of the variances of `Similarity`."""
+"""Prior medians of the variances in `Similarity`."""
 FEWEST: Final = 5
 """Minimum number of networks, and of phone models."""
 
@@ -308,7 +308,7 @@ def _neighbours(data: Matrix, weights: Weights, mean: Array, errors: Array) -> N
 
 
 def _common(neighbours: Neighbours, data: Matrix, weights: Weights, mean: Array) -> Array:
-    """Return the error that all phones have in common, for each network of ``data``."""
+    """Return, for each network of ``data``, the error that all phones have in common."""
     found: Array = _alike(_points(data, weights, mean), np.array(neighbours.points)) @ np.array(
         neighbours.errors
     )

@@ -105,7 +105,7 @@ def _plain(kind: Literal["add", "pool"], image: Tensor, out: Tensor) -> Layer:
 
 
 def _side(image: Tensor) -> int:
-    """Return the side of a square with as many pixels as the image."""
+    """Return the side length of a square with as many pixels as the image."""
     return round(math.sqrt(math.prod(image.shape[2:])))
 
 

@@ -63,24 +63,23 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Additional operations for layers that are slower than their operations suggest.
 
     Each field is the number of additional operations per operation of the layers described below the field
-    (for ``outputs``: per output value). They are added to the class of work that `INTO` states.
+    (for ``outputs``: per output value). `INTO` states the class of work to which they are added.
     """
 
     odd: float = 0.0
-    """Additional operations of 1 × 1 convolutions whose input channels are not a multiple of four."""
+    """Additional operations for 1 × 1 convolutions whose input channel count is not divisible by four."""
     outputs: float = 0.0
     """Additional operations for each output value of 1 × 1 convolutions."""
     large: float = 0.0
-    """Additional operations, per actual operation, of 1 × 1 convolutions with an output side of at least
-    `LARGE` pixels."""
+    """Additional operations for 1 × 1 convolutions whose output side is at least `LARGE` pixels long."""
     few: float = 0.0
-    """Additional operations of 1 × 1 convolutions with up to `FEW` input channels."""
+    """Additional operations for 1 × 1 convolutions with up to `FEW` input channels."""
     shallow: float = 0.0
-    """Additional operations of 1 × 1 convolutions with up to `SHALLOW` input channels."""
+    """Additional operations for 1 × 1 convolutions with up to `SHALLOW` input channels."""
     narrow: float = 0.0
-    """Additional operations of 1 × 1 convolutions with up to `NARROW` output channels."""
+    """Additional operations for 1 × 1 convolutions with up to `NARROW` output channels."""
     strided: float = 0.0
-    """Additional operations of depthwise convolutions with a stride of two or more."""
+    """Additional operations for depthwise convolutions with a stride of two or more."""
 
 
 INTO: Final[Mapping[str, str]] = {
@@ -176,7 +175,7 @@ def _elementwise(layer: Layer) -> dict[str, float]:
 
 
 def networks_named(networks: Mapping[str, object], wanted: Sequence[str], place: object) -> None:
-    """Raise `ConfigError` for the first network in ``wanted`` that the file does not describe."""
+    """Raise `ConfigError` for the first network in ``wanted`` that ``networks`` does not contain."""
     for name in wanted:
         if name not in networks:
             raise ConfigError(f"{place}: no layers of network {name!r} among {len(networks)} networks")

@@ -30,7 +30,7 @@ RATE_FACTOR: Final = 6.0
 LARGE_HEAP_MIB: Final = 512.0
 SMALL_HEAP_MIB: Final = 256.0
 SMALL_RAM_GIB: Final = 1.5
-"""Phones with less RAM have the smaller heap."""
+"""Phones with less RAM than this have the smaller heap."""
 HEAP_FACTOR: Final = 2.0
 HEAP_SOURCE: Final = (
     "derived: dalvik.vm.heapsize, the ceiling of an app with a large heap, in AOSP "

@@ -23,7 +23,7 @@ class End(NamedTuple):
 
 
 WHOLE = End()
-"""No limits other than those of the experiment."""
+"""No limits other than those in the experiment."""
 
 
 class TripPlan(NamedTuple):

@@ -147,7 +147,7 @@ class Presence:
         return all(source.on(at_s) for source in self._sources)
 
     def next_online_s(self, at_s: float) -> float:
-        """Return the first time at or after ``at_s`` at which the client is online; infinite if not found."""
+        """Return the first time from ``at_s`` on at which the client is online; infinite if none is found."""
         for _ in range(MOST_CHANGES):
             off = [source for source in self._sources if at_s < math.inf and not source.on(at_s)]
             if not off:

@@ -27,7 +27,7 @@ BASES: Final = {
 }
 """Maps a core type to a measured device with similar cores: up to 8 FLOP per cycle (pi-4) or 16 (pi-5)."""
 UNLIKE: Final = ("A7", "A53", "Vortex")
-"""Cores unlike any measured one: A7 and A53 execute in order, Apple's Vortex is wider than all others."""
+"""Cores unlike any measured core: A7 and A53 execute in order, Apple's Vortex is wider than all others."""
 
 WITH_BANDWIDTH: Final = 1.48
 """Error factor of scaling by GEMM rate and bandwidth: the predictions for 90% of the steps are within this
@@ -37,7 +37,7 @@ BY_GEMM: Final = 1.9
 It is the largest of four factors, between Pi 4 and Pi 5 and between Redmi Note 8 and Galaxy Note 10, each in
 both directions."""
 OF_UNLIKE: Final = 1.5
-"""Additional error factor that is assumed for cores unlike any measured one."""
+"""Additional error factor that is assumed for cores unlike any measured core."""
 
 
 class Scaled(NamedTuple):
@@ -75,7 +75,7 @@ def base_of(device: Device) -> str:
 
 
 def scaled(device: Device, base: Device, runtime: str = "torch") -> Scaled:
-    """Scale the runtime of ``base`` to ``device``. Raises `ConfigError` if either has no ``gemm``."""
+    """Scale the runtime of ``base`` to ``device``. Raises `ConfigError` if either has no ``gemm`` rate."""
     known = base.time_model(runtime)
     assert known is not None
     flop, flop_words = _gemm(device, base)

@@ -105,7 +105,7 @@ class Battery(_Table, frozen=True, kw_only=True):
     min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
     """State of charge below which the device accepts no work. At 1, the device would never work."""
     charge_w: Positive | None = None
-    """Power that charges the battery from ``min_soc`` until it is full; None if it is never charged."""
+    """Power with which the battery is charged from ``min_soc`` until full; None if it is never charged."""
 
 
 class ThrottlingStep(_Table, frozen=True, kw_only=True):
@@ -247,7 +247,7 @@ class Device(_Table, frozen=True, kw_only=True):
     kind: DeviceClass = msgspec.field(name="class")
     sources: dict[str, Text]
     """Source of each value, keyed by the dotted name of its field or of a table that contains it. A source
-    starts with ``derived:`` if the value was computed from others, and with ``assumed:`` if there is no
+    starts with ``derived:`` if the value was computed from other values, and with ``assumed:`` if there is no
     published value."""
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
     """Maps the dotted name of a field to a factor f. The true value is assumed to be between value/f and
@@ -360,7 +360,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return self.delay_model is not None and self.delay_model.mode == "replace"
 
     def individual(self, rng: np.random.Generator) -> Device:
-        """Draw an individual device from the client's own stream, if the profile has a ``slowdown``."""
+        """Draw an individual device from the client's random stream if the profile has a ``slowdown``."""
         if self.slowdown is None or self.cpu is None:
             return self
         factor = self.slowdown.draw(rng)

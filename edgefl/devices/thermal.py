@@ -154,7 +154,7 @@ class ThermalModel(NamedTuple):
         return self.ambient_c + self.power_w(self.speeds[step]) * self.r_c_per_w
 
     def _reaches_s(self, temp_c: float, power_w: float, edge_c: float) -> float:
-        """Return the seconds at constant power until the temperature changes from ``temp_c`` to ``edge_c``.
+        """Return how many seconds at constant power it takes to get from ``temp_c`` to ``edge_c``.
 
         The result is infinite if the temperature never reaches ``edge_c``.
         """

@@ -208,7 +208,7 @@ MOST_UNSURE: Final = 7.0
 WIDER: Final = 1.5
 """Ratio of the interval factor of a step to ``error_factor`` above which `Prediction.unsure` lists parts."""
 _EACH = ("us", "ns", "ms")
-"""Suffixes of fields that hold a time per unit; the others are rates."""
+"""Suffixes of fields that hold a time per unit; all other fields are rates."""
 
 
 def joined(*factors: float) -> float:

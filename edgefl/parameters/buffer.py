@@ -91,7 +91,7 @@ class Shape:
     tail: int = 0
     """Size in bytes of the tail, which holds data written to the run's record since its last commit."""
     extra: int = 0
-    """Number of bytes that follow the numbers of each update."""
+    """Number of additional bytes after the numbers of each update."""
     statistics: int = 0
     """Number of running statistics, at the end of the model, that are stored with each slot."""
 
@@ -267,8 +267,8 @@ class ParameterBuffer:
         return self._vectors[first : first + self.shape.vectors]
 
     def publish(self, version: int, entry: int) -> None:
-        """Make the model in a ring entry the latest version. Its parameters must not change until the entry
-        is retired."""
+        """Make the model in a ring entry the latest version. The model must not change until the entry is
+        retired."""
         self.entry_version[entry] = version
         self._latest_entry[0] = entry
         self._latest_version[0] = version
@@ -347,7 +347,7 @@ class ParameterBuffer:
         return self._floats(self._kept + place * _pages(4 * self.shape.kept), self.shape.kept)
 
     def accepted(self, client: int, task: int) -> None:
-        """Mark the kept block to which the client's last trip wrote as current. This is called when the
+        """Mark as current the kept block to which the client's last trip wrote. This is called when the
         client's update has arrived."""
         if self.shape.clients:  # one word contains side and task, so a kill cannot leave only one of them set
             self.side[client] = (task + 1) << 1 | (self.side[client] & 1 ^ 1)

@@ -159,8 +159,8 @@ class DoorSocket(Router):
 
 
 def _is_later(routing_id: bytes, than: bytes) -> bool:
-    """Return True if a connection is newer than another one. ZeroMQ's ids of the two connections contain
-    sequence numbers, which are compared."""
+    """Return True if a connection is newer than another one, by comparing the sequence numbers in ZeroMQ's
+    ids of the connections."""
     return 0 < (int.from_bytes(routing_id[1:]) - int.from_bytes(than[1:])) % 2**32 < 2**31
 
 

@@ -144,7 +144,7 @@ class Router(ZmqSocket):
                 self._send(message)
             except zmq.Again:
                 # ZeroMQ updates the state of the send queue only about 1,000 times per second. Reading the
-                # events forces an update, so that a fast peer is not mistaken for one that does not read.
+                # events forces an update, so that a fast peer is not mistaken for a peer that does not read.
                 self._socket.getsockopt(_EVENTS)
                 self._send(message)
         except zmq.Again:
