@@ -69,7 +69,7 @@ def base_of(device: Device) -> str:
     core = _core(device)
     if core not in BASES:
         raise ConfigError(
-            f"{device.id}: no measured device has cores like {core!r}; specify a measured device"
+            f"{device.id}: no measured device has cores like {core!r}; name the measured device to scale from"
         )
     return BASES[core]
 

@@ -334,7 +334,7 @@ class Study:
         without = not more and made.stop.accuracy is None
         if without and config.load(self.file(settings)).stop.accuracy is not None:
             given = " ".join(f"--set {change}" for change in self.changes)
-            raise ConfigError(f"{given}: removes stop.accuracy, the target of the claims")
+            raise ConfigError(f"{given}: removes stop.accuracy, the target accuracy of the claims; keep it")
         return made
 
     def run(

@@ -212,7 +212,7 @@ class ServerLoop:
             self._evaluation.give_up()
             stop = self._experiment.stop
             if (stop.versions, stop.trips, stop.emulated_s, stop.wall_s) == (None,) * 4:
-                raise RunError("the evaluator died too often, and this run stops only on an evaluation")
+                raise RunError("the evaluator died too often; without evaluations, this run would never stop")
         self._start_if_ready()
 
     def _grow(self, order: control.Grow) -> None:

@@ -122,7 +122,7 @@ class VirtualTimeline(Timeline):
         """
         computing = self._computing(end)
         if not self.lifecycle.retry(peer, blamed=computing is None):
-            raise RunError(f"worker {peer.number} died too often; see the incidents on record")
+            raise RunError(f"worker {peer.number} died too often; the record of the run lists its deaths")
         self._withdrawn.pop(peer.number, None)
         dispatch, buffer = self._dispatch, self.aggregator.buffer
         orphans = dispatch.tasks_of(peer.number)

@@ -45,7 +45,7 @@ def endpoint(address: str, what: str, *, any_port: bool = False) -> tuple[str, s
     ('[::1]', '7000')
     >>> endpoint("tcp://here:70000", "--bind")
     Traceback (most recent call last):
-    edgefl.errors.ConfigError: --bind: port must be from 1 to 65534, as the next is used too (got 70000)
+    edgefl.errors.ConfigError: --bind: port must be from 1 to 65534, as the next one is used too (got 70000)
     """
     found = _ADDRESS.fullmatch(address)
     if found is None or (found["port"] == "*" and not any_port):
@@ -53,7 +53,7 @@ def endpoint(address: str, what: str, *, any_port: bool = False) -> tuple[str, s
         raise ConfigError(f"{what}: must be tcp://HOST:PORT{or_any} (got {address!r})")
     if found["port"] != "*" and not 1 <= int(found["port"]) <= 65534:
         raise ConfigError(
-            f"{what}: port must be from 1 to 65534, as the next is used too (got {found['port']})"
+            f"{what}: port must be from 1 to 65534, as the next one is used too (got {found['port']})"
         )
     return found["host"], found["port"]
 
