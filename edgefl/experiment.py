@@ -258,8 +258,8 @@ class Secure(Settings, frozen=True, kw_only=True):
 
     kind: Literal["masks", "pairwise", "trusted"] = "masks"
     """``masks``: each update has a one-time mask, and some clients, the holders, store shares of all masks so
-    that masks can be removed from sums; ``pairwise``: each pair of clients in a round shares a mask, for strategies with
-    rounds; ``trusted``: a separate process decrypts updates and releases only sums."""
+    that masks can be removed from sums; ``pairwise``: each pair of clients in a round shares a mask, for
+    strategies with rounds; ``trusted``: a separate process decrypts updates and releases only sums."""
     clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     """Maximum magnitude of each element of an update with ``masks`` and ``pairwise``; larger elements are
     clipped."""
