@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
@@ -54,8 +55,10 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
     >>> replace(folder / "a.txt", [b"one ", b"two"]).read_text(), [path.name for path in folder.iterdir()]
     ('one two', ['a.txt'])
     """
-    if not _is_replaceable(path):
-        with open(path, "ab", buffering=0) as file:
+    if not is_replaceable(path):
+        sys.stdout.flush()
+        descriptor = _descriptor(path)
+        with open(path if descriptor is None else os.dup(descriptor), "ab", buffering=0) as file:
             _write(file, pieces)
         return path
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
@@ -74,12 +77,22 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
     return path
 
 
-def _is_replaceable(path: Path) -> bool:
+def is_replaceable(path: Path) -> bool:
     """Return False for a device, a pipe or a socket, and for any file whose path names a descriptor."""
     if not path.exists() or path.is_dir():
         return True
     folder = os.path.realpath(path.parent)
     return path.is_file() and folder != "/dev" and not folder.startswith("/proc/")
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the descriptor of this process that a path such as ``/dev/stdout`` or ``/dev/fd/3`` names.
+
+    If it were opened again, the process's other output would overwrite what is written.
+    """
+    link = Path(os.readlink(path)) if path.is_symlink() and path.parent == Path("/dev") else path
+    own = os.path.realpath(link.parent) == os.path.realpath("/proc/self/fd")
+    return int(link.name) if own and link.name.isdecimal() else None
 
 
 def _write(file: FileIO, pieces: Iterable[bytes | memoryview]) -> None:

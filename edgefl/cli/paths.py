@@ -47,8 +47,11 @@ def named_folder(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """Parse the value of ``--out``, the name of a new file. Raises `ConfigError` if the file exists."""
-    if Path(text).exists():
+    """Parse the value of ``--out``, the name of a new file, a device or a pipe. Raises `ConfigError` if the
+    file exists."""
+    from edgefl.files import is_replaceable
+
+    if Path(text).exists() and is_replaceable(Path(text)):
         raise ConfigError(f"--out {text}: the file exists; remove it or name another file")
     return Path(text)
 

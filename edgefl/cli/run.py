@@ -229,12 +229,16 @@ def report(
     ] = None,
 ) -> None:
     """Write a run's HTML report and print its path."""
+    from edgefl.files import is_replaceable
     from edgefl.results.report import write_report
 
     if out is not None and (not out.name or out.is_dir()):
         raise ConfigError(f"--out {out}: a folder, expected a file")
-    if out is not None and out.is_file() and out.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--out {out}: the file exists and is not a page (.html); name another file")
+    if out is not None and out.is_file() and is_replaceable(out):
+        with out.open("rb") as old:
+            start = old.read(100).lstrip().lower()
+            if start and not start.startswith((b"<!doctype html", b"<html")):
+                raise ConfigError(f"--out {out}: the file exists and is not an HTML page; name another file")
     try:
         with damaged(str(folder)):
             say(write_report(folder, out))

@@ -123,6 +123,15 @@ class Attack:
         drawn = stream(self._seed, "colluders", client, trip).choice(others, count, replace=False)
         return sorted(drawn.tolist())
 
+    def try_own(self, size: int) -> None:
+        """Call the user's own attack function once, on an update of ``size`` ones. Raises `ConfigError` if
+        the function fails, because its attackers would then be missing from the run."""
+        if self._function is not None:
+            try:
+                self.change(np.ones(size, np.float32), np.zeros(size, np.float32), min(self._clients), 0)
+            except TrainingError as error:
+                raise ConfigError(str(error)) from error
+
     def change(
         self, trained: Floats, base: Floats, client: int, trip: int, others: Sequence[Floats] = ()
     ) -> None:
@@ -142,8 +151,8 @@ class Attack:
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
                 raise TrainingError(f"fleet.attackers.kind: {rules.kind!r} raised {why}") from error
-            if returned is not None and returned is not delta:
-                must = f"must change delta in place and return None (got {type(returned).__name__})"
+            if isinstance(returned, np.ndarray) and returned is not delta:
+                must = "must change delta in place, but returned another array"
                 raise TrainingError(f"fleet.attackers.kind: {rules.kind!r} {must}")
         elif rules.kind == "sign-flip":
             delta *= np.float32(-rules.scale)

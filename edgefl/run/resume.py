@@ -154,6 +154,11 @@ def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) 
     buffer = aggregator.buffer
     if core.version != last.version or last.model.size != buffer.shape.size:
         raise ConfigError(f"the checkpoint in {folder} does not belong to its record")
+    if buffer.shape.statistics and last.held.keys() - last.statistics.keys():
+        raise ConfigError(
+            f"the checkpoint in {folder} lacks the running statistics that updates started from: an earlier "
+            "version of edgefl wrote it; start a new run"
+        )
     if len(last.bases) >= buffer.shape.ring:  # a full ring is fine: the next sum waits
         raise ConfigError(
             f"the checkpoint in {folder} holds {len(last.bases) + 1} versions; "

@@ -601,7 +601,7 @@ class Aggregator:
         if self.buffer.shape.statistics:
             slots = [self.leases[task].slot for task in action.tasks]
             older = [self.buffer.statistics(slot) - latest for slot in slots]
-            if any(change.any() for change in older):
+            if any(change.any() for change in older):  # otherwise keep the bits of the plain average
                 changes, factors = [averaged, *older], [1.0, *(share / total for share in shares)]
                 averaged = np.empty_like(averaged)
                 kernels.weighted_sum(averaged, None, changes, factors, self._backend)

@@ -444,6 +444,7 @@ class Workload:
             costs.append((time.thread_time() - started) / max(1, steps))
         self.host_step_s = float(np.median(costs[1:]))
         self._try_smallest_batch()
+        self.attack.try_own(self.flat.size)
         np.copyto(self.flat.array, first)
         held = self._labels()
         return Prepared(

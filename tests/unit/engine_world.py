@@ -105,11 +105,11 @@ class World:
         optimizer = strategy.optimizer()
         keeps = (CLIENTS, 2, 4096) if wall else ()
         self.buffer = left or ParameterBuffer.create(
-            Shape(SIZE, ring, slots, optimizer.vectors, "float32", *keeps)
+            Shape(SIZE, ring, slots, optimizer.vectors, "float32", *keeps, statistics=1)
         )
         self.core = Core(strategy, fleet(CLIENTS), seed, stop, evaluate_every=5)
         self.store = CountingStore(folder)
-        self.aggregator = Aggregator(self.buffer, optimizer)
+        self.aggregator = Aggregator(self.buffer, optimizer, statistics=1)
         if self.buffer.shape.tail:
             self.store.follow(Tail(self.buffer.tail))
         parts, restored = (folder, self.core, self.aggregator, self.store), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_an_attack_of_one_s_own(tmp_path: Path) -> None:
     (tmp_path / "own_attack.py").write_text(
         "def attack(delta, client, trip, rng):\n    delta[:] = client + trip\n"
         "def fails(delta, client, trip, rng):\n    raise ValueError('no')\n"
-        "def both(delta, client, trip, rng):\n    delta[:] = 2\n    return delta\n"
+        "def both(delta, client, trip, rng):\n    delta[:] = 2\n    return float(delta[0])\n"
         "def returns(delta, client, trip, rng):\n    return -delta\n"
         "number = 7\n"
     )
@@ -93,8 +94,12 @@ def test_an_attack_of_one_s_own(tmp_path: Path) -> None:
         changed(Attackers(share=0.9, kind="own_attack:fails"), 4, tmp_path)
     both = Attackers(share=0.9, kind="own_attack:both")
     np.testing.assert_allclose(changed(both, 4, tmp_path), np.full(400, 2.0))
-    with pytest.raises(TrainingError, match=r"must change delta in place and return None \(got ndarray\)"):
+    with pytest.raises(TrainingError, match="must change delta in place, but returned another array"):
         changed(Attackers(share=0.9, kind="own_attack:returns"), 4, tmp_path)
+    for name, allowed in (("fails", False), ("returns", False), ("both", True), ("attack", True)):
+        attack = Attack(Attackers(share=0.9, kind=f"own_attack:{name}"), 10, 1, DIGITS, [tmp_path])
+        with nullcontext() if allowed else pytest.raises(ConfigError, match=f"kind: 'own_attack:{name}'"):
+            attack.try_own(400)
     with pytest.raises(ConfigError, match=r"'own_attack:number' must be a function \(got int\)"):
         changed(Attackers(share=0.9, kind="own_attack:number"), 4, tmp_path)
 

@@ -324,12 +324,13 @@ def test_a_report_replaces_no_file_but_a_page(
 ) -> None:
     """`edgefl report runs/a --out runs/a/record.sqlite` would lose the run."""
     stand_in(monkeypatch, "edgefl.results.report", write_report=lambda _, out: out)
-    (here / "old" / name).write_text("")
+    (here / "old" / name).write_text("SQLite")
     assert edgefl.refuses(2, "report", "old", "--out", f"old/{name}") == (
-        f"--out old/{name}: the file exists and is not a page (.html); name another file"
+        f"--out old/{name}: the file exists and is not an HTML page; name another file"
     )
-    (here / "old" / "second.html").write_text("")
-    for new in ("old/second.html", "page"):
+    (here / "old" / "second.html").write_text("<!DOCTYPE html>\n")
+    (here / "empty").touch()
+    for new in ("old/second.html", "page", "empty", "/dev/null"):
         assert edgefl.shows("report", "old", "--out", new) == f"{new}\n"
 
 

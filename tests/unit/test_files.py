@@ -51,7 +51,8 @@ def test_an_open_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
         log.write("before ")
         log.flush()
         files.write_text(Path(f"/proc/self/fd/{log.fileno()}"), "after")
-    assert (tmp_path / "log").read_text() == "before after"
+        log.write(" and on")
+    assert (tmp_path / "log").read_text() == "before after and on"
 
 
 def test_a_longer_file_is_refused(tmp_path: Path) -> None:

@@ -128,25 +128,33 @@ def test_the_journal_alone_makes_the_same_core(tmp_path: Path) -> None:
 
 
 def test_the_model_is_the_sum_of_what_is_on_record(tmp_path: Path) -> None:
-    """The record's weights on the clients' updates, in float64, give the model."""
+    """The record's weights on the clients' updates, in float64, give the model, whose last element is a
+    running statistic: the average of the clients' own, and not of their changes."""
     world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(versions=12))
     updates: dict[int, Any] = {}
+    bases: dict[int, int] = {}
     real = world.engine.handle
 
     def keep(happening: TimelineEvent) -> None:
         if isinstance(happening, Delivery):
-            slot = world.aggregator.leases[happening.result.task].slot
-            updates[happening.result.task] = world.buffer.slot(slot).astype(np.float64)
+            lease = world.aggregator.leases[happening.result.task]
+            updates[happening.result.task] = world.buffer.slot(lease.slot).astype(np.float64)
+            bases[happening.result.task] = lease.version
         real(happening)
 
     world.engine.handle = keep  # type: ignore[method-assign]
-    model = world.buffer.model(0).astype(np.float64)
+    models = [world.buffer.model(0).astype(np.float64)]
     world.join().finish()
     world.close()
     with Record(tmp_path) as record:
         for _, tasks, weights in record.sums():
-            model += sum(weight * updates[int(task)] for task, weight in zip(tasks, weights, strict=True))
-    np.testing.assert_allclose(np.frombuffer(world.model(), np.float32), model, rtol=1e-4, atol=1e-6)
+            named = list(map(int, tasks))
+            model = models[-1] + weights @ np.array([updates[task] for task in named])
+            own = np.array([models[bases[task]][-1] + updates[task][-1] for task in named])
+            shares = weights / max(1.0, weights.sum())
+            model[-1] = (1.0 - shares.sum()) * models[-1][-1] + shares @ own
+            models.append(model)
+    np.testing.assert_allclose(np.frombuffer(world.model(), np.float32), models[-1], rtol=1e-4, atol=1e-6)
 
 
 def test_bad_updates_are_incidents_and_never_reach_the_model(tmp_path: Path) -> None:
@@ -273,6 +281,7 @@ def test_an_interrupted_run_carries_on(tmp_path: Path, name: str, moment: str, c
         (lambda last: {"model": last.model[1:]}, "does not belong to its record"),
         (lambda last: {"bases": dict.fromkeys(range(4), last.model)}, "holds 5 versions; a ring of 4 has no"),
         (lambda last: {"held": {}}, "lacks the update of task"),
+        (lambda last: {"statistics": {}}, "lacks the running statistics that updates started from"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
