@@ -372,7 +372,7 @@ class _SessionReport:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _add(self, session: pytest.Session, written: Written) -> None:
-        """Add lines to be shown in the terminal; the session fails if something could not be written."""
+        """Add lines to the terminal summary; the session fails if a file could not be written."""
         self._notes += written.lines
         if not (written.complete or session.exitstatus):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

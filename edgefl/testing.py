@@ -59,7 +59,7 @@ class MemoryRun:
     sums: list[tuple[core_events.Sum, tuple[Update, ...]]] = field(default_factory=list)
     """Each ``Sum`` action that created a version, with the updates in it."""
     history: list[tuple[core_events.Event, list[core_events.Action]]] = field(default_factory=list)
-    """Each event and the actions with which the core responded, in order of time."""
+    """Each event and the actions with which the core responded, in chronological order."""
     fates: dict[int, str] = field(default_factory=dict)
     """Fate of each task, as given by the task's ``Release`` action, keyed by task."""
     owners: dict[int, int] = field(default_factory=dict)

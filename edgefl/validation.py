@@ -252,8 +252,11 @@ def _figure(bound: float) -> str:
 
 
 def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str]) -> Fault:
-    """Return the fault for an unknown key. Its hint is a key of the same name in another table, a key that
-    consists of the initials of the name, or a similar key."""
+    """Return the fault for an unknown key.
+
+    The hint suggests a key with the same name in another table, a key that consists of the unknown key's
+    initials (``lr`` for ``learning_rate``), or a key with a similar spelling.
+    """
     key = join(table, name)
     here = [join(table, field) for field in fields]
     initials = join(table, "".join(word[:1] for word in name.split("_")))

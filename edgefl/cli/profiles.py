@@ -55,7 +55,7 @@ class Search(NamedTuple):
         )
 
     def place(self, device: Device) -> tuple[float, str]:
-        """Return the sort key of a device; devices for which its value is unknown come last."""
+        """Return a device's sort key. Devices whose value is unknown come last."""
         from edgefl.devices.time_model import FEMNIST_STEP
 
         model = device.time_model() if self.sort == "step" else None

@@ -81,9 +81,9 @@ def sweep(
     if len(choices) < len(grid or ()):
         raise ConfigError("--grid: give each key once, with all its values")
     if seeds is not None and fleets is not None:
-        raise ConfigError("--seeds and --fleets: give one of them; each fleet has its own seed")
+        raise ConfigError("--seeds and --fleets: give only one of them; each fleet has its own seed")
     if jobs > 1 and ray is not None:
-        raise ConfigError("--jobs and --ray: give one of them; each run uses the whole cluster")
+        raise ConfigError("--jobs and --ray: give only one of them; each run uses the whole cluster")
     numbers = seeds_of(seeds or "1..3") if fleets is None else [*range(1, fleets + 1)]
     experiment = read_experiment(file, set_, None, clock, None, on_nodes=ray is not None)
     base, folder = file.parent.absolute(), out or Path("runs") / f"{experiment.name}-sweep"
@@ -195,7 +195,7 @@ def export(
     Tables: evaluations, trips, versions, weights, clients, incidents.
     """
     if csv + parquet + (track is not None) > 1:
-        raise ConfigError("--csv, --parquet and --track: give one of them")
+        raise ConfigError("--csv, --parquet and --track: give only one of them")
     if track is not None:
         if out is not None:
             raise ConfigError("--out: has no effect with --track; leave it out")

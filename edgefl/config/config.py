@@ -93,7 +93,7 @@ def _changed(
     option_text = {keys: text for text, (keys, _) in zip(texts, pairs, strict=True)}
     for keys, value in pairs:
         if (other := ONE_OF.get(keys)) in option_text:
-            raise ConfigError(f"{option_text[keys]} and {option_text[other]}: give one of them")
+            raise ConfigError(f"{option_text[keys]} and {option_text[other]}: give only one of them")
         if keys == ("strategy", "name"):
             _drop_foreign(tables, value, base, f"{option_text[keys]}: ", source)
     for keys, value in pairs:

@@ -293,8 +293,8 @@ class Core(Ledger):
             )
         if event.zero if self.privacy is None else bad:
             raise RunError(
-                "Summed must list invalid updates in zero in a private run, and in bad in other runs, "
-                f"got bad {event.bad}, zero {event.zero}"
+                "Summed must list invalid updates in its field 'zero' in a private run, and in its field "
+                f"'bad' in other runs (got bad={event.bad}, zero={event.zero})"
             )
         self._failed_in_a_row += sum(task not in self._zero for task in event.zero)
         self._zero.update(dict.fromkeys(event.zero, BAD))

@@ -83,7 +83,7 @@ class Blame:
         self._deaths: dict[int, int] = {}
 
     def worker_died(self, task: int) -> bool:
-        """Count the death of a worker that was computing the task; return True if the task is to blame."""
+        """Count the death of a worker that was performing the task; return True if the task is to blame."""
         self._deaths[task] = self._deaths.get(task, 0) + 1
         return self._deaths[task] >= self.MOST_DEATHS
 

@@ -105,7 +105,7 @@ class CoreTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Properties of a core type that need no measurement (``lineage.toml``)."""
+    """Properties of a core type that need not be measured (``lineage.toml``)."""
 
     names: tuple[str, ...] = ()
     like: tuple[str, ...] = ()

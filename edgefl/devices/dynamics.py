@@ -48,7 +48,7 @@ class _ClientState:
         self.now = model.initial(charge)  # during a trip, this is the condition at the start of the trip
         self.plan: TripPlan | None = None
         self.here, self.not_before_s = False, 0.0
-        self.forced = NEVER  # the change that ends the trip even if on_leave = "finish"
+        self.forced = NEVER  # the client's next change that ends the trip even if on_leave = "finish"
         self.rest(0.0)
 
     def begin(self, at_s: float) -> Condition:

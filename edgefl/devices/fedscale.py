@@ -150,7 +150,7 @@ def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> Impo
         if merged:
             usable[client] = {"intervals_s": merged, "period_s": one.finish_time}
     if not usable:
-        raise ProfileError(f"{path}: no client is ever active; allowed: at least one")
+        raise ProfileError(f"{path}: no client is ever active; at least one must be")
     picked = _spread(sorted(usable, key=lambda client: (len(client), client)), most)
     text = json.dumps([usable[client] for client in picked])
     note = f"{len(picked)} of {len(clients)} clients; {len(clients) - len(usable)} never active"

@@ -77,7 +77,7 @@ def read_webpagetest(path: Path, options: ImportOptions) -> ImportResult:
             title, mbps = keys.get("label") or name, (one.bwin / 1e6, one.bwout / 1e6)
             found.append((name, _network(title, mbps, one.latency, one.plr, source)[1]))
     if not found:
-        raise ProfileError(f"{path}: got no section with bwIn, bwOut and latency; allowed: at least one")
+        raise ProfileError(f"{path}: got no section with bwIn, bwOut and latency; at least one is required")
     return _networks(path, found, options)
 
 

@@ -80,7 +80,7 @@ oscillate."""
 
 
 class About(NamedTuple):
-    """Properties of a phone that need no measurement. A property is empty or None if it is unknown."""
+    """Properties of a phone that need not be measured. A property is empty or None if it is unknown."""
 
     core: str = ""
     ghz: float | None = None
@@ -126,7 +126,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     units: dict[str, Unit]
 
     def about(self, unit: str = "") -> About:
-        """Return the properties of a unit of this model that need no measurement."""
+        """Return the properties of a phone of this model that need not be measured."""
         return About(self.core, self.mhz and self.mhz / 1e3, self.ram_gib, self.model, unit)
 
 
@@ -146,7 +146,8 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Prediction errors that all phones share on a network; similar networks have similar errors."""
 
     length: Positive
-    """Length scale: the errors of networks at a distance d have the correlation exp(−d² / (2 · length²))."""
+    """Length scale: the errors of two networks a distance d apart have the correlation
+    exp(−d² / (2 · length²))."""
     points: tuple[tuple[float, ...], ...]
     """For each network, the square roots of the shares of its time on a typical phone, as in `shares`."""
     errors: tuple[float, ...]
@@ -182,7 +183,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def units(self) -> list[tuple[About, Unit]]:
-        """All measured units, each with the properties that need no measurement."""
+        """All measured units, each with its properties that need not be measured."""
         return [(phone.about(name), unit) for phone in self.phones for name, unit in phone.units.items()]
 
     def work(self, layers: Sequence[Layer]) -> StepWork:
@@ -285,8 +286,8 @@ def speeds(costs: Array) -> Array:
 
 
 SHAPE_PRIOR: Final = 1.0
-"""Weight of the mean of all phones in the estimate of the proportions of a phone's costs, expressed as a
-number of phones with the same core."""
+"""When the proportions of a phone's costs are estimated, the mean over all phones counts as much as this many
+phones with the same core."""
 
 
 def shape_likeness(one: About, other: About) -> float:

@@ -41,14 +41,17 @@ OF_UNLIKE: Final = 1.5
 
 
 class Scaled(NamedTuple):
-    """A scaled runtime of an unmeasured device, and its source."""
+    """A runtime's time model for an unmeasured device, scaled from a measured device, and a text for the
+    profile's ``sources`` that says how it was derived."""
 
     model: TimeModel
     source: str
 
 
 def scaled_file(name: str, like: str | None = None, runtime: str = "torch", new_id: str | None = None) -> str:
-    """Return the text of a device's profile with a scaled runtime; everything else is unchanged.
+    """Return the text of a device's profile with the runtime ``runtime`` scaled from a measured device.
+
+    Everything else is unchanged.
 
     ``name`` is the name of a profile or the path of a file. ``like`` is the measured device, by default the
     one with the most similar cores. ``new_id`` replaces the profile's id. Raises `ConfigError` if no device
@@ -113,7 +116,7 @@ def _or_rewritten(text: str, tables: dict[str, Any]) -> str:
 
 
 def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
-    """Set a runtime and its source in the profile ``text``; everything else is unchanged.
+    """Set a runtime, and the source of its numbers, in the profile ``text``; everything else is unchanged.
 
     If the profile has had a single runtime so far, that runtime becomes the default.
     """

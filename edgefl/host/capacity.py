@@ -310,7 +310,7 @@ class ThrottleMeter:
         self._before = self._throttled_s()
 
     def share(self) -> float | None:
-        """Return the share of wall time in which a quota was used up and kept a core idle.
+        """Return the share of wall time during which a quota was used up and kept a core idle.
 
         Return None if the system does not report it.
         """
@@ -367,7 +367,7 @@ def _own_cpu_s() -> float:
 
 
 def _busy_s(times: Any) -> float:
-    """Return the CPU seconds in which the host's cores were neither idle nor stolen.
+    """Return the CPU seconds during which the host's cores were neither idle nor stolen.
 
     Guest time is not added, because it is already part of user time.
     """

@@ -185,7 +185,10 @@ class Governor:
             self._queue.add(held, request.at_ns)
 
     def run_due(self, now_ns: int) -> int | None:
-        """Run the throttles that are due; return when the next one is due. Raises `RunError` if one fails."""
+        """Run the throttles that are due; return the time of the next turn, or None if there is none.
+
+        Raises `RunError` if a throttle fails.
+        """
         due_ns = self._queue.run_due(now_ns)
         for why in self._queue.trouble.values():
             raise RunError(f"a phone can no longer be limited to its CPU share: {why}")

@@ -43,7 +43,7 @@ _MIB = 1 << 20
 FEMNIST_BATCH = 10
 FEMNIST_FLOP = 6 * FEMNIST_BATCH * (28 * 28 * 32 * 25 + 14 * 14 * 64 * 800 + 3136 * 2048 + 2048 * 62)
 """Floating-point operations of a forward and a backward pass of FLASH's FEMNIST CNN on one batch. The
-backward pass counts as two forward passes. The ``train`` rates of devices were measured for this work
+backward pass counts as two forward passes. The devices' ``train`` rates were measured on this workload
 (docs/profiles.md)."""
 
 

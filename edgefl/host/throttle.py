@@ -127,7 +127,10 @@ class ThrottleTarget(Protocol):
         """Return the CPU time used so far, in ns. Raises ProcessLookupError once the process has ended."""
 
     def wanting_ns(self, now_ns: int) -> int:
-        """Return ``now_ns`` minus the time in which the process is known not to have wanted a core."""
+        """Return ``now_ns`` minus the time during which the process is known to have been idle.
+
+        An idle process neither runs nor waits for a core.
+        """
 
     def sleeps(self) -> bool:
         """Return True if the process is waiting for something other than a core."""
@@ -329,7 +332,7 @@ class Quota:
         self._correction, self._corrects_ns = 0.0, account.at_ns
 
     def turn(self, now_ns: int) -> int:
-        """Count the runnable threads and correct the quota; return when the next turn is due.
+        """Count the runnable threads and correct the quota; return the time of the next turn.
 
         Raises ProcessLookupError once the process has ended.
         """
@@ -411,7 +414,7 @@ class TurnQueue:
         self.trouble.pop(throttled, None)
 
     def run_due(self, now_ns: int) -> int | None:
-        """Run all turns that are due; return when the next one is due."""
+        """Run all turns that are due; return the time of the next one, or None if there is none."""
         while self._heap:
             at_ns, number, throttled = self._heap[0]
             current = self._entry.get(throttled) == number

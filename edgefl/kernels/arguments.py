@@ -169,7 +169,7 @@ class SumArguments(NamedTuple):
                 array, blocks = update(f"updates[{k}]", item, size, scale)
             for name, other in (("updates", array), ("scales", blocks)):
                 if other is not None and np.may_share_memory(checked_out, other):
-                    raise ValueError(f"{name}[{k}] must not overlap out")
+                    raise ValueError(f"{name}[{k}] must not overlap the output array (out)")
             pairs.append((array, blocks))
         sums = None if self.checksums is None else checksum_array(self.checksums, len(vectors))
         arrays, blocks_of = [a for a, _ in pairs], [s for _, s in pairs]

@@ -35,7 +35,7 @@ def _accepted(value: T | None) -> T:
 
 def weighted_sum(given: SumArguments, threads: int) -> Doubles:
     norms = _sum(given, threads) if isinstance(given.updates, _SIZED) else None
-    # None means that an argument is wrong, or must first be converted, as a memoryview of format "<f".
+    # None means that an argument is invalid or must first be converted (such as a memoryview of format "<f").
     return _accepted(_sum(given.checked(), threads)) if norms is None else norms
 
 

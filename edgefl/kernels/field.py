@@ -52,7 +52,7 @@ class FieldSumArguments(NamedTuple):
         checked = [words(f"vectors[{k}]", vector, out.size) for k, vector in enumerate(vectors)]
         for k, (vector, weight) in enumerate(zip(checked, weights, strict=True)):
             if np.may_share_memory(out, vector):
-                raise ValueError(f"vectors[{k}] must not overlap out")
+                raise ValueError(f"vectors[{k}] must not overlap the output array (out)")
             if not 0 <= weight < PRIME or weight != int(weight):
                 raise ValueError(f"weights[{k}] must be an integer from 0 to {PRIME - 1} (got {weight!r})")
         return FieldSumArguments(out, checked, [int(weight) for weight in weights])
@@ -80,7 +80,7 @@ class CodeArguments(NamedTuple):
         in_place = encodes and mask.ctypes.data == coded.ctypes.data
         for name, array in (("update", plain), ("words", coded), ("mask", mask)):
             if array is not out and np.may_share_memory(array, out) and not (name == "mask" and in_place):
-                raise ValueError(f"{name} must not overlap out")
+                raise ValueError(f"{name} must not overlap the output array (out)")
         numbers = {"factor": self.factor} | ({"clip": self.clip} if self.clip is not None else {})
         rounded = {name: float(np.float32(value)) for name, value in numbers.items()}
         for name, value in rounded.items():

@@ -47,7 +47,10 @@ class _Pool:
     def sum(
         self, listed: NDArray[np.int64], weights: Doubles, size: int, partial: Doubles, threads: int
     ) -> None:
-        """Compute `numba_sums.sum_tiles` for all elements, only in this thread if the others are busy."""
+        """Compute `numba_sums.sum_tiles` for all elements.
+
+        If another call is using the pool's threads, compute it only in this thread.
+        """
         if threads < 2 or self._free.locked():
             numba_sums.sum_tiles(listed, weights, 0, size, partial)
             return
@@ -56,7 +59,10 @@ class _Pool:
             numba_sums.share_sum(self._job, listed, weights, size, partial, helpers)
 
     def run(self, work: Callable[[], None], threads: int) -> None:
-        """Call ``work`` in this thread and ``threads`` − 1 others; only in this thread if others are busy."""
+        """Call ``work`` in this thread and in ``threads`` − 1 others.
+
+        If another call is using the pool's threads, call ``work`` only in this thread.
+        """
         if threads < 2 or self._free.locked():
             work()
             return

@@ -161,7 +161,10 @@ class _Pass:
         return made
 
     def _scale_block(self, first: Value, _: Sequence[Value]) -> list[Value]:
-        """Add one scale block of int8 updates. Its norm is scale² · Σ q², with an inner sum of integers."""
+        """Add one scale block of int8 updates.
+
+        Its squared norm is scale² · Σ q², where Σ q² is computed in integers.
+        """
         builder = self._builder
         number = builder.sdiv(first, _int(SCALE_BLOCK))
         factors = [self._read(scale, builder.mul(number, _int(4)), _FLOAT) for scale in self._scales]

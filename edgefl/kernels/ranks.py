@@ -49,7 +49,7 @@ class RankArguments(NamedTuple):
             pairs.append(arguments.update(f"updates[{k}]", vector, size, scale))
             size = pairs[0][0].size
             if out is not None and np.may_share_memory(out, pairs[-1][0]):
-                raise ValueError(f"updates[{k}] must not overlap out")
+                raise ValueError(f"updates[{k}] must not overlap the output array (out)")
         if not 0 <= 2 * self.trim < len(vectors):
             most = (len(vectors) - 1) // 2
             raise ValueError(f"trim must be from 0 to {most} for {len(vectors)} updates (got {self.trim})")

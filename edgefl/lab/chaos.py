@@ -42,17 +42,21 @@ PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 KEEPERS = {"supervisor", "zygote", "server"}
 """Kinds of processes of which any single one can be killed without losing an update, under either clock."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
-EARLY_SHARE, EARLY_S = 0.25, 2.0
-"""Share of early kills, which do not wait until the run has recovered from the previous kill, and the
-smallest mean time in seconds until an early kill while the run starts or replaces a process of `KEEPERS`."""
+EARLY_SHARE = 0.25
+"""Share of kills that are early: they do not wait until the run has recovered from the previous kill."""
+EARLY_S = 2.0
+"""Lower limit, in seconds, on the mean delay before an early kill while the run is starting or is replacing a
+process of `KEEPERS`."""
 MOST_SERVERS = 2
 """Maximum number of servers and zygotes (processes that fork the clients) that are killed without a new
 version in between. One more kill would end the run, which could then be resumed from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
 """Kinds of processes whose death ends the command after a last checkpoint has been written."""
-COMMITTED_S, DELIVERED_S = 0.15, 1.0
-"""Seconds after a kill in which versions made before the kill may still be recorded, and seconds after the
-kill of a zygote in which the server may still process messages from the clients of that zygote."""
+COMMITTED_S = 0.15
+"""Seconds after a kill during which versions made before the kill may still be recorded."""
+DELIVERED_S = 1.0
+"""Seconds after the kill of a zygote during which the server may still process messages from the clients of
+that zygote."""
 PATIENCE_S = 120.0
 """Maximum number of seconds for which a command may run without recording a new version."""
 GONE_S = 20.0

@@ -73,9 +73,10 @@ def judged(
 def exceeded(
     claim: str, source: str, paper: str, times: Sequence[float], at: str, quantity: Ratio, note: str
 ) -> Finding:
-    """Judge a bound that the runs exceed by the factors ``times``, one per seed.
+    """Judge a bound that the runs exceed; ``times`` is measured ÷ bound, one value per seed.
 
-    The verdict is "not reproduced" only if ``quantity`` is as predicted; otherwise the runs prove nothing.
+    ``quantity`` compares the runs themselves with their prediction. If it does not agree, the runs prove
+    nothing, and the verdict is "out of reach".
     """
     ours = f"{min(times):.1f} times the bound at {at}; measured ÷ predicted: {quantity}"
     if not quantity.agrees:

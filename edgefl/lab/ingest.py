@@ -49,8 +49,8 @@ CLIENTS = 8
 UPDATES = 5
 """Number of updates per sum, which is the buffer size b of FedStaleWeight."""
 STAGES = ("receive", "check", "decide", "sum", "publish", "send", "record", "report", "wait")
-"""Stages into which the server divides its time. ``check`` is all time outside the other stages: parsing and
-validating messages, and leasing slots. ``send`` is the time to send the reply, which is the next task."""
+"""Stages into which the server's time is broken down. ``check`` is all time outside the other stages: parsing
+and validating messages, and leasing slots. ``send`` is the time to send the reply, which is the next task."""
 SHOWN = {"receive": "recv", "check": "chk", "sum": "sum", "publish": "pub", "send": "rep"}
 """The stages that the table shows, and their abbreviations for narrow terminals."""
 SHORT = {"of bare ZeroMQ": "sock", "of memory's limit": "mem", "of its passes": "pass", "trip, µs": "trip"}

@@ -90,7 +90,7 @@ def _judged(row: PhoneRow, basis: str, model: TimeModel, work: StepWork) -> dict
 
 
 def groups(judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Summarise the errors of the predictions for each basis."""
+    """Summarise the prediction errors, grouped by the basis of the prediction."""
     return [
         {"basis": basis, **_errors([row for row in judged if row["basis"] == basis])}
         for basis in dict.fromkeys(row["basis"] for row in judged)

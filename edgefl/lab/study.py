@@ -125,11 +125,11 @@ class Curves:
         return [float(figure(rows)) if rows else math.nan for rows in runs]
 
     def hashes(self, label: str) -> list[str]:
-        """Return, for each run of the arm, the hash of its last model."""
+        """Return, for each run of the arm, the hash of its final model."""
         return [record.meta.model_sha256 for record in self.records[label]]
 
     def twin(self, label: str) -> str:
-        """Return the first other arm that has the same last model as the arm ``label`` for every seed.
+        """Return the first arm, other than ``label``, that has the final model of ``label`` for every seed.
 
         Returns "" if there is no such arm.
         """

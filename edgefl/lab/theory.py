@@ -247,7 +247,7 @@ class Short(NamedTuple):
     """
 
     most: list[float]
-    """Upper bound on the ratio, which follows from the weight c·φ per version; at most 1."""
+    """Upper bound on the slow clients' ratio, derived from the weight c·φ per version and capped at 1."""
     running: list[float]
     credit: list[float]
     owed: list[float]

@@ -299,7 +299,5 @@ def _finite(values: NDArray[Any], name: str, part: str) -> NDArray[np.float32]:
         floats: NDArray[np.float32] = values.astype(np.float32, copy=False)
         finite = np.isfinite(floats.sum(dtype=np.float64))  # unlike isfinite(floats), this allocates no array
     if not finite:
-        raise ConfigError(
-            f"data.name: {name!r}: {part} must be finite float32 numbers (got NaN or an infinite one)"
-        )
+        raise ConfigError(f"data.name: {name!r}: {part} must be finite float32 numbers (got NaN or infinity)")
     return floats

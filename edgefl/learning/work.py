@@ -315,7 +315,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def updated_parameters(self) -> int:
-        """Number of parameters that were updated so far, counted as elements of tensors that require a
+        """Number of parameters that have been updated so far, counted as elements of tensors that require a
         gradient."""
         return sum(self._updated.values())
 

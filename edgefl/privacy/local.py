@@ -50,7 +50,7 @@ class LocalNoise:
         """
         if trip >= self.most_trips:
             allowed = f"{self.most_trips} trips are allowed"
-            raise TrainingError(f"privacy.max_participations: {allowed}, but the client started another one")
+            raise TrainingError(f"privacy.max_participations: {allowed}, but the client started another trip")
         delta = trained - base
         sent = self.source.normal(delta.size, "local-privacy", client, trip)
         sent *= np.float32(self.noise_multiplier * self.clip_norm)

@@ -152,8 +152,8 @@ class KeptPhone:
     def _times(self) -> tuple[int, ...]:
         """Return five totals for this phone so far, in ns.
 
-        They are the wall time, the CPU time, the time in which the phone wanted a core, the CPU time that its
-        cores in use allowed during that time, and the CPU time that was not counted.
+        They are the wall time, the CPU time, the time during which the phone ran or waited for a core, the
+        CPU time that its cores in use allowed during that time, and the CPU time that was not counted.
         """
         if self.tree is None or self._account is None:
             return self._before

@@ -108,7 +108,7 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     """Time since the start of the command, excluding absences."""
     cpu_s: float
     wanting_s: float
-    """Part of ``wall_s`` in which the phone ran or waited for a core."""
+    """Part of ``wall_s`` during which the phone ran or waited for a core."""
     declared_cpu_s: float
     """CPU time that the cores in use allowed during ``wanting_s``."""
     rss_mib: float

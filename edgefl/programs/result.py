@@ -48,11 +48,13 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     """Run time, excluding absences."""
     cpu_s: float
     wanting_s: float
-    """Part of ``wall_s`` in which the phone ran or waited for a core."""
+    """Part of ``wall_s`` during which the phone ran or waited for a core."""
     declared_share: float
-    """Declared CPU seconds of this host per second in which the phone wanted a core."""
+    """CPU seconds on this host that the phone's profile allows per second during which the phone ran or
+    waited for a core."""
     achieved_share: float | None
-    """CPU seconds per second in which the phone wanted a core; None if no CPU time was measured."""
+    """CPU seconds that the phone used per second during which it ran or waited for a core; None if no CPU
+    time was measured."""
     limit_mib: float | None
     peak_mib: float
     stops: int

@@ -152,10 +152,10 @@ class ProcessTree:
         return self._used_ns
 
     def wanting_ns(self, now_ns: int) -> int:
-        """Return ``now_ns`` minus the time in which no process wanted a core.
+        """Return ``now_ns`` minus the time during which all processes were idle.
 
-        In that time, all processes slept, and none was stopped, running or waiting for a core. Threads that
-        run at the same time are treated as one thread that wants all of their CPU time.
+        During that time, all processes slept, and none was stopped, running or waiting for a core. Threads
+        that run at the same time are treated as one thread that uses all of their CPU time.
         """
         last_ns, used_before_ns, halted_before_ns = self._seen
         if now_ns > last_ns:
@@ -173,7 +173,7 @@ class ProcessTree:
 
         The processes used the CPU for ``used_ns`` of the interval; in the rest they slept or waited for a
         core. The kernel reports such a wait only when it is over. So if a process is awake at the end of the
-        interval, the rest remains undecided until every thread that wants a core has run again.
+        interval, the rest remains undecided until every thread that is ready to run has run again.
         """
         left_ns = max(0, ran_ns - used_ns)
         if left_ns <= CERTAIN * ran_ns and not self._unsure_ns:
@@ -200,7 +200,7 @@ class ProcessTree:
         return waited_ns
 
     def _waits(self) -> bool:
-        """Return True if a thread wants a core and has not run since the last call of `_waited_since_ns`."""
+        """Return True if a thread is ready to run but has not run since `_waited_since_ns` was called."""
         return any(process_stat(thread)[:1] == ["R"] for thread in self._unchanged)
 
     def sleeps(self) -> bool:
@@ -227,7 +227,7 @@ class ProcessTree:
         self._each(Target.resume)
 
     def skip(self, nanoseconds: int) -> None:
-        """Treat ``nanoseconds`` as time in which no process wanted a core."""
+        """Treat ``nanoseconds`` as time during which all processes were idle."""
         self._slept_ns += nanoseconds
 
     def kill(self) -> None:

@@ -199,7 +199,7 @@ class PhonesTable(PhonesView):
 
 
 def make_view(phones: int, quiet: bool) -> PhonesView:
-    """Return the view for this terminal, on stderr; there is no table for a single phone."""
+    """Return the view that suits the terminal on stderr; a single phone is shown without a table."""
     if not can_redraw() or phones <= 1 or quiet:
         return PhonesView(quiet)
     return PhonesTable(Console(file=waiting_text(sys.stderr), highlight=False))

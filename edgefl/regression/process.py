@@ -86,7 +86,7 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     """Class of code to which the function's code outside torch belongs, such as interpreted Python."""
     shots: ShotSizes | None
     """The reference and the shot sizes of the baseline. If None, the most similar reference is chosen, and
-    its shots take as long as the function's."""
+    its shots are sized to take about as long as the function's shots, up to a maximum."""
     limit_s: float
     """Maximum wall-clock time of each process that runs the function, in seconds."""
 
@@ -120,8 +120,8 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     rest: float
     """Share of the CPU time that is spent outside torch; 1 if the device has no time model."""
     rest_s: float
-    """Time in seconds that a unit of the program that represents the code outside torch takes on the device;
-    0 if the reference represents this code."""
+    """Time in seconds that a unit of the stand-in program (`repetition.RestWork`) takes on the device; 0 if
+    there is no such program."""
     pace: float
     """Seconds on the device per CPU second of this host; measured once, and used to pace calls."""
     error_factor: float | None
@@ -142,10 +142,10 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     reference_cpu_s: list[float]
     """CPU time of each shot of the reference; these are before, between and after the function's shots."""
     rest_cpu_s: list[float]
-    """CPU time of each unit of the program that represents the code outside torch; empty if the reference
-    represents this code."""
+    """CPU time of each unit of the stand-in program (`repetition.RestWork`); empty if there is no such
+    program."""
     blocked_s: float
-    """Time in which the first call neither computed nor waited for a core or the link."""
+    """Time during which the first call neither computed nor waited for a core or the link."""
     peak_mib: float
     """Peak growth of memory in the first call, in MiB."""
     sent_bytes: int

@@ -69,8 +69,8 @@ TIMED_S, WAITING_S = 0.12, 0.3
 exceed them."""
 MOST_PAIRS = 60
 REST_S = 0.06
-"""Approximate CPU time in seconds, per repetition, of the program that represents the code outside torch; a
-single unit of this program may exceed it."""
+"""Approximate CPU time in seconds, per repetition, of the stand-in program (`RestWork`); a single unit of
+this program may exceed it."""
 MOST_SHARES = 9
 """Maximum number of runs from which the share of CPU time outside torch is determined."""
 
@@ -191,8 +191,8 @@ def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int
 def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float) -> float:
     """Return the share of a run's ``cpu_s`` that is spent outside torch; 1 if the device has no time model.
 
-    The overhead of torch calls outside the functions themselves, such as in a module's ``__call__``, is part
-    of torch's work. The overhead per call is assumed to be the same as in the small reference.
+    The overhead around the calls of torch functions, such as in a module's ``__call__``, counts as torch's
+    work. The overhead per call is assumed to be the same as in the reference ``train-small``.
     """
     if call.device.time_model() is None:
         return 1.0
@@ -206,8 +206,10 @@ def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float
 
 
 class RestWork(NamedTuple):
-    """A program that represents the code outside torch: ``run`` executes a unit, which takes ``device_s``
-    seconds on the device."""
+    """The stand-in program for the function's code outside torch.
+
+    ``run`` executes a unit of it, which takes ``device_s`` seconds on the device.
+    """
 
     run: Callable[[], Any]
     device_s: float
@@ -218,9 +220,9 @@ class RestWork(NamedTuple):
 
 
 def rest_work(call: DeviceCall, reference: ReferenceName) -> RestWork | None:
-    """Return the program for the class of code that the mark names.
+    """Return the stand-in program, which is of the class of code that the mark names.
 
-    Return None if the reference is of that class, or if the device has no time model.
+    Return None if the reference itself is of that class, or if the device has no time model.
     """
     if call.device.time_model() is None or (call.like, reference) == ("interpreter", "interpreted"):
         return None

@@ -104,10 +104,10 @@ class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
     cpu_ns: int
     """CPU time of the process and of the children that it has reaped."""
     blocked_ns: int
-    """Time in which the process neither computed nor waited for a core. It is set to 0 if the process reaped
-    children, because it is unknown whether the children slept or waited for a core."""
+    """Time during which the process neither computed nor waited for a core. It is set to 0 if the process
+    reaped children, because it is unknown whether the children slept or waited for a core."""
     waited_ns: int
-    """Time in which the process was runnable but had no core."""
+    """Time during which the process was runnable but had no core."""
 
     @property
     def cost_ns(self) -> int:

@@ -189,9 +189,9 @@ class Written(NamedTuple):
     """The outcome of writing files at the end of a session."""
 
     lines: list[str]
-    """Lines to be shown in the terminal."""
+    """Lines for the terminal summary."""
     complete: bool
-    """False if something could not be written."""
+    """False if a file could not be written."""
 
 
 def save_all(found: Iterable[ResultRow]) -> Written:

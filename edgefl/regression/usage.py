@@ -28,7 +28,7 @@ class ProcessUsage(NamedTuple):
     wall_ns: int
     cpu_ns: int
     runnable_ns: int
-    """Time in which the process was runnable but had no core; 0 if the system does not report it."""
+    """Time during which the process was runnable but had no core; 0 if the system does not report it."""
     gave_up: int
     """Number of times that the process gave up its core to wait."""
 

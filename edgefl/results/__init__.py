@@ -19,9 +19,9 @@ columns      a run's record as tables of columns for a notebook, a data frame or
 sweep        `Sweep`, which reads a finished sweep's folder
 trackers     functions that copy a run to TensorBoard, MLflow or Weights & Biases
 figure       learning curves for a paper
-targets      time to accuracy: the target, each run's cost until the target, and ratios of costs over seeds
+targets      time to accuracy: the target, each run's cost of reaching it, and ratios of costs over seeds
 fleets       the share of randomly drawn fleets in which one setting is ahead of another
-statistics   means and intervals over seeds, the cost until a curve reaches a target, and ratios of costs
+statistics   means and intervals over seeds, a curve's cost of reaching a target, and ratios of costs
 grouping     functions that load, group and label the runs of a comparison, and average them over seeds
 compare      the comparison of runs: metrics, tables, a folder and a page
 page         functions that build HTML pages: their parts, tables and glossary

@@ -157,7 +157,7 @@ def _single(columns: Columns) -> Table:
 
 
 def evaluations(record: Record) -> Table:
-    """Return the learning curve: one row per evaluation, in order of versions.
+    """Return the learning curve: one row per evaluation, ordered by version.
 
     ``at_s`` is the time at which the version was made, in emulated seconds, and ``trips`` is the number of
     client trips that had ended by then. The columns after ``accuracy`` and ``loss`` are the metrics of the
@@ -174,7 +174,7 @@ def evaluations(record: Record) -> Table:
 
 
 def trips(record: Record) -> Table:
-    """Return one row per client trip, in order of task ids.
+    """Return one row per client trip, ordered by task.
 
     The columns are the fields of `TripRow`, the device profile, and the metrics that the user's training
     function logged. Times are in emulated seconds, except ``cpu_s``. If the trip did not reach a phase, such

@@ -18,14 +18,18 @@ from edgefl.results.statistics import ratio_digits
 
 
 class Ahead(NamedTuple):
-    """The number of fleets in which a setting reached the target before the first setting did."""
+    """The number of fleets in which a setting reached the target before the first setting did.
+
+    The first setting is the one that all others are compared with.
+    """
 
     fleets: int
     ahead: int
     ties: int
     """Number of fleets in which both settings reached the target at the same time."""
     undecided: int
-    """Number of fleets in which neither run reached the target, or one ended too soon to decide the order."""
+    """Number of fleets in which neither run reached the target, or one ended too early to tell which was
+    ahead."""
     ratios: tuple[tuple[float, float], ...]
     """For each decided fleet, bounds on the ratio of this setting's emulated time to the first setting's.
 
@@ -130,7 +134,10 @@ def _range_text(low: float, high: float) -> str:
 
 
 def explained(first: str) -> str:
-    """Return the caption of a table with rows from `row`; ``first`` is the label of the first setting."""
+    """Return the caption of a table whose rows are made by `row`.
+
+    ``first`` is the label of the first row, which holds the setting that the others are compared with.
+    """
     return (
         f"Share of fleets in which a run reached the target before {first} did. Each fleet's compute times "
         "are drawn from the device profiles' 90% intervals; links, memory and heat are those of the profiles."

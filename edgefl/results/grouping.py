@@ -161,7 +161,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:
-    """Return one row per label, with the mean of each metric over the runs and the cost until the target."""
+    """Return one row per label, with the runs' mean of each metric and their cost of reaching the target."""
     rows: list[RunGroup] = []
     first: list[Record] = []
     for label, part in runs.items():

@@ -94,7 +94,7 @@ def profile_of(record: Record, clients: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def profile_of_trips(record: Record) -> NDArray[Any]:
-    """Return the profile of each trip, in order of tasks; "" for a client that is not in the record."""
+    """Return the profile of each trip, ordered by task; "" for a client that is not in the record."""
     return profile_of(record, record.trips["client"])
 
 

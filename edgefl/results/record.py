@@ -67,7 +67,7 @@ def read_events(db: sqlite3.Connection, until: int = 2**63 - 1) -> Iterator[tupl
 
 
 class Columns(dict[str, NDArray[Any]]):
-    """The columns of a table as arrays, keyed by name; the rows are in order of the table's primary key.
+    """The columns of a table as arrays, keyed by name; the rows are ordered by the table's primary key.
 
     For example, ``trips["compute_s"]`` is a float64 array. A column is read when it is first used. A missing
     value is NaN in a float column, −1 in an integer column, "" in a text column and 0 in a checksum column.
@@ -205,12 +205,12 @@ class Record:
 
     @cached_property
     def clients(self) -> list[ClientRow]:
-        """The fleet: one row per client, in order of client ids."""
+        """The fleet: one row per client, ordered by client id."""
         return self._rows(ClientRow, "clients ORDER BY client")
 
     @cached_property
     def fleet(self) -> Columns:
-        """The columns of `ClientRow`, in order of client ids; faster than `clients` for a large fleet."""
+        """The columns of `ClientRow`, ordered by client id; faster than `clients` for a large fleet."""
         return Columns(self, "clients")
 
     def kinds(self) -> list[tuple[str, str, int]]:
@@ -219,7 +219,7 @@ class Record:
 
     @cached_property
     def trips(self) -> Columns:
-        """The columns of `TripRow`, in order of tasks, and the column ``uses``.
+        """The columns of `TripRow` and the column ``uses``; the rows are ordered by task.
 
         ``uses`` is the number of versions that used the trip's update.
         """
@@ -237,12 +237,12 @@ class Record:
 
     @cached_property
     def versions(self) -> Columns:
-        """The columns of `VersionRow`, in order of versions."""
+        """The columns of `VersionRow`; the rows are ordered by version."""
         return Columns(self, "versions")
 
     @cached_property
     def evaluations(self) -> list[EvaluationRow]:
-        """The evaluations, in order of versions. An accuracy or loss that was not measured is NaN."""
+        """The evaluations, ordered by version. An accuracy or loss that was not measured is NaN."""
         return self._rows(EvaluationRow, "evaluations ORDER BY version")
 
     @cached_property
@@ -293,9 +293,10 @@ class Record:
             yield from read_events(self._db)
 
     def moves(self) -> Iterator[Joined | Left]:
-        """Yield the events of clients that join or leave, in order of time; other events are not decoded.
+        """Yield the events of clients that join or leave, in chronological order.
 
-        A death is treated as leaving if it disconnects a client that was connected or on its last trip.
+        Other events are not decoded. A death is treated as leaving if it disconnects a client that was
+        connected or on its last trip.
         """
         tags = (b"\xa6joined", b"\xa4left", b"\xa4died")
         statement = f"SELECT event FROM journal WHERE {' OR '.join(['instr(event, ?)'] * 3)} ORDER BY seq"

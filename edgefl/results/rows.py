@@ -99,7 +99,8 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peak_mib: float | None = None
     """Peak memory of the training, predicted from the trace of its step."""
     process_grew_mib: float | None = None
-    """Memory by which the client's process on this machine has grown so far; None under the virtual clock."""
+    """Largest growth so far of the memory of the client's process on this machine, in MiB; None under the
+    virtual clock."""
     checksum_sent: int | None = None
     checksum_seen: int | None = None
     """64-bit checksums of the update.

@@ -121,7 +121,7 @@ def spending(record: Record) -> Spending | None:
 
 
 def most_trips(record: Record) -> NDArray[np.int64]:
-    """Return, for each task in order of time, the largest number of tasks that any client has had so far."""
+    """Return, for each task in chronological order, the largest number of tasks per client so far."""
     trips = record.trips
     return np.maximum.accumulate(trips["trip"][np.argsort(trips["sent_s"], kind="stable")] + 1)
 

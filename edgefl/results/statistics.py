@@ -1,4 +1,4 @@
-"""Statistics of runs over seeds: estimates, p-values, and the cost until a learning curve reaches a target.
+"""Statistics of runs over seeds: estimates, p-values, and a learning curve's cost of reaching a target.
 
 Accuracies vary by whole percentage points between evaluations, so the evaluation that first reaches a target
 depends on chance and on the number of evaluations. Therefore, curves are sampled at equal periods, smoothed
@@ -22,7 +22,7 @@ from edgefl.results.rows import EvaluationRow
 WINDOW = 5
 """Each point of a smoothed curve is the mean of this many evaluations."""
 Over = Literal["trips", "at_s", "version"]
-"""Unit of a run's cost until an evaluation: client trips, emulated seconds, or versions."""
+"""Unit of a run's cost up to an evaluation: client trips, emulated seconds, or versions."""
 Points = NDArray[np.float64]
 
 
@@ -201,7 +201,7 @@ class LearningCurve(NamedTuple):
     """Number of evaluations that are averaged in each point of the smoothed curve."""
 
     def reached(self, target: float) -> float:
-        """Return the cost until the smoothed accuracy reached ``target``; NaN if it did not.
+        """Return the cost at which the smoothed accuracy reached ``target``; NaN if it did not.
 
         A run with ``stop.accuracy`` stops when the mean of its last evaluations reaches the target. Its
         periodic curve may then stay just below the target, so the run's own evaluations are used instead.
@@ -221,7 +221,7 @@ class LearningCurve(NamedTuple):
 
     @property
     def end(self) -> float:
-        """The cost until the end of the smoothed curve; 0 for a curve without points."""
+        """The cost at the end of the smoothed curve; 0 for a curve without points."""
         return max(smoothed(self.periodic[0], self.window), default=0.0)
 
 
@@ -297,9 +297,9 @@ def ratio(
 ) -> CostRatio | None:
     """Return the ratio of the cost of ``other`` to the cost of ``mine``, paired by seed.
 
-    ``other`` and ``mine`` are the costs until the target (NaN if it was not reached); ``other_end`` and
-    ``mine_end`` are the costs until each run's end. If a run did not reach the target, its cost until the end
-    is used, and the ratio is a bound. If a run ended too soon even for a bound, return None. The interval is
+    ``other`` and ``mine`` are the costs of reaching the target (NaN if it was not reached); ``other_end`` and
+    ``mine_end`` are the total costs of the runs. If a run did not reach the target, its total cost is used,
+    and the ratio is a bound. If a run ended too early to give even a bound, return None. The interval is
     computed from the logarithms (Student's t). It is open on any side on which the ratio has no bound, and
     on both sides for a single seed.
 

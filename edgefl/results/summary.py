@@ -497,9 +497,10 @@ BUSY = 0.9
 def breakdown(record: Record) -> dict[str, Any]:
     """Return the server's time since its first task, by stage, and the run's bottleneck in one sentence.
 
-    ``busy`` is the share of the time in which the server did not wait, and ``us_a_trip`` is a stage's wall
-    time per completed trip, in microseconds. ``limited_by`` is ``server`` if the server is the bottleneck,
-    and otherwise ``phones`` (wall clock) or ``training`` (virtual clock); it is None if nothing was recorded.
+    ``busy`` is the share of the time during which the server did not wait, and ``us_a_trip`` is a stage's
+    wall time per completed trip, in microseconds. ``limited_by`` is ``server`` if the server is the
+    bottleneck, and otherwise ``phones`` (wall clock) or ``training`` (virtual clock); it is None if nothing
+    was recorded.
     """
     seconds = {row.stage: row.seconds for row in record.costs if row.stage != "start"}
     total = sum(seconds.values())

@@ -109,9 +109,9 @@ class Sweep:
         """Return one row per run: its label, the values of the grid's keys, its seed, and its metrics.
 
         The metrics are the accuracy, the loss, the numbers of versions and client trips, the emulated and
-        wall seconds, the staleness, the accuracy and the applied weight of slow phones, the cost until the
-        target (NaN if it was not reached), the target, and ``valid``, which is 1.0 for a valid run and
-        otherwise 0.0.
+        wall seconds, the staleness, the accuracy and the applied weight of slow phones, the cost of
+        reaching the target (NaN if it was not reached), the target, and ``valid``, which is 1.0 for a valid
+        run and otherwise 0.0.
         """
         compared = {
             (row["label"], seed): found

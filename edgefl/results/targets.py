@@ -1,4 +1,4 @@
-"""Time to accuracy: a target, each run's cost until the target is reached, and ratios of costs over seeds."""
+"""Time to accuracy: a target, each run's cost of reaching it, and ratios of costs over seeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edgefl.results.summary import rounded, value_of
 
 Cost = Literal["at_s", "trips"]
 COSTS: dict[Cost, str] = {"at_s": "emulated_s_to_target", "trips": "trips_to_target"}
-"""Names in summary.json of the cost until the target, keyed by the unit of the cost."""
+"""Names in summary.json of the cost of reaching the target, keyed by the unit of the cost."""
 
 
 class RaceTarget(NamedTuple):
@@ -71,7 +71,7 @@ class RaceTarget(NamedTuple):
         )
 
     def reached(self, record: Record, over: Over) -> float:
-        """Return the run's cost until the target (seconds, trips or versions); NaN if it was not reached."""
+        """Return the run's cost of reaching the target (seconds, trips or versions), or NaN if it did not."""
         return self.curve(record, over).reached(-self.value if self.at_most else self.value)
 
     def at_once(self, record: Record) -> bool:
@@ -170,7 +170,7 @@ _known: WeakKeyDictionary[Record, Settings] = WeakKeyDictionary()
 
 
 class ToTarget(NamedTuple):
-    """The costs of one setting's runs until the target, and their ratios to the first setting's costs."""
+    """The costs of reaching the target in one setting's runs, and their ratios to the first setting's."""
 
     runs: int
     reached: int
@@ -180,7 +180,7 @@ class ToTarget(NamedTuple):
     ratios: dict[Cost, CostRatio | None]
     """The ratio of this setting's cost to the first setting's, paired by seed.
 
-    None if runs ended too soon or if the two settings have no seed in common.
+    None if runs ended too early to give even a bound, or if the two settings have no seed in common.
     """
     ahead: Ahead | None = None
     """The fleets in which this setting is ahead of the first; None unless all runs had drawn fleets."""
@@ -240,7 +240,7 @@ def ratio_text(found: CostRatio) -> str:
 
 
 def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record]) -> ToTarget:
-    """Return the costs of ``runs`` until the target, and their ratios to the costs of ``first``, by seed."""
+    """Return the runs' costs of reaching the target, and their ratios to the costs of ``first``, by seed."""
     costs: dict[Cost, tuple[float, ...]] = {
         over: tuple(target.reached(run, over) for run in runs) for over in COSTS
     }

@@ -68,7 +68,7 @@ def trace_text(records: Sequence[Record]) -> str:
 
 
 def _events(record: Record, first_pid: int, prefix: str) -> Iterator[Event]:
-    """Yield a run's events: first the names, then the slices in order of process, thread and time.
+    """Yield a run's events: first the names, then the slices, ordered by process, thread and time.
 
     A trip precedes its parts.
     """

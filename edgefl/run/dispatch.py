@@ -79,7 +79,7 @@ class Dispatch:
             yield entry[3]
 
     def worker_of(self, task: int) -> int | None:
-        """Return the worker that is computing this task; None if it is waiting or finished."""
+        """Return the worker that is performing this task; None if the task is waiting or finished."""
         found = self._at_work.get(task)
         return None if found is None else found[0]
 

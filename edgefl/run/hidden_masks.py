@@ -105,7 +105,9 @@ class Holders:
 
 def helpers_of(rules: Rules, seed: int, clients: int, buffer: ParameterBuffer, members: Members) -> Helpers:
     if (found := len({client for client, *_ in members})) < rules.least_clients:
-        raise SecureError(f"the sum has updates of {found} clients; {rules.least_clients} are required")
+        raise SecureError(
+            f"the sum includes updates from {found} clients; at least {rules.least_clients} are required"
+        )
     return Helpers(holders_of(seed, clients, rules), rules.code.recover)
 
 

@@ -1,7 +1,7 @@
 """Messages between the server and its clients. No other module parses bytes from a socket.
 
 Both clocks use the same messages. A client under the wall clock receives one task in each order and reports
-the times that it has measured; a worker under the virtual clock computes the tasks of many clients.
+the times that it has measured; a worker under the virtual clock performs the tasks of many clients.
 
 =============  ======================================  ==================================================
 server sends   client or worker answers                evaluator answers

@@ -103,8 +103,10 @@ class Peers:
         return self._by_name.get((role, number))
 
     def remove(self, role: control.Role, number: int, epoch: int) -> Peer | None:
-        """Remove a process that has ended; return its peer, or None if the peer has a newer process or was
-        removed before."""
+        """Remove a process that has ended, and return its peer.
+
+        Return None if the peer already has a newer process or has already been removed.
+        """
         peer = self._by_name.get((role, number))
         if peer is None or peer.epoch != epoch:
             return None

@@ -51,7 +51,7 @@ class Lease(msgspec.Struct):
     client: int
     version: int
     holder: int = -1
-    """Index of the peer that computes the task: the client itself or a worker; −1 if no peer does."""
+    """Index of the peer that performs the task: the client itself or a worker; −1 if no peer does."""
     order: int = 0
     """Sequence number of the last order for this task that was sent to a peer. The number of the first order
     is the task's number."""
@@ -274,7 +274,10 @@ class Aggregator:
         return self.buffer.model(entry)[self.blocks[0]][-self.statistics :]
 
     def write_zero(self, task: int) -> None:
-        """Write an update of zero for a task whose trip failed; no peer may write to its slot any more."""
+        """Write an update of zero for a task whose trip failed.
+
+        Call this only when no peer can write to the task's slot any more.
+        """
         slot = self.leases[task].slot
         self.fetched(slot)
         self.delivered(slot)
@@ -287,7 +290,7 @@ class Aggregator:
         self.buffer.written(slot, task=task, checksum=checksum)
 
     def release(self, task: int) -> None:
-        """Free the slot of a task. The task's client must no longer write to this slot."""
+        """Free a task's slot. Call this only when the task's client can no longer write to the slot."""
         lease = self.leases.pop(task, None)
         if lease is not None:
             self._unread.pop(lease.slot, None)

@@ -94,7 +94,7 @@ class Timeline:
     agenda: Agenda = field(init=False, default_factory=Agenda)
 
     def expect(self) -> None:
-        """Register the clients or workers, which compute the tasks, as expected peers."""
+        """Register the clients or workers, which perform the tasks, as expected peers."""
 
     def start(self) -> None:
         """Start emulated time, and schedule the joins of the clients."""

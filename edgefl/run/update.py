@@ -39,7 +39,7 @@ def amplify(trained: Floats, base: Floats, gain: float, per_step: bool, steps: i
 
 
 def loss_of(result: TrainResult) -> float:
-    """Return the training loss for a message, or NaN if the loss is not finite."""
+    """Return the training loss as messages report it: NaN if it is not finite."""
     return result.loss if math.isfinite(result.loss) else math.nan
 
 
@@ -96,7 +96,8 @@ class UpdateMaker:
                 raise
             result = self._workload.fail(start, reason(error))
         if cut is not None and (cut.gain != 1.0 or cut.per_step):
-            weights = slice(self._size - self._workload.flat.buffers)  # running statistics stay as trained
+            # all but the running statistics, which stay as training left them
+            weights = slice(self._size - self._workload.flat.buffers)
             trained = self._workload.flat.array[weights]
             amplify(trained, start[weights], cut.gain, cut.per_step, result.steps)
         if not_finite := self._workload.finish_update(client, trip, start, done):
@@ -108,7 +109,7 @@ class UpdateMaker:
         return result
 
     def _inputs(self, client: int, version: int, base: Floats) -> TripInputs:
-        """Return a trip's inputs; set to zero the changes of vectors that the trip will send."""
+        """Return a trip's inputs, and fill with zeros the arrays for the vector changes that it will send."""
         size, workload, kept = self._size, self._workload, {}
         whole = workload.flat.whole
         whole[size:] = 0.0

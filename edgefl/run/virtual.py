@@ -1,4 +1,4 @@
-"""Timeline of the virtual clock: events are scheduled in an agenda, and any worker may compute a task.
+"""Timeline of the virtual clock: events are scheduled in an agenda, and any worker may perform a task.
 
 A few processes train ahead of emulated time; the server waits for an update only when its arrival is due. The
 results therefore depend only on the seed, and not on the number, the speed or the deaths of the workers.

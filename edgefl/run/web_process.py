@@ -335,7 +335,7 @@ class LivePage:
 
 
 def _recorded_facts(row: ClientRow) -> dict[str, str]:
-    """Return the record's facts about a client, as texts keyed by their names on the page."""
+    """Return what the record says about a client, as strings keyed by the labels on the page."""
     return {
         "Step": "" if row.step_s is None else f"{number(row.step_s)} s declared, for a whole batch",
         "Memory": "" if row.memory_mib is None else f"{number(row.memory_mib)} MiB for the app",

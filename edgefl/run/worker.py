@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 SEND_NS = 300_000
 """Maximum time in nanoseconds for which a worker holds back results to send them together, while it has more
-tasks to compute."""
+tasks to perform."""
 POLL_NS = 2_000_000
 """Interval between checks for messages during training, in nanoseconds."""
 
 
 class VirtualWorker:
-    """Computes tasks until the server sends `Bye`."""
+    """Performs tasks until the server sends `Bye`."""
 
     def __init__(
         self,

@@ -227,7 +227,7 @@ def check_members(rules: Rules, members: Sequence[tuple[int, bytes, int]]) -> No
             )
     if (clients := len({client for client, _, _ in members})) < rules.least_clients:
         raise SecureError(
-            f"the sum has updates of {clients} clients; at least {rules.least_clients} are required"
+            f"the sum includes updates from {clients} clients; at least {rules.least_clients} are required"
         )
     if (total := sum(weight for _, _, weight in members)) > rules.fixed.total_weight:
         raise SecureError(

@@ -53,13 +53,13 @@ def _stream(seed: bytes, number: int) -> Any:
 
 
 class _Spare:
-    """Replacement words below p, taken from the second key stream of a seed."""
+    """Replaces a mask's words that are p or more with words below p from the seed's second key stream."""
 
     def __init__(self, seed: bytes) -> None:
         self._stream = _stream(seed, 1)
 
     def replace(self, words: Words) -> None:
-        """Replace each word that is p or more, in order."""
+        """Replace each word that is p or more, in ascending order of its index."""
         for place in np.flatnonzero(words >= PRIME).tolist():
             while (word := int.from_bytes(self._stream.update(bytes(4)), "little")) >= PRIME:
                 pass

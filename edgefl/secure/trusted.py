@@ -128,7 +128,9 @@ class TrustedAggregator:
         least = max((one.weight for one in updates), default=0.0) / self._rules.resolution
         clients = len({one.client for one in updates if one.weight >= least})
         if clients < (required := self._rules.least_clients):
-            raise SecureError(f"the sum has updates of {clients} clients; at least {required} are required")
+            raise SecureError(
+                f"the sum includes updates from {clients} clients; at least {required} are required"
+            )
         digest = _digest(updates)
         for one in updates:
             if self.used.get(one.name, digest) != digest:

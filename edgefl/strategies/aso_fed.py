@@ -54,7 +54,8 @@ class ASOFed(Asynchronous):
         return LocalTerms(prox_mu=self.lam)
 
     def end_trip(self, model: Vector, given: TripInputs) -> None:
-        weights = slice(model.size - given.statistics)  # running statistics are sent as trained
+        # all but the running statistics, which are sent as training left them
+        weights = slice(model.size - given.statistics)
         start, h, v = (vector[weights] for vector in (given.start, given.kept["h"], given.kept["v"]))
         gradient = start - model[weights]
         model[weights] = start - (gradient - v + h)

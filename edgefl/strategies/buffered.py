@@ -20,8 +20,8 @@ class Buffered(Asynchronous):
     """
 
     buffer_size: Count | None = None
-    """Updates per step (K in FedBuff, b in FedStaleWeight); default 10, or one per client of a smaller
-    fleet."""
+    """Updates per step (K in FedBuff, b in FedStaleWeight); default 10, or the number of clients if that is
+    less."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         """Return the weights of the updates in a full buffer; by default they are equal and sum to 1."""

@@ -34,10 +34,10 @@ class FAVANO(Polled):
         return super().until(state, client, view)._replace(gain=gain, per_step=self.form == "stochastic")
 
     def alpha(self, device: Client, first_s: float, clients: int) -> float:
-        """Return the mean of min(E, K), or P(E > 0), for E local steps of a client until its next poll.
+        """Return the mean of min(E, K), or P(E > 0), as ``form`` selects.
 
-        ``form`` selects the result. The client's first possible poll is ``first_s`` emulated seconds from
-        now.
+        E is the number of local steps for which the client has time before its next poll, and K is the
+        number of steps of a trip. The client's first possible poll is ``first_s`` emulated seconds from now.
 
         >>> FAVANO(participants=1, interval_s=2.0).alpha(Client(0, "pi-4", 60, steps=3), 2.0, clients=2)
         3.0

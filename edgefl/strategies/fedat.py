@@ -58,8 +58,8 @@ class FedAT(Strategy):
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     tiers: Count | None = None
-    """M: number of tiers, each with the same number of clients (± 1); default 5, or one tier per client in a
-    smaller fleet."""
+    """M: number of tiers, each with the same number of clients (± 1); default 5, or the number of clients
+    if that is less."""
     cohort: Count = 10
     """Number of clients drawn uniformly for a round of a tier; a smaller tier trains all its clients."""
     lam: NonNegative = 0.4

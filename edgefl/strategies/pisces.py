@@ -89,7 +89,7 @@ class Pisces(Asynchronous):
     """Number of times that the loss of a client must be an outlier before the client is excluded (5 in the
     authors' code). With None, no client is excluded."""
     outlier_window: Count = 5
-    """Number of base versions whose losses are pooled."""
+    """Number of consecutive base versions; the losses of clients that trained from them are pooled."""
     outlier_distance: Positive = 0.5
     """ε of DBSCAN: the distance within which two losses are neighbours. A loss that has at least
     ``concurrency`` / 2 neighbours, including itself, is in a cluster, and so are its neighbours; all other
@@ -160,8 +160,10 @@ class Pisces(Asynchronous):
         return [client for client, within in zip(losses, clustered.tolist(), strict=True) if not within]
 
     def _count_outliers(self, state: Profiles, update: Update, view: View) -> None:
-        """Pool the losses of recent base versions up to that of ``update``, and count each client's
-        outliers."""
+        """Pool the clients' latest losses from recent base versions, and count each client's outliers.
+
+        These are the ``outlier_window`` base versions up to the base version of ``update``.
+        """
         newest, size = update.base_version, self.concurrency or len(view.devices)
         state.losses.setdefault(newest, {})[update.client] = update.loss
         pool: dict[int, float] = {}

@@ -53,8 +53,8 @@ class SAFA(Strategy):
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     participants: Count | None = None
-    """Number of models per round (C·m in the paper, for m clients); default 10, or one per client of a
-    smaller fleet."""
+    """Number of models per round (C·m in the paper, for m clients); default 10, or the number of clients
+    if that is less."""
     lag_tolerance: Annotated[int, msgspec.Meta(ge=0)] = 5
     """τ: maximum age, in versions, of the base version from which a client trains."""
     round_limit_s: Positive | None = None

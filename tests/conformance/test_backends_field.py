@@ -125,10 +125,10 @@ def test_wrong_codes_are_named(backend: str) -> None:
         kernels.field_encode(out, update, mask, 1.0, 2.0**31, backend)
     with pytest.raises(ValueError, match=r"factor must be a finite float32 above 0 \(got 0.0\)"):
         kernels.field_decode(update, out, mask, 0.0, backend)
-    with pytest.raises(ValueError, match="words must not overlap out"):
+    with pytest.raises(ValueError, match="words must not overlap the output array"):
         kernels.field_decode(out.view(np.float32), out, mask, 1.0, backend)
     with pytest.raises(TypeError, match=r"update must be float32 \(got float64\)"):
         kernels.field_encode(out, np.zeros(3), mask, 1.0, 2.0, backend)
-    with pytest.raises(ValueError, match=r"vectors\[1\] must not overlap out"):
+    with pytest.raises(ValueError, match=r"vectors\[1\] must not overlap the output array"):
         kernels.field_sum(out, [mask, out], [1, 1], backend)
     assert kernels.field_encode(mask, update, mask, 1.0, 2.0, backend) == 0  # in place

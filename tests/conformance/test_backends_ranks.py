@@ -119,5 +119,5 @@ def test_wrong_arguments_are_named(backend: str, updates: Any, options: dict[str
 
 def test_the_output_may_not_be_an_update(backend: str) -> None:
     out = np.zeros(3, np.float32)
-    with pytest.raises(ValueError, match=r"updates\[1\] must not overlap out"):
+    with pytest.raises(ValueError, match=r"updates\[1\] must not overlap the output array"):
         kernels.trimmed_mean(out, [np.ones(3, np.float32), out], 0, backend)

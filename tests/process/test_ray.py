@@ -187,7 +187,7 @@ def test_what_a_cluster_cannot_do_is_one_line(tmp_path: Path) -> None:
     Command("run", file, "--ray", "here").ends(2, "--ray: must be HOST:PORT of the cluster's head, or auto")
     Command("run", file, "--ray", "127.0.0.1:1").ends(2, "--ray 127.0.0.1:1: no cluster answers")
     Command("sweep", file, "--ray", "127.0.0.1:1").ends(2, "--ray 127.0.0.1:1: no cluster answers")
-    Command("sweep", file, "--ray", "auto", "-j", "2").ends(2, "--jobs and --ray: give one of them")
+    Command("sweep", file, "--ray", "auto", "-j", "2").ends(2, "--jobs and --ray: give only one of them")
 
 
 def test_phones_of_a_node_that_is_killed_go_on_elsewhere(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_failed_trips_and_refused_sums_are_zero_in_a_private_run(tmp_path: Path)
     found, refusals = summary(folder), incidents(folder, "refused")
     assert found["versions"] == 30
     assert found["dropped_updates"] == 0
-    assert any("updates of 1 clients; 2 are required" in row.detail for row in refusals)
+    assert any("updates from 1 clients; at least 2 are required" in row.detail for row in refusals)
     assert any("the update is not finite" in row.detail for row in incidents(folder, "failed"))
     assert verify(folder).versions == 30
 
@@ -177,7 +177,9 @@ def test_dropouts_are_recovered_up_to_the_threshold_of_pairwise_masks(tmp_path: 
     Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "leave:0:0,leave:1:2,leave:2:2"}).ends()
     found, refusals = summary(folder), incidents(folder, "refused")
     assert (found["versions"], found["dropped_updates"]) == (5, 1)
-    assert [row.detail.partition(": ")[2] for row in refusals] == ["1 clients arrived; 2 are required"]
+    assert [row.detail.partition(": ")[2] for row in refusals] == [
+        "1 clients arrived; at least 2 are required"
+    ]
     with Record(folder) as record:
         assert record.versions["updates"].tolist() == [2, 3, 3, 3, 3]
 
@@ -197,7 +199,7 @@ def test_members_that_die_and_leave_are_dropouts(tmp_path: Path) -> None:
     assert min(sizes) < 5
     refusals = incidents(tmp_path / "run", "refused")
     assert found["dropped_updates"] == len(refusals)
-    assert all(row.detail.endswith("clients arrived; 3 are required") for row in refusals)
+    assert all(row.detail.endswith("clients arrived; at least 3 are required") for row in refusals)
     assert verify(tmp_path / "run").model_sha256 == found["model_sha256"]
 
 
@@ -359,7 +361,7 @@ def test_a_killed_run_is_resumed_under_the_wall_clock(
     assert summary(folder)["versions"] == 30
     refusals = incidents(folder, "refused")
     assert summary(folder)["dropped_updates"] == len(refusals)
-    reasons = ("another sum", "clients arrived; 3 are required")
+    reasons = ("another sum", "clients arrived; at least 3 are required")
     assert all(row.detail.endswith(reasons) for row in refusals)
 
 
@@ -555,7 +557,9 @@ def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:
     found = made(wanted, tmp_path / "run")
     refusals = incidents(tmp_path / "run", "refused")
     assert found["dropped_updates"] == len(refusals) > 0
-    assert all("the sum has updates of 1 clients; 2 are required" in row.detail for row in refusals)
+    assert all(
+        "the sum includes updates from 1 clients; at least 2 are required" in row.detail for row in refusals
+    )
     assert found["versions"] == len(exchanges(tmp_path / "run")) > 0  # none for a sum that is refused
 
 

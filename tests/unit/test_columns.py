@@ -79,7 +79,7 @@ def test_export_writes_every_table(tmp_path: Path, capsys: pytest.CaptureFixture
             rows = list(csv.DictReader(file))
         assert len(rows) == (0 if name == "incidents" else TABLES_OF_A_RUN[name](Result(run).record).rows)
     assert main(["export", str(run), "--csv", "--parquet"]) == 2
-    assert "give one of them" in capsys.readouterr().err
+    assert "give only one of them" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"must end in \.csv or \.parquet"):
         Table().write(tmp_path / "a.xls")
 

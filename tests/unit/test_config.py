@@ -110,7 +110,7 @@ def test_a_later_steps_or_epochs_takes_the_other_back(toml: Path) -> None:
 def test_steps_and_epochs_are_not_both_set(toml: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         config.load(toml, ["training.steps=5", "training.epochs=2"])
-    assert str(caught.value) == "--set training.steps=5 and --set training.epochs=2: give one of them"
+    assert str(caught.value) == "--set training.steps=5 and --set training.epochs=2: give only one of them"
 
 
 def test_another_strategy_leaves_out_the_files_fields_that_it_lacks(

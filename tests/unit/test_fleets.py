@@ -171,7 +171,7 @@ def test_seeds_of_one_fleet_are_not_called_fleets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--fleets", "3", "--seeds", "1..3"], "--seeds and --fleets: give one of them"),
+        (["--fleets", "3", "--seeds", "1..3"], "--seeds and --fleets: give only one of them"),
         (["--fleets", "3", "--clock", "wall"], "--fleets: needs the virtual clock"),
         (["--fleets", "1"], "--fleets"),
     ],

@@ -36,7 +36,7 @@ WRONG_SUM: Wrong = [
     ({"base": _f(3)}, V, "base must have 4 elements, as many as out (got 3)"),
     ({"base": _f(4, np.float16)}, T, "base must be float32 (got float16)"),
     ({"out": S, "base": SHARED[1:5]}, V, "base must be out itself or not overlap it (got an overlap)"),
-    ({"out": S, "updates": [F, SHARED[3:7]]}, V, "updates[1] must not overlap out"),
+    ({"out": S, "updates": [F, SHARED[3:7]]}, V, "updates[1] must not overlap the output array (out)"),
     ({"updates": [_f(), _f(5)]}, V, "updates[1] must have 4 elements, as many as out (got 5)"),
     ({"updates": [_f(), np.ones(4)]}, T, f"updates[1] {ALLOWED} (got float64)"),
     ({"updates": [_f(4, ">f4"), F]}, T, f"updates[0] {ALLOWED} (got >f4)"),

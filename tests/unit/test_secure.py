@@ -305,7 +305,7 @@ def test_the_same_request_has_the_same_answer() -> None:
 
 def test_6_too_few_clients_in_the_sum() -> None:
     buffer = Buffer(4, least=4)
-    refused(buffer, "the sum has updates of 3 clients; at least 4 are required", client=0)
+    refused(buffer, "the sum includes updates from 3 clients; at least 4 are required", client=0)
 
 
 def test_7_weights_out_of_range_would_reveal_or_wrap() -> None:

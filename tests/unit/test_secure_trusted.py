@@ -77,10 +77,10 @@ def test_an_update_counts_once() -> None:
 
 def test_few_clients_and_weights_that_single_one_out() -> None:
     world = World()
-    with pytest.raises(SecureError, match="updates of 2 clients; at least 3 are required"):
+    with pytest.raises(SecureError, match="updates from 2 clients; at least 3 are required"):
         world.aggregator.sum(world.sealed[:2])
     light = [msgspec.structs.replace(one, weight=1e-6 * one.weight) for one in world.sealed[2:]]
-    with pytest.raises(SecureError, match="updates of 2 clients; at least 3 are required"):
+    with pytest.raises(SecureError, match="updates from 2 clients; at least 3 are required"):
         world.aggregator.sum([*world.sealed[:2], *light])
     for weight in (0.0, -1.0, float("nan"), float("inf")):
         world.refused("it must be above 0", weight=weight)

@@ -122,7 +122,7 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(
     ("arguments", "words"),
     [
         (["--track", "wanbd"], "tracker 'wanbd' not found; did you mean 'wandb'"),
-        (["--track", "tensorboard", "--csv"], "--csv, --parquet and --track: give one of them"),
+        (["--track", "tensorboard", "--csv"], "--csv, --parquet and --track: give only one of them"),
         (["--track", "tensorboard", "--out", "x"], "--out: has no effect with --track"),
     ],
 )
