@@ -121,13 +121,13 @@ def row(label: str, found: Ahead) -> tuple[str, ...]:
     >>> [row("a", Ahead(2, 1, 0, 0, ratios))[2] for ratios in ((both, both), (both, one))]
     ['0.90 to 0.90×', '0.93× or more']
     >>> row("a", Ahead(2, 0, 0, 0, ((0.004, 0.004), (0.004, 0.004))))[2]
-    '0.004 to 0.004×'
+    '0.0040 to 0.0040×'
     """
     return label, str(found), _range_text(*found.range_90 or (0.0, math.inf)), f"{found.fleets}"
 
 
 def _range_text(low: float, high: float) -> str:
-    below, above = ratio_digits(low, ".2f"), ratio_digits(high, ".2f")
+    below, above = ratio_digits(low), ratio_digits(high)
     if finite(low) is None:
         return "–" if finite(high) is None else f"{above}× or less"
     return f"{below}× or more" if finite(high) is None else f"{below} to {above}×"

@@ -253,9 +253,13 @@ def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> 
     return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2) / budget)
 
 
-def ratio_digits(value: float, digits: str) -> str:
-    """Format a ratio as ``digits`` specifies; where that is ``.2f``, use ``.2g`` for a ratio below 0.1."""
-    return format(value, ".2g" if digits == ".2f" and 0.0 < value < 0.1 else digits)
+def ratio_digits(value: float) -> str:
+    """Format a ratio with two decimal places, or with two significant digits if it is below 0.1.
+
+    >>> [ratio_digits(value) for value in (0.0, 0.004, 0.0996, 0.1, 1234.5)]
+    ['0.00', '0.0040', '0.10', '0.10', '1234.50']
+    """
+    return format(value, "#.2g" if 0.0 < value < 0.1 else ".2f")
 
 
 class CostRatio(NamedTuple):
@@ -268,28 +272,33 @@ class CostRatio(NamedTuple):
     at_least: bool = False
     """True if the mean is a lower bound, because a run in the numerator did not reach the target."""
 
-    def at(self, mean: str, ends: str) -> str:
-        """Return the ratio as text: the mean in the format ``mean``, the interval in the format ``ends``.
+    def __str__(self) -> str:
+        """Return the ratio as text.
 
         ``<`` or ``>`` marks a mean that is only a bound. An end of the interval at 0 or infinity is omitted.
-        Numbers are formatted by `ratio_digits`.
 
-        >>> bound = CostRatio(0.5, 0.0, 0.7)
-        >>> found = CostRatio(2.0, 1.6, 2.6), bound, CostRatio(3.0, 0.0, math.inf)
-        >>> print(*found, found[0].at(".2f", ".2f"), sep=", ")
-        2.0× (1.6 to 2.6), < 0.5× (0.7 or less), 3.0×, 2.00× (1.60 to 2.60)
-        >>> print(CostRatio(0.0021, 0.0019, 0.0023).at(".2f", ".2f"))
-        0.0021× (0.0019 to 0.0023)
+        >>> print(CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7), CostRatio(3.0, 0.0, math.inf), sep=", ")
+        2.0× (1.6 to 2.6), < 0.5× (0.7 or less), 3.0×
+        >>> print(CostRatio(0.004, 0.003, 0.006))
+        0.0040× (0.003 to 0.006)
         """
+        mean = format(self.mean, ".1f" if self.mean >= 0.05 else "#.2g")
+        return self._text(mean, f"{self.low:.2g}", f"{self.high:.2g}")
+
+    def for_tables(self) -> str:
+        """Return the ratio as text, with numbers as in tables (`ratio_digits`).
+
+        >>> print(CostRatio(2.0, 1.6, 2.6).for_tables())
+        2.00× (1.60 to 2.60)
+        """
+        return self._text(ratio_digits(self.mean), ratio_digits(self.low), ratio_digits(self.high))
+
+    def _text(self, mean: str, low: str, high: str) -> str:
         above, below = self.low > 0.0, math.isfinite(self.high)
-        low, high = ratio_digits(self.low, ends), ratio_digits(self.high, ends)
         sign = "> " if self.at_least else "< " if below and not above else ""
         interval = f" ({low} to {high})" if below else f" ({low} or more)" if above else ""
         interval = f" ({high} or less)" if below and not above else interval
-        return f"{sign}{ratio_digits(self.mean, mean)}×{interval}"
-
-    def __str__(self) -> str:
-        return self.at(".1f", ".2g")
+        return f"{sign}{mean}×{interval}"
 
 
 def ratio(

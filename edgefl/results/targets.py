@@ -192,14 +192,18 @@ class ToTarget(NamedTuple):
         >>> two = ToTarget(2, 1, {"at_s": (40.0, nan), "trips": (1400.0, nan)}, {})
         >>> two.text("at_s"), two.text("trips"), two.passed
         ('40.0', '1,400', '1 of 2')
-        >>> ToTarget(2, 2, {"at_s": (0.31, 0.312)}, {}).text("at_s")
-        '0.311 ±0.013'
+        >>> times = (0.06,), (0.06, 0.06), (0.31, 0.312)
+        >>> [ToTarget(2, 2, {"at_s": at_s}, {}).text("at_s") for at_s in times]
+        ['0.060', '0.060 ±0.0', '0.311 ±0.013']
         """
         there = [cost for cost in self.costs[over] if not math.isnan(cost)]
         if not there:
             return "–"
         found = estimate(there)
-        if over == "at_s" and (found.mean < 0.05 or 1e-4 * found.mean < (found.half or 0.0) < 0.05):
+        half = found.half or 0.0
+        if over == "at_s" and half <= 1e-4 * found.mean < 1e-4:  # a single time, or equal times
+            return f"{found.mean:#.2g}" + ("" if found.half is None else " ±0.0")
+        if over == "at_s" and (found.mean < 0.05 or 1e-4 * found.mean < half < 0.05):
             return str(found)  # one decimal place would be 0.0
         return found.at(",.0f" if found.mean >= 1000 or over == "trips" else ".1f")
 
@@ -236,7 +240,7 @@ def ratio_text(found: CostRatio) -> str:
     ('1.24× (1.04 to 1.48)', '3.00× (one seed)')
     """
     open_ended = found.low == 0.0 and math.isinf(found.high)
-    return found.at(".2f", ".2f") + (" (one seed)" if open_ended else "")
+    return found.for_tables() + (" (one seed)" if open_ended else "")
 
 
 def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record]) -> ToTarget:
@@ -300,7 +304,7 @@ def _order_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget) ->
     if known is None:
         late = found[second]
         return f"{text}; {second}: {late.text('at_s')} ({late.passed} runs reached it), not settled."
-    times = known.at(".2f", ".2f").removesuffix(")")
+    times = known.for_tables().removesuffix(")")
     times += ", 95% interval)" if "(" in times else ""
     times = times.replace("> ", "at least ").replace("< ", "at most ")
     text += f"; {second} took {times} as long" if base == first else f", {times} the time of {second}"
