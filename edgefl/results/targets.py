@@ -153,8 +153,7 @@ def settings_of(record: Record) -> Settings:
     if (known := _known.get(record)) is not None:
         return known
     try:
-        recorded = record.meta.toml
-        file = record.folder / EXPERIMENT_FILE
+        recorded, file = record.meta.toml, record.folder / EXPERIMENT_FILE
         tables = toml.parse(recorded, str(file)) if recorded else toml.read(file)
         evaluation = msgspec.convert(tables.get("evaluation", {}), Evaluation)
         plausible = tables.get("fleet", {}).get("model_errors") == "drawn"
@@ -272,21 +271,30 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
     """
     if target is None or len(rows) < 2:
         return ""
-    text = _order_in_words(rows, target)
-    ranks = {label: _rank(to_target(target, runs, runs)) for label, runs in rows.items()}
+    found = {label: to_target(target, runs, runs) for label, runs in rows.items()}
+    ranks = {label: _rank(one) for label, one in found.items()}
     leaders = [label for label, rank in ranks.items() if rank == min(ranks.values())]
+    text = _order_in_words(rows, target, found, leaders)
     others = [label for label in rows if leaders != [label]]
     if not (early := [label for label in others if any(map(target.at_once, rows[label]))]):
         return text
+    names = " and ".join(early)
     return (
-        f"{text} The first {target.window} evaluations of {' and '.join(early)} already have this mean, so "
-        f"the target may have been reached earlier; a smaller {_period(rows[early[0]][0])} tells."
+        f"{text} The mean of the first {target.window} evaluations of {names} is already at the target, so "
+        f"{names} may have reached it earlier than shown; a smaller {_period(rows[early[0]][0])} would tell."
     )
 
 
-def _order_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget) -> str:
-    """Return the first sentence of `race_in_words`, for two or more rows."""
-    found = {label: to_target(target, runs, runs) for label, runs in rows.items()}
+def _order_in_words(
+    rows: Mapping[str, Sequence[Record]],
+    target: RaceTarget,
+    found: Mapping[str, ToTarget],
+    leaders: Sequence[str],
+) -> str:
+    """Return the first sentence of `race_in_words`, for two or more rows.
+
+    ``found`` is each row's costs, and ``leaders`` are the rows of the lowest rank.
+    """
     first, second, *_ = sorted(found, key=lambda label: _rank(found[label]))
     if not found[first].reached:
         return _too_few_evaluations([run for runs in rows.values() for run in runs], target) or (
@@ -295,8 +303,8 @@ def _order_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget) ->
     in_s = f"in {found[first].text('at_s')} emulated seconds"
     if found[first].reached < found[first].runs:
         in_s += f" ({found[first].passed} runs reached it)"
-    if level := [label for label in found if _rank(found[label]) == _rank(found[first])][1:]:
-        return f"{' and '.join((first, *level))} reached {target} at the same time: {in_s}."
+    if len(leaders) > 1:
+        return f"{' and '.join(leaders)} reached {target} at the same time: {in_s}."
     text = f"{first} reached {target} first: {in_s}"
     base = next(label for label in rows if label in (first, second))
     other = second if base == first else first

@@ -410,10 +410,10 @@ def test_a_setting_that_is_at_the_target_in_its_first_evaluations_may_have_been_
     text = says_of(folders)
     assert "fedavg reached 50.0% accuracy first: in 2.0 emulated seconds" in text
     assert (
-        "The first 5 evaluations of fedbuff already have this mean, so the target may have been reached "
-        "earlier; a smaller evaluation.every_versions tells." in text
+        "The mean of the first 5 evaluations of fedbuff is already at the target, so fedbuff may have "
+        "reached it earlier than shown; a smaller evaluation.every_versions would tell." in text
     )
-    assert "already have this mean" not in says_of(folders[1:])  # the first one is first in any case
+    assert "already at the target" not in says_of(folders[1:])  # the first one is first in any case
 
 
 def test_rows_of_different_seeds_are_ordered_by_the_seeds_that_both_have(tmp_path: Path) -> None:
