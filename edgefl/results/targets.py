@@ -154,7 +154,7 @@ def settings_of(record: Record) -> Settings:
         return known
     try:
         recorded, file = record.meta.toml, record.folder / EXPERIMENT_FILE
-        tables = toml.parse(recorded, str(file)) if recorded else toml.read(file)
+        tables = toml.parse(recorded, str(record.path)) if recorded else toml.read(file)
         evaluation = msgspec.convert(tables.get("evaluation", {}), Evaluation)
         plausible = tables.get("fleet", {}).get("model_errors") == "drawn"
         found = Settings(evaluation, msgspec.convert(tables.get("stop", {}), Stop), plausible, tables)
