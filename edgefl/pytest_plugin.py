@@ -31,8 +31,11 @@ UNKNOWN = "–"
 """Text shown in place of a device's name for a failure that belongs to no device."""
 CRASHED = "???"
 """Phase in the report that pytest-xdist or pytest-forked creates for a test whose process crashed."""
-BROKEN_OFF = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-"""Exit statuses of a session that ended before all of its tests had run."""
+BROKEN_OFF: dict[int, str] = {
+    pytest.ExitCode.INTERRUPTED: "was interrupted",
+    pytest.ExitCode.INTERNAL_ERROR: "had an internal error",
+}
+"""Exit statuses of a session that ended before all of its tests had run, with what happened to pytest."""
 RERUN = "rerun"
 """Outcome of a failed attempt in the report of pytest-rerunfailures, which runs the test once more."""
 _MARK = (
@@ -398,8 +401,8 @@ class _SessionReport:
             top,
             skip=option("edgefl_invalid") == "skip",
         )
-        if session.exitstatus in BROKEN_OFF and not results.red:
-            why = "pytest was interrupted, so results of other tests may be missing"
+        if (ended := BROKEN_OFF.get(session.exitstatus)) and not results.red:
+            why = f"pytest {ended}, so results of other tests may be missing"
             lost = GateRow(test="pytest", function="", device=UNKNOWN, outcome="FAIL", why=why)
             results = msgspec.structs.replace(results, rows=(*results.rows, lost))
         outlets = Outlets(

@@ -515,14 +515,28 @@ def test_errors_around_tests_are_red_wherever_results_are_shown(
     assert "test_mended[pixel-4]" not in [entry["test"] for entry in saved]
 
 
-def test_an_interrupted_session_is_red(run: Run, pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    ("conftest", "code", "ended"),
+    [
+        ("", pytest.ExitCode.INTERRUPTED, "was interrupted"),
+        (
+            "def pytest_runtest_logfinish():\n    raise OSError('disk full')\n",
+            pytest.ExitCode.INTERNAL_ERROR,
+            "had an internal error",
+        ),
+    ],
+)
+def test_a_session_that_was_broken_off_is_red(
+    run: Run, pytester: pytest.Pytester, conftest: str, code: pytest.ExitCode, ended: str
+) -> None:
     file = pytester.path / "r.json"
+    pytester.makeconftest(conftest)
     test = TEST + "\ndef test_stops():\n    pytest.exit('enough')\n"
-    assert run(test, f"--edgefl-json={file}").ret == pytest.ExitCode.INTERRUPTED
+    assert run(test, f"--edgefl-json={file}").ret == code
     results = gate.load_results(file)
-    assert [(row.test, row.outcome) for row in results.rows] == [
-        ("test_device.py::test_step[pixel-4]", "OK"),
-        ("pytest", "FAIL"),
+    assert [(row.test, row.outcome, row.why) for row in results.rows] == [
+        ("test_device.py::test_step[pixel-4]", "OK", results.rows[0].why),
+        ("pytest", "FAIL", f"pytest {ended}, so results of other tests may be missing"),
     ]
     assert results.red
 
