@@ -96,10 +96,14 @@ def scaled(device: Device, base: Device, runtime: str = "torch") -> Scaled:
 
 
 def renamed(text: str, name: str) -> str:
-    """Return the text of a profile with ``name`` as its id."""
+    """Return the text of a profile with ``name`` as its id; everything else is unchanged.
+
+    >>> renamed("id = 'old'  # mine", "new")
+    'id = "new"  # mine'
+    """
     tables = toml.parse(text, "the profile")
     line = f"id = {toml.literal(name)}"
-    changed = re.sub(r"^id = .*$", lambda _: line, text, count=1, flags=re.MULTILINE)
+    changed = re.sub(r"""^id = ("[^"]*"|'[^']*')""", lambda _: line, text, count=1, flags=re.MULTILINE)
     return _or_rewritten(changed, {**tables, "id": name})
 
 
