@@ -361,7 +361,7 @@ def _check_name(out: Path | None, name: str | None = None) -> None:
     if out is not None and name not in (None, out.stem):
         raise ConfigError(f"--name {name}: must be the name of the file, {out.stem!r}, or left out")
     for option, given in (("--out", None if out is None else out.stem), ("--name", name)):
-        if given is not None and not re.fullmatch(NAME_PATTERN.strip("^$"), given):
+        if given is not None and not re.fullmatch(NAME_PATTERN, given):
             raise ConfigError(f"{option}: the profile's name must be {NAME_WORDS}, got {given!r}")
 
 

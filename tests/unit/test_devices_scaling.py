@@ -160,6 +160,7 @@ def test_the_fastest_cores_choose_the_measured_device(tmp_path: Path) -> None:
             ("--out", "My_Phone.toml"),
             "--out: the profile's name must be a name of lower-case letters",
         ),
+        ("", "", ("--out", "phone\n.toml"), "--out: the profile's name must be a name of lower-case letters"),
         ("", "", ("--runtime", "mnn"), "device 'pi-4': runtime 'mnn' not found"),
         ("", "", ("--like", "pi-6"), "device profile 'pi-6' not found"),
         ("", "", ("--out", "."), "exists; remove it"),
