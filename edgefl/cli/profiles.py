@@ -384,22 +384,23 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 
 def _list(as_json: bool, search: Search) -> None:
     from edgefl import devices as kinds
+    from edgefl.devices.profiles import as_written
 
+    devices = map(kinds.load_device, kinds.device_names())
+    found = sorted(filter(search.fits, devices), key=search.place)
     if as_json:
         plain: dict[str, dict[str, Any]] = {}
-        listed = _bundled()
-        if search != Search():
-            devices = map(kinds.load_device, kinds.device_names())
-            listed = {each.id: "devices" for each in sorted(filter(search.fits, devices), key=search.place)}
-        for name, kind in listed.items():
-            plain.setdefault(kind, {})[name] = kinds.to_json(_loaded(name))
+        listed: list[tuple[Kind, Profile]] = [("devices", device) for device in found]
+        if search == Search():
+            listed = [(kind, as_written(kind, name)) for name, kind in _bundled().items()]
+        for kind, profile in listed:
+            plain.setdefault(kind, {})[profile.id] = kinds.to_json(profile)
         say(json.dumps(plain, indent=2))
         return
 
     from edgefl.results.tables import show, table
 
-    found = [device for device in map(kinds.load_device, kinds.device_names()) if search.fits(device)]
-    show(_devices_table(sorted(found, key=search.place)))
+    show(_devices_table(found))
     if search != Search():
         return
     networks, fleets = [], []
