@@ -20,10 +20,10 @@ import msgspec
 
 from edgefl.devices.csv_lines import csv_lines
 from edgefl.devices.fit import Row
-from edgefl.devices.kit_result import KitResult, check_seconds
+from edgefl.devices.kit_result import MOST_S, KitResult, check_seconds
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
-from edgefl.validation import convert
+from edgefl.validation import convert, wrong
 
 IMAGE = (3, 224, 224)
 """Shape of the images on which timm's networks were measured."""
@@ -121,6 +121,8 @@ def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
             if key not in _counted:
                 _counted[key] = _work(line)
             seconds = float(line["measured_s"])
+            if not 0 < seconds <= MOST_S:
+                raise wrong("measured_s", f"a number of seconds above 0 and at most {MOST_S:g}", seconds)
             check_seconds("measured_s", seconds, _counted[key], MOST_THREADS)
             row = Row(network=_name(line), work=_counted[key], seconds=seconds)
             step = MeasuredStep(
