@@ -122,8 +122,10 @@ def predict(
     predicted = [costs.predict(counted[name]) for costs, name in zip(models, names, strict=True)]
     for each, one in zip(devices, predicted, strict=True):
         if not one.seconds:
-            why = "its operations are none that the device's single rate covers"
-            raise ConfigError(f"{model}: has no predicted time on {each.id}: {why}")
+            raise ConfigError(
+                f"{model}: no time can be predicted on {each.id}: the network has no operations that the "
+                "profile's single rate covers"
+            )
     found = [
         _Found(each.id, name, one, _energy(each, one))
         for each, name, one in zip(devices, names, predicted, strict=True)

@@ -131,7 +131,11 @@ def idle(input_shape, classes):
             "mine:takes -d pi-4",
             "mine:takes: needs its input shape: give --input 3,32,32 or torch:mine:takes@",
         ),
-        ("mine:idle -d tier-p50 --input 4 --inference", "mine:idle: has no predicted time on tier-p50"),
+        (
+            "mine:idle -d tier-p50 --input 4 --inference",
+            "mine:idle: no time can be predicted on tier-p50: the network has no operations that the "
+            "profile's single rate covers",
+        ),
         ("mine:takes -d pi-4 --input 13", "cannot train on inputs of shape (13,)"),
     ],
 )
