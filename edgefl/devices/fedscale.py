@@ -155,7 +155,7 @@ def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> Impo
     text = json.dumps([usable[client] for client in picked])
     note = f"{len(picked)} of {len(clients)} clients; {len(clients) - len(usable)} never active"
     if turned:
-        note += f"; left out: {turned} intervals that end before they start"
+        note += f"; intervals left out, because they end before they start: {turned}"
     return ImportResult({f"{name}.json": text + "\n"}, (note,))
 
 

@@ -97,7 +97,9 @@ def test_a_power_profile_completes_a_device(tmp_path: Path) -> None:
 def test_intervals_that_end_before_they_start_are_counted(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('{"1": {"finish_time": 100, "active": [50, 10], "inactive": [10, 20]}}')
     made = FORMATS["fedscale"].read(tmp_path / "b.json", ImportOptions())
-    assert made.notes == ("1 of 1 clients; 0 never active; left out: 1 intervals that end before they start",)
+    assert made.notes == (
+        "1 of 1 clients; 0 never active; intervals left out, because they end before they start: 1",
+    )
 
 
 def test_a_power_that_was_derived_from_the_currents_follows_the_new_ones(tmp_path: Path) -> None:
