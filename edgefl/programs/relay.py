@@ -185,12 +185,12 @@ class PhoneLink:
 
         async def send(far: socket.socket, from_s: float) -> None:
             try:
-                await carry(near, far, self.flows["up"], from_s)
+                await carry(near, far, self.flows["up"], from_s, resets)
             except* ReceiverLost:
                 pass  # what the server sent before it closed the connection still arrives
             self.sending.discard(this)
 
-        ends = [near]
+        ends, resets = [near], dict[socket.socket, OSError]()
         try:
             near.setblocking(False)
             far = await self._open(server) if self.here else None
@@ -203,7 +203,7 @@ class PhoneLink:
             opened_s = self.clock.now() + self.flows["down"].way.delay_s
             async with asyncio.TaskGroup() as both:
                 both.create_task(send(far, opened_s))
-                both.create_task(carry(far, near, self.flows["down"], 0.0))
+                both.create_task(carry(far, near, self.flows["down"], 0.0, resets))
         except BaseException as error:
             self.broken += _contains(error, Disconnected)
             for end in ends if self.resets or this in self.sending else ():
@@ -250,10 +250,18 @@ class ReceiverLost(OSError):
 Part = tuple[Transmission, float, bytes]
 
 
-async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s: float) -> None:
+async def carry(
+    source: socket.socket,
+    target: socket.socket,
+    flow: Flow,
+    from_s: float,
+    resets: dict[socket.socket, OSError],
+) -> None:
     """Forward the stream from ``source`` to ``target`` from the time ``from_s`` on, including its end.
 
-    If the source resets its connection, the error is raised when all earlier data has arrived.
+    If the source resets its connection, the error is raised when all earlier data has arrived. A socket
+    reports a reset once: after a write has met it, a read sees an end of the stream. Such errors are kept in
+    ``resets`` by socket, for the other direction.
     """
     way = flow.way
     wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
@@ -280,6 +288,8 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
             try:
                 held_up = await _write(target, data)
             except OSError as error:
+                if not isinstance(error, BrokenPipeError):  # this one: its own stream had ended before
+                    resets[target] = error
                 raise ReceiverLost from error
             flow.arrived(transmission, len(data), held_up)
             async with changed:
@@ -309,7 +319,7 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
                 parts.append((transmission, due_s, data))
             else:
                 await flow.clock.until(max(due_s, flow.clock.now() + way.delay_s))
-                parts.append(end)
+                parts.append(end or resets.get(source))
             async with changed:
                 changed.notify_all()
             if not data:

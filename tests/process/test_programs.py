@@ -28,6 +28,7 @@ from edgefl.host.groups import ACCOUNTING, find
 from edgefl.host.memory import private_mib
 from edgefl.programs import Phone, ProgramOptions, RunningPhones, run, start
 from edgefl.programs.messages import Absence
+from edgefl.programs.relay import CLOSE_AT_ONCE, LEAST_WINDOW_BYTES
 from edgefl.programs.running import OUT_OF_FILES, no_group
 from edgefl.programs.tree import ProcessTree
 
@@ -351,15 +352,18 @@ def test_what_was_sent_before_the_end_arrives() -> None:
     assert (one.up.bytes, one.refused, one.broken) == (100, 0, 0)
 
 
-def test_what_a_server_sent_before_it_reset_the_connection_arrives() -> None:
-    """As from a server that rejects an upload before it has read all of it."""
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_server_sent_before_it_reset_the_connection_arrives(ended: bool) -> None:
+    """As from a server that rejects an upload before it has read all of it. It may have ended its answer."""
     port = free_port()
     code = (
         "import contextlib, socket\n"
-        f"peer, got = socket.create_connection(('127.0.0.1', {port})), b''\n"
-        "with contextlib.suppress(OSError):\n    peer.sendall(bytes(1 << 20))\n"
-        "with contextlib.suppress(ConnectionResetError):\n    while data := peer.recv(99): got += data\n"
-        "raise SystemExit(len(got))"
+        f"peer, got, reset = socket.create_connection(('127.0.0.1', {port})), b'', False\n"
+        "for use in (lambda: peer.sendall(bytes(1 << 20)), lambda: peer.recv(99)):\n"
+        "    try:\n        while data := use(): got += data\n"
+        "    except BrokenPipeError: pass\n"
+        "    except ConnectionResetError: reset = True\n"
+        "raise SystemExit(len(got) + reset)"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -368,13 +372,43 @@ def test_what_a_server_sent_before_it_reset_the_connection_arrives() -> None:
             with peer:
                 peer.recv(1)
                 peer.sendall(bytes(100))
+                if ended:
+                    peer.shutdown(socket.SHUT_WR)
 
         thread = threading.Thread(target=reject)
         thread.start()
         connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
         (one,) = run([python(code, network="3g", connects=connects)], options()).phones
         thread.join()
-    assert (one.exit_code, one.down.bytes) == (100, 100)
+    assert (one.exit_code, one.down.bytes) == (100 if ended else 101, 100)
+
+
+def test_a_reset_that_a_phones_sending_meets_first_ends_its_download() -> None:
+    """The download takes the link some time, and the phone sends meanwhile. An end of stream would say that
+    the download is complete."""
+    port = free_port()
+    code = (
+        f"import socket; peer = socket.create_connection(('127.0.0.1', {port}))\n"
+        "try:\n    peer.sendall(b'x')\n    while peer.recv(1 << 12): peer.sendall(b'x')\n"
+        "except ConnectionResetError: raise SystemExit(5)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def give_up() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1)
+                peer.sendall(bytes(2 * LEAST_WINDOW_BYTES))
+                peer.recv(1)  # the phone has received some, and sends
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_AT_ONCE)
+
+        thread = threading.Thread(target=give_up)
+        thread.start()
+        connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
+        (one,) = run([python(code, network="3g", connects=connects)], options()).phones
+        thread.join()
+    assert one.exit_code == 5
+    assert one.down.bytes > 0
 
 
 def test_a_server_that_refuses_ends_the_connection() -> None:

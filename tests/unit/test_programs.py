@@ -164,7 +164,7 @@ def test_what_may_be_on_its_way_is_bounded() -> None:
         ends = [*socket.socketpair(), *socket.socketpair()]
         for end in ends:
             end.setblocking(False)
-        task = asyncio.create_task(carry(ends[1], ends[2], flow, 0.0))
+        task = asyncio.create_task(carry(ends[1], ends[2], flow, 0.0, {}))
         sender = asyncio.create_task(asyncio.get_running_loop().sock_sendall(ends[0], bytes(64 << 20)))
         before = -1
         while entered != before or not entered:  # many turns of the loop, and nothing more has entered
