@@ -50,7 +50,9 @@ TURN_S = 0.5
 LONGEST_LINE = 1 << 16
 MOST_KEPT = 20_000
 """Maximum number of transmissions recorded per link direction; later ones are not recorded."""
-OUT_OF_FILES = "connections were refused or delayed: edgefl could open no more files (ulimit -Hn is too low)"
+OUT_OF_FILES = (
+    "edgefl ran out of open files, so connections were refused or delayed; raise the hard limit (ulimit -Hn)"
+)
 ENDING_S = 20.0
 MOST_MEAN_S = 1e9
 
