@@ -49,7 +49,8 @@ class _Pool:
     ) -> None:
         """Compute `numba_sums.sum_tiles` for all elements.
 
-        If another call is using the pool's threads, compute it only in this thread.
+        If another call is using the pool's threads, compute it only in this thread, or wait for a call that
+        began at the same moment.
         """
         if threads < 2 or self._free.locked():
             numba_sums.sum_tiles(listed, weights, 0, size, partial)
