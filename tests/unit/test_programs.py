@@ -6,10 +6,12 @@ import asyncio
 import math
 import os
 import pty
+import select
 import socket
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock, call
@@ -570,23 +572,26 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
 
 
 def test_a_slow_terminal_that_does_not_block_gets_all() -> None:
-    lines = [f"line {number} {'x' * 60}" for number in range(1000)]  # several times what the terminal holds
+    lines = [f"line {number} {'x' * 60}" for number in range(200)]
     ours, theirs = pty.openpty()
     os.set_blocking(theirs, False)
-
-    def read() -> str:
-        data = bytearray()
-        while not data.endswith(f"{lines[-1]}\r\n".encode()):
-            data += os.read(ours, 1 << 16)
-        return data.decode()
-
-    with ThreadPoolExecutor(1) as pool, open(theirs, "w") as terminal:
+    data = bytearray()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        open(theirs, "w") as terminal,
+        open(ours, "rb", buffering=0) as reader,
+    ):
         view = PhonesTable(Console(file=waiting_text(terminal), force_terminal=True, width=200))
-        got = pool.submit(read)
-        for start in range(0, len(lines), 100):
-            assert view.write(terminal.buffer, "\n".join([*lines[start : start + 100], ""]).encode())
-        assert got.result().splitlines() == lines
-    os.close(ours)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(theirs, b"-" * 1000)
+        writing = pool.submit(view.write, terminal.buffer, "\n".join(lines).encode())
+        assert not wait([writing], timeout=0.1).done  # the terminal is full
+        while not data.endswith(f"{lines[-1]}\r\n".encode()):
+            assert select.select([reader], [], [], 20)[0]
+            data += reader.read(1 << 16)
+        assert writing.result()
+    assert data.decode().lstrip("-").splitlines() == lines
 
 
 def test_only_a_missing_reader_ends_a_phones_output(capsys: pytest.CaptureFixture[str]) -> None:
