@@ -129,10 +129,14 @@ def misses_a_file() -> None:
 
 def ends_a_program_and_a_fork() -> None:
     child = subprocess.Popen(["sleep", "300"])
-    child.send_signal(signal.SIGINT)
-    assert child.wait() == -signal.SIGINT
+    try:
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=10) == -signal.SIGINT
+    finally:
+        child.kill()
     if (pid := os.fork()) == 0:
-        time.sleep(300)
+        time.sleep(10)
+        os._exit(0)
     os.kill(pid, signal.SIGTERM)
     assert os.waitpid(pid, 0) == (pid, signal.SIGTERM)
 
