@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import count, product
 from pathlib import Path
 from types import FrameType
 
@@ -229,9 +230,9 @@ def test_an_exception_after_any_call_leaves_the_numba_pool_usable() -> None:
         "sum": lambda: _sum("numba"),
         "parts": lambda: numba_threads.in_parts(lambda start, stop: parts.append(start), 2 * SIZE, 2),
     }
-    for call in calls.values():
-        for nth in range(10_000):
-            if nth % 2:
+    for call, closed in product(calls.values(), (False, True)):
+        for nth in count():
+            if closed:
                 pool.close()  # the call starts threads
             left = nth
 
