@@ -135,6 +135,17 @@ def _stops_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def keep_stops() -> Callable[[], None]:
+    """Return a function that sets the present handlers of the stop signals again, after `become_child`."""
+    handlers = {number: signal.getsignal(number) for number in STOPS}
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    return restore
+
+
 def _ignore(*_: object) -> None:
     pass
 

@@ -13,7 +13,6 @@ import inspect
 import os
 import random
 import resource
-import signal
 import sys
 import sysconfig
 import tracemalloc
@@ -29,7 +28,7 @@ import torch
 from edgefl.devices.code import clusters_of, throughput
 from edgefl.devices.schema import Device
 from edgefl.host.children import collect, fork
-from edgefl.host.process import STOPS
+from edgefl.host.process import keep_stops
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
 from edgefl.regression.bytecode import CodeName, TooManyInstructions, count_instructions
@@ -154,11 +153,10 @@ def _steady(counter: PartCounter, run: Callable[[], Any], handle: DeviceHandle) 
 def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
     """Run ``measure`` in a forked process whose output is discarded; return the result, or why it failed."""
     read, write = os.pipe()
-    handlers = {number: signal.getsignal(number) for number in STOPS}
+    restore_stops = keep_stops()
 
     def main() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        restore_stops()
         os.close(read)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)

@@ -26,7 +26,7 @@ from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import collect, end_children, fork, has_children
-from edgefl.host.process import STOPS, adopt_orphans, become_child, outlive_parent
+from edgefl.host.process import adopt_orphans, become_child, keep_stops, outlive_parent
 from edgefl.regression import process
 from edgefl.regression.counts import CountedRun
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from edgefl.regression.memory import TreeWatch
 
 _ADDR_NO_RANDOMIZE = 0x0040000
-_STOPS = {number: signal.getsignal(number) for number in STOPS}
-"""Handlers of the signals that stop a process, as inherited from the process of the tests. For example,
-``nohup`` causes SIGHUP to be ignored."""
+inherit_stops = keep_stops()
+"""Sets the handling of stop signals that the process of the tests uses, for the user's code and the processes
+that it starts. For example, ``nohup`` causes SIGHUP to be ignored."""
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[process.Answer] = msgspec.msgpack.Decoder(process.Answer)
 
@@ -191,13 +191,6 @@ def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
     if os.getpid() == own:  # not true in a process that the function forked and that returned here
         with os.fdopen(write, "wb") as pipe:
             pipe.write(_encode(result))
-
-
-def inherit_stops() -> None:
-    """Restore the handling of stop signals that the process of the tests uses, for the user's code and the
-    processes that it starts."""
-    for number, handler in _STOPS.items():
-        signal.signal(number, handler)
 
 
 def _result(measure: Callable[[], Any]) -> Any:
