@@ -47,7 +47,7 @@ from edgefl.core.events import (
 from edgefl.core.ledger import Ledger
 from edgefl.core.participation import Schedule
 from edgefl.errors import RunError
-from edgefl.experiment import NO_PROGRESS
+from edgefl.experiment import NO_PROGRESS, TOO_FEW_CLIENTS
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 
@@ -367,8 +367,8 @@ class Core(Ledger):
             at_s = calls.call(self.strategy, "wake_s", self._state, self, read=calls.time_s)
             if at_s is not None:
                 self._wake(at_s, actions)
-        if self._participations_exhausted() and self._halt is None:
-            self._halt = "participations"
+        if self._halt is None and (reason := self._too_few_clients()) is not None:
+            self._halt = reason
             self._settle(actions, stepped)
 
     def _order_sum(self, actions: list[Action]) -> bool:
@@ -466,15 +466,27 @@ class Core(Ledger):
             return f"{NO_PROGRESS}: {self._lost_in_a_row} tasks in a row were lost with their clients"
         return None
 
-    def _participations_exhausted(self) -> bool:
-        """True if too few clients may still participate to make another version."""
-        limits = self.participation
-        if limits is None or self.training:
-            return False
-        done = [limits.exhausted(device.client) for device in self.devices]
-        if self.awaits:  # when the ``Wake`` is due, a client may start or a held update be used
-            return all(done) and not self.held
-        return any(done) and all(one or here for one, here in zip(done, self.present, strict=True))
+    def _too_few_clients(self) -> str | None:
+        """Return the stop reason if too few clients may still participate to make another version."""
+        limits, present = self.participation, self.present
+        if self.training or (limits is None and any(present)):
+            return None
+        done = [limits is not None and limits.exhausted(client) for client in range(len(present))]
+        if not self.awaits:
+            enough = not any(done) or not all(one or here for one, here in zip(done, present, strict=True))
+            return None if enough else "participations"
+        if self.held:  # when the ``Wake`` is due, a held update may be used
+            return None
+        if all(done):
+            return "participations"
+        # With ``stop.emulated_s``, the ``Wake`` actions are not endless: the run ends at that time.
+        if self._stop.emulated_s is None and all(map(self._never_starts, range(len(present)), done)):
+            return f"{TOO_FEW_CLIENTS}: {sum(present)} of {len(present)}"
+        return None
+
+    def _never_starts(self, client: int, exhausted: bool) -> bool:
+        """Return True if the client has used up its participations, or was dropped after its death."""
+        return exhausted or (not self.present[client] and self.deaths.returns_s(client) == math.inf)
 
     def _no_update(self, client: int) -> None:
         self.forget_base(client)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+import numpy as np
 import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.deaths import Deaths
 from edgefl.core.events import Arrived, Died, Drop, Halted, Joined, Left, Rejoin, Release, Train
+from edgefl.strategies import resolve
 from edgefl.strategies.fedbuff import FedBuff
-from edgefl.testing import fleet
+from edgefl.strategies.fedfix import FedFix
+from edgefl.testing import fleet, run_in_memory
 
 MOST = Deaths.MOST_IN_A_ROW
 
@@ -88,3 +92,29 @@ def test_a_replay_of_the_journal_goes_on_counting(restarts: int) -> None:
     answers = [again.handle(event) for event in journal[restarts:]]
     assert answers == [made.handle(event) for event in journal[restarts:]]
     assert isinstance(answers[-1][0], Drop)
+
+
+@pytest.mark.parametrize("strategy", ["favano", "fedfix", "quafl"])
+@pytest.mark.parametrize(
+    ("on_death", "end_s", "reason"),
+    [
+        ("drop", None, "too few clients are left: 0 of 3"),
+        ("drop", 50.0, "emulated_s"),  # the run ends by itself
+        ("replace", 50.0, "emulated_s"),
+    ],
+)
+def test_a_run_whose_strategy_wakes_itself_ends_when_all_clients_were_dropped(
+    strategy: str, on_death: Literal["replace", "drop"], end_s: float | None, reason: str
+) -> None:
+    made = resolve({"name": strategy, "interval_s": 1.0})
+    stop = experiment.Stop(versions=1000, emulated_s=end_s)
+    core = Core(made, fleet(3), 1, stop, deaths=Deaths(on_death, rejoin_s=100.0))
+    events = [dies(4.0 + client, client) for client in range(3)]
+    run_in_memory(core, [0.4, 1.0, 2.5], model=np.zeros(3), events=events, max_events=10_000)
+    assert (core.stopped, core.now_s) == (reason, end_s or 6.0)
+
+
+def test_a_held_update_may_still_be_used_after_the_last_death() -> None:
+    core = Core(FedFix(interval_s=5.0), fleet(1), 1, experiment.Stop(versions=9), deaths=Deaths("drop"))
+    result = run_in_memory(core, [1.0], model=np.zeros(3), events=[dies(3.0)], max_events=100)
+    assert (core.stopped, core.now_s, len(result.sums)) == ("too few clients are left: 0 of 1", 5.0, 1)

@@ -17,7 +17,8 @@ from test_privacy_fuzz import exact_epsilon
 import edgefl
 from edgefl import config
 from edgefl.core import Core
-from edgefl.core.events import Event, Joined, Left, Train
+from edgefl.core.deaths import Deaths
+from edgefl.core.events import Died, Event, Joined, Left, Train
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, RunError, TrainingError
 from edgefl.experiment import Attackers, Privacy
@@ -405,6 +406,22 @@ def test_a_run_whose_strategy_wakes_itself_ends_when_no_client_may_start(strateg
     result = run_in_memory(core, [0.4, 0.4, 0.9, 1.0, 2.5], model=np.zeros(3), max_events=10_000)
     assert core.stopped == "participations"
     assert core.trips == 5 * TRIPS == sum(len(action.tasks) for action, _ in result.sums)
+
+
+@pytest.mark.parametrize("strategy", ["favano", "fedfix", "quafl"])
+@pytest.mark.parametrize("died", [2, 5])
+def test_a_run_whose_strategy_wakes_itself_ends_when_the_other_clients_have_died(
+    strategy: str, died: int
+) -> None:
+    """Clients that are dropped have not used up their participations, and never will."""
+    made, deaths = resolve({"name": strategy, "interval_s": 1.0}), Deaths("drop")
+    core = Core(made, fleet(5), 1, edgefl.Stop(versions=1000), privacy=RULES, deaths=deaths)
+    events = [Died(client, 2.5, "signal 9", declared=True) for client in range(died)]
+    run_in_memory(core, [0.4, 0.4, 0.9, 1.0, 2.5], model=np.zeros(3), events=events, max_events=10_000)
+    assert core.stopped == f"too few clients are left: {5 - died} of 5"
+    limits = core.participation
+    assert limits is not None
+    assert [limits.exhausted(client) for client in range(5)] == [client >= died for client in range(5)]
 
 
 @pytest.mark.parametrize(
