@@ -258,14 +258,14 @@ class Strategy:
     """η_g: the server's learning rate, by which the weighted sum of updates is multiplied."""
 
     def __post_init__(self) -> None:
-        _check_class(type(self))
         try:
             hints = typing.get_type_hints(type(self), include_extras=True)
         except NameError:  # a class defined in a function may be annotated with that function's local types
-            return
-        for name in (item.name for item in fields(self)):
+            hints = {}
+        for name in (item.name for item in fields(self) if item.name in hints):
             for fault in faults(getattr(self, name), hints[name], f"strategy.{name}"):
                 raise fault
+        _check_attributes(self)
 
     def local_rule(self) -> LocalTerms:
         """Return the terms that clients add to the SGD described by the experiment's ``[training]`` table."""
@@ -441,20 +441,23 @@ def check_fits(field: str, number: int | None, clients: int) -> None:
         raise ConfigError(f"strategy.{field} must be at most the fleet's {clients} clients, got {number}")
 
 
-def _check_class(kind: type[Strategy]) -> None:
-    """Raise `ConfigError` if class attributes of a strategy are invalid or contradict its methods."""
+def _check_attributes(strategy: Strategy) -> None:
+    """Raise `ConfigError` if attributes of a strategy, which may be properties, are invalid or contradict its
+    methods."""
+    kind = type(strategy)
     for field, allowed in (("upload", ("delta", "model")), ("reads", ("metadata", "updates"))):
-        if (value := getattr(kind, field)) not in allowed:
+        if (value := getattr(strategy, field)) not in allowed:
             either = " or ".join(map(repr, allowed))
             raise ConfigError(f"{kind.__name__}.{field} must be {either}, got {value!r}")
-    if kind.combine is not Strategy.combine and kind.reads != "updates":
+    # A property may choose "metadata" for some hyperparameters, with which `combine` is not used.
+    if kind.combine is not Strategy.combine and strategy.reads == kind.reads != "updates":
         raise ConfigError(
-            f"{kind.__name__} defines combine, which needs reads = 'updates', got reads = {kind.reads!r}"
+            f"{kind.__name__} defines combine, which needs reads = 'updates', got reads = {strategy.reads!r}"
         )
     for field in ("vectors", "server_vectors", "client_vectors"):
-        names = getattr(kind, field)
+        names = getattr(strategy, field)
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{kind.__name__}.{field} must be a tuple of names, got {names!r}")
-    names = (*kind.vectors, *kind.server_vectors, *kind.client_vectors)
+    names = (*strategy.vectors, *strategy.server_vectors, *strategy.client_vectors)
     if len(set(names)) < len(names):
         raise ConfigError(f"{kind.__name__}: names of vectors must be unique, got {', '.join(names)}")

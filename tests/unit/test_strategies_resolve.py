@@ -251,6 +251,37 @@ def test_what_a_strategy_says_before_a_run_is_checked(members: dict[str, Any], m
     assert "\n" not in str(caught.value)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chooses(Buffered):
+    """Its attributes depend on its hyperparameters."""
+
+    robust: str = "updates"
+
+    @property
+    def reads(self) -> str:  # type: ignore[override]
+        return self.robust
+
+    @property
+    def upload(self) -> str:  # type: ignore[override]
+        return "delta" if self.robust == "updates" else "model"
+
+    @property
+    def vectors(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.robust == "updates" else ("c",)
+
+    def combine(self, rows: Any, weights: Any) -> Any:
+        return weights
+
+
+def test_attributes_of_a_strategy_may_be_properties() -> None:
+    for robust in ("updates", "metadata"):
+        check_answers(Chooses(robust=robust), 4)
+    with pytest.raises(ConfigError, match=r"Chooses\.reads must be 'metadata' or 'updates', got 'rows'"):
+        Chooses(robust="rows")
+    with pytest.raises(ConfigError, match=r"strategy\.robust: "):
+        Chooses(robust=3)  # type: ignore[arg-type]
+
+
 def test_what_the_built_in_strategies_say_before_a_run_is_valid() -> None:
     for name, clients in itertools.product(names(), (1, 2, 7, 1000)):
         check_answers(resolve({"name": name}), clients)
