@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import functools
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -180,9 +181,9 @@ def sweep(
     from edgefl.terminal import say
 
     _not_while_imported("sweep")
-    _whole("jobs", jobs, 1, 256)
+    jobs = _whole("jobs", jobs, 1, 256)
     if fleets is not None:
-        _whole("fleets", fleets, 2, 10_000)
+        fleets = _whole("fleets", fleets, 2, 10_000)
     given, home = objects.opened(experiment)
     silent = not sys.stderr.isatty() if quiet is None else quiet
     choices = {key: _values(f"grid {key!r}", values) for key, values in (grid or {}).items()}
@@ -232,10 +233,18 @@ def _values(what: str, given: Iterable[Any]) -> list[Any]:
     return list(given)
 
 
-def _whole(what: str, given: object, least: int, most: int) -> None:
-    """Raise `ConfigError` unless ``given`` is a whole number from ``least`` to ``most``."""
-    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
+def _whole(what: str, given: Any, least: int, most: int) -> int:
+    """Return ``given``, which may be a numpy integer, as an int.
+
+    Raises `ConfigError` unless it is a whole number from ``least`` to ``most``.
+    """
+    try:
+        number = None if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
         raise ConfigError(f"{what}: must be a whole number from {least} to {most}, got {given!r}")
+    return number
 
 
 def _not_while_imported(what: str) -> None:

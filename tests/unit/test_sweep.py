@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import edgefl
@@ -148,6 +149,8 @@ def test_a_point_that_its_hosts_cannot_run_is_refused_before_the_first_run(tmp_p
     [
         ({"jobs": 0}, "jobs: must be a whole number from 1 to 256, got 0"),
         ({"jobs": "2"}, "jobs: must be a whole number from 1 to 256, got '2'"),
+        ({"jobs": True}, "jobs: must be a whole number from 1 to 256, got True"),
+        ({"jobs": np.int64(257)}, "jobs: must be a whole number from 1 to 256, got np.int64(257)"),
         ({"fleets": 1}, "fleets: must be a whole number from 2 to 10000, got 1"),
         ({"fleets": 10**12}, "fleets: must be a whole number from 2 to 10000, got 1000000000000"),
         ({"target": "0.9"}, "target: expected an accuracy above 0 and at most 1, such as 0.9; got '0.9'"),
@@ -160,3 +163,13 @@ def test_python_has_the_limits_of_the_commands_options(
         edgefl.sweep(PLAIN, tmp_path / "out", **how)
     assert str(error.value) == says
     assert not (tmp_path / "out").exists()
+
+
+def test_python_may_count_jobs_and_fleets_with_numpys_whole_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(sweep, "sweep", lambda *_, **options: given.update(options))
+    edgefl.sweep(PLAIN, tmp_path / "out", jobs=np.int64(3), fleets=np.uint8(2))  # type: ignore[arg-type]
+    assert (given["jobs"], given["seeds"], given["fleets"]) == (3, [1, 2], True)
+    assert type(given["jobs"]) is int
