@@ -79,7 +79,8 @@ def check_answers(strategy: Strategy, clients: int) -> None:
     check("local_rule", terms, valid, "LocalTerms with a finite prox_mu")
     for method in ("max_training", "max_held", "slots"):
         found = answer(method, clients)
-        check(method, found, _at_least_one(found), "a whole number of at least 1")
+        valid = isinstance(found, int) and not isinstance(found, bool) and found >= 1
+        check(method, found, valid, "an int of at least 1")
     process = answer("arrivals")
     valid = process is None or (
         isinstance(process, Arrivals)
@@ -96,24 +97,6 @@ _OPTIMIZER_NUMBERS = ("lr", "momentum", "beta1", "beta2", "epsilon")
 def _finite(value: Any) -> bool:
     """Return True if the value is a number other than NaN and infinity."""
     return isinstance(value, int | float | np.number) and math.isfinite(value)
-
-
-def _at_least_one(value: Any) -> bool:
-    """Return True if `whole_number` converts the value to a number of at least 1."""
-    try:
-        return whole_number(value) >= 1
-    except TypeError:
-        return False
-
-
-def whole_number(result: Any) -> int:
-    """Convert the result of ``max_training``, ``max_held`` or ``slots``, which may be a numpy integer.
-
-    Raises `TypeError` if it is not a whole number.
-    """
-    if isinstance(result, bool):
-        raise TypeError("expected a whole number, got a bool")
-    return operator.index(result)
 
 
 def clients(result: Any) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from edgefl.core.strategy_calls import whole_number
 from edgefl.devices import Device, code, load_device, load_network
 from edgefl.devices.condition import Condition, ConditionModel, power_of
 from edgefl.devices.individuals import TripScatter, model_error, phase, unit_factor
@@ -245,7 +244,7 @@ def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int
     spread = fleet.join_spread_s > 0.0 or strategy.arrivals() is not None
     if fleet.phase == "aligned" or strategy.starts_together or spread:
         return 0
-    return whole_number(strategy.max_training(clients))
+    return strategy.max_training(clients)
 
 
 def in_phase(experiment: Experiment, strategy: Strategy) -> str:

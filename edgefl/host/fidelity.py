@@ -160,14 +160,12 @@ def assess(
     sums["training"] = training.mean_error
     held = verdict.judge([errors], sums, conditions or Conditions(), reasons)
     reasons = [*held.reasons, *_worst_device(by_device)]
-    if reasons:
-        reasons[1:1] = held.conditions.busy  # insert the likely causes after the first reason
     lateness = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
     return Fidelity(
         valid=not reasons,
         median_abs_error=held.median_abs_error,
         p95_abs_error=held.p95_abs_error,
-        reasons=tuple(reasons),
+        reasons=held.conditions.with_causes(reasons),
         trips=trips,
         by_quantity=by_quantity,
         by_device=by_device,

@@ -5,7 +5,7 @@ The same bounds apply to a run, `edgefl exec`, the live view, `edgefl bench` and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -45,6 +45,10 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         """A list of one line if other processes used more of the host than `OTHERS_NOTED`; else empty."""
         busy = self.others is not None and self.others > OTHERS_NOTED
         return [f"other processes used {self.others:.0%} of the host"] if busy else []
+
+    def with_causes(self, reasons: Sequence[str]) -> tuple[str, ...]:
+        """Return the reasons with the likely causes inserted after the first one; () without reasons."""
+        return (*reasons[:1], *(self.busy if reasons else ()), *reasons[1:])
 
 
 UNKNOWN = Conditions()

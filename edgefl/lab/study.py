@@ -220,7 +220,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How to choose each arm's step sizes: those with the largest area under the learning curve win."""
+    """Choice of each arm's step sizes: those whose learning curve has the largest area below it are used."""
 
     grid: Mapping[str, tuple[float, ...]]
     """Values to try for each key of the experiment; all combinations are run."""

@@ -197,5 +197,4 @@ def judge(
     }
     doubts = [*doubts, *(why + more for why in uncounted[:1])]
     held = verdict.judge([cpu, of_links], sums, conditions, doubts)
-    first, others = held.reasons[:1], held.reasons[1:]
-    return held._replace(reasons=(*first, *(conditions.busy if first else ()), *others))
+    return held._replace(reasons=conditions.with_causes(held.reasons))

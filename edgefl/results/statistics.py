@@ -42,9 +42,7 @@ class Estimate(NamedTuple):
         35.75; 35.8 ±6.0; 0.044 ±0.028
         """
         if self.half is None or not 1e-4 * abs(self.mean) < self.half < math.inf:
-            rounding = self.half is not None and self.half < 1e-12 * abs(self.mean)
-            half = 0.0 if rounding else self.half
-            return f"{self.mean:.4g}" + ("" if half is None else f" ±{half:.2g}")
+            return f"{self.mean:.4g}" + ("" if self.half is None else f" ±{self.half:.2g}")
         return self.at(f".{max(0, 1 - math.floor(math.log10(self.half)))}f")
 
     def at(self, digits: str) -> str:
@@ -71,8 +69,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def half_95(values: Points) -> Points:
     """Return half the width of the 95% interval of the mean over the first axis (Student's t)."""
-    count = len(values)
-    half: Points = stdtrit(count - 1, 0.975) * values.std(axis=0, ddof=1) / math.sqrt(count)
+    count, differences = len(values), values - values[0]  # these are exactly 0 if all values are equal
+    half: Points = stdtrit(count - 1, 0.975) * differences.std(axis=0, ddof=1) / math.sqrt(count)
     return half
 
 

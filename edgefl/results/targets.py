@@ -193,18 +193,17 @@ class ToTarget(NamedTuple):
         ('40.0', '1,400', '1 of 2')
         >>> times = (0.06,), (0.06, 0.06), (0.31, 0.312)
         >>> [ToTarget(2, 2, {"at_s": at_s}, {}).text("at_s") for at_s in times]
-        ['0.060', '0.060 ±0.0', '0.311 ±0.013']
+        ['0.060', '0.060 ±0.000', '0.311 ±0.013']
         """
         there = [cost for cost in self.costs[over] if not math.isnan(cost)]
         if not there:
             return "–"
         found = estimate(there)
-        half = found.half or 0.0
-        if over == "at_s" and half <= 1e-4 * found.mean < 1e-4:  # a single time, or equal times
-            return f"{found.mean:#.2g}" + ("" if found.half is None else " ±0.0")
-        if over == "at_s" and (found.mean < 0.05 or 1e-4 * found.mean < half < 0.05):
-            return str(found)  # one decimal place would be 0.0
-        return found.at(",.0f" if found.mean >= 1000 or over == "trips" else ".1f")
+        if found.mean >= 1000 or over == "trips":
+            return found.at(",.0f")
+        # Below 1, show two significant digits of the smaller number. The half of equal values is 0.
+        least = min(size for size in (found.mean, found.half or 0.0, 1.0) if size > 1e-4 * found.mean)
+        return found.at(".1f" if least == 1.0 else f".{1 - math.floor(math.log10(least))}f")
 
     @property
     def passed(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgefl import config, kernels
-from edgefl.core.strategy_calls import check_answers, whole_number
+from edgefl.core.strategy_calls import check_answers
 from edgefl.devices.fleet import any_exact, first_tasks, fleet_of
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
@@ -57,7 +57,7 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
             "it with these settings; fedbuff without normalize does, and so do fedavg and fedavgm with "
             "weighting = 'uniform' and redraw = true"
         )
-    held = whole_number(strategy.max_held(clients))
+    held = strategy.max_held(clients)
     if rules.min_separation > 1 and rules.min_separation * held > clients:
         raise ConfigError(
             f"privacy.min_separation must be at most {max(1, clients // held)} for {clients} "
@@ -82,12 +82,12 @@ def shape_of(
     if ring is None:
         ring = ring_entries(whole, vectors)
         if strategy.measures:  # the base versions of all running tasks are kept
-            ring = max(ring, whole_number(strategy.max_training(clients)) + ENTRIES_NOT_LENT)
+            ring = max(ring, strategy.max_training(clients) + ENTRIES_NOT_LENT)
     kept = size * len(strategy.client_vectors) + (whole if rounded and server.error_feedback else 0)
     return Shape(
         size=whole,
         ring=ring,
-        slots=whole_number(strategy.slots(clients)),
+        slots=strategy.slots(clients),
         vectors=vectors,
         format=server.update_format,
         clients=clients if kept else 0,
@@ -124,6 +124,6 @@ def _scale(experiment: Experiment, strategy: Strategy, prepared: control.Prepare
         demands,
         cores=share.cores,
         scale=experiment.clock.time_scale,
-        active=whole_number(strategy.max_training(len(clients))),
+        active=strategy.max_training(len(clients)),
         together="always" if strategy.lockstep else "never" if spread else "at first",
     )

@@ -24,7 +24,6 @@ import numpy as np
 
 from edgefl import kernels
 from edgefl.core.events import Cohort
-from edgefl.core.strategy_calls import whole_number
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Secure
 from edgefl.files import flush_folder, read
@@ -159,7 +158,7 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
     if experiment.server.update_format != "float32":
         rounded = experiment.server.update_format
         raise ConfigError(f"server.update_format: must be 'float32' with [server.secure], got {rounded!r}")
-    if secure.least_clients > (held := whole_number(strategy.max_held(clients))):
+    if secure.least_clients > (held := strategy.max_held(clients)):
         raise ConfigError(
             f"server.secure.least_clients: must be at most {held}, the number of updates that {name!r} sums, "
             f"got {secure.least_clients}"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.core.strategy_calls import whole_number
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Secure
 from edgefl.kernels.arguments import Floats
@@ -41,7 +40,7 @@ def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: i
 
 def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Rules:
     code = Code(size, secure.holders, secure.recover, secure.private)
-    fixed = FixedPoint(secure.clip, whole_number(strategy.max_held(clients)) * secure.resolution)
+    fixed = FixedPoint(secure.clip, strategy.max_held(clients) * secure.resolution)
     return Rules(code, fixed, secure.resolution, secure.least_clients)
 
 

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from edgefl.core.events import Cohort
-from edgefl.core.strategy_calls import whole_number
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Secure
 from edgefl.kernels.arguments import Floats
@@ -83,7 +82,7 @@ def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: i
 
 def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> PairRules:
     assert isinstance(strategy, Rounds)
-    fixed = FixedPoint(secure.clip, whole_number(strategy.max_held(clients)) * secure.resolution)
+    fixed = FixedPoint(secure.clip, strategy.max_held(clients) * secure.resolution)
     return PairRules(size, strategy.members(clients), fixed, secure.resolution, secure.least_clients)
 
 

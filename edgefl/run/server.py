@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from edgefl.core.events import Halted
-from edgefl.core.strategy_calls import whole_number
 from edgefl.errors import RunError
 from edgefl.experiment import NO_PROGRESS, TOO_FEW_CLIENTS
 from edgefl.host.channel import Channel, Closed
@@ -58,7 +57,7 @@ class ServerLoop:
         engine, plan = self._engine, self._plan
         self._core, self._aggregator, self._store = engine.core, engine.aggregator, engine.store
         self._experiment, self._clock = plan.experiment, self._timeline.clock
-        active = whole_number(self._core.strategy.max_training(len(self._core.devices)))
+        active = self._core.strategy.max_training(len(self._core.devices))
         self._virtual = self._experiment.clock.kind == "virtual"
         self._slowest_step_s = slowest_step_s(plan, active)
         self._stopped: str | None = None

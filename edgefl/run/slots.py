@@ -201,7 +201,7 @@ class Aggregator:
         if entry >= 0 and self.measures:
             self._bases[slot] = entry
         if entry >= 0 and self.buffer.shape.statistics:
-            self.buffer.statistics(slot)[:] = self._statistics_in(entry)
+            self.buffer.statistics(slot)[:] = self.buffer.model(entry)[self.blocks[0]][-self.statistics :]
         lease = self.leases[task] = Lease(slot, entry, client, version, order=task)
         return lease
 
@@ -262,16 +262,10 @@ class Aggregator:
             room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
             raise SlotError(f"task {task}'s update of {update.size} bytes does not fit: {room}")
         lease = self.resume(task=task, client=client, version=version, entry=entry)
-        if self.buffer.shape.statistics:
-            if statistics is None:
-                raise SlotError(f"the running statistics that task {task} started from are missing")
+        if statistics is not None:
             self.buffer.statistics(lease.slot)[:] = statistics
         self._write(lease.slot, task, update)
         return lease
-
-    def _statistics_in(self, entry: int) -> Floats:
-        """Return the running statistics of the version in a ring entry."""
-        return self.buffer.model(entry)[self.blocks[0]][-self.statistics :]
 
     def write_zero(self, task: int) -> None:
         """Write an update of zero for a task whose trip failed.

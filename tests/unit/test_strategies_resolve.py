@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edgefl
 from edgefl.core.strategy_calls import check_answers
-from edgefl.devices.fleet import first_tasks
 from edgefl.errors import ConfigError
-from edgefl.run.demands import shape_of
 from edgefl.strategies import Arrivals, Buffered, LocalTerms, ServerOptimizer, Strategy, names, resolve
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
@@ -238,8 +235,9 @@ def mine(**members: Any) -> type[Strategy]:
         ({"optimizer": lambda self: ServerOptimizer(lr=math.nan)}, "with finite numbers, got"),
         ({"local_rule": lambda self: None}, "Mine.local_rule must return LocalTerms with a finite prox_mu"),
         ({"local_rule": lambda self: LocalTerms(prox_mu=math.inf)}, "got LocalTerms(prox_mu=inf"),
-        ({"slots": lambda self, clients: None}, "Mine.slots must return a whole number of at least 1, got"),
-        ({"max_held": lambda self, clients: 0}, "Mine.max_held must return a whole number of at least 1"),
+        ({"slots": lambda self, clients: None}, "Mine.slots must return an int of at least 1, got"),
+        ({"max_training": lambda self, clients: np.int64(2)}, "Mine.max_training must return an int of at"),
+        ({"max_held": lambda self, clients: 0}, "Mine.max_held must return an int of at least 1"),
         ({"max_held": lambda self, clients: np.float64(3)}, "of at least 1, got np.float64(3.0)"),
         ({"max_training": lambda self, clients: True}, "of at least 1, got True"),
         ({"arrivals": lambda self: "poisson"}, "Mine.arrivals must return None, or constant or poisson Arri"),
@@ -286,20 +284,6 @@ def test_attributes_of_a_strategy_may_be_properties() -> None:
         Chooses(robust="rows")
     with pytest.raises(ConfigError, match=r"strategy\.robust: "):
         Chooses(robust=3)  # type: ignore[arg-type]
-
-
-def test_a_strategy_may_count_with_numpys_whole_numbers() -> None:
-    """The run, whose messages and files hold plain numbers, converts them."""
-    most = {
-        "max_training": lambda self, clients: np.minimum(clients, 4),
-        "max_held": lambda self, _: np.int8(2),
-    }
-    wanted = edgefl.Experiment(fleet=edgefl.Fleet(devices={"pixel-4": 5}), stop=edgefl.Stop(versions=1))
-    strategy = mine(**most)()
-    check_answers(strategy, 5)
-    found = [shape_of(wanted, strategy, 10, 5).slots, first_tasks(wanted, strategy, 5)]
-    assert found == [6, 4]
-    assert [type(number) for number in found] == [int, int]
 
 
 def test_what_the_built_in_strategies_say_before_a_run_is_valid() -> None:
