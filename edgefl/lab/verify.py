@@ -37,11 +37,11 @@ from edgefl.results.rows import EvaluationRow
 from edgefl.results.summary import summary_text
 from edgefl.results.trace import FILE_NAME as TRACE_FILE
 from edgefl.results.trace import trace_text
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.demands import shape_of
 from edgefl.run.engine import is_kept
 from edgefl.run.hidden import SECRET_BYTES, HiddenSums, Members, Parties, Phones, check_secure, scheme_of
 from edgefl.run.server_process import core_of
-from edgefl.run.slots import Aggregator
 from edgefl.run.update import UpdateMaker, loss_of
 from edgefl.run.workload import Workload
 from edgefl.secure import SECRET_FILE

@@ -14,7 +14,8 @@ timeline        is the source of events: wall (throttled clients) or virtual (an
                 assigns tasks to workers)
 engine          carries out the core's actions: it leases slots, sums updates, writes rows of the record and
                 requests evaluations (evaluation holds the queue of versions to evaluate)
-slots           allocates slots for updates and ring entries for model versions, and sums the updates
+slots           allocates slots for updates and ring entries for model versions
+aggregator      sums the updates in the slots and writes the next version into a ring entry
 hidden          implements secure aggregation: its rules, the phones' keys, and the sums of hidden (masked or
                 encrypted) updates (hidden_masks, hidden_pairwise and hidden_trusted implement one kind each;
                 secure_process is the process that unmasks or decrypts sums; secure_parties is the code that

@@ -22,10 +22,11 @@ from edgefl.devices.plan import End
 from edgefl.results.rows import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.hidden import HiddenSums
 from edgefl.run.progress import Stopwatch
-from edgefl.run.slots import Aggregator, Lease
+from edgefl.run.slots import Lease
 from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
 
 LONG_SUM_BYTES = 2**20

@@ -6,9 +6,9 @@ The first version is being evaluated; under the wall clock, at most one more ver
 from __future__ import annotations
 
 from edgefl.run import control, messages
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.gate import Gate
 from edgefl.run.peers import Peers
-from edgefl.run.slots import Aggregator
 
 
 class EvaluationQueue:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from edgefl.errors import SlotError, WireError
 from edgefl.parameters.buffer import ParameterBuffer, SlotState
 from edgefl.run import control, messages
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.connection import ServerSocket
 from edgefl.run.peers import MOST_DETAIL, Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
-from edgefl.run.slots import Aggregator, Lease
+from edgefl.run.slots import Lease
 from edgefl.run.transport import ShmServer
 from edgefl.zeromq.sockets import Frame, Full, Unreachable
 

@@ -29,8 +29,8 @@ from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import Layout, SavedState
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.engine import Engine
-from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Answer, InFlightWork, Restored
 
 _answers = msgspec.msgpack.Decoder(list[Answer])

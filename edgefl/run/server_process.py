@@ -56,6 +56,7 @@ from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail
 from edgefl.run import control, messages, resume
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
 from edgefl.run.engine import Engine, WriteAhead
@@ -65,7 +66,6 @@ from edgefl.run.hidden import HiddenSums, rules_of
 from edgefl.run.peers import PeerLifecycle, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.server import ServerLoop
-from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Restored, Timeline
 from edgefl.run.transport import PART_BYTES, SERVER_ENDS
 from edgefl.run.virtual import VirtualTimeline

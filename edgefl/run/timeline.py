@@ -19,12 +19,13 @@ from edgefl.experiment import Experiment
 from edgefl.parameters.checkpoint import SavedState
 from edgefl.results.store import Store
 from edgefl.run import control, messages
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.clock import TICK, Agenda, Due, WallClock
 from edgefl.run.dispatch import FatalTask
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate, TaskReturned
 from edgefl.run.peers import Peer, PeerLifecycle, Peers
-from edgefl.run.slots import Aggregator, Lease
+from edgefl.run.slots import Lease
 
 Answer = messages.TaskResult | messages.Gone | FatalTask
 """A worker's result for a task, or the result of a task that killed its workers."""

@@ -29,8 +29,8 @@ from edgefl.results.record import Record
 from edgefl.results.run_folder import CHECKPOINTS, EXPERIMENT_FILE, RESULTS
 from edgefl.results.store import Store
 from edgefl.run import resume, supervisor
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.demands import shape_of
-from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Restored
 from edgefl.run.workload import Workload
 from edgefl.strategies import resolve

@@ -62,7 +62,7 @@ def _write_checkpoints_often() -> None:
 def skips_held() -> None:
     """An update that was held when the server was killed or the run interrupted comes back as nothing."""
     from edgefl import kernels
-    from edgefl.run.slots import Aggregator
+    from edgefl.run.aggregator import Aggregator
 
     _write_checkpoints_often()
     restore, take_over = Aggregator.restore, Aggregator.take_over
@@ -83,7 +83,7 @@ def skips_held() -> None:
 
 def sums_twice() -> None:
     """The first sum after a restart is added to the model once more."""
-    from edgefl.run.slots import Aggregator
+    from edgefl.run.aggregator import Aggregator
 
     _write_checkpoints_often()
     add, restarted = Aggregator.sum, []

@@ -21,9 +21,9 @@ from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results.store import Store
 from edgefl.results.tail import Tail
 from edgefl.run import messages, resume
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.progress import Stopwatch
-from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Delivery
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy

@@ -19,13 +19,14 @@ from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
 from edgefl.results.store import Store
 from edgefl.run import control, messages
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.clock import Alarms, WallClock
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Checked, Gate
 from edgefl.run.peers import Peer, PeerLifecycle, Peers
 from edgefl.run.progress import Gauge, Stopwatch
-from edgefl.run.slots import Aggregator, Lease
+from edgefl.run.slots import Lease
 from edgefl.run.timeline import TimelineEvent
 from edgefl.run.transport import SERVER_ENDS
 from edgefl.strategies.fedbuff import FedBuff

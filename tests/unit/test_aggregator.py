@@ -22,7 +22,7 @@ from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
-from edgefl.run.slots import Aggregator
+from edgefl.run.aggregator import Aggregator
 from edgefl.strategies.base import ServerOptimizer, Update
 
 SIZE = 300

@@ -22,9 +22,9 @@ from edgefl.core import Core
 from edgefl.core.events import Arrived, Joined, Release, Sum, Summed, Train
 from edgefl.devices.fleet import fleet_of
 from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.demands import shape_of
 from edgefl.run.engine import is_kept
-from edgefl.run.slots import Aggregator
 from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
 from edgefl.seeds import stream

@@ -22,8 +22,8 @@ from edgefl.privacy import source
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import KEY_FILE, Secret, Seeded, source_of
 from edgefl.privacy.tree import TreeNoise, nodes
+from edgefl.run.aggregator import Aggregator
 from edgefl.run.demands import checked
-from edgefl.run.slots import Aggregator
 from edgefl.seeds import stream
 from edgefl.strategies.base import ServerOptimizer, Step, VectorSum
 from edgefl.strategies.fedavg import FedAvg

@@ -25,7 +25,7 @@ from edgefl.results.rows import FATES, TripRow
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
 from edgefl.run import engine, messages, resume
-from edgefl.run.slots import SumResult
+from edgefl.run.aggregator import SumResult
 from edgefl.run.timeline import Delivery, InFlightWork, TimelineEvent
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff

@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.kernels.steps import ServerOptimizer
 from edgefl.learning.rule import LocalRule, check_terms
 from edgefl.parameters.buffer import ParameterBuffer, Shape, blocks, with_scales
-from edgefl.run.slots import Aggregator
+from edgefl.run.aggregator import Aggregator
 from edgefl.strategies import LocalTerms, Step, VectorSum
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.scaffold import Scaffold
