@@ -26,6 +26,13 @@ PATIENCE_S = 30.0
 DEVICES = {"pi-zero-2w": 4, "watch-a7": 2}
 """Slow ones: the host keeps up with them almost unstretched, so that a run under the wall clock is short."""
 
+BATCH_NORMALISED = """
+from torch import nn
+def net(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
+"""
+"""Source of a module that makes a model with running statistics, ``net``."""
+
 
 def experiment(**changes: Any) -> Experiment:
     """Six slow devices on a fast network, a tiny model, a dozen versions."""

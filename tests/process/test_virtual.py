@@ -22,7 +22,7 @@ from edgefl.results.rows import ClientRow
 from edgefl.run import supervisor
 
 from .disturbed import left, made_in, plan
-from .runs import Command, experiment, summary, virtual
+from .runs import BATCH_NORMALISED, Command, experiment, summary, virtual
 
 pytestmark = pytest.mark.timeout(300)
 CASES = [
@@ -73,19 +73,12 @@ def test_same_bits_whatever_computes(strategy: dict[str, object], update_format:
     assert verify(folder).model_sha256 == found[3][0]
 
 
-NET = """
-from torch import nn
-def net(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, classes))
-"""
-
-
 def test_running_statistics_are_averaged_whatever_the_servers_optimizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After one step from the same model all cohorts have the same statistics, so averages are the same."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "normed.py").write_text(NET)
+    (tmp_path / "normed.py").write_text(BATCH_NORMALISED)
     found, models = {}, set()
     for name, fields in {
         "fedavg": {},
@@ -106,7 +99,7 @@ def test_running_statistics_are_averaged_whatever_the_servers_optimizer(
         models.add(str(model["1.weight"].tolist()))
         assert verify(tmp_path / name, code=tmp_path).model_sha256 == result.summary()["model_sha256"]
     assert len(models) >= 3
-    assert found["fedavg"][1] != [1.0] * 6
+    assert found["fedavg"][1] != [1.0] * 8
     assert found["fedadam"] == found["fedavgm"] == found["feddyn"] == found["fedavg"]
 
 

@@ -26,7 +26,17 @@ from edgefl.results.rows import IncidentRow, Meta
 from edgefl.run import supervisor
 
 from .disturbed import check_every_kill_was_certain, killed, left, made_in, plan
-from .runs import PATIENCE_S, Command, experiment, summary, versions_of, virtual, wait_for, wait_for_versions
+from .runs import (
+    BATCH_NORMALISED,
+    PATIENCE_S,
+    Command,
+    experiment,
+    summary,
+    versions_of,
+    virtual,
+    wait_for,
+    wait_for_versions,
+)
 from .test_dynamics import CHURN, check_every_task_has_one_fate
 from .test_dynamics import fleet as phones
 
@@ -180,19 +190,12 @@ def test_killed_anywhere_and_resumed_it_is_the_same_run(
         assert verify(tmp_path / "killed").model_sha256 == figures["model_sha256"]
 
 
-NORMED = """
-from torch import nn
-def net(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
-"""
-
-
 def test_running_statistics_stay_averages_under_stale_updates_also_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mutant: sums of stale changes, under which variances become negative and losses NaN."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "normed.py").write_text(NORMED)
+    (tmp_path / "normed.py").write_text(BATCH_NORMALISED)
     changed: dict[str, Any] = {
         "fleet": Fleet(devices={"pixel-3a": 4, "pi-4": 4, "moto-g4": 4}, network="lte"),
         "model": Model(name="normed:net"),
