@@ -1,0 +1,339 @@
+"""Where pytest shows what the plugin found: progress, table, JUnit, JSON and page; errors in them are red."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import test_pytest_plugin as plugin
+from test_pytest_plugin import TEST, Run
+
+from edgefl.regression import gate, progress, table
+from edgefl.regression.badge import colour
+from edgefl.regression.markdown import markdown, workflow_commands
+
+pytest_plugins = ["pytester"]
+
+run, baseline = plugin.run, plugin.baseline
+
+RESULTS = [("step", "OK"), ("known", "XFAIL"), ("known_later", "XFAIL")]
+
+
+class _Reporter:
+    verbosity = 0
+
+    def __init__(self, isatty: bool) -> None:
+        self.isatty = isatty
+        self.lines: list[str] = []
+
+    def ensure_newline(self) -> None:
+        self.lines.append("")
+
+    def write_line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def rewrite(self, text: str, erase: bool) -> None:
+        self.lines.append(f"\r{text}")
+
+
+@pytest.mark.parametrize(
+    ("isatty", "every_s", "shown"),
+    [
+        (True, 0.5, ["", "\rrepetition 1", "\rrepetition 2", "\r"]),
+        (False, 10.0, ["", "edgefl: repetition 1", "edgefl: repetition 2"]),
+    ],
+)
+def test_a_long_test_shows_its_progress(
+    isatty: bool, every_s: float, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter, now_s = _Reporter(isatty), [100.0]
+    capture = SimpleNamespace(global_and_fixture_disabled=contextlib.nullcontext)
+    plugins = {"terminalreporter": reporter, "capturemanager": capture}
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=plugins.get))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    tell = progress.Progress(config)
+    tell("repetition 0")
+    tell("")
+    assert reporter.lines == []  # a short test shows nothing
+    for after_s, text in (
+        (0, "repetition 0"),
+        (every_s, "repetition 1"),
+        (0.1, "soon"),
+        (every_s, "repetition 2"),
+    ):
+        now_s[0] += after_s
+        tell(text)
+    tell("")
+    assert reporter.lines == shown
+
+
+def test_a_session_whose_results_could_not_be_written_fails(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(TEST).ret == 0
+    found = run(TEST, f"--edgefl-json={pytester.path}/steps.py/r.json")
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["NOT written: *steps.py*"])
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+
+    def save(path: Path, *entries: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(table, "save", save)
+    found = run(TEST, "--edgefl-save")
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["NOT saved: *Permission denied*"])
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_failed_test_has_one_row_and_parameters_are_in_the_table(run: Run) -> None:
+    found = run(
+        """
+        import pytest
+        import steps
+
+        @pytest.mark.edge_device("pixel-4")
+        @pytest.mark.parametrize("rounds", [1, 2])
+        def test_step(edge_device, rounds):
+            edge_device.run(steps.step)
+            assert rounds == 1
+        """,
+        "--edgefl-save",
+    )
+    found.assert_outcomes(passed=1, failed=1)
+    shown = found.stdout.str().partition("= edgefl =")[2]
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith("  pixel-4")] == ["OK", "FAIL"]
+    found.stdout.fnmatch_lines(
+        ["test_device.py::test_step rounds=1: step", "test_device.py::test_step rounds=2: *"]
+    )
+
+
+def test_parameters_are_told_apart_wherever_results_are_shown(run: Run, pytester: pytest.Pytester) -> None:
+    file = pytester.path / "r.json"
+    found = run(
+        """
+        import pytest
+        import steps
+
+        @pytest.mark.edge_device("pixel-4")
+        @pytest.mark.parametrize("n", [1, 2])
+        def test_step(edge_device, n):
+            edge_device.run(steps.step)
+        """,
+        f"--edgefl-json={file}",
+        f"--edgefl-report={pytester.path / 'r.html'}",
+    )
+    found.assert_outcomes(passed=2)
+    results = gate.load_results(file)
+    names = [f"test_device.py::test_step n={n}: step" for n in (1, 2)]
+    assert [row.name for row in results.rows] == names
+    assert all(f"`{name}`" in markdown(results) for name in names)
+    page = (pytester.path / "r.html").read_text()
+    assert all(f"test_step n={n}: step" in page.replace("<wbr>", "") for n in (1, 2))
+
+
+def test_a_skipped_test_has_no_result_and_one_that_should_fail_is_not_red(
+    run: Run, pytester: pytest.Pytester, baseline: Path
+) -> None:
+    file = pytester.path / "r.json"
+    found = run(
+        """
+        import unittest
+        import pytest
+        import steps
+
+        pytestmark = pytest.mark.edge_device("pixel-4")
+
+        def test_step(edge_device):
+            edge_device.run(steps.step)
+
+        def test_skips_later(edge_device):
+            edge_device.run(steps.step)
+            pytest.skip("not here")
+
+        def test_skips_as_unittest_does(edge_device):
+            edge_device.run(steps.step)
+            raise unittest.SkipTest("not here")
+
+        @pytest.mark.xfail(reason="known")
+        def test_known(edge_device):
+            edge_device.run(steps.step, work=1)
+
+        def test_known_later(edge_device):
+            edge_device.run(steps.step)
+            pytest.xfail("known")
+        """,
+        "--edgefl-save",
+        f"--edgefl-json={file}",
+    )
+    found.assert_outcomes(passed=1, skipped=2, xfailed=2)
+    found.stdout.fnmatch_lines(["  pixel-4 * XFAIL", "    nothing was measured: *"])
+    results = gate.load_results(file)
+    shown = [(row.test.partition("::")[2], row.outcome) for row in results.rows]
+    assert shown == [(f"test_{name}[pixel-4]", word) for name, word in RESULTS]
+    assert not results.red
+    assert (results.headline, colour(results)) == ("2 XFAIL, 1 OK", "brightgreen")
+    assert list(workflow_commands(results)) == []
+    saved = json.loads(baseline.read_text())["counted"]
+    assert [entry["test"] for entry in saved] == ["test_step[pixel-4]"]
+
+
+def test_errors_around_tests_are_red_wherever_results_are_shown(
+    run: Run, pytester: pytest.Pytester, baseline: Path
+) -> None:
+    file = pytester.path / "r.json"
+    pytester.makepyfile(test_broken="import no_such_module")
+    found = run(
+        """
+        import pytest
+        import steps
+
+        pytestmark = pytest.mark.edge_device("pixel-4")
+
+        def test_step(edge_device):
+            edge_device.run(steps.step)
+
+        @pytest.fixture
+        def broken():
+            raise ValueError("no disk")
+
+        def test_setup(edge_device, broken):
+            edge_device.run(steps.step)
+
+        @pytest.mark.parametrize("n", [1])
+        def test_unknown_fixture(edge_device, n, brokn):
+            edge_device.run(steps.step)
+
+        @pytest.fixture
+        def leaves():
+            yield
+            raise ValueError("disk full")
+
+        def test_teardown(edge_device, leaves):
+            edge_device.run(steps.step)
+
+        @pytest.mark.xfail(strict=True, reason="known")
+        def test_mended(edge_device):
+            edge_device.run(steps.step)
+        """,
+        "--continue-on-collection-errors",
+        "--edgefl-save",
+        f"--edgefl-json={file}",
+    )
+    found.assert_outcomes(passed=2, failed=1, errors=4)
+    found.stdout.fnmatch_lines(
+        ["test_device.py::test_setup", "  pixel-4 * FAIL", "    error in setup: ValueError: no disk"]
+    )
+    results = gate.load_results(file)
+    assert [(row.name, row.device, row.why) for row in results.rows if row.red] == [
+        ("test_device.py::test_setup", "pixel-4", "error in setup: ValueError: no disk"),
+        (
+            "test_device.py::test_unknown_fixture n=1",
+            "pixel-4",
+            "error in setup: fixture 'brokn' not found",
+        ),
+        ("test_device.py::test_teardown", "pixel-4", "error in teardown: ValueError: disk full"),
+        ("test_device.py::test_mended", "pixel-4", "[XPASS(strict)] known"),
+        (
+            "test_broken.py",
+            "–",
+            "could not be collected: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+    ]
+    assert (colour(results), results.headline) == ("red", "5 FAIL, 3 OK")
+    saved = json.loads(baseline.read_text())["counted"]
+    assert "test_mended[pixel-4]" not in [entry["test"] for entry in saved]
+
+
+@pytest.mark.parametrize(
+    ("conftest", "code", "ended"),
+    [
+        ("", pytest.ExitCode.INTERRUPTED, "was interrupted"),
+        (
+            "def pytest_runtest_logfinish():\n    raise OSError('disk full')\n",
+            pytest.ExitCode.INTERNAL_ERROR,
+            "had an internal error",
+        ),
+    ],
+)
+def test_a_session_that_was_broken_off_is_red(
+    run: Run, pytester: pytest.Pytester, conftest: str, code: pytest.ExitCode, ended: str
+) -> None:
+    file = pytester.path / "r.json"
+    pytester.makeconftest(conftest)
+    test = TEST + "\ndef test_stops():\n    pytest.exit('enough')\n"
+    assert run(test, f"--edgefl-json={file}").ret == code
+    results = gate.load_results(file)
+    assert [(row.test, row.outcome, row.why) for row in results.rows] == [
+        ("test_device.py::test_step[pixel-4]", "OK", results.rows[0].why),
+        ("pytest", "FAIL", f"pytest {ended}, so results of other tests may be missing"),
+    ]
+    assert results.red
+
+
+def test_listing_the_tests_writes_nothing(run: Run, pytester: pytest.Pytester) -> None:
+    file = pytester.path / "r.json"
+    assert run(TEST, "--collect-only", f"--edgefl-json={file}").ret == 0
+    assert not file.exists()
+
+
+def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytester) -> None:
+    """pytest-rerunfailures, which this imitates, runs a failed test once more."""
+    file, junit = pytester.path / "r.json", pytester.path / "junit.xml"
+    pytester.makeconftest(
+        """
+        from _pytest.runner import runtestprotocol
+
+        def pytest_runtest_protocol(item, nextitem):
+            *before, failed, _ = runtestprotocol(item, nextitem=nextitem, log=False)
+            failed.outcome = "rerun"
+            item._initrequest()
+            for report in (*before, failed, *runtestprotocol(item, nextitem=nextitem, log=False)):
+                item.ihook.pytest_runtest_logreport(report=report)
+            return True
+        """
+    )
+    found = run(
+        """
+        import pytest
+        import steps
+
+        ATTEMPTS = []
+
+        @pytest.mark.edge_device("pixel-4")
+        def test_flaky(edge_device):
+            edge_device.run(steps.step)
+            ATTEMPTS.append(0)
+            assert len(ATTEMPTS) == 2
+        """,
+        f"--edgefl-json={file}",
+        f"--junitxml={junit}",
+    )
+    assert found.ret == 0
+    assert [row.outcome for row in gate.load_results(file).rows] == ["OK"]
+    outcomes = [
+        one.get("value") for one in ET.parse(junit).iter("property") if ".outcome" in one.get("name", "")
+    ]
+    assert outcomes == ["PASS"]
+
+
+def test_errors_of_other_tests_show_no_table(run: Run) -> None:
+    found = run(
+        """
+        import pytest
+
+        @pytest.fixture
+        def broken():
+            raise ValueError("no disk")
+
+        def test_other(broken):
+            pass
+        """
+    )
+    found.assert_outcomes(errors=1)
+    assert "edgefl =" not in found.stdout.str()
