@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import math
-import os
 import re
-import resource
-import stat
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,13 +16,9 @@ import pytest
 from rich.console import Console
 
 from edgefl.core.events import Arrived, Died, Event, Joined, Left, Summed
-from edgefl.errors import ConfigError, FolderTaken, RunError
 from edgefl.experiment import Privacy
-from edgefl.files import write_text
-from edgefl.parameters import checkpoint
-from edgefl.parameters.checkpoint import SavedState
-from edgefl.privacy.accounting import PrivacyAccount, composed
-from edgefl.results import run_folder, summary
+from edgefl.privacy.accounting import PrivacyAccount
+from edgefl.results import summary
 from edgefl.results.compare import compare
 from edgefl.results.groups import profiles_by_speed, slow_group
 from edgefl.results.record import Record
@@ -187,22 +176,6 @@ def test_a_private_run_says_what_each_evaluation_and_version_had_spent(tmp_path:
     assert f"ε = {spent[-1]:.3g}" in page.text
     (drawn,) = (unquote(link) for link in page.downloads if "ε" in unquote(link))
     assert [row.split(",")[-1] for row in drawn.split("\n")[1:-1]] == [f"{one:.10g}" for one in spent]
-
-
-def test_a_comparison_of_private_runs_has_the_epsilon_of_all_of_them(tmp_path: Path) -> None:
-    rules = Privacy(clip_norm=1.0, noise_multiplier=8.0)
-    runs = [write_run(tmp_path / name, clients=4, privacy=rules) for name in ("a", "b", "c")]
-    account = PrivacyAccount(rules, 4)
-    for first in range(0, 60, 5):
-        account.version([task % 4 for task in range(first, first + 5)])
-    bound = f"All 3 runs together have spent ε = {composed([account] * 3, rules.delta):.3g} at δ = 1e-07"
-    table = StringIO()
-    Console(file=table, width=80).print(compare(runs, tmp_path / "out"))
-    assert bound in " ".join(table.getvalue().split())
-    assert bound in read_json(tmp_path / "out" / "summary.json")["comparison"]["privacy"]
-    assert bound in Page(tmp_path / "out" / "report.html").text
-    Console(file=table, width=80).print(compare(runs[:1], tmp_path / "one"))
-    assert read_json(tmp_path / "one" / "summary.json")["comparison"]["privacy"] == ""
 
 
 def write_numbers(folder: Path, last: float = 0.25, **fields: Any) -> Path:
@@ -474,171 +447,7 @@ def test_little_recorded_divides_by_nothing(seconds: dict[str, float], limit: st
     assert summary.breakdown(costs("wall", **seconds))["limited_by"] == limit
 
 
-@pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
-def test_a_run_is_not_overwritten_by_a_comparison(tmp_path: Path, mark: str) -> None:
-    run, out = write_run(tmp_path / "run"), tmp_path / "out"
-    out.mkdir()
-    (out / mark).touch()
-    (out / "summary.json").write_text("the run's own")
-    with pytest.raises(ConfigError, match=f"^--out {out}: holds a run, which would be overwritten"):
-        compare([run], out)
-    assert sorted(file.name for file in out.iterdir()) == sorted([mark, "summary.json"])
-    assert (out / "summary.json").read_text() == "the run's own"
-    with pytest.raises(ConfigError, match=f"^--out {out / mark}: a file, expected a folder$"):
-        compare([run], out / mark)
-
-
-def test_other_results_are_not_overwritten_by_a_comparison_but_its_own_are(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name) for name in ("a", "b")]
-    summary = tmp_path / "summary.json"
-    for text in ('{"findings": []}', "[]", "broken {"):
-        summary.write_text(text)
-        with pytest.raises(ConfigError, match=r"holds another summary\.json, which would be overwritten"):
-            compare(runs, tmp_path)
-        assert summary.read_text() == text
-    summary.unlink()
-    for run in runs:
-        compare([run], tmp_path)
-        assert [Path(one["folder"]).name for one in read_json(summary)["runs"]] == [run.name]
-
-
-def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
-    good, other = write_run(tmp_path / "good"), write_run(tmp_path / "other", data="mnist")
-    classes = write_run(tmp_path / "classes", classes=12)
-    with pytest.raises(ConfigError, match="name at least one"):
-        compare([])
-    with pytest.raises(ConfigError, match="is named twice"):
-        compare([good, other / ".." / "good"])
-    with pytest.raises(ConfigError, match="is not a run's folder"):
-        compare([good, tmp_path])
-    with pytest.raises(
-        ConfigError, match=r"different data cannot be compared: .* has data mnist, .* has digits"
-    ):
-        compare([good, other])
-    with pytest.raises(ConfigError, match=r"has classes 12, .* has 10"):
-        compare([good, classes])
-    (other / "record.sqlite").write_text("nonsense " * 500)
-    with pytest.raises(ConfigError, match="damaged or not a record"):
-        compare([good, other])
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("evaluate_on = 'test'", "evaluate_on = 'validation'"),
-     ("test_split = 'drawn'", "test_split = 'published'"),
-     ("test_fraction = 0.2", "test_fraction = 0.3"),
-     ("validation_fraction = 0.0", "validation_fraction = 0.2"), ("image_size = 84", "image_size = 32")],
-)  # fmt: skip
-def test_runs_on_as_many_but_other_test_examples_cannot_be_compared(
-    tmp_path: Path, one: str, other: str
-) -> None:
-    runs = [write_run(tmp_path / name) for name in ("a", "b")]
-    for run, key in zip(runs, (one, other), strict=True):
-        (run / "experiment.toml").write_text(f"[data]\n{key}\n")
-    name, _, value = (part.strip("' ") for part in other.partition("="))
-    with pytest.raises(ConfigError, match=rf"runs on different data .* has data\.{name} {value}, .* has "):
-        compare(runs)
-
-
-def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written"):
-        write_text(tmp_path / "file" / "below", "text")
-    path = write_text(tmp_path / "new" / "a.txt", "héllo")
-    assert path.read_text(encoding="utf-8") == "héllo"
-    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
-
-
-def test_a_result_says_what_is_missing_or_broken(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not found"):
-        Result(tmp_path / "nowhere")
-    result = Result(tmp_path)
-    with pytest.raises(ConfigError, match=r"no summary\.json: the run did not end"):
-        result.summary()
-    for text, says in (("{", "cannot be read"), ("[]", "does not hold a summary")):
-        (tmp_path / "summary.json").write_text(text)
-        with pytest.raises(ConfigError, match=re.escape(says)):
-            result.summary()
-    with pytest.raises(ConfigError, match="the run did not end"):
-        result.model()
-    path = tmp_path / "checkpoints" / "final.safetensors"
-    state = SavedState(0, 0, 0.0, 0.0, np.arange(6, dtype=np.float32), [], {})
-    checkpoint.write(path.parent, state, [("w", [2, 3], 0)], final=True)
-    assert result.model()["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    path.write_bytes(b"garbage!" * 4)
-    with pytest.raises(ConfigError, match=r"final\.safetensors cannot be read"):
-        result.model()
-
-
 def test_names_in_headings_and_titles_of_tables_are_text_and_no_markup() -> None:
     printed = StringIO()
     Console(file=printed, width=80).print(table(("eye [red]x", ">[/x]"), [("[b]", 1.0)], title="a [bold]b"))
     assert all(name in printed.getvalue() for name in ("eye [red]x", "[/x]", "[b]", "a [bold]b"))
-
-
-def test_an_experiment_that_is_written_in_part_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with (
-            pytest.raises(ConfigError, match="run: cannot be written: File too large"),
-            run_folder.new(tmp_path / "run", "x" * 1000),
-        ):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_is_held_whatever_becomes_of_its_files(tmp_path: Path) -> None:
-    with run_folder.new(tmp_path / "run", "seed = 1\n"):
-        path = tmp_path / "run" / run_folder.EXPERIMENT_FILE
-        write_text(path, path.read_text())  # another file of this name, as an editor's or rsync's
-        with (
-            pytest.raises(ConfigError, match="run: another edgefl process runs it"),
-            run_folder.held(tmp_path / "run"),
-        ):
-            pass
-    with run_folder.held(tmp_path / "run"):  # it let go
-        pass
-
-
-def test_where_folders_cannot_be_locked_the_experiment_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on NFS, which locks only files that are open for writing."""
-    lock = fcntl.flock
-
-    def of_files(fd: int, how: int) -> None:
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            raise OSError(errno.EBADF, "Bad file descriptor")
-        lock(fd, how)
-
-    monkeypatch.setattr(fcntl, "flock", of_files)
-    with (
-        run_folder.new(tmp_path / "run", "seed = 1\n"),
-        pytest.raises(ConfigError, match="run: another edgefl process runs it"),
-        run_folder.held(tmp_path / "run"),
-    ):
-        pass
-
-
-def test_of_many_runs_begun_at_once_in_one_folder_one_has_it(tmp_path: Path) -> None:
-    together, done = threading.Barrier(8), threading.Event()
-    taken: list[str] = []
-
-    def begin(number: int) -> bool:
-        together.wait()
-        try:
-            with run_folder.new(tmp_path / "run", f"seed = {number}\n"):
-                done.wait()
-        except FolderTaken as error:
-            taken.append(str(error))
-            if len(taken) == 7:
-                done.set()
-            return False
-        return (tmp_path / "run" / run_folder.EXPERIMENT_FILE).read_text() == f"seed = {number}\n"
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(begin, range(8))) == 1
-    assert all("expected a new or empty folder" in line for line in taken)

@@ -1,0 +1,97 @@
+"""Which runs may be compared, what private ones have spent together, where a comparison may be written."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Privacy
+from edgefl.privacy.accounting import PrivacyAccount, composed
+from edgefl.results.compare import compare
+from tests.reports import Page, read_json, write_run
+
+
+def test_a_comparison_of_private_runs_has_the_epsilon_of_all_of_them(tmp_path: Path) -> None:
+    rules = Privacy(clip_norm=1.0, noise_multiplier=8.0)
+    runs = [write_run(tmp_path / name, clients=4, privacy=rules) for name in ("a", "b", "c")]
+    account = PrivacyAccount(rules, 4)
+    for first in range(0, 60, 5):
+        account.version([task % 4 for task in range(first, first + 5)])
+    bound = f"All 3 runs together have spent ε = {composed([account] * 3, rules.delta):.3g} at δ = 1e-07"
+    table = StringIO()
+    Console(file=table, width=80).print(compare(runs, tmp_path / "out"))
+    assert bound in " ".join(table.getvalue().split())
+    assert bound in read_json(tmp_path / "out" / "summary.json")["comparison"]["privacy"]
+    assert bound in Page(tmp_path / "out" / "report.html").text
+    Console(file=table, width=80).print(compare(runs[:1], tmp_path / "one"))
+    assert read_json(tmp_path / "one" / "summary.json")["comparison"]["privacy"] == ""
+
+
+@pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
+def test_a_run_is_not_overwritten_by_a_comparison(tmp_path: Path, mark: str) -> None:
+    run, out = write_run(tmp_path / "run"), tmp_path / "out"
+    out.mkdir()
+    (out / mark).touch()
+    (out / "summary.json").write_text("the run's own")
+    with pytest.raises(ConfigError, match=f"^--out {out}: holds a run, which would be overwritten"):
+        compare([run], out)
+    assert sorted(file.name for file in out.iterdir()) == sorted([mark, "summary.json"])
+    assert (out / "summary.json").read_text() == "the run's own"
+    with pytest.raises(ConfigError, match=f"^--out {out / mark}: a file, expected a folder$"):
+        compare([run], out / mark)
+
+
+def test_other_results_are_not_overwritten_by_a_comparison_but_its_own_are(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    summary = tmp_path / "summary.json"
+    for text in ('{"findings": []}', "[]", "broken {"):
+        summary.write_text(text)
+        with pytest.raises(ConfigError, match=r"holds another summary\.json, which would be overwritten"):
+            compare(runs, tmp_path)
+        assert summary.read_text() == text
+    summary.unlink()
+    for run in runs:
+        compare([run], tmp_path)
+        assert [Path(one["folder"]).name for one in read_json(summary)["runs"]] == [run.name]
+
+
+def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
+    good, other = write_run(tmp_path / "good"), write_run(tmp_path / "other", data="mnist")
+    classes = write_run(tmp_path / "classes", classes=12)
+    with pytest.raises(ConfigError, match="name at least one"):
+        compare([])
+    with pytest.raises(ConfigError, match="is named twice"):
+        compare([good, other / ".." / "good"])
+    with pytest.raises(ConfigError, match="is not a run's folder"):
+        compare([good, tmp_path])
+    with pytest.raises(
+        ConfigError, match=r"different data cannot be compared: .* has data mnist, .* has digits"
+    ):
+        compare([good, other])
+    with pytest.raises(ConfigError, match=r"has classes 12, .* has 10"):
+        compare([good, classes])
+    (other / "record.sqlite").write_text("nonsense " * 500)
+    with pytest.raises(ConfigError, match="damaged or not a record"):
+        compare([good, other])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("evaluate_on = 'test'", "evaluate_on = 'validation'"),
+     ("test_split = 'drawn'", "test_split = 'published'"),
+     ("test_fraction = 0.2", "test_fraction = 0.3"),
+     ("validation_fraction = 0.0", "validation_fraction = 0.2"), ("image_size = 84", "image_size = 32")],
+)  # fmt: skip
+def test_runs_on_as_many_but_other_test_examples_cannot_be_compared(
+    tmp_path: Path, one: str, other: str
+) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    for run, key in zip(runs, (one, other), strict=True):
+        (run / "experiment.toml").write_text(f"[data]\n{key}\n")
+    name, _, value = (part.strip("' ") for part in other.partition("="))
+    with pytest.raises(ConfigError, match=rf"runs on different data .* has data\.{name} {value}, .* has "):
+        compare(runs)

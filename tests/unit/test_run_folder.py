@@ -1,0 +1,121 @@
+"""A run's folder: files written whole or not at all, what is missing or broken in it, and who holds it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import resource
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.errors import ConfigError, FolderTaken, RunError
+from edgefl.files import write_text
+from edgefl.parameters import checkpoint
+from edgefl.parameters.checkpoint import SavedState
+from edgefl.results import run_folder
+from edgefl.results.result import Result
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_text(tmp_path / "file" / "below", "text")
+    path = write_text(tmp_path / "new" / "a.txt", "héllo")
+    assert path.read_text(encoding="utf-8") == "héllo"
+    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_a_result_says_what_is_missing_or_broken(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not found"):
+        Result(tmp_path / "nowhere")
+    result = Result(tmp_path)
+    with pytest.raises(ConfigError, match=r"no summary\.json: the run did not end"):
+        result.summary()
+    for text, says in (("{", "cannot be read"), ("[]", "does not hold a summary")):
+        (tmp_path / "summary.json").write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            result.summary()
+    with pytest.raises(ConfigError, match="the run did not end"):
+        result.model()
+    path = tmp_path / "checkpoints" / "final.safetensors"
+    state = SavedState(0, 0, 0.0, 0.0, np.arange(6, dtype=np.float32), [], {})
+    checkpoint.write(path.parent, state, [("w", [2, 3], 0)], final=True)
+    assert result.model()["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    path.write_bytes(b"garbage!" * 4)
+    with pytest.raises(ConfigError, match=r"final\.safetensors cannot be read"):
+        result.model()
+
+
+def test_an_experiment_that_is_written_in_part_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with (
+            pytest.raises(ConfigError, match="run: cannot be written: File too large"),
+            run_folder.new(tmp_path / "run", "x" * 1000),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_held_whatever_becomes_of_its_files(tmp_path: Path) -> None:
+    with run_folder.new(tmp_path / "run", "seed = 1\n"):
+        path = tmp_path / "run" / run_folder.EXPERIMENT_FILE
+        write_text(path, path.read_text())  # another file of this name, as an editor's or rsync's
+        with (
+            pytest.raises(ConfigError, match="run: another edgefl process runs it"),
+            run_folder.held(tmp_path / "run"),
+        ):
+            pass
+    with run_folder.held(tmp_path / "run"):  # it let go
+        pass
+
+
+def test_where_folders_cannot_be_locked_the_experiment_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, which locks only files that are open for writing."""
+    lock = fcntl.flock
+
+    def of_files(fd: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_files)
+    with (
+        run_folder.new(tmp_path / "run", "seed = 1\n"),
+        pytest.raises(ConfigError, match="run: another edgefl process runs it"),
+        run_folder.held(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_of_many_runs_begun_at_once_in_one_folder_one_has_it(tmp_path: Path) -> None:
+    together, done = threading.Barrier(8), threading.Event()
+    taken: list[str] = []
+
+    def begin(number: int) -> bool:
+        together.wait()
+        try:
+            with run_folder.new(tmp_path / "run", f"seed = {number}\n"):
+                done.wait()
+        except FolderTaken as error:
+            taken.append(str(error))
+            if len(taken) == 7:
+                done.set()
+            return False
+        return (tmp_path / "run" / run_folder.EXPERIMENT_FILE).read_text() == f"seed = {number}\n"
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(begin, range(8))) == 1
+    assert all("expected a new or empty folder" in line for line in taken)
