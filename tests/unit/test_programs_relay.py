@@ -1,0 +1,207 @@
+"""When the bytes of a phone's connections arrive, and what its link draws. No process is started."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from types import SimpleNamespace
+from unittest.mock import Mock, call
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.devices import load_network
+from edgefl.devices.condition import Power
+from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
+from edgefl.devices.schema import Network
+from edgefl.programs import RunningPhones, messages
+from edgefl.programs.messages import Begin
+from edgefl.programs.relay import (
+    AHEAD_S,
+    LEAST_WINDOW_BYTES,
+    STALL_S,
+    EmulatedTime,
+    Flow,
+    PhoneLink,
+    Relay,
+    carry,
+)
+from edgefl.programs.way import LinkWay, Transmission
+
+
+def with_loss(kind: str, pct: float) -> Network:
+    network = load_network("lte")
+    way = msgspec.structs.replace(network.up, loss_pct=pct, on_loss=kind)
+    return msgspec.structs.replace(network, up=way)
+
+
+@given(sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=20), name=st.sampled_from(["up", "down"]))
+@pytest.mark.parametrize("jitter", ["none", "normal", "uniform", "exponential"])
+def test_bytes_that_enter_without_a_break_arrive_as_one_message(
+    jitter: str, sizes: list[int], name: str
+) -> None:
+    """Whatever the parts, jitter included: the way draws as the link does."""
+    profile = load_network("lte")
+    noisy = msgspec.structs.replace(profile.up, jitter_ms=9.0, jitter_dist=jitter, rate_cv=0.0)
+    profile = msgspec.structs.replace(profile, up=noisy, down=noisy)
+    way = LinkWay(profile, name, np.random.default_rng(5))
+    message = getattr(Link(profile, np.random.default_rng(5)), name)(sum(sizes))
+    for size in sizes:
+        transmission = way.enter(size, at_s=3.0)
+    assert transmission.nbytes == sum(sizes)
+    assert way.due_s == pytest.approx(3.0 + message.declared_s, rel=1e-12)
+    assert transmission.declared_s == pytest.approx(message.declared_s, rel=1e-9)
+
+
+def test_what_enters_late_waits_for_nothing_and_what_enters_early_for_its_turn() -> None:
+    way = LinkWay(load_network("3g-slow"), "down", np.random.default_rng(0))
+    first = way.enter(1460, at_s=0.0)
+    wire_s = 1500 * 8 / 0.78e6
+    assert way.free_s == pytest.approx(wire_s)
+    assert way.enter(1460, at_s=wire_s / 2) is first
+    assert way.due_s == pytest.approx(0.1 + 2 * wire_s)
+    second = way.enter(1460, at_s=5.0)
+    assert second is not first
+    assert way.due_s == pytest.approx(5.0 + 0.1 + wire_s)
+
+
+def test_a_relay_that_looks_late_makes_up_for_it_and_a_sender_that_does_not() -> None:
+    """Bytes that waited for room are taken to have been there when there was room; others came now."""
+    now = [0.0]
+    clock = SimpleNamespace(now=lambda: now[0], scale=1.0)
+    flow = Flow(LinkWay(load_network("3g-slow"), "down", np.random.default_rng(0)), clock)  # type: ignore[arg-type]
+    wire_s = 1500 * 8 / 0.78e6
+    first = flow.enter(1460, waited=False)
+    now[0] = 1.0
+    assert flow.enter(1460, waited=True) is first
+    assert flow.way.free_s == pytest.approx(2 * wire_s)
+    now[0] = 2.0
+    assert flow.enter(1460, waited=False) is not first
+    assert flow.way.free_s == pytest.approx(2.0 + wire_s)
+    now[0] = 2.5
+    for _ in range(2):
+        flow.arrived(first, 1460, held_up=False)
+    assert flow.finished() == [first]
+    assert first.achieved_s == 2.5
+    assert flow.way.busy_s == pytest.approx(3 * wire_s)
+
+
+def test_a_relay_handles_messages_that_came_in_while_it_sent() -> None:
+    """A channel reads them while it sends; its descriptor does not become readable again."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        end = messages.EndPhones(now=True)
+        channel = Mock(waiting=True, has_room=True, fileno=ours.fileno)
+        channel.receive_ready.return_value = [end]
+        asyncio.run(asyncio.wait_for(Relay(channel, "run").serve(), 60.0))
+    assert channel.send.call_args == call(messages.Drained())
+
+
+def test_a_server_is_waited_for_at_the_end_while_it_takes_something() -> None:
+    async def delivered() -> None:
+        link = PhoneLink(0, load_network("3g-slow"), Begin(0, 2.0, 0))
+        now, up = [10.0], link.flows["up"]
+        link.clock = up.clock = SimpleNamespace(now=lambda: now[0], scale=2.0)  # type: ignore[assignment]
+        assert not link.is_delivering()
+        link.sending.add(asyncio.current_task())  # type: ignore[arg-type]
+        part = up.enter(1000, waited=False)
+        looks = int(STALL_S / AHEAD_S)
+        assert all(link.is_delivering() for _ in range(2 * looks))
+        now[0] = up.way.due_s
+        assert all(link.is_delivering() for _ in range(looks))
+        assert not all(link.is_delivering() for _ in range(looks))
+        up.arrived(part, 1000, held_up=True)
+        assert link.is_delivering()
+
+    asyncio.run(delivered())
+
+
+def test_what_a_receiver_held_up_is_not_measured() -> None:
+    clock = SimpleNamespace(now=lambda: 0.0, scale=1.0)
+    flow = Flow(LinkWay(load_network("lte"), "up", np.random.default_rng(0)), clock)  # type: ignore[arg-type]
+    flow.arrived(flow.enter(10, waited=False), 10, held_up=True)
+    assert flow.finished(all_of_them=True) == []
+    assert flow.nbytes == 10
+
+
+def test_what_may_be_on_its_way_is_bounded() -> None:
+    """A receiver that takes nothing stops the sender: the relay holds no more than its window and a part."""
+
+    entered = 0
+
+    async def carried() -> int:
+        nonlocal entered
+        clock = EmulatedTime(Begin(time.monotonic_ns(), 1.0, 0))
+        flow = Flow(LinkWay(load_network("none"), "down", np.random.default_rng(0)), clock)
+        enter = flow.enter
+
+        def counted(nbytes: int, waited: bool) -> Transmission:
+            nonlocal entered
+            entered += nbytes
+            return enter(nbytes, waited)
+
+        flow.enter = counted  # type: ignore[method-assign]
+        ends = [*socket.socketpair(), *socket.socketpair()]
+        for end in ends:
+            end.setblocking(False)
+        task = asyncio.create_task(carry(ends[1], ends[2], flow, 0.0, {}))
+        sender = asyncio.create_task(asyncio.get_running_loop().sock_sendall(ends[0], bytes(64 << 20)))
+        before = -1
+        while entered != before or not entered:  # many turns of the loop, and nothing more has entered
+            before = entered
+            for _ in range(500):
+                await asyncio.sleep(0)
+        assert not sender.done()
+        for each in (task, sender):
+            each.cancel()
+        await asyncio.gather(task, sender, return_exceptions=True)
+        for end in ends:
+            end.close()
+        return entered - flow.nbytes
+
+    assert asyncio.run(carried()) <= LEAST_WINDOW_BYTES + CHUNK_BYTES
+
+
+def test_lost_packets_cost_their_bytes_and_a_round_trip_once() -> None:
+    network = with_loss("retransmit", 20.0)
+    way = LinkWay(network, "up", np.random.default_rng(1))
+    for _ in range(50):
+        part = way.enter(14_600, at_s=0.0)
+    assert part.lost_packets > 50
+    wire = part.nbytes + part.packets * 40 + part.lost_packets * 1500
+    assert part.declared_s == pytest.approx(0.035 + 0.07 + wire * 8 / 13.4e6)
+
+
+def test_a_lost_packet_ends_the_connection_where_the_profile_says_so() -> None:
+    way = LinkWay(with_loss("disconnect", 50.0), "up", np.random.default_rng(1))
+    with pytest.raises(Disconnected):
+        way.enter(146_000, at_s=0.0)
+
+
+def test_a_trace_sets_the_rate_of_what_enters_without_a_break() -> None:
+    network = load_network("lte-varying")
+    way = LinkWay(network, "down", np.random.default_rng(0))
+    message = Link(network, np.random.default_rng(0)).down(500_000)
+    for _ in range(50):
+        way.enter(10_000, at_s=0.0)
+    assert way.due_s == pytest.approx(message.declared_s)
+
+
+def test_sending_and_receiving_draw_their_own_power() -> None:
+    phone = PhoneLink(0, load_network("lte"), Begin(time.monotonic_ns(), 1.0, 0))
+    for name, times in (("up", 1), ("down", 3)):
+        for _ in range(times):
+            phone.flows[name].enter(10_000, waited=False)
+    sent = phone.state()
+    assert (sent.up_s, sent.down_s) == tuple(phone.flows[name].way.busy_s for name in ("up", "down"))
+    assert sent.down_s > sent.up_s > 0
+    power = Power(idle_w=0.0, busy_w=0.0, down_w=1.0, up_w=100.0, capacity_j=1.0, least_j=0.0, charge_w=0.0)
+    state = Mock(cpu_s=0.0, wall_s=5.0)
+    running = Mock(_held=[Mock(power=power)], _traffic=[Mock(state=sent)], scale=Mock(value=1.0))
+    running._declared_share.return_value = 1.0
+    used_j = RunningPhones._energy_j(running, 0, state)
+    assert used_j == pytest.approx(100.0 * sent.up_s + sent.down_s)

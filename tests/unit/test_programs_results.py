@@ -1,0 +1,167 @@
+"""What is said of phones that run any command: the verdict, the last line, page and table, their output."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+
+import pytest
+from rich.console import Console
+from test_programs import CAT
+
+from edgefl.cli.programs import say_result
+from edgefl.host.verdict import Conditions, HeldVerdict
+from edgefl.programs.phone import look_up
+from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, way_result
+from edgefl.programs.view import PhonesTable, PhonesView, waiting_text
+
+
+def phone_result(**changes: object) -> PhoneResult:
+    still = way_result(0, [], [])
+    fields = {
+        "phone": 0, "device": "moto-g4", "network": "lte", "command": ("cat",), "exit_code": 0, "why": "",
+        "wall_s": 10.0, "cpu_s": 1.0, "wanting_s": 10.0, "declared_share": 0.1, "achieved_share": 0.1,
+        "limit_mib": 512.0, "peak_mib": 1.0, "stops": 0, "connections": 0, "refused": 0, "broken": 0,
+        "energy_j": None, "up": still, "down": still,
+    }  # fmt: skip
+    return PhoneResult(**{**fields, **changes})
+
+
+def test_the_last_line_has_the_phones_time_and_the_model_error(capsys: pytest.CaptureFixture[str]) -> None:
+    held = judge((), [], 1.0, Conditions())
+    two = (phone_result(wall_s=8.0), phone_result(phone=1, wall_s=30.0))
+    result = ProgramsResult(two, 4.0, 0, 30.0, "sigstop", "off", held, (ModelError("integer", "pi-4", 1.2),))
+    say_result(result, quiet=False)
+    said = capsys.readouterr().err
+    assert "; 2 phones, 2 s to 7.5 s of emulated time, time_scale 4, " in said
+    assert "; integer code on a real pi-4: within a factor of 1.20 (90%)" in said
+    assert result.summary()["model_errors"] == [{"code": "integer", "device": "pi-4", "factor": 1.2}]
+    assert "model_errors" not in result._replace(model_errors=()).summary()
+    say_result(result._replace(phones=two[:1]), quiet=False)
+    assert "; 1 phone, 2 s of emulated time, " in capsys.readouterr().err
+
+
+def test_what_was_too_fast_or_too_slow_is_invalid() -> None:
+    assert judge([phone_result()], [(1.0, 1.0)], 1.0, Conditions())[:3] == (0.0, 0.0, ())
+    median, _, reasons, _ = judge([phone_result(achieved_share=0.2)], [(1.0, 1.0)], 1.0, Conditions())
+    assert median == pytest.approx(0.5)
+    assert [reason.split()[0] for reason in reasons] == ["median", "95th", "computing"]
+    median, _, reasons, _ = judge([phone_result()], [(1.0, 1.5)] * 3, 1.0, Conditions())
+    assert median == pytest.approx(0.5)
+    assert reasons[-1].startswith("transmissions took 50.0% longer")
+    busy = Conditions(others=0.9)
+    assert judge([phone_result(achieved_share=0.2)], [], 1.0, busy).reasons[1:2] == (
+        "other processes used 90% of the host",
+    )
+    assert judge([phone_result()], [], 1.0, busy).valid
+
+
+def test_computing_whose_cpu_time_is_lost_is_neither_valid_nor_slow() -> None:
+    """What was counted is half of the share: "longer than declared" would be the wrong way around."""
+    lost = phone_result(cpu_s=0.5, achieved_share=0.05, uncounted_s=0.5)
+    median, _, reasons, _ = judge([lost, phone_result(), lost], [], 1.0, Conditions())
+    assert median == 0.0
+    assert len(reasons) == 1
+    assert reasons[0].startswith("phone 0: a process ignores SIGCHLD")
+    assert "up to 100% of what was counted" in reasons[0]
+    assert reasons[0].endswith(" (and 1 more)")
+    assert judge([phone_result(uncounted_s=0.02)], [], 1.0, Conditions()).valid
+
+
+def test_what_is_too_little_to_measure_is_not_judged() -> None:
+    slept = phone_result(cpu_s=0.01, wanting_s=0.1, achieved_share=0.5)
+    assert slept.cpu_error is None
+    assert judge([slept], [(0.001, 0.01)], 1.0, Conditions())[:3] == (None, None, ())
+
+
+def test_the_report_page_has_the_verdict_and_its_reasons() -> None:
+    from edgefl.programs.report import programs_page
+
+    carried = way_result(1000, [1.0], [1.01])
+    one = phone_result(connections=1, up=carried, down=carried, why="out of memory", command=("<b>",))
+    held = HeldVerdict(0.1, 0.2, ("slow <x>",), Conditions())
+    result = ProgramsResult((one,), 1.0, 0, 10.0, "sigstop", "watch", held)
+    text = programs_page(result, "name")
+    assert "INVALID" in text
+    assert "slow &lt;x&gt;" in text
+    assert "out of memory" in text
+    assert result.summary()["phones"][0]["up"]["bytes"] == 1000
+
+
+def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[str]) -> None:
+    from edgefl.host.capacity import Demand, capacity_cores, choose_time_scale
+    from edgefl.programs.messages import PhoneState, TrafficState
+
+    held = look_up([CAT] * 30)
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    view = PhonesTable(console)
+    view.begin(held, choose_time_scale([Demand(0.5, 1.0)] * 6, cores=capacity_cores(), scale=2.0))
+    said = capsys.readouterr().err
+    assert said.startswith("edgefl: time_scale 2: a second of a phone takes 2 s here.")
+    assert "need 3.0 cores of this host at time_scale 1" in said
+    assert "--threads N" in said
+    states = {
+        number: PhoneState(
+            phone=number, state="ended" if number < 5 else "running", wall_s=10.0, cpu_s=0.5, wanting_s=10.0,
+            declared_cpu_s=0.5, rss_mib=12.0, peak_mib=12.0, stops=0, processes=1,
+        )
+        for number in range(30)
+    }  # fmt: skip
+    traffic = [TrafficState(number, 2_000_000, 0, 1, 1, 0, 0, 0.0, 0.0) for number in range(30)]
+    console.print(view.picture(states, traffic))
+    text = console.export_text()
+    assert text.splitlines()[2].split() == ["5", "moto-g4", "running", "0.5", "100.0%", "12", "2", "0"]
+    assert "and 10 more" in text
+    console.file.close()
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
+    data = bytes(range(256)) * 4096  # 1 MiB, several times what the pipe holds
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with ThreadPoolExecutor(1) as pool, open(read, "rb") as reader:
+        got = pool.submit(reader.read)
+        with open(write, "wb") as writer:
+            assert PhonesView().write(writer, data)
+        assert got.result() == data
+
+
+def test_a_slow_terminal_that_does_not_block_gets_all() -> None:
+    lines = [f"line {number} {'x' * 60}" for number in range(200)]
+    ours, theirs = pty.openpty()
+    os.set_blocking(theirs, False)
+    data = bytearray()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        open(theirs, "w") as terminal,
+        open(ours, "rb", buffering=0) as reader,
+    ):
+        view = PhonesTable(Console(file=waiting_text(terminal), force_terminal=True, width=200))
+        with suppress(BlockingIOError):
+            while True:
+                os.write(theirs, b"-" * 1000)
+        writing = pool.submit(view.write, terminal.buffer, "\n".join(lines).encode())
+        assert not wait([writing], timeout=0.1).done  # the terminal is full
+        while not data.endswith(f"{lines[-1]}\r\n".encode()):
+            assert select.select([reader], [], [], 20)[0]
+            data += reader.read(1 << 16)
+        assert writing.result()
+    assert data.decode().lstrip("-").splitlines() == lines
+
+
+def test_only_a_missing_reader_ends_a_phones_output(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PhonesView()
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as unread:
+        assert not view.write(unread, b"a\n")
+    assert not view.write(unread, b"a\n")  # closed
+    assert not view.failed
+    with open("/dev/full", "wb") as full:
+        assert all(view.write(full, b"a\n") for _ in range(2))
+    assert view.failed
+    lost = "edgefl: output of the phones is lost: /dev/full cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == lost
