@@ -16,6 +16,7 @@ import pytest
 
 from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training, config, errors
 from edgefl.host.groups import Groups, NoGroup
+from edgefl.programs import Phone, ProgramOptions
 from edgefl.results.record import Record
 from edgefl.results.rows import IncidentRow
 from tests.process import warm
@@ -154,6 +155,18 @@ class Command:
     def child(self, name: str) -> psutil.Process:
         """The process of the run with this name, such as ``edgefl-server``."""
         return next(process for process in self.family() if process.name().startswith(name))
+
+
+def phone(*command: str, **changes: object) -> Phone:
+    return Phone(**{"device": "moto-g4", "command": command, "share": 0.3, **changes})  # type: ignore[arg-type]
+
+
+def python(code: str, **changes: object) -> Phone:
+    return phone(sys.executable, "-I", "-S", "-c", code, **changes)
+
+
+def options(**changes: object) -> ProgramOptions:
+    return ProgramOptions(**{"time_scale": 1.0, "throttle": "sigstop", "memory": "watch", **changes})  # type: ignore[arg-type]
 
 
 def incidents(folder: Path, kind: str) -> list[IncidentRow]:

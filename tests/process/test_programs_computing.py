@@ -1,0 +1,211 @@
+"""Phones that run real commands: their share of the cores, their memory and their battery."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgefl.devices import load_device
+from edgefl.host.memory import private_mib
+from edgefl.programs import run, start
+from edgefl.programs.running import no_group
+from edgefl.programs.tree import ProcessTree
+
+from .runs import UNPRIVILEGED, Command, needs_unprivileged, options, phone, python
+
+
+@pytest.fixture(params=["sigstop", "cgroup"])
+def throttle(request: pytest.FixtureRequest) -> str:
+    if request.param == "cgroup" and (why := no_group("cpu") or no_group("memory")):
+        pytest.skip(f"control groups: {why}")
+    return str(request.param)
+
+
+def test_a_phone_and_all_that_it_starts_have_one_share(throttle: str) -> None:
+    """What two busy processes got while the keeper had to wait for a core is taken back, but for a slice."""
+    busy = "while :; do :; done"
+    two = phone("sh", "-c", f"({busy}) & {busy}", share=0.2)
+    with start([two], options(throttle=throttle)) as running:
+        while (state := running.states.get(0)) is None or not 0.4 < state.cpu_s <= 0.2 * state.wall_s + 0.1:
+            running.turn(0.5)
+    (one,) = running.result().phones
+    assert one.wanting_s <= one.wall_s
+    assert one.declared_share == 0.2
+
+
+LOOP = "while :; do :; done"
+
+
+@pytest.mark.parametrize(
+    ("command", "processes", "least", "most"),
+    [
+        pytest.param(LOOP, 1, 0.095, 0.105, marks=pytest.mark.slow),
+        pytest.param(f"({LOOP}) & {LOOP}", 2, 0.19, 0.21, marks=pytest.mark.slow),
+        (f"({LOOP}) & ({LOOP}) & ({LOOP}) & {LOOP}", 4, 0.24, 0.26),
+        (f"sleep 1000 & {LOOP}", 2, 0.095, 0.195),  # a signal wakes it, and it may wait for a core
+    ],
+)
+def test_each_busy_process_has_a_core_of_the_device(
+    throttle: str, command: str, processes: int, least: float, most: float
+) -> None:
+    """Also those that the shell has just started: they get theirs from the next stop on."""
+    with start([phone("sh", "-c", command, share=(0.05, 0.1, 0.1))], options(throttle=throttle)) as running:
+        while (first := running.states.get(0)) is None or first.processes < processes:
+            running.turn(0.5)
+        while not first.cpu_s + 0.4 < (last := running.states[0]).cpu_s <= last.declared_cpu_s + 0.1:
+            running.turn(0.5)
+    share = (last.declared_cpu_s - first.declared_cpu_s) / (last.wanting_s - first.wanting_s)
+    assert least <= share <= most
+
+
+def test_threads_of_processes_started_since_the_last_look_count_too() -> None:
+    """A phone that starts loops between two stops has cores for all of them, not for its shell alone."""
+    command = "read line; (while :; do :; done) & (while :; do :; done) & echo started; read line"
+    with subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        tree = ProcessTree(shell.pid)
+        try:
+            tree.refresh()
+            assert len(tree) == 1
+            assert shell.stdin
+            assert shell.stdout
+            shell.stdin.write(b"go\n")
+            shell.stdin.flush()
+            assert shell.stdout.readline() == b"started\n"
+            assert tree.runnable() >= 2
+        finally:
+            tree.kill()
+            tree.close()
+
+
+def test_a_phone_that_sleeps_wants_no_core(throttle: str) -> None:
+    (one,) = run([phone("sleep", "1")], options(throttle=throttle)).phones
+    assert one.wall_s >= 1.0
+    assert one.wanting_s < one.wall_s
+    assert one.cpu_error is None
+
+
+SHORT_CHILDREN = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(150):
+    if (pid := os.fork()) == 0:
+        while time.process_time() < 3e-3:
+            pass
+        os._exit(0)
+    try:
+        os.waitpid(pid, 0)  # returns when the child has ended
+    except ChildProcessError:
+        pass
+"""
+CHILDREN_S = 150 * 3e-3
+
+
+def test_cpu_time_of_children_that_nobody_waits_for_counts(throttle: str) -> None:
+    (one,) = run([python(SHORT_CHILDREN, share=0.5)], options(throttle=throttle)).phones
+    if no_group("cpuacct"):
+        assert one.uncounted
+    else:
+        assert one.cpu_s >= CHILDREN_S
+        assert one.uncounted_s == 0.0
+
+
+def test_without_control_groups_lost_cpu_time_of_children_is_never_valid() -> None:
+    needs_unprivileged()
+    out = Path(tempfile.gettempdir()) / "out"  # in the test's own folder, which ``nothing_left`` removes
+    out.parent.chmod(0o755)
+    out.mkdir(mode=0o777)
+    out.chmod(0o777)
+    fixed = ["--throttle", "sigstop", "--memory", "off", "--time-scale", "1", "--share", "0.5"]
+    command = ["exec", *fixed, "-d", "moto-g4", "--out", str(out / "run"), "--", "python3", "-IBSc"]
+    code, _, err = Command(*command, SHORT_CHILDREN, before=UNPRIVILEGED).finish()
+    assert (code, "INVALID: phone 0: a process ignores SIGCHLD" in err) == (3, True), err
+    (found,) = json.loads((out / "run" / "summary.json").read_text())["phones"]
+    assert found["uncounted_s"] >= CHILDREN_S - found["cpu_s"]
+    assert found["cpu_error"] is None
+
+
+def test_a_phone_over_its_memory_is_ended(throttle: str) -> None:
+    hog = "b = bytearray(700 << 20); b[::4096] = b'x' * len(b[::4096]); import time; time.sleep(60)"
+    by = {"sigstop": "watch", "cgroup": "cgroup"}[throttle]
+    shell = '"$0" -I -S -c "$1"; exit $?'
+    starts = phone("sh", "-c", shell, sys.executable, hog, share=1.0)
+    (one,) = run([starts], options(throttle="off", memory=by)).phones
+    assert one.exit_code == 137
+    assert one.why.startswith("out of memory")
+    assert one.limit_mib == 512
+
+
+FORKS = """
+import os, sys
+block = b"x" * (150 << 20)
+read, write = os.pipe()
+for _ in range(6):
+    if os.fork() == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+open(sys.argv[1]).read()  # until the test has seen the forks
+"""
+
+
+def test_memory_that_forks_share_counts_once(tmp_path: Path) -> None:
+    """Counted for each process it would be twice the limit."""
+    os.mkfifo(fifo := tmp_path / "fifo")
+    forks = phone(sys.executable, "-I", "-S", "-c", FORKS, str(fifo))
+    with start([forks], options(throttle="off")) as running:
+        seen = None  # the memory is measured less often than the processes are counted
+        while not running.ended and (seen is None or seen.processes < 7 or seen.rss_mib < 150):
+            running.turn(0.1)
+            seen = running.states.get(0)
+        assert running.ended == []
+        fifo.write_bytes(b"")
+        running.wait()
+    (one,) = running.result().phones
+    assert (one.exit_code, one.why) == (0, "")
+    assert seen is not None
+    assert seen.rss_mib <= one.peak_mib < 250
+
+
+SPAWNS = """
+import os, sys
+block = b"x" * (100 << 20)
+opens = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
+print("ready", flush=True)
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=opens)
+"""
+
+
+def test_a_process_that_waits_for_its_exec_has_no_memory_of_its_own(tmp_path: Path) -> None:
+    """After vfork it has its parent's, who waits. Before its exec it waits for a writer here."""
+    os.mkfifo(fifo := tmp_path / "fifo")
+    command = [sys.executable, "-I", "-S", "-c", SPAWNS, str(fifo)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        parent = psutil.Process(child.pid)
+        while not parent.children() or parent.status() != psutil.STATUS_DISK_SLEEP:
+            assert child.poll() is None
+        used_mib = private_mib([child.pid, parent.children()[0].pid])
+        fifo.write_bytes(b"")
+    assert 100 < used_mib < 150
+
+
+def test_a_phone_whose_battery_gets_low_is_switched_off() -> None:
+    """Its charge is just above what it keeps back, and computing takes it there."""
+    battery = load_device("moto-g4").battery
+    assert battery is not None
+    assert battery.min_soc is not None
+    charge = battery.min_soc + 1e-5  # 0.4 J
+    result = run([phone("sh", "-c", "while :; do :; done")], options(charge=charge))
+    (one,) = result.phones
+    assert one.exit_code == 137
+    assert one.why.startswith("battery low")
+    assert one.energy_j is not None
+    assert one.energy_j > 0.3

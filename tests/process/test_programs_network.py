@@ -1,0 +1,241 @@
+"""Phones that run real commands: what their links carry, how late, and how connections end."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgefl.programs import run
+from edgefl.programs.relay import CLOSE_AT_ONCE, LEAST_WINDOW_BYTES
+from edgefl.programs.running import OUT_OF_FILES
+
+from .runs import options, phone, python
+
+
+class Echo(threading.Thread):
+    """A server that sends back what it gets, until the sender's end."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+
+    def run(self) -> None:
+        while True:
+            try:
+                peer, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        with peer:
+            got = b""
+            try:
+                while data := peer.recv(1 << 16):
+                    got += data
+                peer.sendall(got)
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.join()
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    server = Echo()
+    server.start()
+    yield server
+    server.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+SEND = """
+import os, socket, sys
+host, port = os.environ["EDGEFL_CONNECT_%d"].split(":")
+with socket.create_connection((host, int(port))) as peer:
+    peer.sendall(bytes(range(256)) * %d)
+    peer.shutdown(socket.SHUT_WR)
+    got = b""
+    while data := peer.recv(65536):
+        got += data
+print(len(got), got == bytes(range(256)) * %d)
+"""
+
+
+def test_streams_arrive_whole_and_never_before_the_link_could(
+    echo: Echo, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    port, blocks = free_port(), 256  # 64 KiB
+    sender = python(
+        SEND % (port, blocks, blocks), network="3g-slow", connects={port: f"localhost:{echo.port}"}, share=1.0
+    )
+    result = run([sender, sender], options())
+    assert result.exit_code == 0
+    lines = sorted(capfdbinary.readouterr().out.splitlines())
+    assert lines == [f"[{i} moto-g4] 65536 True".encode() for i in range(2)]
+    for one in result.phones:
+        wire = 65536 + -(-65536 // 1460) * 40
+        assert one.up.bytes == one.down.bytes == 65536
+        assert one.connections == 1
+        assert one.refused == one.broken == 0
+        for way, mbps in ((one.up, 0.33), (one.down, 0.78)):
+            assert way.declared_s >= wire * 8 / (mbps * 1e6) + 0.1 - 1e-9
+            assert way.achieved_s >= way.declared_s
+        # a handshake of a round trip, then up and down one after the other
+        assert one.wall_s >= 0.2 + one.up.declared_s + one.down.declared_s
+
+
+def test_what_was_sent_before_the_end_arrives() -> None:
+    port = free_port()
+    code = f"import socket; socket.create_connection(('127.0.0.1', {port})).sendall(bytes(100))"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
+        (one,) = run([python(code, network="3g-slow", connects=connects)], options()).phones
+        peer, _ = server.accept()
+    with peer, peer.makefile("rb") as got:
+        assert got.read() == bytes(100)
+    assert (one.up.bytes, one.refused, one.broken) == (100, 0, 0)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_server_sent_before_it_reset_the_connection_arrives(ended: bool) -> None:
+    """As from a server that rejects an upload before it has read all of it. It may have ended its answer."""
+    port = free_port()
+    code = (
+        "import contextlib, socket\n"
+        f"peer, got, reset = socket.create_connection(('127.0.0.1', {port})), b'', False\n"
+        "for use in (lambda: peer.sendall(bytes(1 << 20)), lambda: peer.recv(99)):\n"
+        "    try:\n        while data := use(): got += data\n"
+        "    except BrokenPipeError: pass\n"
+        "    except ConnectionResetError: reset = True\n"
+        "raise SystemExit(len(got) + reset)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reject() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1)
+                peer.sendall(bytes(100))
+                if ended:
+                    peer.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=reject)
+        thread.start()
+        connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
+        (one,) = run([python(code, network="3g", connects=connects)], options()).phones
+        thread.join()
+    assert (one.exit_code, one.down.bytes) == (100 if ended else 101, 100)
+
+
+def test_a_reset_that_a_phones_sending_meets_first_ends_its_download() -> None:
+    """The download takes the link some time, and the phone sends meanwhile. An end of stream would say that
+    the download is complete."""
+    port = free_port()
+    code = (
+        f"import socket; peer = socket.create_connection(('127.0.0.1', {port}))\n"
+        "try:\n    peer.sendall(b'x')\n    while peer.recv(1 << 12): peer.sendall(b'x')\n"
+        "except ConnectionResetError: raise SystemExit(5)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def give_up() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1)
+                peer.sendall(bytes(2 * LEAST_WINDOW_BYTES))
+                peer.recv(1)  # the phone has received some, and sends
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_AT_ONCE)
+
+        thread = threading.Thread(target=give_up)
+        thread.start()
+        connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
+        (one,) = run([python(code, network="3g", connects=connects)], options()).phones
+        thread.join()
+    assert one.exit_code == 5
+    assert one.down.bytes > 0
+
+
+def test_a_server_that_refuses_ends_the_connection() -> None:
+    port, nobody = free_port(), free_port()
+    code = (
+        f"import os, socket; s = socket.create_connection(('127.0.0.1', {port}))\n"
+        "try:\n    got = s.recv(1)\nexcept ConnectionResetError:\n    got = b''\n"
+        "raise SystemExit(5 if not got else 0)"
+    )
+    (one,) = run([python(code, connects={port: f"127.0.0.1:{nobody}"})], options()).phones
+    assert (one.exit_code, one.refused) == (5, 1)
+
+
+def test_a_server_with_several_addresses_is_reached_at_the_first_that_accepts(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example, localhost is ::1 and 127.0.0.1, and the server listens only at the latter."""
+    nobody = ("127.0.0.1", free_port())
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", at) for at in (nobody, ("127.0.0.1", echo.port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    port = free_port()
+    (one,) = run([python(SEND % (port, 10, 10), connects={port: "server.example:80"})], options()).phones
+    assert (one.exit_code, one.up.bytes, one.refused) == (0, 2560, 0)
+
+
+def test_a_link_that_breaks_ends_its_connections(echo: Echo, tmp_path: Path) -> None:
+    link = tmp_path / "link.toml"
+    way = 'rate_mbps = 50\nloss_pct = 20\non_loss = "disconnect"\n'
+    sources = '[sources]\ndown = "assumed: a test"\nup = "assumed: a test"\n'
+    link.write_text(f'id = "link"\nname = "A test\'s"\n[down]\n{way}[up]\n{way}{sources}')
+    port = free_port()
+    sender = python(SEND % (port, 1024, 1024), network=str(link), connects={port: f"127.0.0.1:{echo.port}"})
+    (one,) = run([sender], options(print_lines=False)).phones
+    assert one.exit_code == 1
+    assert one.broken == one.connections == 1
+    assert one.up.bytes < 262144
+
+
+def test_connections_for_which_edgefl_has_no_files_are_invalid(echo: Echo) -> None:
+    """Half of the command's connections need all 64 files of the relay."""
+    port = free_port()
+    code = (
+        "import socket\n"
+        f"all = [socket.create_connection(('127.0.0.1', {port})) for _ in range(50)]\n"
+        "for one in all:\n    one.shutdown(socket.SHUT_WR)\n"
+        "for one in all:\n    try:\n        one.recv(1)\n    except OSError:\n        pass\n"
+    )
+    link = ["--connect", f"{port}=127.0.0.1:{echo.port}", "--throttle", "off", "--share", "0.3"]
+    command = [sys.executable, "-m", "edgefl", "exec", *link, "-d", "moto-g4", "--", sys.executable, "-ISc"]
+    limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command, code]
+    done = subprocess.run(limited, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, OUT_OF_FILES in done.stderr) == (3, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    "closed", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", ">&-", "2>&-"))]
+)
+def test_what_edgefl_has_no_descriptor_for_goes_nowhere(closed: str, echo: Echo) -> None:
+    port = free_port()
+    base = [sys.executable, "-m", "edgefl", "exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4"]
+    sends = ["--connect", f"{port}=127.0.0.1:{echo.port}", "--", sys.executable, "-c", SEND % (port, 1, 1)]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    subprocess.run([*shell, *base, "--accept-invalid", *sends], check=True)
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(echo: Echo) -> None:
+    from edgefl.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="Address already in use"):
+        run([phone("true", connects={echo.port: "localhost:1"})], options())
