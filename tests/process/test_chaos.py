@@ -92,7 +92,7 @@ HIDDEN: dict[str, dict[str, Any]] = {
 def test_masked_updates_outlive_servers_and_holders(tmp_path: Path) -> None:
     """FedBuff with the server's noise: every acknowledged update is in one sum.
 
-    The normal tests kill each process once (`test_secure`).
+    The normal tests kill each process once (`test_secure_kills`).
     """
     wanted = wall("shm", **HIDDEN["masks"], privacy=PRIVATE, stop=Stop(trips=600))
     only = ("--kills", "4", "--every", "0.1", "--only", "server,secure")
