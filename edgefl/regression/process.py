@@ -40,7 +40,7 @@ _ENDING_S = 1.0
 closed."""
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
-REFERENCE_VERSION = 1
+REFERENCE_VERSION = 2
 """Version of the work that the references in `repetition` do. Results relative to different versions are not
 comparable."""
 

@@ -28,7 +28,7 @@ from edgefl.devices.code import clusters_of, throughput
 from edgefl.devices.link import Disconnected, Link
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError
-from edgefl.host.code_operations import program
+from edgefl.host.code_operations import program, python_bodies
 from edgefl.host.host_operations import sgd_step
 from edgefl.host.memory import MemoryLimit
 from edgefl.host.pacing import wait_until
@@ -53,9 +53,9 @@ from edgefl.seeds import stream
 INTERPRETED_FLOP = 1.5e6
 """Number of FLOP that is assumed for a unit of interpreted code, about as many as in a training step of the
 same duration."""
-INTERPRETED_STEPS = 98.0
-"""Number of steps of a simulation of five bodies in Python that take as long as a unit of interpreted code,
-measured in CPython 3.11 on an AMD EPYC (90 to 102 in 15 repetitions)."""
+INTERPRETED_STEPS = 100
+"""Number of steps of the five-body problem in a unit of interpreted code. The rates of the class
+``interpreter`` are in steps of the same program, so that no conversion between programs is needed."""
 LEAST_REST = 0.1
 """If the time outside torch is below this share of the CPU time, it is treated as overhead of torch calls."""
 LITTLE = 0.1
@@ -470,10 +470,4 @@ def _net(name: ReferenceName) -> tuple[nn.Module, torch.Tensor]:
 
 
 def _interpreted(units: int) -> None:
-    for _ in range(units):
-        counts: dict[int, int] = {}
-        for number in range(4000):
-            rest = number % 97
-            counts[rest] = counts.get(rest, 0) + (number << 1)
-        if sum(counts.values()) != 4000 * 3999:
-            raise ArithmeticError("the reference computed a wrong sum")
+    python_bodies(INTERPRETED_STEPS * units)

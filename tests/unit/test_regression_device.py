@@ -145,7 +145,7 @@ def test_where_no_more_can_be_measured_the_verdict_is_what_stands_otherwise() ->
     ("change", "why"),
     [
         ({"profile_sha256": "0" * 16}, "the profile of pixel-3a or its network has changed since"),
-        ({"reference": {"version": 0}}, "stale calibration: .* of version 0, but the version is now 1"),
+        ({"reference": {"version": 0}}, "stale calibration: .* of version 0, but the version is now 2"),
         ({"cpu_s": (1.0,) * 8}, "the baseline has 8 repetitions, but 9 are needed"),
     ],
 )
