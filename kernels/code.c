@@ -6,6 +6,8 @@
  *   crypto   chained rounds of AES-256, by AES instructions if the CPU has them, else by tables
  *   division search the primes up to 10,000 by 64-bit division
  *   floats   the five-body problem in double precision
+ *
+ * `spin` measures nothing: it keeps a core busy (edgefl/host/awake.py).
  */
 #include "binding.h"
 
@@ -257,6 +259,23 @@ static uint64_t run_floats(int64_t steps)
     return (uint64_t)(int64_t)(1e6 * bodies[0].x[0]);
 }
 
+/* ---- spin ---- */
+
+/* Wait for `hints` spin-wait hints, which leave most of a core to its other hardware thread. */
+static uint64_t run_spin(int64_t hints)
+{
+    for (int64_t hint = 0; hint < hints; hint++) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ __volatile__("yield");
+#else
+        __asm__ __volatile__("" ::: "memory");
+#endif
+    }
+    return (uint64_t)hints;
+}
+
 /* ---- Python ---- */
 
 static PyObject *run(PyObject *amount, uint64_t (*work)(int64_t))
@@ -278,6 +297,7 @@ RUN(memory)
 RUN(crypto)
 RUN(division)
 RUN(floats)
+RUN(spin)
 
 static PyObject *aes(PyObject *self, PyObject *none)
 {
@@ -291,6 +311,7 @@ static PyMethodDef methods[] = {
     {"crypto", crypto, METH_O, "crypto(bytes): encrypt so many bytes"},
     {"division", division, METH_O, "division(searches): count the primes up to 10,000, so many times"},
     {"floats", floats, METH_O, "floats(steps): advance five bodies"},
+    {"spin", spin, METH_O, "spin(hints): wait for so many spin-wait hints"},
     {"aes", aes, METH_NOARGS, "True if the CPU has AES instructions"},
     {NULL, NULL, 0, NULL},
 };

@@ -91,6 +91,13 @@ def execute(
         float | None,
         typer.Option(metavar="SHARE", help="Initial battery charge; an empty battery ends the phone."),
     ] = None,
+    awake: Annotated[
+        bool,
+        typer.Option(
+            "--awake",
+            help="Keep this host's idle cores busy at the lowest priority; an idle core is slower at first.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of jitter, loss and churn.")] = 0,
     out: Out = None,
     accept_invalid: AcceptInvalid = False,
@@ -112,6 +119,7 @@ def execute(
         seed=seed,
         charge=charge,
         absence=_absence(churn, leave),
+        awake=awake,
         out=out,
     )
     if not quiet and like is None and share is None and any(phone.like == "interpreter" for phone in phones):

@@ -13,6 +13,7 @@ calibration      measures the host's compute and memory rates with host_operatio
 fidelity         compares the times of a run's trips with their declared times
 verdict          decides between VALID and INVALID by bounds on the errors and on the host's load
 throttle         throttles the CPU use of any process by SIGSTOP and SIGCONT or by a control group's quota
+awake            keeps cores from going idle, which would slow throttled programs down
 groups           finds control groups; creates and removes edgefl's own
 probe            tests which of these mechanisms work on this host, and reports why others do not
 """

@@ -348,14 +348,18 @@ class UsageMeter:
         if self._meters is not None:
             self._taken = {"steal": self._meters[0].share(), "throttled": self._meters[1].share()}
 
-    def usage(self) -> dict[str, float | None]:
-        """Return the shares for `verdict.Conditions`; call it after the run's processes have ended."""
+    def usage(self, idle_s: float = 0.0) -> dict[str, float | None]:
+        """Return the shares for `verdict.Conditions`; call it after the run's processes have ended.
+
+        ``idle_s`` is the CPU time that own processes used only to keep cores busy (`edgefl.host.awake`). It
+        counts neither as used by the run nor as used by others.
+        """
         core_s = (time.monotonic() - self._began_s) * usable_cores()
         own_s = self._cpu_s() - self._own_s
         if core_s <= 0:
             return {"used": None, "others": None, **self._taken}
         others_s = _busy_s(psutil.cpu_times()) - self._busy_s - own_s
-        return {"used": own_s / core_s, "others": max(0.0, others_s) / core_s, **self._taken}
+        return {"used": (own_s - idle_s) / core_s, "others": max(0.0, others_s) / core_s, **self._taken}
 
     def _cpu_s(self) -> float:
         return _own_cpu_s() + self._elsewhere_s()

@@ -27,7 +27,13 @@ def programs_page(result: ProgramsResult, name: str) -> str:
         ],
     }
     invalid = "<b>INVALID.</b> The emulation missed its accuracy limits." + bullets(result.held.reasons)
-    parts = many(len(result.phones), "phone"), f"throttle {result.throttle}", f"memory limit {result.memory}"
+    parts = [
+        many(len(result.phones), "phone"),
+        f"throttle {result.throttle}",
+        f"memory limit {result.memory}",
+    ]
+    if result.awake:
+        parts.append("idle cores kept busy")
     return page(
         "edgefl exec",
         name,

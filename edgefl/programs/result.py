@@ -110,6 +110,8 @@ class ProgramsResult(NamedTuple):
     throttle: str
     memory: str
     held: HeldVerdict
+    awake: bool = False
+    """True if this host's cores were kept from going idle."""
     model_errors: tuple[ModelError, ...] = ()
     """Model errors of the devices in the classes of code that the phones run; empty if no class is given."""
 
@@ -144,6 +146,7 @@ class ProgramsResult(NamedTuple):
             "wall_s": self.wall_s,
             "throttle": self.throttle,
             "memory": self.memory,
+            "awake": self.awake,
             "fidelity": fidelity,
             **({"model_errors": [one._asdict() for one in self.model_errors]} if self.model_errors else {}),
             "phones": [{**msgspec.to_builtins(one), "cpu_error": one.cpu_error} for one in self.phones],

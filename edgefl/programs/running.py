@@ -16,11 +16,13 @@ from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
 
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.files import make_folder, write_json, write_text
+from edgefl.host.awake import Started, check_awake
 from edgefl.host.capacity import Demand, TimeScale, UsageMeter, capacity_cores, choose_time_scale
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import end_child
 from edgefl.host.groups import Groups, NoGroup
 from edgefl.host.process import STOPS, allow_open_files, handled, start_process
+from edgefl.host.throttle import cpu_ns
 from edgefl.host.verdict import Conditions
 from edgefl.programs import messages
 from edgefl.programs.phone import (
@@ -53,6 +55,7 @@ MOST_KEPT = 20_000
 OUT_OF_FILES = (
     "edgefl ran out of open files, so connections were refused or delayed; raise the hard limit (ulimit -Hn)"
 )
+FELL_ASLEEP = "the process that keeps the host's cores busy ended early"
 ENDING_S = 20.0
 MOST_MEAN_S = 1e9
 
@@ -70,6 +73,8 @@ class ProgramOptions(NamedTuple):
     battery never runs low."""
     out: Path | None = None
     """Folder of the results; if None, nothing is written."""
+    awake: bool = False
+    """True to keep this host's cores from going idle while phones are stopped (`edgefl.host.awake`)."""
     print_lines: bool = True
     """True to print the phones' lines on this process's own output. With several phones, each line is
     prefixed with the phone."""
@@ -100,6 +105,8 @@ def start(
     options."""
     _check_proc()
     throttle, memory = mechanisms(options)
+    if options.awake:
+        check_awake()
     if options.out is not None:
         require_free(options.out, "programs")
         try:
@@ -230,7 +237,7 @@ class RunningPhones:
         self._stack = contextlib.ExitStack()
         self._broken = False
         self._low: set[int] = set()  # phones killed because of a low battery
-        self._meter = UsageMeter()
+        self._meter, self._idle_s, self._fell_asleep = UsageMeter(), 0.0, False
         self._result: ProgramsResult | None = None
         with self._stack:
             self._start()
@@ -258,6 +265,10 @@ class RunningPhones:
             )
             for number, (held, three) in enumerate(zip(self._held, stdio, strict=True)):
                 self._keeper_channel.send(self._launch(number, held, three))
+        if self.options.awake:
+            process, channel = start_process("edgefl.host.awake", Started, dict(os.environ))
+            self._stack.callback(self._end_awake, process, channel)
+            self._first(channel)
         for channel in (self._relay_channel, self._keeper_channel):
             self._first(channel)
         self._began_s = time.monotonic()
@@ -509,6 +520,12 @@ class RunningPhones:
             if code:
                 end_marked(self._run_id)
 
+    def _end_awake(self, process: subprocess.Popen[bytes], channel: Channel[Any]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._idle_s = cpu_ns(process.pid) / 1e9
+        channel.close()
+        self._fell_asleep = end_child(process, ENDING_S).code != 0
+
     def _judged(self, wall_s: float) -> ProgramsResult:
         phones = tuple(self._phone_result(number) for number in range(len(self._held)))
         pairs = [
@@ -518,9 +535,10 @@ class RunningPhones:
             for pair in zip(declared_s, achieved_s, strict=True)
         ]
         used = sum(one.cpu_s for one in phones) / (wall_s * capacity_cores()) if wall_s > 0 else None
-        conditions = Conditions(load=used, **self._meter.usage())
+        conditions = Conditions(load=used, **self._meter.usage(self._idle_s))
         held_back = self.options.throttle != "off"
         short = any(traffic.state.out_of_files for traffic in self._traffic)
+        doubts = [*([OUT_OF_FILES] if short else []), *([FELL_ASLEEP] if self._fell_asleep else [])]
         return ProgramsResult(
             phones=phones,
             time_scale=self.scale.value,
@@ -528,12 +546,13 @@ class RunningPhones:
             wall_s=wall_s,
             throttle=self.options.throttle,
             memory=self.options.memory,
+            awake=self.options.awake,
             held=judge(
                 phones if held_back else (),
                 pairs,
                 self.scale.value,
                 conditions,
-                [OUT_OF_FILES] if short else [],
+                doubts,
             ),
             model_errors=tuple(dict.fromkeys(_model_errors(self._held))),
         )

@@ -224,13 +224,16 @@ def test_a_system_that_does_not_tell_of_stolen_time_gives_none(times: list[objec
     assert StealMeter().share() is None
 
 
-def test_the_run_and_the_others_share_the_cores(times: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("idle_s", "used"), [(0.0, 0.2), (1.0, 0.15)])
+def test_the_run_and_the_others_share_the_cores(
+    idle_s: float, used: float, times: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(capacity, "usable_cores", lambda: 2)
     monkeypatch.setattr(capacity.time, "monotonic", iter([0.0, 10.0]).__next__)
     monkeypatch.setattr(capacity, "_own_cpu_s", iter([1.0, 5.0]).__next__)
     times += [Times(100, 100), Times(116, 900)._replace(idle=500.0, iowait=70.0)]
-    found = UsageMeter().usage()
-    assert found["used"] == pytest.approx(0.2)  # 4 of 20 core seconds
+    found = UsageMeter().usage(idle_s)
+    assert found["used"] == pytest.approx(used)  # 4 or 3 of 20 core seconds
     assert found["others"] == pytest.approx(0.6)  # 12 of them
     assert (found["steal"], found["throttled"]) == (None, None)  # nothing had begun
 

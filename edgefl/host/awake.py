@@ -1,0 +1,90 @@
+"""A process that keeps this host's cores from going idle while throttled programs are stopped.
+
+A core that was idle computes more slowly for some milliseconds: its clock rises only gradually, and a virtual
+machine gets its core back only gradually. A throttled program is stopped for most of the time, so each second
+of its CPU time does less work than in a calibration, which runs without pauses. This process waits in a loop
+on each core, at the lowest priority, so that it runs only while the core has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl.errors import ConfigError
+from edgefl.host.capacity import cpu_quota
+from edgefl.host.channel import Channel, Closed
+from edgefl.host.process import become_child
+
+HINTS = 1_000_000
+"""Number of spin-wait hints between two returns to Python, which take some tens of milliseconds."""
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The process's only message, when its threads have been started."""
+
+
+def check_awake() -> None:
+    """Raise `ConfigError` if this host's cores cannot, or should not, be kept busy."""
+    if (quota := cpu_quota()) is not None:
+        raise ConfigError(
+            f"--awake: cannot be used here, because control groups limit the CPU time to {quota:g} cores, "
+            "which would be used up"
+        )
+    try:
+        from edgefl.host import _code  # noqa: F401
+    except ImportError:
+        why = "edgefl was installed without a C compiler; install a C compiler, then edgefl again"
+        raise ConfigError(f"--awake: cannot be used here: {why}") from None
+
+
+def one_thread_per_core(folder: Path = Path("/sys/devices/system/cpu")) -> list[int]:
+    """Return one CPU of each core on which this process may run.
+
+    The CPUs (hardware threads) of a core share it, and one that is busy keeps the whole core from going idle.
+    """
+    allowed, seen = sorted(os.sched_getaffinity(0)), set[str]()
+    chosen = list[int]()
+    for cpu in allowed:
+        siblings = str(cpu)
+        with contextlib.suppress(OSError):
+            siblings = (folder / f"cpu{cpu}/topology/thread_siblings_list").read_text()
+        if siblings not in seen:
+            chosen.append(cpu)
+        seen.add(siblings)
+    return chosen
+
+
+def _wait_on(cpu: int) -> None:
+    """Wait in a loop on the CPU, at the lowest priority, until the process ends."""
+    from edgefl.host._code import spin
+
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setaffinity(0, {cpu})
+    while True:
+        spin(HINTS)
+
+
+def main() -> None:
+    """Entry point of the process, which ends when its channel is closed."""
+    become_child(int(sys.argv[2]), "edgefl-awake")
+    os.setsid()
+    with contextlib.suppress(OSError):  # Linux shares the CPU between sessions first, then within a session
+        Path("/proc/self/autogroup").write_text("19")
+    channel: Channel[Any] = Channel.inherit(int(sys.argv[1]), Any)
+    for cpu in one_thread_per_core():
+        threading.Thread(target=_wait_on, args=(cpu,), daemon=True).start()
+    channel.tell(Started())
+    with contextlib.suppress(Closed):
+        channel.receive()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""``edgefl exec --awake``: what keeps cores busy has the lowest priority, and ends with the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgefl.errors import ConfigError
+from edgefl.host import awake
+from edgefl.host.awake import one_thread_per_core
+from edgefl.host.capacity import UsageMeter
+from edgefl.programs import run, start
+
+from .runs import Command, options, phone
+
+
+def child() -> psutil.Process:
+    return next(one for one in psutil.Process().children() if one.name() == "edgefl-awake")
+
+
+def busy_threads(process: psutil.Process) -> dict[int, tuple[int, set[int]]]:
+    """The scheduling policy and the CPUs of each thread that waits in a loop."""
+    found = {}
+    for thread in process.threads():
+        if thread.id != process.pid:
+            found[thread.id] = os.sched_getscheduler(thread.id), os.sched_getaffinity(thread.id)
+    return found
+
+
+def test_each_core_has_a_thread_of_the_lowest_priority_while_phones_run() -> None:
+    wanted = {(os.SCHED_IDLE, cpu) for cpu in one_thread_per_core()}
+    with start([phone("sleep", "1000")], options(awake=True)) as running:
+        process = child()
+        seen: set[tuple[int, int]] = set()
+        while seen != wanted or not sum(process.cpu_times()[:2]):
+            running.turn(0.05)
+            seen = {(policy, min(cpus)) for policy, cpus in busy_threads(process).values() if len(cpus) == 1}
+        assert os.getsid(process.pid) == process.pid
+        running.kill()
+        running.wait()
+    assert not process.is_running()
+    result = running.result()
+    assert result.awake
+    assert result.summary()["awake"] is True
+
+
+def test_its_time_is_neither_the_runs_nor_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    told_s: list[float] = []
+    usage = UsageMeter.usage
+
+    def noted(meter: UsageMeter, idle_s: float = 0.0) -> dict[str, float | None]:
+        told_s.append(idle_s)
+        return usage(meter, idle_s)
+
+    monkeypatch.setattr(UsageMeter, "usage", noted)
+    with start([phone("sleep", "1000")], options(awake=True)) as running:
+        process = child()
+        while not (took_s := sum(process.cpu_times()[:2])):
+            running.turn(0.05)
+        running.kill()
+        running.wait()
+    assert told_s[0] >= took_s > 0.0
+
+
+def test_a_run_without_it_has_none() -> None:
+    result = run([phone("true")], options())
+    assert result.summary()["awake"] is False
+
+
+def test_a_run_whose_cores_could_go_idle_after_all_is_invalid() -> None:
+    with start([phone("sleep", "1000")], options(awake=True)) as running:
+        process = child()
+        process.kill()
+        while process.status() != psutil.STATUS_ZOMBIE:
+            running.turn(0.05)
+        running.kill()
+        running.wait()
+    assert "the process that keeps the host's cores busy ended early" in running.result().reasons
+
+
+def test_it_does_not_outlive_a_killed_edgefl() -> None:
+    command = Command(
+        "exec", "--awake", "--share", "0.3", "--device", "moto-g4", "--", "sh", "-c", "echo; sleep 300"
+    )
+    assert command.process.stdout is not None
+    command.process.stdout.readline()
+    assert command.child("edgefl-awake").is_running()
+    command.process.kill()
+    command.finish()  # the fixture finds what is left
+
+
+def test_one_cpu_of_each_core_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpu, siblings in ((0, "0,4"), (1, "1,5"), (4, "0,4"), (5, "1,5")):
+        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{siblings}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5, 7})
+    assert one_thread_per_core(tmp_path) == [0, 1, 7]  # nothing is known of CPU 7
+
+
+def test_a_limited_amount_of_cpu_time_is_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awake, "cpu_quota", lambda: 1.5)
+    with pytest.raises(ConfigError, match=r"^--awake: .* control groups limit the CPU time to 1\.5 cores"):
+        start([phone("true")], options(awake=True))
