@@ -1,6 +1,6 @@
 """Compare three answers to one question: how long does a device take for a function?
 
-    python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7] [--only step numpy]
+    python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7] [--only step numpy] [--awake]
 
 For a Python loop, numpy, a training step in torch, compression, and a function that is half torch, half
 Python: seconds of a call on the device by `edgefl exec` (the program's own clock, divided by the time scale),
@@ -57,14 +57,14 @@ def here_s(name: str, calls: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def by_exec(device: str, name: str, like: str, calls: int) -> float:
+def by_exec(device: str, name: str, like: str, calls: int, awake: bool) -> float:
     """Return seconds of a call by the clock of a program under `edgefl exec`, at the device's pace."""
     command = program(name, calls)
     threads = None if "torch" in like else 1
     phone = programs.Phone(device=device, command=command, like=like, threads=threads)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        result = programs.run([phone], programs.ProgramOptions(out=out, print_lines=False))
+        result = programs.run([phone], programs.ProgramOptions(out=out, awake=awake, print_lines=False))
         for reason in result.held.reasons:
             print(f"{name}: INVALID: {reason}", file=sys.stderr)
         return float((out / "phones" / f"0-{device}.out").read_text()) / result.time_scale
@@ -89,7 +89,9 @@ def by_plugin(device: str, name: str) -> float:
         return float(seconds)
 
 
-def one_round(name_of_device: str, names: list[str], calls: int) -> dict[str, tuple[float, ...]]:
+def one_round(
+    name_of_device: str, names: list[str], calls: int, awake: bool
+) -> dict[str, tuple[float, ...]]:
     """Return seconds of a call of these functions: here, by ``exec``, by a device test, by ``predict``."""
     device, host = load_device(name_of_device), calibrate()
     module, _ = model_to_trace(MODEL)
@@ -105,7 +107,7 @@ def one_round(name_of_device: str, names: list[str], calls: int) -> dict[str, tu
     return {
         name: (
             host_s[name],
-            by_exec(name_of_device, name, likes[name], calls),
+            by_exec(name_of_device, name, likes[name], calls, awake),
             by_plugin(name_of_device, name),
             predicted[name],
         )
@@ -121,10 +123,11 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=FUNCTION, default=list(FUNCTION))
+    parser.add_argument("--awake", action="store_true", help="keep idle cores busy under exec")
     given = parser.parse_args()
     ways: dict[str, list[tuple[float, ...]]] = {name: [] for name in given.only}
     for _ in range(given.rounds):
-        for name, seconds in one_round(given.device, given.only, given.calls).items():
+        for name, seconds in one_round(given.device, given.only, given.calls, given.awake).items():
             ways[name].append(seconds)
             print(name, *map(short_time, seconds), file=sys.stderr, flush=True)
     rows = []

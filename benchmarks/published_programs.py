@@ -1,6 +1,6 @@
 """Run well-known programs under `edgefl exec` and compare them with what real boards were measured to reach.
 
-    python benchmarks/published_programs.py [--device pi-4]… [--only TEXT]
+    python benchmarks/published_programs.py [--device pi-4]… [--only TEXT] [--awake]
 
 7-zip (``7zz``), OpenSSL, sysbench and two Python programs run as phones, each at the time scale that edgefl
 chooses for its threads; rates are multiplied by it, and times divided. Prints each figure beside the
@@ -85,13 +85,13 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-def measured(program: Program, device: str) -> tuple[float, programs.ProgramsResult]:
+def measured(program: Program, device: str, awake: bool) -> tuple[float, programs.ProgramsResult]:
     """Return the program's figure in emulated time, and edgefl's own result."""
     like = class_of(program.command)
     phone = programs.Phone(device=device, command=program.command, like=like, threads=program.threads)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        result = programs.run([phone], programs.ProgramOptions(out=out, print_lines=False))
+        result = programs.run([phone], programs.ProgramOptions(out=out, awake=awake, print_lines=False))
         texts = [(out / "phones" / f"0-{device}.{end}").read_text() for end in ("out", "err")]
     found = re.search(program.printed, "\n".join(texts))
     if found is None:
@@ -106,6 +106,7 @@ def main() -> None:
     )
     parser.add_argument("--device", action="append")
     parser.add_argument("--only", default="", help="part of the programs' names")
+    parser.add_argument("--awake", action="store_true", help="keep idle cores busy")
     given = parser.parse_args()
     rows, factors = [], []
     for program in PROGRAMS:
@@ -117,7 +118,7 @@ def main() -> None:
         for device, (low, high) in program.published.items():
             if given.device and device not in given.device:
                 continue
-            figure, result = measured(program, device)
+            figure, result = measured(program, device, given.awake)
             reference = (low + high) / 2
             factor = figure / reference if program.is_rate else reference / figure
             factors.append(max(factor, 1 / factor))

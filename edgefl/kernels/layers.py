@@ -145,7 +145,22 @@ def _in_float64(layers: list[Any], arrays: list[NDArray[Any]], shares: list[floa
     for layer, array, share in zip(layers, arrays, shares, strict=True):
         total += share * (layer.detach().cpu().double().resolve_neg().numpy() if _is_tensor(layer) else array)
     whole = arrays[0].dtype.kind in "iub" and not _is_bfloat16(layers[0])
-    return np.rint(total, out=total) if whole else total
+    return _whole(total, arrays[0].dtype) if whole else total
+
+
+def _whole(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the values rounded to integers of ``dtype``.
+
+    A value that float64's rounding has moved out of the type's range becomes the nearest end of the range.
+    """
+    rounded = np.rint(values)
+    if dtype.kind == "b":
+        return rounded.astype(dtype)
+    ends = np.iinfo(dtype)
+    above = rounded >= float(ends.max)  # float64 has no int64 between 2**63 - 512 and 2**63
+    made = np.where(above, 0.0, np.maximum(rounded, float(ends.min))).astype(dtype)
+    made[above] = ends.max
+    return made
 
 
 def _array(name: str, layer: Any) -> NDArray[Any]:

@@ -96,6 +96,14 @@ def test_other_types_are_averaged_as_numbers_and_keep_their_type(dtype: Any) -> 
     np.testing.assert_allclose(found, [5 / 8 if dtype is np.float64 else 1, 0, 1, 1])
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.int8, np.uint8])
+@pytest.mark.parametrize("end", ["min", "max"])
+def test_the_ends_of_an_integer_type_are_their_own_average(dtype: Any, end: str) -> None:
+    value = getattr(np.iinfo(dtype), end)
+    (found,) = kernels.average([[np.array([value], dtype)]] * 3)  # 1/3 is rounded, as is int64's maximum
+    assert found.tolist() == [value]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_tensor_whose_sign_torch_has_yet_to_change_and_models_from_a_generator(dtype: torch.dtype) -> None:
     negative = torch.ones(2, dtype=dtype)._neg_view()
