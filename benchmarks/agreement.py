@@ -89,9 +89,7 @@ def by_plugin(device: str, name: str) -> float:
         return float(seconds)
 
 
-def one_round(
-    name_of_device: str, names: list[str], calls: int, awake: bool
-) -> dict[str, tuple[float, ...]]:
+def one_round(name_of_device: str, names: list[str], calls: int, awake: bool) -> dict[str, tuple[float, ...]]:
     """Return seconds of a call of these functions: here, by ``exec``, by a device test, by ``predict``."""
     device, host = load_device(name_of_device), calibrate()
     module, _ = model_to_trace(MODEL)
