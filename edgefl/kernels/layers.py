@@ -153,12 +153,12 @@ def _whole(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
     A value that float64's rounding has moved out of the type's range becomes the nearest end of the range.
     """
-    rounded = np.rint(values)
+    rounded: NDArray[Any] = np.rint(values)
     if dtype.kind == "b":
         return rounded.astype(dtype)
     ends = np.iinfo(dtype)
     above = rounded >= float(ends.max)  # float64 has no int64 between 2**63 - 512 and 2**63
-    made: NDArray[Any] = np.where(above, 0.0, np.maximum(rounded, float(ends.min))).astype(dtype)
+    made = np.where(above, 0.0, np.maximum(rounded, float(ends.min))).astype(dtype)
     made[above] = ends.max
     return made
 
