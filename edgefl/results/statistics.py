@@ -269,14 +269,18 @@ class CostRatio(NamedTuple):
     """If the interval is open on one side, ``low`` is 0 or ``high`` is infinity."""
     at_least: bool = False
     """True if the mean is a lower bound, because a run in the numerator did not reach the target."""
+    at_most: bool = False
+    """True if the mean is an upper bound, because a run in the denominator did not reach the target."""
 
     def __str__(self) -> str:
         """Return the ratio as text.
 
         ``<`` or ``>`` marks a mean that is only a bound. An end of the interval at 0 or infinity is omitted.
 
-        >>> print(CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7), CostRatio(3.0, 0.0, math.inf), sep=", ")
-        2.0× (1.6 to 2.6), < 0.5× (0.7 or less), 3.0×
+        >>> print(CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7, at_most=True), sep=", ")
+        2.0× (1.6 to 2.6), < 0.5× (0.7 or less)
+        >>> print(CostRatio(3.0, 0.0, math.inf), CostRatio(3.0, 0.0, math.inf, at_most=True), sep=", ")
+        3.0×, < 3.0×
         >>> print(CostRatio(0.004, 0.003, 0.006))
         0.0040× (0.003 to 0.006)
         """
@@ -293,7 +297,7 @@ class CostRatio(NamedTuple):
 
     def _text(self, mean: str, low: str, high: str) -> str:
         above, below = self.low > 0.0, math.isfinite(self.high)
-        sign = "> " if self.at_least else "< " if below and not above else ""
+        sign = "> " if self.at_least else "< " if self.at_most else ""
         interval = f" ({low} to {high})" if below else f" ({low} or more)" if above else ""
         interval = f" ({high} or less)" if below and not above else interval
         return f"{sign}{mean}×{interval}"
@@ -335,7 +339,7 @@ def ratio(
     half = math.inf if found.half is None else found.half
     low = 0.0 if at_most else math.exp(found.mean - half)
     high = math.inf if at_least or half == math.inf else math.exp(min(700.0, found.mean + half))
-    return CostRatio(math.exp(found.mean), low, high, at_least)
+    return CostRatio(math.exp(found.mean), low, high, at_least, at_most)
 
 
 def p_of_ratio(found: CostRatio | None, seeds: int) -> float:

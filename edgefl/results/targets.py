@@ -224,7 +224,7 @@ class ToTarget(NamedTuple):
                 name: None
                 if (found := self.ratios.get(over)) is None
                 else {"mean": rounded(found.mean), "low_95": rounded(found.low or None),
-                      "high_95": rounded(found.high), "at_least": found.at_least}
+                      "high_95": rounded(found.high), "at_least": found.at_least, "at_most": found.at_most}
                 for over, name in COSTS.items()
             },
             "ahead_of_first": None if self.ahead is None else self.ahead.builtins(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from io import StringIO
@@ -246,6 +247,17 @@ def test_runs_that_did_not_reach_it_are_counted_and_bound_the_ratio(tmp_path: Pa
     turned = StringIO()
     Console(file=turned, width=400).print(compare([*folders[3:], *folders[:3]], target=0.8))
     assert "emulated seconds, at most 0.5" in turned.getvalue()
+
+
+def test_a_ratio_to_a_single_seed_that_did_not_reach_it_is_marked_as_an_upper_bound(tmp_path: Path) -> None:
+    fast, slow = two(tmp_path, (1.3,), end=36)
+    text = StringIO()
+    Console(file=text, width=400).print(compare([slow, fast], tmp_path / "out", target=0.8))
+    assert "emulated seconds, at most 0." in text.getvalue()
+    rows = read_json(tmp_path / "out" / "summary.json")["comparison"]["rows"]
+    ratio = rows[1]["to_target"]["over_first"]["emulated_s_to_target"]
+    assert (ratio["at_least"], ratio["at_most"]) == (False, True)
+    assert re.search(r"< 0\.\d\d× \(one seed\)", Page(tmp_path / "out" / "report.html").text)
 
 
 def test_the_sentence_has_the_ratio_of_the_table_whichever_row_is_first(tmp_path: Path) -> None:
