@@ -398,6 +398,8 @@ def _network_faults(network: Network) -> Iterator[Fault]:
             yield wrong(f"{name}.jitter_ms", allowed, way.jitter_ms)
         if way.trace is not None and way.rate_mbps is not None:
             yield wrong(f"{name}.trace", "left out beside rate_mbps: only one may set the rate", way.trace)
+        if way.rate_cv > 0 and way.rate_mbps is None:
+            yield wrong(f"{name}.rate_cv", "left out without rate_mbps, whose variation it is", way.rate_cv)
 
 
 def _fleet_faults(fleet: FleetFile) -> Iterator[Fault]:

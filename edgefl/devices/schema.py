@@ -377,7 +377,8 @@ class Direction(_Table, frozen=True, kw_only=True):
     """Rate in 10⁶ bit/s, including packet headers; None if it is unlimited."""
     rate_cv: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
     """Coefficient of variation of the rate over windows of one second. Each message's rate is log-normal with
-    the coefficient ``rate_cv`` / √d, where d is the message's duration in seconds, but at least 1."""
+    the coefficient ``rate_cv`` / √d, where d is the message's duration in seconds, but at least 1. It needs
+    ``rate_mbps``: a trace has its own variation."""
     delay_ms: NotNegative = 0.0
     jitter_ms: NotNegative = 0.0
     """Spread of the delay: σ (normal), mean (exponential), or half the width (uniform)."""

@@ -149,6 +149,8 @@ delay_ms = 10.0 -> jitter_ms = 1\njitter_dist = "uniform" -> down.jitter_ms: mus
 delay_ms = 10.0 -> loss_pct = 100 -> down.loss_pct: must be a number of at least 0 and below 100, got 100
 name = "Mine" -> name = "Mine"\nheader_bytes = 1500 -> header_bytes: must be below mtu_bytes = 1500, got 1500
 rate_mbps = 2.0 -> rate_mbps = 2.0\ntrace = "x" -> down.trace: must be left out beside rate_mbps: only one
+rate_mbps = 2.0 -> trace = "x"\nrate_cv = 0.5 -> down.rate_cv: must be left out without rate_mbps, whose
+rate_mbps = 2.0 -> rate_cv = 0.5 -> down.rate_cv: must be left out without rate_mbps, whose variation it is
 rate_mbps = 2.0 -> queue_kib = 64 -> unknown key 'down.queue_kib'; allowed in [down]: delay_ms, jitter_dist,
 rate_mbps = 2.0 -> on_loss = "stop" -> down.on_loss: must be 'disconnect' or 'retransmit', got 'stop'
 [up] -> [upp] -> unknown key 'upp'; did you mean 'up'?
