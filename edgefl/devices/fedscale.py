@@ -21,7 +21,14 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from edgefl.devices import FleetFile, load_device, load_network
-from edgefl.devices.imports import ImportOptions, ImportResult, checked, pick, profile_file, read_bytes
+from edgefl.devices.imports import (
+    ImportOptions,
+    ImportResult,
+    checked,
+    profile_file,
+    profile_names,
+    read_bytes,
+)
 from edgefl.errors import ProfileError
 
 Client = TypeVar("Client")
@@ -101,19 +108,21 @@ def _capacities(path: Path, clients: dict[Any, Any], name: str, most: int) -> Im
     found = {client: checked(f"{path}: client {client!r}", one, Capacity) for client, one in clients.items()}
     speeds = {client: (one.computation, one.communication, str(client)) for client, one in found.items()}
     picked = _spread(sorted(found, key=speeds.__getitem__), most)
+    owns = [f"{name}-{client}" for client in picked]
+    _, *ids = profile_names([name, *owns, *(f"{own}-link" for own in owns)])
     files: dict[str, str] = {}
     fleet, networks = {}, {}
-    for own, _, client in pick(path, (), [(f"{name}-{client}", client) for client in picked]):
-        files |= _client(path, own, client, found[client])
+    for client, own, link in zip(picked, ids[: len(owns)], ids[len(owns) :], strict=True):
+        files |= _client(path, own, link, client, found[client])
         fleet[f"./{own}.toml"] = 1
-        networks[f"./{own}.toml"] = f"./{own}-link.toml"
+        networks[f"./{own}.toml"] = f"./{link}.toml"
     spread = f"{len(picked)} of {len(clients)} clients, evenly spaced in order of speed"
     source = f"FedScale's {path.name}: {spread}"
     tables = {"id": name, "name": name, "source": source, "devices": fleet, "network": networks}
     return ImportResult(files | profile_file(path, "fleets", tables), (source,))
 
 
-def _client(path: Path, name: str, client: Any, capacity: Capacity) -> dict[str, str]:
+def _client(path: Path, name: str, link: str, client: Any, capacity: Capacity) -> dict[str, str]:
     """Create the files of a client's device and network."""
     title, file = f"FedScale client {client}", f"client {client} in FedScale's {path.name}"
     ms, rate = capacity.computation, {"rate_mbps": capacity.communication / 1e3}
@@ -129,7 +138,7 @@ def _client(path: Path, name: str, client: Any, capacity: Capacity) -> dict[str,
     }
     source = f"communication of {file}; it states no delay"
     network = {
-        "id": f"{name}-link",
+        "id": link,
         "name": f"{title}'s link",
         "header_bytes": 0,
         "down": rate,

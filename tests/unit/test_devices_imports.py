@@ -172,6 +172,19 @@ def test_fedscale_capacities_are_a_fleet(tmp_path: Path) -> None:
     assert sorted(few.files) == [f"{name}.toml" for name in names]
 
 
+def test_names_of_fedscale_clients_do_not_collide_with_those_of_links_and_the_fleet(tmp_path: Path) -> None:
+    rates = {"1": 100, "1-link": 200, "": 300}
+    clients = {name: {"computation": 9, "communication": rate * 1e3} for name, rate in rates.items()}
+    (tmp_path / "caps.json").write_text(json.dumps(clients))
+    written(FORMATS["fedscale"].read(tmp_path / "caps.json", ImportOptions()), tmp_path)
+    fleet = emulation.load_fleet(tmp_path / "caps.toml")
+    found = {
+        emulation.load_device(name).name: emulation.load_network(network).down.rate_mbps
+        for name, network in fleet.network.items()
+    }
+    assert found == {f"FedScale client {name}": rate for name, rate in rates.items()}
+
+
 def test_fedscale_behaviour_is_an_availability_file() -> None:
     made = read("fedscale", "client_behave_trace.json")
     (text,) = made.files.values()
