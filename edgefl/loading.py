@@ -8,6 +8,8 @@ different folders may have modules with the same name.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -17,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgefl.errors import ConfigError, unknown
+from edgefl.errors import ConfigError, listed, unknown
 
 KEYS = (
     "strategy.name",
@@ -36,6 +38,10 @@ OF_PACKAGES = ("timm:", "hf:", "flwr:")
 
 importing: list[str] = []
 """The user's modules that this process is currently importing."""
+_named: set[str] = set()
+"""The user's modules that this process has imported by name."""
+_searched: set[str] = set()
+"""The folders in which this process has looked for the user's modules."""
 
 
 def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) -> Any:
@@ -111,6 +117,37 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
     return keys
 
 
+def digests() -> dict[str, str]:
+    """Return the SHA-256 of the file of each of the user's modules that this process has imported.
+
+    These are the modules that an experiment names, and the modules beside them that they import.
+    """
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if name.partition(".")[0] == __package__ or not isinstance(file, str):
+            continue
+        depth = name.count(".") + (Path(file).stem == "__init__")
+        folder = Path(file).parents[min(depth, len(Path(file).parents) - 1)]
+        if name in _named or str(folder.resolve()) in _searched:
+            with contextlib.suppress(OSError):
+                found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return found
+
+
+def code_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return a sentence that names the modules whose digests in ``before`` and ``now`` differ, or "".
+
+    >>> code_change({"mine": "a1", "other": "b2"}, {"mine": "a3", "other": "b2", "new": "c3"})
+    'your own code has changed since the run began (mine): the run goes on with the new code'
+    >>> code_change({"mine": "a1"}, {"mine": "a1"})
+    ''
+    """
+    names = listed(name for name in before if now.get(name, before[name]) != before[name])
+    changed = f"your own code has changed since the run began ({names}): the run goes on with the new code"
+    return changed if names else ""
+
+
 def _require_allowed(module: str, key: str, folders: Sequence[str]) -> None:
     top = module.partition(".")[0]
     allowed = {name.strip() for name in os.environ.get("EDGEFL_MODULES", "").split(",")}
@@ -125,6 +162,8 @@ def _require_allowed(module: str, key: str, folders: Sequence[str]) -> None:
 
 def _import(name: str, key: str, folders: Sequence[str]) -> Any:
     _forget_other_folder(name.partition(".")[0])
+    _named.add(name)
+    _searched.update(folders)
     module = f"{key}: module {name!r}"
     importing.append(name)
     try:

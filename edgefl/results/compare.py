@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Group as RenderGroup
 from rich.console import RenderableType
 from rich.text import Text
 
+from edgefl.errors import listed
 from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_json, write_text
 from edgefl.results import fleets, page, trace
@@ -92,7 +94,8 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceT
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
-    notes = (in_a_sentence(rows, target), together(run.record for run in runs), *unfinished(runs))
+    spent = together(run.record for run in runs)
+    notes = (in_a_sentence(rows, target), spent, *unfinished(runs), mixed_code(runs))
     parts = [*tables, *(Text(note) for note in notes if note)]
     return RenderGroup(*[each for part in parts for each in (Text(), part)][1:])
 
@@ -104,6 +107,14 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
         for run in runs
         if not run.finished
     ]
+
+
+def mixed_code(runs: Sequence[Run]) -> str:
+    """Return a sentence if a module of the user's own is not the same file in all runs that use it, or ""."""
+    codes = [run.record.meta.code for run in runs]
+    kinds = Counter(name for name, _ in {each for code in codes for each in code.items()})
+    names = listed(name for name, count in kinds.items() if count > 1)
+    return f"Your own code differs between these runs, because it was changed: {names}." if names else ""
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
@@ -274,6 +285,7 @@ def comparison_page(
     stuck = ", ".join(row.label for row in rows if row.stuck)
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
     stuck += "".join(f"<p><b>{UNFINISHED.capitalize()}:</b> {escape(line)}</p>" for line in unfinished(runs))
+    each_run = together(run.record for run in runs), mixed_code(runs)
     race: list[str] = []
     if target is not None:
         times = html_table(RACE_HEADS, _race_cells(rows))
@@ -286,7 +298,7 @@ def comparison_page(
                 "At the end of the runs", about, html_table([*ends[0]], [[*row.values()] for row in ends])
             ),
             *([page.card("Measures", "At the last evaluation.", _measures(rows))] if own_names(rows) else []),
-            page.card("Each run", together(run.record for run in runs), _each(out, runs, rows)),
+            page.card("Each run", " ".join(filter(None, each_run)), _each(out, runs, rows)),
         ],
         "Learning": [*_learning(rows, lines), *profile_cards(rows)],
     }

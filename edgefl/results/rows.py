@@ -310,6 +310,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     software: dict[str, str] = {}
     toml: str = ""
     """The resolved experiment file."""
+    code: dict[str, str] = {}
+    """SHA-256 of the file of each of the user's own modules with which the run last went on, by module."""
 
 
 TABLES: dict[str, type[msgspec.Struct]] = {

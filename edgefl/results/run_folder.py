@@ -225,6 +225,12 @@ def base_of(folder: Path, begun: bool = False) -> Path:
     return Path(meta.base or ".")
 
 
+def code_of(folder: Path) -> dict[str, str]:
+    """Return the recorded digests of the user's own modules."""
+    with Record(folder) as record:
+        return record.meta.code
+
+
 def clear(folder: Path) -> None:
     """Remove the files of a run that has not begun, except its experiment.
 

@@ -218,6 +218,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """Number of elements at the end of the model that are running statistics; see `FlatModel.buffers`."""
     remark: str = ""
     """A warning about the model, for the user."""
+    code: dict[str, str] = {}
+    """Digests of the user's own modules: `edgefl.loading.digests`."""
 
 
 def column(numbers: bytes) -> memoryview[int]:

@@ -49,6 +49,7 @@ from edgefl.host.process import allow_open_files, become_child, die_soon_after_p
 from edgefl.learning.attacks import attacking_clients
 from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
+from edgefl.loading import code_change
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Source, source_of
 from edgefl.results.rows import ClientRow, SecureCost
@@ -145,6 +146,10 @@ def build(
         describe(store, plan, strategy, trips)
         store.set_meta(first_model_sha256=buffer.digest())
     store.set_meta(status="running")
+    if plan.resume and not plan.restarts:
+        if changed := code_change(store.meta("code") or {}, prepared.code):
+            store.incident(emulated_s, None, "code", changed)
+        store.set_meta(code=prepared.code)
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
         what = f"the {plan.killed} was killed: the run goes on {from_here}"
@@ -284,6 +289,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
         toml=config.dump(experiment),
+        code=prepared.code,
     )
     store.clients(_ClientRows(plan, trips))
 

@@ -43,6 +43,7 @@ from edgefl.host.confinement import Enforcement, enforced
 from edgefl.host.fork_server import ForkServer
 from edgefl.host.memory import proportional_mib
 from edgefl.host.process import handled, start_process, stops
+from edgefl.loading import code_change
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.processes import stopped_by
@@ -516,7 +517,12 @@ class _Supervisor:
         scale = TimeScale(1.0, 0.0, 0.0, why, "fits")
         if not self._virtual:
             scale = wall_scale(self._experiment, self._strategy, prepared, shares)
-        remarks = mixed_runtimes(self._experiment, self._clients), self._strategy.remark, prepared.remark
+        remarks = [
+            code_change(run_folder.code_of(self._folder), prepared.code) if self.resuming else "",
+            mixed_runtimes(self._experiment, self._clients),
+            self._strategy.remark,
+            prepared.remark,
+        ]
         self._view.describe(self._clients, prepared, scale, "\n".join(filter(None, remarks)))
         self._plan = control.Serve(
             experiment=self._experiment,

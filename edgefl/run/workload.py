@@ -35,7 +35,7 @@ from edgefl.learning.partition import Parts, hold_out, partition
 from edgefl.learning.rule import LocalRule, check_terms
 from edgefl.learning.train import Rows, Trainer, TrainResult
 from edgefl.learning.work import batch_work, traced_work
-from edgefl.loading import load_attribute
+from edgefl.loading import digests, load_attribute
 from edgefl.parameters.buffer import FORMATS
 from edgefl.privacy.local import LocalNoise
 from edgefl.run.assessor import Assessor
@@ -458,6 +458,7 @@ class Workload:
             first_trips=self._first_trips(),
             work=self.work,
             remark=self._outputs_remark(),
+            code=digests(),
             host_step_s=self.host_step_s,
             test_examples=self._assessor.test_examples,
             dataset=self.data.name,

@@ -229,6 +229,32 @@ def test_interrupted_and_then_without_a_server_or_zygote_it_is_the_same_run(tmp_
     assert outcome(folder) == outcome(tmp_path / "calm")
 
 
+def test_own_code_that_changed_before_a_resume_is_named_where_people_look(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("SIZE = 64\n")
+    (tmp_path / "own_model.py").write_text(
+        "import helper\nfrom torch import nn\n\ndef make(input_shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(helper.SIZE, classes))\n"
+    )
+    wanted = resumable(model=Model(name="own_model:make"), stop=Stop(versions=100_000))
+    folder = tmp_path / "cut"
+    command = Command.run(wanted, folder)
+    wait_for_versions(folder, 1, command)
+    command.interrupt()
+    command.ends(130)
+    assert {"own_model", "helper"} <= set(meta_of(folder).code)
+    assert not {"torch", "json", "edgefl"} & set(meta_of(folder).code)
+    (tmp_path / "helper.py").write_text("SIZE = 8 * 8\n")
+    changed = "your own code has changed since the run began (helper): the run goes on with the new code"
+    for resumed in (True, False):  # the second time it is the code with which the run went on
+        before = versions_of(folder)
+        command = Command("resume", str(folder))
+        wait_for(lambda before=before: versions_of(folder) > before, "a version", command)
+        command.interrupt()
+        assert (changed in command.ends(130)) is resumed
+        assert [(row.kind, row.detail) for row in incidents_of(folder)] == [("code", changed)]
+    assert changed in (folder / "report.html").read_text()
+
+
 SLOW_TO_EVALUATE = """
 import time
 from pathlib import Path

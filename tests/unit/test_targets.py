@@ -260,6 +260,22 @@ def test_a_ratio_to_a_single_seed_that_did_not_reach_it_is_marked_as_an_upper_bo
     assert re.search(r"< 0\.\d\d× \(one seed\)", Page(tmp_path / "out" / "report.html").text)
 
 
+def test_runs_of_different_own_code_are_named(tmp_path: Path) -> None:
+    codes = {"mine": "a1", "helper": "b1"}, {"mine": "a1", "helper": "b2"}, {"other": "c1"}
+    runs = [
+        run_of(tmp_path / str(seed), "fedbuff", seed, lambda s: s / 50, code=code)
+        for seed, code in enumerate(codes)
+    ]
+    text = StringIO()
+    Console(file=text, width=400).print(compare(runs, tmp_path / "out"))
+    said = "Your own code differs between these runs, because it was changed: helper."
+    assert said in text.getvalue()
+    assert said in Page(tmp_path / "out" / "report.html").text
+    text = StringIO()
+    Console(file=text, width=400).print(compare([runs[0], runs[2]]))
+    assert "Your own code" not in text.getvalue()
+
+
 def test_the_sentence_has_the_ratio_of_the_table_whichever_row_is_first(tmp_path: Path) -> None:
     folders = two(tmp_path)
     text = StringIO()
