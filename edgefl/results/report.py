@@ -230,9 +230,21 @@ def _attackers(found: dict[str, Any] | None) -> list[str]:
             [name.capitalize(), percent(of["weight_share"]), number(of["weight"]), percent(of["accuracy"])]
         )
     about = f"{many(found['clients'], 'client')} sent harmful updates. "
-    about += f"Accuracy: of the last model on {found['accuracy_on']}." if found["accuracy_on"] else ""
+    about += f"Accuracy: of the last model on {found['accuracy_on']}. " if found["accuracy_on"] else ""
+    about += failed_attacks(found)
     table = html_table(["Clients", ">Share of weight", ">Applied weight", ">Accuracy"], rows)
     return [page.card("Attackers", about, table, wide=False)]
+
+
+def failed_attacks(found: Mapping[str, Any]) -> str:
+    """Return in words how many trips of attackers failed in the user's own attack function, and why, or "".
+
+    >>> failed_attacks({"failed_trips": 3, "first_failure": "'mine:attack' raised ValueError: no"})
+    "3 trips failed because of the attack function; in the first, 'mine:attack' raised ValueError: no"
+    """
+    count, why = found["failed_trips"], found["first_failure"]
+    failed = f"{many(count, 'trip')} failed because of the attack function; in the first, {why}"
+    return failed if count else ""
 
 
 def _logged(record: Record) -> list[str]:
@@ -461,6 +473,8 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
     rows[0] = ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}")
     if summary["no_progress"]:
         rows.append((NO_PROGRESS, summary["no_progress"]))
+    if "attackers" in summary and (failed := failed_attacks(summary["attackers"])):
+        rows.append(("attackers", failed))
     found = summary["on_clients"] or {}
     for kind in ("global", "personal"):
         if kind in found:

@@ -380,7 +380,8 @@ def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.flo
     """Return the applied weight and accuracy of honest and attacking clients, given each client's ``share``.
 
     A client's accuracy is the last model's accuracy on the client's own held-out examples if they were used
-    in the evaluation, and otherwise on the test examples of the client's classes.
+    in the evaluation, and otherwise on the test examples of the client's classes. Failed trips are those in
+    which the user's own attack function failed.
     """
     accuracy, basis = accuracy_by_client(record)
     known, found = np.array(list(accuracy)), np.array(list(accuracy.values()))
@@ -394,8 +395,15 @@ def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.flo
             "weight": rounded(theirs.mean()) if len(theirs) else None,
             "accuracy": rounded(scores.mean()) if len(scores) else None,
         }
-    attacking = groups["attacking"]["weight_share"]
-    return {"clients": len(record.meta.attackers), "weight_share": attacking, "accuracy_on": basis, **groups}
+    failed = [row.detail for row in record.incidents if "fleet.attackers.kind: " in row.detail]
+    return {
+        "clients": len(record.meta.attackers),
+        "weight_share": groups["attacking"]["weight_share"],
+        "accuracy_on": basis,
+        "failed_trips": len(failed),
+        "first_failure": failed[0].partition("fleet.attackers.kind: ")[2] if failed else "",
+        **groups,
+    }
 
 
 def _weights(record: Record) -> dict[str, dict[str, Any]]:

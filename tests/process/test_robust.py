@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from html import escape
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import edgefl
 from edgefl.experiment import Attackers
 from edgefl.lab.verify import verify
 from edgefl.learning.attacks import attacking_clients
+from edgefl.results.report import summary_table
 from edgefl.strategies import Buffered, Rows
 
 DIGITS: dict[str, Any] = {
@@ -121,6 +125,25 @@ def test_accuracy_of_both_groups_is_on_their_own_examples(
     page = (out / "report.html").read_text()
     assert "5 clients sent harmful updates" in page
     assert "of the last model on their own held-out examples" in page
+
+
+def test_attacks_that_fail_later_in_the_run_are_counted_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_attack.py").write_text(
+        "def attack(delta, client, trip, rng):\n"
+        "    if trip:\n        raise ValueError('only once')\n    delta *= -1\n"
+    )
+    found = run(tmp_path / "run", {"name": "fedbuff"}, Attackers(share=0.2, kind="own_attack:attack"), 2, 4)
+    why = "'own_attack:attack' raised ValueError: only once"
+    assert found["attackers"]["failed_trips"] == found["incidents"]["failed"] > 0
+    assert found["attackers"]["first_failure"] == why
+    said = f"trips failed because of the attack function; in the first, {why}"
+    shown = StringIO()
+    Console(file=shown, width=400).print(summary_table(found, tmp_path / "run"))
+    assert said in shown.getvalue()
+    assert escape(said) in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(("name", "update"), [("median", "int8"), ("krum", "float32"), ("rfa", "bfloat16")])
