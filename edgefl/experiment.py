@@ -149,7 +149,7 @@ class Data(Settings, frozen=True, kw_only=True):
     partition: Annotated[
         str,
         Meta(
-            pattern="^(by-device|dirichlet|iid|natural|shards|[^:]+:[^:]+)$",
+            pattern=r"\A(by-device|dirichlet|iid|natural|shards|[^:\s]+:[^:\s]+)\Z",
             description="one of 'by-device', 'dirichlet', 'iid', 'natural', 'shards', 'flwr:Partitioner' or "
             "'my_module:split'",
         ),

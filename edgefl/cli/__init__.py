@@ -106,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper) and not _takes_all(stream):
             stream.reconfigure(errors="replace")  # print ? for characters that the terminal lacks
     try:
+        _require_current_folder()
         words = sys.argv[1:] if arguments is None else list(arguments)
         code = command_tree(words[0] if words else "")(words, prog_name="edgefl", standalone_mode=False)
         _flush()
@@ -142,6 +143,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"out of memory{f': {error}' if str(error) else ''} (EDGEFL_TRACEBACK=1 shows where)")
+
+
+def _require_current_folder() -> None:
+    """Raise `ConfigError` if the current folder was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder was deleted; change to another one (cd)") from None
 
 
 @functools.cache

@@ -21,9 +21,23 @@ if TYPE_CHECKING:
 Bind = Annotated[
     str, typer.Option(metavar="tcp://HOST:PORT", help="Address for nodes; port * takes any free port.")
 ]
+
+
+def keys_folder(text: str) -> Path:
+    """Parse the name of a folder of keys. Raises `ConfigError` for an empty name."""
+    if not text:
+        raise ConfigError("DIR '': no name, expected a folder for keys")
+    return Path(text)
+
+
 KeysFolder = Annotated[
     Path | None,
-    typer.Option("--keys", metavar="DIR", help="Keys of the server and of the hosts that may join."),
+    typer.Option(
+        "--keys",
+        metavar="DIR",
+        help="Keys of the server and of the hosts that may join.",
+        parser=keys_folder,
+    ),
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Accept and trust any host that can reach the address.")
@@ -127,7 +141,10 @@ def join(
 
 
 def keygen(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the keys, created if missing.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Folder of the keys, created if missing.", parser=keys_folder),
+    ],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Hosts that may join.")] = None,
 ) -> None:
     """Create key pairs for the server and the hosts that may join."""

@@ -31,8 +31,8 @@ TRAIN_SHARE = 0.07
 CPU_FLOP_PER_CYCLE = 32
 GPU_FLOP_PER_CYCLE = 2
 UNCERTAIN = 10.0
-_CORES = r"^([1-9]\d{0,3})( / \d{1,4})?$"
-_CLOCK = r"^(\d+(\.\d+)? to )?(?P<ghz>\d+(\.\d+)?) GHz$"
+_CORES = r"\A([1-9]\d{0,3})( / \d{1,4})?\Z"
+_CLOCK = r"\A(\d+(\.\d+)? to )?(?P<ghz>\d+(\.\d+)?) GHz\Z"
 Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 _Table = dict[str, Any]
 

@@ -23,7 +23,7 @@ SCHEMA = 2
 Files of schema 1, which has no ``runtime``, can still be read."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
-NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
+NAME_PATTERN = r"\A[a-z0-9][a-z0-9.-]*\Z"
 NAME_WORDS = "a name of lower-case letters, digits, dots and dashes"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN, description=NAME_WORDS)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]

@@ -81,9 +81,12 @@ def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = Fals
     """Open a run's door, the socket at which nodes join, with the keys in ``folder``; close it at the end.
 
     If ``folder`` is None, anybody who reaches the address may join. Raises `ConfigError` if the keys are
-    invalid, or if anybody on the network could join and ``insecure`` is False.
+    invalid, if anybody on the network could join and ``insecure`` is False, or if ``insecure`` is given with
+    keys.
     """
     host, port = endpoint(bind, "--bind", any_port=True)
+    if folder is not None and insecure:
+        raise ConfigError("--insecure: contradicts --keys, with which only hosts with a key join; give one")
     if folder is None and host not in LOOPBACK:
         if not insecure:
             raise ConfigError(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from shell import Shell
+
+from edgefl.cli import main
 
 
 def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
@@ -70,6 +73,19 @@ def test_doctor_shows_how_many_clients_fit_a_containers_limit(
     monkeypatch.setattr(resource, "getrlimit", lambda which: unlimited)
     (processes,) = [found for found in doctor.examine() if found.what == "processes"]
     assert processes.problem == says
+
+
+def test_a_deleted_current_folder_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    codes = [main(["run", str(tmp_path / "e.toml")]), main(["doctor"]), main(["profiles"])]
+    monkeypatch.undo()
+    assert codes == [2, 2, 2]
+    line = "edgefl: the current folder was deleted; change to another one (cd)\n"
+    assert capsys.readouterr() == ("", 3 * line)
 
 
 def test_doctor_says_that_numba_keeps_no_code(monkeypatch: pytest.MonkeyPatch) -> None:

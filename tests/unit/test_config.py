@@ -187,6 +187,7 @@ data.alpha=0 -> data.alpha: must be a finite number above 0, got 0
 data.test_fraction=1.0 -> data.test_fraction: must be a number above 0 and below 1, got 1.0
 data.partition=by-device -> data.labels: missing; partition 'by-device' needs
 data.partition=random -> data.partition: must be one of 'by-device', 'dirichlet', 'iid', 'natural',
+data.partition="iid\u000a" -> data.partition: must be one of 'by-device', 'dirichlet', 'iid', 'natural',
 data.labels={pi-5=[1]} -> data.labels.pi-5: not in fleet.devices; did you mean 'pi-4'? available: pi-4,
 data.labels={pi-4=[]} -> data.labels.pi-4: must be distinct labels of at least 0, got []
 data.labels={pi-4=[-1]} -> data.labels.pi-4: must be distinct labels of at least 0, got [-1]
