@@ -53,6 +53,9 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 
 OVER = "the run is over"
 BAD = "not finite or altered"
+MOST_IDLE_WAKES = 100_000
+"""A run without ``stop.emulated_s`` ends when its strategy was woken this many times in a row while no client
+trained or could still join, without a new version."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that a private run replaced with zeros."""
 
@@ -110,6 +113,7 @@ class Core(Ledger):
         self._failed_in_a_row = 0  # failed tasks and bad updates since the last version with a valid update
         self._lost_in_a_row = 0  # lost tasks since the last arrival of an update
         self._wakes: set[float] = set()  # times of the pending ``Wake`` actions
+        self._idle_wakes = 0  # due ``Wake`` actions since a client last trained and since the last version
         self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # if False, `wake_s` is not called
         self._cuts = type(strategy).until is not Strategy.until
         self._state = calls.call(strategy, "begin", self.devices)
@@ -323,7 +327,14 @@ class Core(Ledger):
         ahead = {at_s for at_s in self._wakes if at_s > self.now_s}
         if ahead and len(ahead) == len(self._wakes) and self.stopped is None:  # the timer fired early
             actions.append(Wake(min(ahead)))
+        elif self._sum is None:
+            self._idle_wakes = 0 if self.training else self._idle_wakes + 1
         self._wakes = ahead
+        if self._idle_wakes == MOST_IDLE_WAKES:
+            self._idle_wakes = 0
+            if self._stop.emulated_s is None and not self._awaits_clients():
+                idle = f"the strategy was woken {MOST_IDLE_WAKES:,} times in a row while no client trained"
+                self._halt = self._halt or f"{NO_PROGRESS}: {idle}"
         return True
 
     def _measured(self, event: events.Evaluated, actions: list[Action]) -> bool:
@@ -406,6 +417,8 @@ class Core(Ledger):
         if len(assigned) > self.openings:
             allowed = f"at most {self.openings} clients now"
             raise calls.invalid(self.strategy, "assign", allowed, f"{len(assigned)}")
+        if assigned:
+            self._idle_wakes = 0
         cohort = Cohort(self.next_task, assigned) if assigned and self.strategy.closed else None
         for client in assigned:
             begun = self.start(client)
@@ -425,6 +438,7 @@ class Core(Ledger):
 
     def _publish(self, order: Sum, step: Step, actions: list[Action]) -> None:
         self.version = order.version
+        self._idle_wakes = 0
         if any(task not in self._zero for task in order.tasks):
             self.learned, self._failed_in_a_row = True, 0
         self.apply(order.tasks, order.weights)
@@ -483,6 +497,10 @@ class Core(Ledger):
         if self._stop.emulated_s is None and all(map(self._never_starts, range(len(present)), done)):
             return f"{TOO_FEW_CLIENTS}: {sum(present)} of {len(present)}"
         return None
+
+    def _awaits_clients(self) -> bool:
+        """Return True if a client that is not connected may still join."""
+        return any(not here and self.deaths.returns_s(c) < math.inf for c, here in enumerate(self.present))
 
     def _never_starts(self, client: int, exhausted: bool) -> bool:
         """Return True if the client has used up its participations, or was dropped after its death."""

@@ -393,6 +393,41 @@ def test_a_wake_is_asked_for_once_and_only_if_it_lies_ahead(at_s: float, wakes: 
     assert core.pending() == []
 
 
+@pytest.mark.parametrize(
+    ("joined", "arrives", "stop", "ends"),
+    [
+        (2, (0, 1), {}, True),
+        (2, (0, 1), {"wall_s": 1e9}, True),
+        (2, (0, 1), {"emulated_s": 1e9}, False),  # ends at that time
+        (2, (0,), {}, False),  # the other client trains
+        (1, (0,), {}, False),  # the other client may still join
+    ],
+)
+def test_a_strategy_that_only_wakes_itself_does_not_run_for_ever(
+    joined: int, arrives: Sequence[int], stop: dict[str, float], ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgefl.core.core.MOST_IDLE_WAKES", 50)
+    answers = {
+        "assign": lambda view: [] if view.held else view.idle,
+        "step": lambda view: None,
+        "wake_s": lambda view: view.now_s + 1.0,
+    }
+    core = Core(Scripted(answers=answers), fleet(2), 0, experiment.Stop(**stop))
+    for client in range(joined):
+        core.handle(Joined(client, 0.0))
+    for client in arrives:
+        core.handle(arrived(client, core.task_of(client) or 0, at_s=0.5))
+    due = [action for action in core.pending() if isinstance(action, Wake)]
+    for _ in range(200):
+        now_s = due.pop(0).at_s
+        due += only(core.handle(Ticked(now_s)), Wake)
+        due.sort(key=lambda wake: wake.at_s)
+        if core.stopped:
+            break
+    said = "no progress: the strategy was woken 50 times in a row while no client trained"
+    assert core.stopped == (said if ends else None)
+
+
 def test_every_so_many_versions_and_the_last_are_evaluated() -> None:
     core = started(2, strategy=FedBuff(buffer_size=1), every=2, versions=5)
     evaluated = []
