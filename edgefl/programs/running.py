@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -56,6 +57,9 @@ OUT_OF_FILES = (
     "edgefl ran out of open files, so connections were refused or delayed; raise the hard limit (ulimit -Hn)"
 )
 FELL_ASLEEP = "the process that keeps the host's cores busy ended early"
+PAUSE_SPREAD = 1.25
+"""Factor within which 90% of programs keep their speed per CPU second although they are stopped again and
+again. On two virtual machines, cores that had been idle were slower by a factor of 1.0 to 1.35."""
 ENDING_S = 20.0
 MOST_MEAN_S = 1e9
 
@@ -216,10 +220,23 @@ class _Traffic:
         achieved_s += message.achieved_s[:room]
 
 
-def _model_errors(held: Sequence[HeldPhone]) -> Iterator[ModelError]:
-    for one in held:
-        if one.error_factor is not None:
-            yield ModelError(one.phone.like, one.device.id, one.error_factor)
+def model_errors(held: Sequence[HeldPhone], options: ProgramOptions) -> tuple[ModelError, ...]:
+    """Return the model error of each class of code and device, with the effect of pauses on the host's speed.
+
+    If the cores may go idle while phones are stopped, the errors of the model and of `PAUSE_SPREAD` are
+    assumed to be independent.
+    """
+    pauses = options.throttle != "off" and not options.awake
+    found = [
+        ModelError(
+            one.phone.like,
+            one.device.id,
+            math.exp(math.hypot(math.log(one.error_factor), math.log(PAUSE_SPREAD) if pauses else 0.0)),
+        )
+        for one in held
+        if one.error_factor is not None
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 class RunningPhones:
@@ -554,7 +571,7 @@ class RunningPhones:
                 conditions,
                 doubts,
             ),
-            model_errors=tuple(dict.fromkeys(_model_errors(self._held))),
+            model_errors=model_errors(self._held, self.options),
         )
 
     def _phone_result(self, number: int) -> PhoneResult:
