@@ -110,10 +110,10 @@ class ProgramsResult(NamedTuple):
     throttle: str
     memory: str
     held: HeldVerdict
-    awake: bool = False
-    """True if this host's cores were kept from going idle."""
     model_errors: tuple[ModelError, ...] = ()
     """Model errors of the devices in the classes of code that the phones run; empty if no class is given."""
+    awake: bool = False
+    """True if this host's cores were kept from going idle."""
 
     @property
     def valid(self) -> bool:
