@@ -62,6 +62,10 @@ PAUSE_SPREAD = 1.25
 again. On two virtual machines, cores that had been idle were slower by a factor of 1.0 to 1.35."""
 ENDING_S = 20.0
 MOST_MEAN_S = 1e9
+LEAST_TIME_SCALE, MOST_TIME_SCALE = 1e-6, 1e6
+LEAST_SHARE = 1e-6
+"""Minimum share of a phone's fastest core, in cores of this host. The throttle stops a phone after each slice
+of 2 ms of CPU time. At this share a stop lasts half an hour, and signals have no effect until it ends."""
 
 
 class ProgramOptions(NamedTuple):
@@ -128,9 +132,16 @@ def start(
         raise ConfigError(f"charge: must be above 0 and at most 1, got {options.charge:g}")
     if not -(1 << 63) <= options.seed < 1 << 63:
         raise ConfigError(f"seed: must be from -2**63 to 2**63 - 1, got {options.seed}")
+    if options.time_scale != "auto" and not LEAST_TIME_SCALE <= options.time_scale <= MOST_TIME_SCALE:
+        allowed = f"must be 'auto' or from {LEAST_TIME_SCALE:g} to {MOST_TIME_SCALE:g}"
+        raise ConfigError(f"time_scale: {allowed}, got {options.time_scale:g}")
     held = look_up(phones)
     demands = [Demand(one.all_cores, 1.0) for one in held] if throttle != "off" else []
     scale = choose_time_scale(demands, scale=options.time_scale)
+    for number, one in enumerate(held) if throttle != "off" else ():
+        if (share := one.cores[0] / scale.value) < LEAST_SHARE:
+            gets = f"phone {number}: gets {share:g} cores of this host at time_scale {scale.value:g}"
+            raise ConfigError(f"{gets}; must be at least {LEAST_SHARE:g}, or it would hardly ever run")
     return RunningPhones(
         held, options._replace(throttle=throttle, memory=memory), scale, view or PhonesView()
     )
