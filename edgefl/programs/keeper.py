@@ -108,15 +108,23 @@ class KeptPhone:
         self._peak_mib = max(self._peak_mib, rss_mib)
         if self.launch.memory == "watch" and limit_mib is not None and rss_mib > limit_mib:
             self.why = f"out of memory: it used {rss_mib:.0f} MiB; the device allows an app {limit_mib:g} MiB"
-            self.tree.kill()
+        elif not self._was_short_of_memory():
+            return
+        self.tree.kill()
+
+    def _was_short_of_memory(self) -> bool:
+        """Return True, and note why the phone ends, if the kernel killed a process at the memory limit."""
+        if self._memory is None or not self._memory.kills:
+            return False
+        self.why = self.why or f"out of memory: the device allows an app {self.launch.limit_mib:g} MiB"
+        return True
 
     def ended(self) -> None:
         """Add up the measurements after all processes have ended."""
         assert self.tree is not None
         self._count_absence()
         self._before = self._times()
-        if self._memory is not None and self._memory.kills and not self.why:
-            self.why = f"out of memory: the device allows an app {self.launch.limit_mib:g} MiB"
+        self._was_short_of_memory()
         self.tree.close()
         self.tree = self.throttled = self._account = None
 
@@ -386,6 +394,8 @@ class Keeper:
         phone.ended()
         code = self._codes.pop(phone.launch.phone)
         again, phone.leaving = phone.leaving and code == -signal.SIGKILL, False
+        if phone.why:  # the emulation ends the whole phone, also if its first process ended by itself
+            code = -signal.SIGKILL
         if not again or self._ending or phone.why:
             self._finish(phone, code)
         elif phone.present:

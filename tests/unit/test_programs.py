@@ -205,12 +205,25 @@ def test_the_peak_of_a_limited_control_group_is_the_kernels(
     group_mib: float, peak_mib: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The samples may be higher than the limit that the kernel enforced; an old kernel has no peak."""
-    monkeypatch.setattr(keeper, "GroupMemory", Mock(return_value=Mock(peak_mib=group_mib)))
+    monkeypatch.setattr(keeper, "GroupMemory", Mock(return_value=Mock(peak_mib=group_mib, kills=0)))
     launch = messages.Launch(0, (b"cat",), {}, None, (1.0,), 512.0, "off", "cgroup", (0, 1, 2))
     kept = keeper.KeptPhone(launch, Mock(), accounted=False)
     kept.tree = MagicMock(**{"rss_mib.return_value": 1197.0})
     kept.watch()
     assert kept.state().peak_mib == peak_mib
+
+
+def test_a_phone_of_which_the_kernel_kills_a_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Mock(peak_mib=512.0, kills=0)
+    monkeypatch.setattr(keeper, "GroupMemory", Mock(return_value=memory))
+    launch = messages.Launch(0, (b"cat",), {}, None, (1.0,), 512.0, "off", "cgroup", (0, 1, 2))
+    kept = keeper.KeptPhone(launch, Mock(), accounted=False)
+    kept.tree = MagicMock(**{"rss_mib.return_value": 1.0})
+    kept.watch()
+    assert (kept.why, kept.tree.kill.called) == ("", False)
+    memory.kills = 1
+    kept.watch()
+    assert (kept.why, kept.tree.kill.called) == ("out of memory: the device allows an app 512 MiB", True)
 
 
 def test_memory_is_read_a_twentieth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
