@@ -58,6 +58,8 @@ class KeptPhone:
         self.stops = 0
         self.why = ""
         self._account: Account | None = None
+        self.begun_ns = 0
+        """Time at which the run began for this phone, whether it was online or not."""
         self._began_ns = self._away_ns = self._left_ns = 0
         self._before: tuple[int, ...] = (0, 0, 0, 0, 0)  # sums of `_times` over earlier starts of the command
         self._peak_mib = 0.0
@@ -140,6 +142,7 @@ class KeptPhone:
             phone=self.launch.phone,
             state="ended" if self.over else "running" if self.present else "away",
             wall_s=wall_ns / 1e9,
+            age_s=(time.monotonic_ns() - self.begun_ns) / 1e9,
             cpu_s=cpu_ns / 1e9,
             wanting_s=wanting_ns / 1e9,
             declared_cpu_s=declared_ns / 1e9,
@@ -234,6 +237,7 @@ class Keeper:
                     phone.present = phone.presence is None or phone.presence.on(0.0)
                     if phone.present:
                         self._start(phone)
+                    phone.begun_ns = time.monotonic_ns()
             case messages.Pass():
                 for phone in self._phones.values():
                     self._pass(phone, message.number)

@@ -106,6 +106,8 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     state: Literal["running", "away", "ended"]
     wall_s: float
     """Time since the start of the command, excluding absences."""
+    age_s: float
+    """Time since the start of the run, or until the phone ended, including absences."""
     cpu_s: float
     wanting_s: float
     """Part of ``wall_s`` during which the phone ran or waited for a core."""

@@ -427,13 +427,13 @@ class RunningPhones:
                 self._keeper_channel.send(messages.SwitchOff(number, why))
 
     def _energy_j(self, number: int, state: messages.PhoneState) -> float | None:
-        """Return the energy that a phone has drawn from its battery while its command ran, in joules."""
+        """Return the energy in joules that a phone has drawn from its battery, also while it was offline."""
         if (power := self._held[number].power) is None:
             return None
         sent, share = self._traffic[number].state, self._declared_share(number, state)
         busy_s = state.cpu_s / share / self.scale.value
         return (
-            power.idle_w * state.wall_s / self.scale.value
+            power.idle_w * state.age_s / self.scale.value
             + power.busy_w * busy_s
             + power.up_w * sent.up_s
             + power.down_w * sent.down_s

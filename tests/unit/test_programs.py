@@ -194,7 +194,7 @@ def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) 
     for happens in (kept.start, kept.suspend, kept.resume, kept.suspend):
         happens()
         clock.ns += 2_000_000_000 if happens != kept.suspend else away_ns
-    assert kept.state().wall_s == 4.0
+    assert (kept.state().wall_s, kept.state().age_s) == (4.0, 10.0)
     kept.ended()
     assert kept.state().wall_s == 4.0
     assert tree.skip.call_args_list == [call(away_ns)] * 2

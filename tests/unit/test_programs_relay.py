@@ -191,7 +191,7 @@ def test_a_trace_sets_the_rate_of_what_enters_without_a_break() -> None:
     assert way.due_s == pytest.approx(message.declared_s)
 
 
-def test_sending_and_receiving_draw_their_own_power() -> None:
+def test_sending_receiving_and_being_offline_draw_their_own_power() -> None:
     phone = PhoneLink(0, load_network("lte"), Begin(time.monotonic_ns(), 1.0, 0))
     for name, times in (("up", 1), ("down", 3)):
         for _ in range(times):
@@ -199,9 +199,9 @@ def test_sending_and_receiving_draw_their_own_power() -> None:
     sent = phone.state()
     assert (sent.up_s, sent.down_s) == tuple(phone.flows[name].way.busy_s for name in ("up", "down"))
     assert sent.down_s > sent.up_s > 0
-    power = Power(idle_w=0.0, busy_w=0.0, down_w=1.0, up_w=100.0, capacity_j=1.0, least_j=0.0, charge_w=0.0)
-    state = Mock(cpu_s=0.0, wall_s=5.0)
+    power = Power(idle_w=0.5, busy_w=0.0, down_w=1.0, up_w=100.0, capacity_j=1.0, least_j=0.0, charge_w=0.0)
+    state = Mock(cpu_s=0.0, wall_s=5.0, age_s=8.0)  # 3 s offline
     running = Mock(_held=[Mock(power=power)], _traffic=[Mock(state=sent)], scale=Mock(value=1.0))
     running._declared_share.return_value = 1.0
     used_j = RunningPhones._energy_j(running, 0, state)
-    assert used_j == pytest.approx(100.0 * sent.up_s + sent.down_s)
+    assert used_j == pytest.approx(0.5 * 8.0 + 100.0 * sent.up_s + sent.down_s)
