@@ -97,7 +97,8 @@ def _inexpressible(network: Network, *, rate_only: bool = False) -> tuple[str, .
         "jitter": any(way.jitter_ms for way in ways),
         "variation of the rate": any(way.rate_cv for way in ways),
         "packet and header size": (network.mtu_bytes, network.header_bytes) != (1500, 40),
-        "bearer": (network.bearer, network.radio) != ("mobile", None),
+        "bearer": network.bearer != "mobile",
+        "radio": network.radio is not None,
         "loss of the connection": any(way.loss_pct and way.on_loss == "disconnect" for way in ways),
     }
     return tuple(what for what, there in has.items() if there)

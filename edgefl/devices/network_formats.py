@@ -92,13 +92,21 @@ def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
     """Return the network as a section of ``connectivity.ini``, and what the format cannot express."""
     down, up = network.down, network.up
     bits = [0 if way.rate_mbps is None else max(1, round(way.rate_mbps * 1e6)) for way in (down, up)]
-    label = network.name.replace('"', "'")
+    label = " ".join(network.name.split()).replace('"', "'")
+    round_trip_ms = down.delay_ms + up.delay_ms
     text = (
         f'[{network.id}]\nlabel="{label}"\nbwIn={bits[0]}\nbwOut={bits[1]}\n'
-        f"latency={round(down.delay_ms + up.delay_ms)}\nplr={max(down.loss_pct, up.loss_pct):g}\n"
+        f"latency={round(round_trip_ms)}\nplr={max(down.loss_pct, up.loss_pct):g}\n"
     )
+    rounded = () if round_trip_ms == round(round_trip_ms) else ("fractions of a millisecond of delay",)
+    return text, (*_merged(network), *rounded)
+
+
+def _merged(network: Network) -> tuple[str, ...]:
+    """Name the properties of which a format holds one value, but that differ between the directions."""
+    down, up = network.down, network.up
     differ = {"loss": down.loss_pct != up.loss_pct, "delay": down.delay_ms != up.delay_ms}
-    return text, tuple(f"separate {what} for download and upload" for what, lost in differ.items() if lost)
+    return tuple(f"separate {what} for download and upload" for what, lost in differ.items() if lost)
 
 
 class CustomProfile(msgspec.Struct):
@@ -149,7 +157,9 @@ def write_devtools(network: Network) -> tuple[str, tuple[str, ...]]:
     rates = [-1 if way.rate_mbps is None else way.rate_mbps * 1e6 / 8 for way in (down, up)]
     preset = {"title": network.name, "download": rates[0], "upload": rates[1]}
     preset["latency"] = down.delay_ms + up.delay_ms
-    return json.dumps(preset, indent=2) + "\n", ("loss",) if down.loss_pct or up.loss_pct else ()
+    if loss_pct := max(down.loss_pct, up.loss_pct):
+        preset["packetLoss"] = loss_pct
+    return json.dumps(preset, indent=2) + "\n", _merged(network)
 
 
 def _presets(path: Path, value: Any, name: str, depth: int = 0) -> Iterator[Entry]:
