@@ -154,6 +154,7 @@ def test_a_wrong_connection_is_one_line(connects: dict[int, str], says: str) -> 
         ["--device", "moto-g4", "--share", "0.1x2", "--time-scale", "200000", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--throttle", "x", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--charge", "2", "cat"],
+        ["--device", "pi-4", "--share", "0.1", "--charge", "0.5", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--seed", str(2**63), "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--out", "/dev/null/x", "cat"],
         ["--device", "moto-g4", "--share", "0.1"],
@@ -178,6 +179,18 @@ def test_too_many_phones_are_refused_before_one_is_made(
     monkeypatch.setattr("edgefl.programs.Phone", Mock(side_effect=AssertionError))
     assert main(["exec", *many, "--share", "0.1", "cat"]) == 2
     assert capsys.readouterr().err == "edgefl: phones: must be from 1 to 10000, got 1000000000\n"
+
+
+def test_a_charge_needs_the_power_that_computing_takes(tmp_path: Path) -> None:
+    """The battery of such a phone would never run low."""
+    (file := tmp_path / "own.toml").write_text(
+        'id = "own"\nname = "Own"\nclass = "budget"\ncpu.rate_gflops.train = 1.0\n'
+        "battery = { capacity_mah = 9 }\n"
+        'sources = { "cpu.rate_gflops.train" = "a", battery = "a" }\n'
+    )
+    phone = msgspec.structs.replace(CAT, device=str(file))
+    with pytest.raises(ConfigError, match=r"^device 'own' does not state the power of computing"):
+        start([phone], ProgramOptions(charge=0.5))
 
 
 def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
