@@ -62,7 +62,7 @@ PAUSE_SPREAD = 1.25
 """Factor within which 90% of programs keep their speed per CPU second although they are stopped again and
 again. On two virtual machines, cores that had been idle were slower by a factor of 1.0 to 1.35."""
 ENDING_S = 20.0
-MOST_MEAN_S = 1e9
+LEAST_MEAN_S, MOST_MEAN_S = 1e-3, 1e9
 LEAST_TIME_SCALE, MOST_TIME_SCALE = 1e-6, 1e6
 LEAST_SHARE = 1e-6
 """Minimum share of a phone's fastest core, in cores of this host. The throttle stops a phone after each slice
@@ -126,8 +126,8 @@ def start(
             raise ConfigError(f"--out {options.out}: no file can be created in this folder")
     if (absence := options.absence) is not None:
         for mean_s in (absence.mean_online_s, absence.mean_offline_s):
-            if not 0 < mean_s <= MOST_MEAN_S:
-                allowed = f"must be above 0 and at most {MOST_MEAN_S:g} s"
+            if not LEAST_MEAN_S <= mean_s <= MOST_MEAN_S:
+                allowed = f"must be from {LEAST_MEAN_S:g} to {MOST_MEAN_S:g} s"
                 raise ConfigError(f"churn: both mean times {allowed}, got {mean_s:g}")
     if options.charge is not None and not 0 < options.charge <= 1:
         raise ConfigError(f"charge: must be above 0 and at most 1, got {options.charge:g}")

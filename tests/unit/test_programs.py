@@ -140,6 +140,7 @@ def test_a_wrong_connection_is_one_line(connects: dict[int, str], says: str) -> 
         ["--device", "moto-g4", "--share", "0.1", "--churn", "5,-1", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--churn", "inf,20", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--churn", "20,1e300", "cat"],
+        ["--device", "moto-g4", "--share", "0.1", "--churn", "1e-6,1e-6", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--leave", "x", "--churn", "5,5", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--leave", "kil", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--leave", "kill", "cat"],
