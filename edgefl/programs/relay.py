@@ -15,6 +15,7 @@ import math
 import os
 import select
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -442,6 +443,7 @@ class Relay:
 def main() -> None:
     """Entry point of the relay process."""
     become_child(int(sys.argv[2]), "edgefl-relay")
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # the phones continue after Ctrl-Z, and need their links
     outlive_parent()
     allow_open_files()
     reduce_wakeup_latency()

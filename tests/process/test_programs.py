@@ -252,6 +252,16 @@ def test_what_clears_its_environment_does_not_outlive_a_killed_keeper() -> None:
     assert not list(find(ACCOUNTING).folder.glob(f"edgefl-{keeper.pid}-*"))
 
 
+def test_ctrl_z_stops_neither_the_phones_nor_their_links() -> None:
+    """A terminal sends SIGTSTP to all processes of edgefl's group."""
+    with start([phone("sleep", "300")], options()):
+        parts = {child.name(): child.pid for child in psutil.Process().children()}
+        for name in ("edgefl-keeper", "edgefl-relay"):
+            status = Path(f"/proc/{parts[name]}/status").read_text()
+            (ignored,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", status, re.MULTILINE)
+            assert int(ignored, 16) >> (signal.SIGTSTP - 1) & 1, name
+
+
 @pytest.mark.parametrize("name", ["keeper", "relay"])
 def test_nothing_outlives_a_killed_part_of_it(name: str) -> None:
     command = command_line()
