@@ -271,6 +271,9 @@ def _check_effects(fleet: Fleet, names: Iterable[str]) -> None:
     runtimes = sorted({runtime for device in devices for runtime in device.runtime})
     if fleet.runtime is not None and fleet.runtime not in runtimes:
         raise _at("fleet.runtime", unknown("runtime of the fleet", fleet.runtime, runtimes), ProfileFault)
+    if fleet.model_errors == "drawn" and all(one.exact or one.timed_by_draw for one in devices):
+        why = "has no effect, since the compute times of the fleet's devices have no interval"
+        raise _at("fleet.model_errors", f"'drawn' (also set by --fleets) {why}", ProfileFault)
     if fleet.thermal and not any(thermal_model(device) for device in devices):
         needs = "thermal.trips, ambient_c, r_c_per_w, tau_s and busy_w"
         raise _at("fleet.thermal", f"no device of the fleet gives all of {needs}", ProfileFault)

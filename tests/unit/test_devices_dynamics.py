@@ -220,6 +220,10 @@ def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
     [
         ({"thermal": True}, "thermal: no device of the fleet gives all of"),
         ({"battery": True}, "battery: no device of the fleet has a [battery]"),
+        (
+            {"devices": {"paper-fast-u1-2": 2}, "model_errors": "drawn"},
+            "model_errors: 'drawn' (also set by --fleets) has no",
+        ),
         ({"charge": 1.5}, "charge: must be a number from 0 to 1, got 1.5"),
         ({"availability": "nowhere.json"}, "availability: availability file"),
         ({"churn": {"mean_online_s": 3.0}}, "churn.mean_offline_s: missing"),
