@@ -124,6 +124,17 @@ def check_count(phones: int) -> None:
         raise ConfigError(f"phones: must be from 1 to {MOST_PHONES}, got {phones}")
 
 
+def check_charge(phones: Sequence[HeldPhone], charge: float) -> None:
+    """Raise `ConfigError` if the initial charge has no effect, or if a phone would be off from the start."""
+    powers = [power_of(held.device, held.network) for held in phones]
+    if not any(powers):
+        raise ConfigError(f"charge {charge:g}: has no effect, since no phone's profile has a [battery]")
+    for held, power in zip(phones, powers, strict=True):
+        if power is not None and charge * power.capacity_j <= power.least_j:
+            least = f"the min_soc of {held.device.id!r}, {power.least_j / power.capacity_j:g}"
+            raise ConfigError(f"charge {charge:g}: must be above {least}, or the phone is off at once")
+
+
 def _check_command(phone: Phone, where: str) -> None:
     if not phone.command:
         raise ConfigError(f"{where}: there is no command; give one after --")

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
 
-from edgefl.devices.condition import power_of
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.files import make_folder, write_json, write_text
 from edgefl.host.awake import Started, check_awake
@@ -30,6 +29,7 @@ from edgefl.programs import messages
 from edgefl.programs.phone import (
     HeldPhone,
     Phone,
+    check_charge,
     environment,
     filled,
     local_host,
@@ -138,10 +138,7 @@ def start(
         raise ConfigError(f"time_scale: {allowed}, got {options.time_scale:g}")
     held = look_up(phones)
     if options.charge is not None:
-        powers = [power_of(one.device, one.network) for one in held]
-        if not any(powers):
-            why = "has no effect, since no phone's profile has a [battery]"
-            raise ConfigError(f"charge {options.charge:g}: {why}")
+        check_charge(held, options.charge)
     demands = [Demand(one.all_cores, 1.0) for one in held] if throttle != "off" else []
     scale = choose_time_scale(demands, scale=options.time_scale)
     for number, one in enumerate(held) if throttle != "off" else ():

@@ -156,6 +156,7 @@ def test_a_wrong_connection_is_one_line(connects: dict[int, str], says: str) -> 
         ["--device", "moto-g4", "--share", "0.1", "--throttle", "x", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--charge", "2", "cat"],
         ["--device", "pi-4", "--share", "0.1", "--charge", "0.5", "cat"],
+        ["--device", "pi-4", "--device", "moto-g4", "--share", "0.1", "--charge", "0.15", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--seed", str(2**63), "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--out", "/dev/null/x", "cat"],
         ["--device", "moto-g4", "--share", "0.1"],
