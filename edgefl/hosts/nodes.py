@@ -305,7 +305,7 @@ class Nodes:
         if node is None:
             return
         match message:
-            case messages.Agreed():
+            case messages.Agreed() if not node.agreed:
                 self._waiting[name] = message
                 yield from self._compare()
             case control.Departed(role=role, peer=peer, epoch=epoch):
@@ -318,10 +318,12 @@ class Nodes:
                 yield from self._all_clear()
             case Refused():
                 yield from self._lose(name, message.message)
-            case messages.NodeEnded(usage=usage):
+            case messages.NodeEnded(usage=usage) if self._closed:
                 self.rows.append(node.row(usage=usage))
                 del self._nodes[name]
                 self._waiting.pop(name, None)
+            case messages.Agreed() | messages.NodeEnded():
+                yield from self._lose(name, "it sent a message at the wrong time")
 
     # ---- nodes that join and leave --------------------------------------------------------------
 

@@ -210,11 +210,17 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile() -> None:
     world.close()
 
 
-def test_the_worst_machine_counts_and_nodes_on_one_are_not_each_others_others(world: World) -> None:
+def test_the_worst_machine_counts_and_nodes_on_one_are_not_each_others_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
     for name, where, steal in (("a", machine(), 0.0), ("b", machine(), 0.0), ("c", "far", 0.3)):
         world.ready(name, joining(where=where))
         used = {"used": 0.2, "others": 0.5, "steal": steal, "throttled": None}
-        world.hear(name, messages.NodeEnded(used))
+        ended.append((name.encode(), [msgspec.msgpack.encode([messages.NodeEnded(used)])]))
+    monkeypatch.setattr(world._door, "send", lambda *_: None)
+    monkeypatch.setattr(world._door, "receive", lambda: ended)
+    world.close()
     found = world.usage({"used": 0.1, "others": 0.6, "steal": 0.1, "throttled": 0.0})
     assert {name: round(value or 0.0, 9) for name, value in found.items()} == {
         "used": 0.5,
@@ -368,6 +374,30 @@ def test_what_is_no_message_costs_the_node_that_says_it(
     assert said == [control.Gathered(1), control.Gathered(2)]
     assert world.lines[-1] == "node a is lost: it sent an invalid message"
     assert [node.name for node in world.agreed] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        messages.NodeEnded({}),
+        messages.Agreed(SAME, 0.001),
+        messages.Agreed(control.Fingerprint("other", "training"), 0.001),
+    ],
+)
+def test_a_node_that_ends_or_agrees_while_it_hosts_peers_is_lost_with_them(
+    world: World, said: messages.FromNode
+) -> None:
+    for name in ("a", "b"):
+        world.ready(name, joining())
+    world.adopt(Shape(8, 5, 3))
+    for number in range(2):
+        world.spawn(spawn(number))
+    why = "node a is lost: it sent a message at the wrong time"
+    assert world.hear("a", said) == [control.Departed("worker", 0, 0, why)]
+    assert world.lines[-1] == why
+    assert [node.name for node in world.agreed] == ["b"]
+    (row,) = world.rows
+    assert (row.name, row.lost) == ("a", "it sent a message at the wrong time")
 
 
 def test_a_node_that_ends_before_it_could_be_compared_is_forgotten() -> None:
