@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import chain
 from operator import ge, gt, le, lt
@@ -254,16 +255,23 @@ def _figure(bound: float) -> str:
 def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str]) -> Fault:
     """Return the fault for an unknown key.
 
-    The hint suggests a key with the same name in another table, a key that consists of the unknown key's
-    initials (``lr`` for ``learning_rate``), or a key with a similar spelling.
+    The hint suggests a key of the same table that is almost the same, a key with the same name in another
+    table, a key that consists of the unknown key's initials (``lr`` for ``learning_rate``), or a key of the
+    same table with a similar spelling.
     """
-    key = join(table, name)
-    here = [join(table, field) for field in fields]
-    initials = join(table, "".join(word[:1] for word in name.split("_")))
+    key, here = join(table, name), list(fields)
+    close = [join(table, field) for field in get_close_matches(name, here, n=1, cutoff=0.6)]
     same = [other for other in known if "." in other and other.rpartition(".")[2] == name]
-    if not same and len(name) > 2 and initials in here:
-        same = [initials]
-    hint = f" did you mean {same[0]!r}?" if same else near(key, here)
+    initials = "".join(word[:1] for word in name.split("_"))
+    if get_close_matches(name, here, n=1, cutoff=0.9):
+        found = close
+    elif same:
+        found = same
+    elif len(name) > 2 and initials in here:
+        found = [join(table, initials)]
+    else:
+        found = close
+    hint = f" did you mean {found[0]!r}?" if found else ""
     where = f"in [{table}]" if table else "at the top"
     return Fault(key, f"unknown key {key!r};{hint} allowed {where}: {listed(fields)}")
 

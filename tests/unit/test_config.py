@@ -171,6 +171,8 @@ fleet.rejoin_s=-1 -> fleet.rejoin_s: must be a finite number of at least 0, got 
 fleet.join_spread_s=inf -> fleet.join_spread_s: must be a finite number of at least 0, got inf
 fleet.throttle=nice -> fleet.throttle: must be 'cgroup' or 'paced' or 'sigstop', got 'nice'
 fleet.memory=1 -> fleet.memory: must be 'auto' or 'cgroup' or 'off' or 'rlimit', got 1
+fleet.device={pi-4=1} -> unknown key 'fleet.device'; did you mean 'fleet.devices'?
+evaluation.often=1 -> unknown key 'evaluation.often'; allowed in [evaluation]
 fleet.memory_limit=false -> unknown key 'fleet.memory_limit'; did you mean 'fleet.memory'?
 fleet.charge=0.5 -> fleet.charge: has no effect without fleet.battery = true, got 0.5
 fleet.on_leave=finish -> fleet.on_leave: has no effect if phones never leave; give fleet.
