@@ -17,15 +17,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def run_folder(text: str) -> Path:
     """Parse an argument that names a run's folder. Raises `ConfigError` if it holds no run."""
-    from edgefl.results.run_folder import EXPERIMENT_FILE, RUNS, is_sweep
+    from edgefl.results.run_folder import EXPERIMENT_FILE, refuse_sweep
 
     folder = Path(text)
     if not folder.exists():
         raise ConfigError(f"{folder}: no such folder")
     if not folder.is_dir():
         raise ConfigError(f"{folder}: a file, expected the folder of a run")
-    if is_sweep(folder):
-        raise ConfigError(f"{folder}: holds runs, as a sweep does; give one of them: {folder / RUNS}/…")
+    refuse_sweep(folder)
     if not any((folder / name).is_file() for name in (EXPERIMENT_FILE, "record.sqlite")):
         raise ConfigError(f"{folder}: no run in it ({EXPERIMENT_FILE} is missing)")
     return folder

@@ -14,17 +14,33 @@ from edgefl.errors import ConfigError, damaged
 from edgefl.results import columns
 from edgefl.results.columns import Table
 from edgefl.results.record import Record
-from edgefl.results.run_folder import CHECKPOINTS, SUMMARY_FILE
+from edgefl.results.run_folder import CHECKPOINTS, SUMMARY_FILE, refuse_sweep
 from edgefl.results.tables import FittedTable, as_text
 
 
+def summary_in(folder: Path) -> dict[str, Any]:
+    """Return the content of ``summary.json`` in the folder of a run or a sweep. Raises `ConfigError` if it
+    cannot be read."""
+    path = folder / SUMMARY_FILE
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} has no {SUMMARY_FILE}: the run did not end") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} does not hold a summary")
+    return found
+
+
 class Result:
-    """A finished run's folder. Raises `ConfigError` if the folder does not exist."""
+    """A finished run's folder. Raises `ConfigError` if the folder does not exist or is a sweep's."""
 
     def __init__(self, folder: str | Path) -> None:
         self.dir = Path(folder)
         if not self.dir.is_dir():
             raise ConfigError(f"run folder {self.dir} not found")
+        refuse_sweep(self.dir)
 
     def __repr__(self) -> str:
         return f"Result({str(self.dir)!r})"
@@ -50,16 +66,7 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """Return the content of ``summary.json``."""
-        path = self.dir / SUMMARY_FILE
-        try:
-            found = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            raise ConfigError(f"{self.dir} has no {SUMMARY_FILE}: the run did not end") from None
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
-        if not isinstance(found, dict):
-            raise ConfigError(f"{path} does not hold a summary")
-        return found
+        return summary_in(self.dir)
 
     @cached_property
     def record(self) -> Record:

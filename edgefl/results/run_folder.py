@@ -83,6 +83,12 @@ def is_sweep(folder: Path) -> bool:
     return (folder / RUNS).is_dir() and not (folder / EXPERIMENT_FILE).is_file()
 
 
+def refuse_sweep(folder: Path) -> None:
+    """Raise `ConfigError` if the folder, which should be a run's, is a sweep's."""
+    if is_sweep(folder):
+        raise ConfigError(f"{folder}: holds runs, as a sweep does; give one of them: {folder / RUNS}/…")
+
+
 def require_free(folder: Path, mine: str) -> None:
     """Raise `ConfigError` if results written to ``folder`` would replace other results.
 

@@ -15,7 +15,7 @@ from edgefl.errors import ConfigError, damaged
 from edgefl.results import compare
 from edgefl.results.columns import Table, column
 from edgefl.results.grouping import FIGURES
-from edgefl.results.result import Result
+from edgefl.results.result import Result, summary_in
 from edgefl.results.run_folder import RUNS, SUMMARY_FILE, is_sweep
 from edgefl.results.tables import FittedTable, as_text
 from edgefl.results.targets import RaceTarget
@@ -40,11 +40,13 @@ class Sweep:
 
     def __init__(self, folder: str | Path) -> None:
         self.dir = Path(folder)
+        if not self.dir.is_dir():
+            raise ConfigError(f"sweep folder {self.dir} not found")
         if (self.dir / RUNS).is_dir() and not (self.dir / SUMMARY_FILE).exists():
             raise ConfigError(
                 f"{self.dir}: an unfinished sweep, or no sweep; repeat the command that began it"
             )
-        self._summary = Result(folder).summary()
+        self._summary = summary_in(self.dir)
         found = self._summary.get("sweep")
         if not isinstance(found, dict):
             raise ConfigError(f"{self.dir}: no sweep in it")
