@@ -186,6 +186,8 @@ def sweep(
         fleets = _whole("fleets", fleets, 2, 10_000)
     given, home = objects.opened(experiment)
     silent = not sys.stderr.isatty() if quiet is None else quiet
+    if grid is not None and not isinstance(grid, Mapping):
+        raise ConfigError(f"grid: must map keys to lists of values, got {grid!r}")
     choices = {key: _values(f"grid {key!r}", values) for key, values in (grid or {}).items()}
     kinds = [each for each in choices.get("strategy", []) if not isinstance(each, Mapping)]
     named = objects.name_objects(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,13 +119,16 @@ def look(place: int) -> tuple[str, Any]:
 
 def _by_label(runs: Mapping[str, Runs] | Runs) -> dict[str, list[Result]]:
     if isinstance(runs, Mapping):
-        return {label: [_result(run) for run in found] for label, found in runs.items()}
-    rows = grouping.group(grouping.load([_result(run).dir for run in runs]))
+        return {label: _results(f"runs of {label!r}", found) for label, found in runs.items()}
+    rows = grouping.group(grouping.load([run.dir for run in _results("runs", runs)]))
     return {row.label: [Result(run.folder) for run in row.runs] for row in rows}
 
 
-def _result(run: Result | str | Path) -> Result:
-    return run if isinstance(run, Result) else Result(run)
+def _results(what: str, runs: Any) -> list[Result]:
+    """Return the finished runs. Raises `ConfigError` if a single run, or none, is given."""
+    if isinstance(runs, str) or not isinstance(runs, Iterable) or not (found := list(runs)):
+        raise ConfigError(f"{what}: must be a list of at least one run, got {runs!r}")
+    return [run if isinstance(run, Result) else Result(run) for run in found]
 
 
 def _curve(result: Result, y: str, over: str) -> Points:

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,6 +146,14 @@ def test_a_figure_is_vectors_with_its_fonts_inside_and_the_same_bytes(tmp_path: 
         plot({}, file)
 
 
+@pytest.mark.parametrize("runs", ["runs/a", Path("runs/a"), [], None])
+def test_a_figure_of_a_single_run_or_of_none_is_one_line(runs: Any, tmp_path: Path) -> None:
+    for given, what in ((runs, "runs"), ({"a": runs}, "runs of 'a'")):
+        says = f"{what}: must be a list of at least one run, got {runs!r}"
+        with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
+            plot(given, tmp_path / "figure.pdf")
+
+
 def test_a_table_shows_its_ends_and_as_many_columns_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table({f"x{k}": np.arange(12.0) for k in range(9)}, name=np.array(["<b>"] * 12, object))
     table["x0"][11] = math.nan
@@ -161,6 +170,12 @@ def test_a_table_shows_its_ends_and_as_many_columns_as_fit(monkeypatch: pytest.M
     assert html.count("<tr>") == 12  # the heading, five rows of each end, and what is between them
     assert "&lt;b&gt;" in html
     assert "<b>" not in html
+
+
+def test_the_folder_of_a_sweep_is_no_result(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "fedbuff-seed-1")
+    with pytest.raises(ConfigError, match="holds runs, as a sweep does; give one of them: "):
+        Result(tmp_path)
 
 
 def test_a_result_shows_what_its_run_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,7 @@ def test_a_misspelt_name_is_one_line(call: Any, tmp_path: Path) -> None:
     [
         ({"grid": {"strategy": "fedbuff"}}, "^grid 'strategy': must be a list of values, got 'fedbuff'$"),
         ({"grid": {"training.lr": 0.1}}, r"^grid 'training\.lr': must be a list of values, got 0\.1$"),
+        ({"grid": [0.1]}, r"^grid: must map keys to lists of values, got \[0\.1\]$"),
         ({"seeds": 5}, "^seeds: must be a list of values, got 5$"),
     ],
 )
