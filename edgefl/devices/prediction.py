@@ -33,13 +33,16 @@ def predict(
     only a forward pass. ``device`` is a profile or its name. ``runtime`` is one of the profile's libraries
     (by default, the library that clients use). ``input_shape`` and ``dtype`` are those of one example; the
     default dtype is that of `example_dtype`. The module is traced without computing anything, and is not
-    changed. Raises `ConfigError` if the module cannot be traced, or if the device or the runtime is unknown.
+    changed. Raises `ConfigError` if the module cannot be traced, if ``batch`` is below 1, or if the device or
+    the runtime is unknown.
 
     >>> from torch import nn
     >>> found = predict(nn.Linear(1000, 1000), 16, device="pi-4", input_shape=(1000,))
     >>> found.low_s < found.seconds < found.high_s, round(sum(found.parts.values()) / found.seconds, 6)
     (True, 1.0)
     """
+    if batch < 1:
+        raise ConfigError(f"batch: must be at least 1 example, got {batch}")
     profile = device if isinstance(device, Device) else load_device(device)
     model, library = time_model(profile, runtime), runtime or profile.runtime_name
     return model.predict(

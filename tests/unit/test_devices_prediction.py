@@ -42,6 +42,8 @@ def test_inference_is_less_than_training_and_more_examples_take_longer() -> None
         for batch, inference in ((1, False), (64, False), (1, True))
     )
     assert forward < few < many
+    with pytest.raises(ConfigError, match=r"^batch: must be at least 1 example, got 0$"):
+        predict(network, 0, device="pi-4", input_shape=(1000,))
 
 
 def test_tokens_are_known_by_the_embedding() -> None:
