@@ -18,7 +18,7 @@ from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core import events as core_events
 from edgefl.core.deaths import consequence
-from edgefl.errors import RunError
+from edgefl.errors import ConfigError, RunError
 from edgefl.kernels import steps as optimizer
 from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
@@ -108,8 +108,9 @@ def run_in_memory(
     modifies ``given``, the trip's `TripInputs`. If ``train`` or ``trip`` raises `TripFails`, the trip fails
     at its end. ``events`` are further events, such as `Left`, which happen at their own times. If ``join`` is
     True, all clients join at 0 s. Events with equal times are handled in the order of client ids. Raises
-    `RunError` if no event is left or if there are more than ``max_events``, and `AssertionError` if the core
-    breaks a rule, such as giving two tasks to one client.
+    `ConfigError` if ``durations`` or ``steps`` has another length, `RunError` if no event is left or if there
+    are more than ``max_events``, and `AssertionError` if the core breaks a rule, such as giving two tasks to
+    one client.
 
     >>> from edgefl.strategies.fedavg import FedAvg
     >>> core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=2))
@@ -120,6 +121,11 @@ def run_in_memory(
     """
     first = np.zeros(1) if model is None else model
     each = [steps] * len(core.devices) if isinstance(steps, int) else list(steps)
+    for what, given in (("durations", durations), ("steps", each)):
+        if not callable(given) and len(given) != len(core.devices):
+            raise ConfigError(
+                f"{what}: must be one number for each of {len(core.devices)} clients, got {len(given)}"
+            )
     executor = _Executor(core, durations, MemoryRun(models=[first]), train, each, lr, trip, accuracy)
     joined = [core_events.Joined(device.client, 0.0) for device in core.devices] if join else []
     return executor.run((*joined, *events), max_events)
@@ -337,12 +343,15 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     The strategy must reach ``versions`` versions without stalling, use only updates that it holds, release
     each task at most once, never give two tasks to one client, let at most `Strategy.max_training` clients
     train at the same time, hold at most `Strategy.max_held` updates, and do exactly the same when the same
-    events are replayed. Returns the run. Raises `AssertionError` if the strategy breaks a rule.
+    events are replayed. Returns the run. Raises `AssertionError` if the strategy breaks a rule, and
+    `ConfigError` if it is not a `Strategy` object.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> check_strategy(FedBuff(buffer_size=4)).models[-1].shape
     (3,)
     """
+    if not isinstance(strategy, Strategy):
+        raise ConfigError(f"strategy: must be a Strategy object, such as FedBuff(), got {strategy!r}")
     strategy.check(clients)
     rng = stream(seed, "check-strategy")
     speed = rng.uniform(1.0, 5.0, clients)

@@ -13,7 +13,7 @@ import pytest
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Failed, Joined, Left, Sum, Summed, Train
-from edgefl.errors import RunError
+from edgefl.errors import ConfigError, RunError
 from edgefl.strategies import Client, Step, Strategy, View, names, resolve
 from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedavg import FedAvg
@@ -192,3 +192,13 @@ def test_the_ledger_knows_who_trained_from_the_current_version() -> None:
         now = {client for client in range(12) if core.trained_from(client) == core.version}
         assert set(core.up_to_date) == now
     assert core.version > 50
+
+
+def test_a_class_and_too_few_durations_or_steps_are_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^strategy: must be a Strategy object, such as FedBuff"):
+        check_strategy(FedBuff)  # type: ignore[arg-type]
+    core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=1))
+    with pytest.raises(ConfigError, match=r"^durations: must be one number for each of 2 clients, got 1$"):
+        run_in_memory(core, [1.0])
+    with pytest.raises(ConfigError, match=r"^steps: must be one number for each of 2 clients, got 3$"):
+        run_in_memory(core, [1.0, 1.0], steps=[1, 1, 1])
