@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +94,7 @@ def sweep(
     from edgefl.run.sweep import CURVES
     from edgefl.run.sweep import sweep as run_all
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background jobs
     try:
         found = run_all(
             experiment,

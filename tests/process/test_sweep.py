@@ -231,6 +231,19 @@ def test_runs_side_by_side_end_with_a_checkpoint_and_go_on(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_ctrl_c_ends_runs_side_by_side_that_the_shell_has_put_into_the_background(tmp_path: Path) -> None:
+    """Such a process is started with SIGINT ignored."""
+    out = tmp_path / "sweep"
+    file = Command.write(virtual(stop=Stop(versions=4000)), tmp_path / "long")
+    arguments = ("sweep", str(file), "--seeds", "1..2", "--jobs", "2", "--out", str(out))
+    command = Command(*arguments, before=["sh", "-c", "trap '' INT; exec \"$@\"", "sh"])
+    for seed in (1, 2):
+        wait_for_versions(out / "runs" / f"fedbuff-seed-{seed}", 1, command)
+    command.process.send_signal(signal.SIGINT)
+    command.ends(130, "the same command resumes it")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_nothing_outlives_a_killed_sweep(jobs: int, tmp_path: Path) -> None:
     file = Command.write(virtual(stop=Stop(versions=10_000)), tmp_path / "long")
