@@ -149,11 +149,12 @@ def _in_float64(layers: list[Any], arrays: list[NDArray[Any]], shares: list[floa
 
 
 def _whole(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the values rounded to integers of ``dtype``.
+    """Round the values in place, and return them as integers of ``dtype``.
 
     A value that float64's rounding has moved out of the type's range becomes the nearest end of the range.
     """
-    rounded: NDArray[Any] = np.rint(values)
+    # Without ``out``, an array without dimensions would become a scalar.
+    rounded: NDArray[Any] = np.rint(values, out=values)
     if dtype.kind == "b":
         return rounded.astype(dtype)
     ends = np.iinfo(dtype)

@@ -104,6 +104,15 @@ def test_the_ends_of_an_integer_type_are_their_own_average(dtype: Any, end: str)
     assert found.tolist() == [value]
 
 
+@pytest.mark.parametrize("value", [True, 3, 0.5])
+def test_layers_without_dimensions_stay_arrays_and_tensors(value: Any) -> None:
+    array, tensor = np.array(value), torch.tensor(value)
+    found: list[Any] = kernels.average([[array, tensor]] * 2)
+    assert [type(each) for each in found] == [np.ndarray, torch.Tensor]
+    assert [each.dtype for each in found] == [array.dtype, tensor.dtype]
+    assert [each.item() for each in found] == [value, value]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_tensor_whose_sign_torch_has_yet_to_change_and_models_from_a_generator(dtype: torch.dtype) -> None:
     negative = torch.ones(2, dtype=dtype)._neg_view()
