@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,26 @@ def one_thread_per_core(folder: Path = Path("/sys/devices/system/cpu")) -> list[
     return chosen
 
 
-def _wait_on(cpu: int) -> None:
-    """Wait in a loop on the CPU, at the lowest priority, until the process ends."""
+def yield_to_sessions(setting: Path = Path("/proc/self/autogroup")) -> None:
+    """Give this process's session the lowest priority.
+
+    Linux shares the CPU between sessions first, then within a session. Without privileges, it accepts one
+    such change per tenth of a second on the whole host. Nothing is done where sessions have no priority.
+    """
+    with contextlib.suppress(OSError):
+        while True:
+            try:
+                setting.write_text("19")
+            except BlockingIOError:
+                time.sleep(0.02)
+            else:
+                return
+
+
+def _wait() -> None:
+    """Wait in a loop until the process ends."""
     from edgefl.host._code import spin
 
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    os.sched_setaffinity(0, {cpu})
     while True:
         spin(HINTS)
 
@@ -75,11 +90,17 @@ def main() -> None:
     """Entry point of the process, which ends when its channel is closed."""
     become_child(int(sys.argv[2]), "edgefl-awake")
     os.setsid()
-    with contextlib.suppress(OSError):  # Linux shares the CPU between sessions first, then within a session
-        Path("/proc/self/autogroup").write_text("19")
+    yield_to_sessions()
     channel: Channel[Any] = Channel.inherit(int(sys.argv[1]), Any)
     for cpu in one_thread_per_core():
-        threading.Thread(target=_wait_on, args=(cpu,), daemon=True).start()
+        thread = threading.Thread(target=_wait, daemon=True)
+        thread.start()
+        assert thread.native_id is not None
+        try:
+            os.sched_setscheduler(thread.native_id, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setaffinity(thread.native_id, {cpu})
+        except OSError as error:
+            sys.exit(f"edgefl: --awake: CPU {cpu} refused a thread of the lowest priority: {error.strerror}")
     channel.tell(Started())
     with contextlib.suppress(Closed):
         channel.receive()

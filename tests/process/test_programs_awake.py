@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import psutil
 import pytest
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.host import awake
-from edgefl.host.awake import one_thread_per_core
+from edgefl.host.awake import one_thread_per_core, yield_to_sessions
 from edgefl.host.capacity import UsageMeter
 from edgefl.programs import run, start
 
@@ -104,3 +105,43 @@ def test_a_limited_amount_of_cpu_time_is_not_used_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(awake, "cpu_quota", lambda: 1.5)
     with pytest.raises(ConfigError, match=r"^--awake: .* control groups limit the CPU time to 1\.5 cores"):
         start([phone("true")], options(awake=True))
+
+
+REFUSED = """
+import os
+
+def refuse(pid, policy, param, set_scheduler=os.sched_setscheduler):
+    if policy == os.SCHED_IDLE:
+        raise OSError(22, "Invalid argument")
+    set_scheduler(pid, policy, param)
+
+os.sched_setscheduler = refuse
+"""
+
+
+def test_a_system_without_the_lowest_priority_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(REFUSED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RunError, match="failed to start"), start([phone("true")], options(awake=True)):
+        pass
+    said = r"edgefl: --awake: CPU \d+ refused a thread of the lowest priority: Invalid argument\n"
+    assert re.fullmatch(said, capfd.readouterr().err)
+
+
+def test_a_priority_that_linux_refuses_for_now_is_requested_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    def write(path: Path, text: str) -> None:
+        written.append(text)
+        if len(written) < 3:
+            raise BlockingIOError
+
+    monkeypatch.setattr(Path, "write_text", write)
+    yield_to_sessions()
+    assert written == ["19"] * 3
+    monkeypatch.undo()
+    yield_to_sessions(tmp_path / "missing" / "autogroup")  # this system shares the CPU without sessions
