@@ -9,6 +9,7 @@ different folders may have modules with the same name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.machinery
@@ -39,7 +40,7 @@ OF_PACKAGES = ("timm:", "hf:", "flwr:")
 importing: list[str] = []
 """The user's modules that this process is currently importing."""
 _named: set[str] = set()
-"""The user's modules that this process has imported by name."""
+"""The top-level packages of the user's modules that this process has imported by name."""
 _searched: set[str] = set()
 """The folders in which this process has looked for the user's modules."""
 
@@ -120,18 +121,19 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
 def digests() -> dict[str, str]:
     """Return the SHA-256 of the file of each of the user's modules that this process has imported.
 
-    These are the modules that an experiment names, and the modules beside them that they import.
+    These are the modules that an experiment names, and those that they import from their own package or from
+    the folders in which modules are looked for.
     """
-    found = {}
-    for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__dict__", {}).get("__file__")
-        if name.partition(".")[0] == __package__ or not isinstance(file, str):
+    found, resolved = dict[str, str](), functools.cache(os.path.realpath)
+    for name, module in sorted(sys.modules.items()) if _named else ():
+        top, file = name.partition(".")[0], getattr(module, "__dict__", {}).get("__file__")
+        if top == __package__ or not isinstance(file, str) or not file:
             continue
-        depth = name.count(".") + (Path(file).stem == "__init__")
-        folder = Path(file).parents[min(depth, len(Path(file).parents) - 1)]
-        if name in _named or str(folder.resolve()) in _searched:
+        path = Path(file)
+        depth = name.count(".") + (path.stem == "__init__")
+        if top in _named or resolved(path.parents[min(depth, len(path.parents) - 1)]) in _searched:
             with contextlib.suppress(OSError):
-                found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
 
@@ -162,7 +164,7 @@ def _require_allowed(module: str, key: str, folders: Sequence[str]) -> None:
 
 def _import(name: str, key: str, folders: Sequence[str]) -> Any:
     _forget_other_folder(name.partition(".")[0])
-    _named.add(name)
+    _named.add(name.partition(".")[0])
     _searched.update(folders)
     module = f"{key}: module {name!r}"
     importing.append(name)

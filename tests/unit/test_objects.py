@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import config
+from edgefl import config, loading
 from edgefl.config.objects import name_objects, opened, reference, trusting
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data, Experiment, Fleet, Stop
@@ -254,3 +254,41 @@ def test_a_split_of_the_users_own_is_taken_or_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"data.partition: 'splits:{name}'.*{words}"):
             split(name)
+
+
+def test_digests_are_of_named_modules_of_their_packages_and_of_files_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed, beside = tmp_path / "installed", tmp_path / "beside"
+    for file, text in {
+        installed / "pack_of_test/__init__.py": "",
+        installed / "pack_of_test/parts/given.py": "import pack_of_test.helper, other_of_test\nmake = 1\n",
+        installed / "pack_of_test/helper.py": "",
+        installed / "other_of_test.py": "",
+        beside / "own_of_test.py": "import near_of_test\nmake = 2\n",
+        beside / "near_of_test.py": "",
+    }.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "link").symlink_to(beside)
+    monkeypatch.chdir(tmp_path)
+    for name in ("_named", "_searched"):
+        monkeypatch.setattr(loading, name, set())
+    assert loading.digests() == {}
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.setenv("EDGEFL_MODULES", "pack_of_test")
+    loading.load_attribute("pack_of_test.parts.given:make", "model.name")
+    loading.load_attribute("own_of_test:make", "model.name", [tmp_path / "link"])
+    wanted = {
+        "pack_of_test",
+        "pack_of_test.helper",
+        "pack_of_test.parts.given",
+        "own_of_test",
+        "near_of_test",
+    }
+    assert loading.digests().keys() == wanted
+    (beside / "near_of_test.py").write_text("changed = True\n")
+    (installed / "pack_of_test/helper.py").unlink()
+    assert loading.digests().keys() == wanted - {"pack_of_test.helper"}
+    for name in (*wanted, "pack_of_test.parts", "other_of_test"):
+        del sys.modules[name]
