@@ -34,15 +34,7 @@ from edgefl.learning.work import WorkMeter
 from edgefl.regression.bytecode import CodeName, TooManyInstructions, count_instructions
 from edgefl.regression.counts import BY_TORCH, CountedRun, Counts
 from edgefl.regression.process import Failure, failure_of
-from edgefl.regression.repetition import (
-    INTERPRETED_STEPS,
-    DeviceCall,
-    DeviceHandle,
-    device_s,
-    error_factor,
-    make_reference,
-    used_s,
-)
+from edgefl.regression.repetition import DeviceCall, DeviceHandle, device_s, error_factor, used_s
 
 BY_ENVIRONMENT = frozenset((
     "asyncio", "concurrent", "contextvars", "genericpath", "importlib", "logging", "multiprocessing",
@@ -217,15 +209,28 @@ def _executed(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
 
 NATIVE_TIMES, SOME_S = 6, 1e-4
 """A function is treated as native code, whose time cannot be computed from counts, if its CPU time exceeds
-`NATIVE_TIMES` times the time of its counted instructions at the speed of edgefl's interpreted reference, plus
-`SOME_S` seconds."""
+`NATIVE_TIMES` times the time of its counted instructions at the speed of `_ordinary`, plus `SOME_S`
+seconds."""
+ORDINARY_STEPS = 98.0
+"""Number of steps of the five-body problem in Python that take as long as `_ordinary`, measured in CPython
+3.11 on an AMD EPYC (90 to 102 in 15 repetitions)."""
+
+
+def _ordinary() -> None:
+    """Run Python code whose time per instruction is ordinary.
+
+    The five-body problem, which is arithmetic with floats, needs half as much time per instruction.
+    """
+    counts: dict[int, int] = {}
+    for number in range(4000):
+        rest = number % 97
+        counts[rest] = counts.get(rest, 0) + (number << 1)
 
 
 def _timed(instructions: Mapping[str, int], run: Callable[[], Any], handle: DeviceHandle) -> _Part:
     """Check whether counted instructions explain the CPU time of a function without torch operations."""
-    reference = partial(make_reference("interpreted").run, 1)
-    unit_s = min(used_s(reference) for _ in range(5))
-    expected_s = sum(instructions.values()) / sum(count_instructions(reference).values()) * unit_s
+    ordinary_s = min(used_s(_ordinary) for _ in range(5))
+    expected_s = sum(instructions.values()) / sum(count_instructions(_ordinary).values()) * ordinary_s
     return _Part(covered=min(used_s(run) for _ in range(3)) < NATIVE_TIMES * expected_s + SOME_S)
 
 
@@ -267,13 +272,8 @@ def python_seconds(device: Device, instructions: Mapping[str, int]) -> float:
     """
     if device.cpu is None or not device.cpu.clusters:
         return 0.0
-    unit = sum(count_instructions(lambda: make_reference("interpreted").run(1)).values())
-    return (
-        _outside(instructions)
-        / unit
-        * INTERPRETED_STEPS
-        / throughput(clusters_of(device), "interpreter", 1).value
-    )
+    steps = ORDINARY_STEPS * _outside(instructions) / sum(count_instructions(_ordinary).values())
+    return steps / throughput(clusters_of(device), "interpreter", 1).value
 
 
 def _outside(instructions: Mapping[str, int]) -> int:

@@ -12,9 +12,12 @@ import msgspec
 import pytest
 from regression_samples import counted
 
+from edgefl.devices import load_device
+from edgefl.devices.code import clusters_of, throughput
+from edgefl.host.code_operations import python_bodies
 from edgefl.regression import baseline
 from edgefl.regression.bytecode import CodeName, TooManyInstructions, count_instructions
-from edgefl.regression.counted import by_owner
+from edgefl.regression.counted import by_owner, python_seconds
 from edgefl.regression.counts import (
     FIGURES,
     CountedEntry,
@@ -209,3 +212,11 @@ def test_code_belongs_to_its_function_or_its_package() -> None:
     assert next(name for name, count in found.items() if count == 1) == f"{__name__}.add"
     assert next(name for name, count in found.items() if count == 6).startswith("torch 2.")
     assert next(name for name, count in found.items() if count == 8).startswith("Python 3.")
+
+
+def test_the_time_by_counts_is_that_of_ordinary_code() -> None:
+    """Most instructions take longer than those of the five-body problem, which gives a device's rate."""
+    device = load_device("pixel-4")
+    instructions = sum(count_instructions(lambda: python_bodies(100)).values())
+    bodies_s = 100 / throughput(clusters_of(device), "interpreter", 1).value
+    assert 1.5 < python_seconds(device, {"mine.step": instructions}) / bodies_s < 3.0
