@@ -82,11 +82,11 @@ class ProgramOptions(NamedTuple):
     battery never runs low."""
     out: Path | None = None
     """Folder of the results; if None, nothing is written."""
-    awake: bool = False
-    """True to keep this host's cores from going idle while phones are stopped (`edgefl.host.awake`)."""
     print_lines: bool = True
     """True to print the phones' lines on this process's own output. With several phones, each line is
     prefixed with the phone."""
+    awake: bool = False
+    """True to keep this host's cores from going idle while phones are stopped (`edgefl.host.awake`)."""
 
 
 DEFAULTS = ProgramOptions()
