@@ -31,8 +31,13 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     """The process's only message, when its threads have been started."""
 
 
-def check_awake() -> None:
-    """Raise `ConfigError` if this host's cores cannot, or should not, be kept busy."""
+def check_awake(throttle: str) -> None:
+    """Raise `ConfigError` if this host's cores cannot, or should not, be kept busy beside this throttle."""
+    if throttle == "cgroup":
+        raise ConfigError(
+            "--awake: cannot be combined with --throttle cgroup, because Linux shares the CPU between "
+            "control groups before it compares priorities; use sigstop"
+        )
     if (quota := cpu_quota()) is not None:
         raise ConfigError(
             f"--awake: cannot be used here, because control groups limit the CPU time to {quota:g} cores, "

@@ -115,7 +115,7 @@ def start(
     _check_proc()
     throttle, memory = mechanisms(options)
     if options.awake:
-        check_awake()
+        check_awake(throttle)
     if options.out is not None:
         require_free(options.out, "programs")
         try:

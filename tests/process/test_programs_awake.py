@@ -11,7 +11,7 @@ import pytest
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.host import awake
-from edgefl.host.awake import one_thread_per_core, yield_to_sessions
+from edgefl.host.awake import check_awake, one_thread_per_core, yield_to_sessions
 from edgefl.host.capacity import UsageMeter
 from edgefl.programs import run, start
 
@@ -99,6 +99,11 @@ def test_one_cpu_of_each_core_is_chosen(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{siblings}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5, 7})
     assert one_thread_per_core(tmp_path) == [0, 1, 7]  # nothing is known of CPU 7
+
+
+def test_it_is_not_combined_with_groups_that_would_share_the_cores_with_it() -> None:
+    with pytest.raises(ConfigError, match=r"^--awake: cannot be combined with --throttle cgroup"):
+        check_awake("cgroup")
 
 
 def test_a_limited_amount_of_cpu_time_is_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
