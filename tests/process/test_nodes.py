@@ -198,7 +198,7 @@ def test_a_node_that_holds_something_else_is_turned_away_in_one_line(tmp_path: P
         other, none = join(nodes.address, tmp_path / "there"), join(nodes.address, tmp_path / "nothing")
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(serve, wanted, tmp_path / "here" / "run", nodes)
-            other.ends(2, "the run rejected this node", "other bits")
+            other.ends(2, "the run rejected this node", "different bits than on this host")
             none.ends(2, "disturbed_model")
             good = join(nodes.address, tmp_path / "here")
             assert running.result().summary()["versions"] == 12
