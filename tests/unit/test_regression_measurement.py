@@ -169,6 +169,12 @@ class Known:
         return self.repetitions[request.index]
 
 
+@pytest.fixture(autouse=True)
+def nothing_stolen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hypervisor of the host of these tests may take its CPU time, and then a measurement is made again."""
+    monkeypatch.setattr(measuring, "StealMeter", lambda: SimpleNamespace(share=lambda: 0.0))
+
+
 def made(process: Any, limit_s: float | None = None, tell: Tell = lambda _: None) -> Measurement:
     return measure(process, measured().plan, TimeLimit(limit_s), tell)
 
