@@ -171,7 +171,7 @@ class Known:
 
 @pytest.fixture(autouse=True)
 def nothing_stolen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hypervisor of the host of these tests may take its CPU time, and then a measurement is made again."""
+    """A hypervisor may take CPU time from the real host, and then a measurement is made again."""
     monkeypatch.setattr(measuring, "StealMeter", lambda: SimpleNamespace(share=lambda: 0.0))
 
 
