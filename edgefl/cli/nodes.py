@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli import run
+from edgefl.cli.paths import named_folder
 from edgefl.errors import ConfigError
 from edgefl.terminal import say
 
@@ -21,22 +22,13 @@ if TYPE_CHECKING:
 Bind = Annotated[
     str, typer.Option(metavar="tcp://HOST:PORT", help="Address for nodes; port * takes any free port.")
 ]
-
-
-def keys_folder(text: str) -> Path:
-    """Parse the name of a folder of keys. Raises `ConfigError` for an empty name."""
-    if not text:
-        raise ConfigError("DIR '': no name, expected a folder for keys")
-    return Path(text)
-
-
 KeysFolder = Annotated[
     Path | None,
     typer.Option(
         "--keys",
         metavar="DIR",
         help="Keys of the server and of the hosts that may join.",
-        parser=keys_folder,
+        parser=named_folder,
     ),
 ]
 Insecure = Annotated[
@@ -143,7 +135,7 @@ def join(
 def keygen(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Folder of the keys, created if missing.", parser=keys_folder),
+        typer.Argument(metavar="DIR", help="Folder of the keys, created if missing.", parser=named_folder),
     ],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Hosts that may join.")] = None,
 ) -> None:

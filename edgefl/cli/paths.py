@@ -39,9 +39,9 @@ def run_or_sweep(text: str) -> Path:
 
 
 def named_folder(text: str) -> Path:
-    """Parse an option that names a folder. Raises `ConfigError` for an empty name."""
+    """Parse an option or argument DIR that names a folder. Raises `ConfigError` for an empty name."""
     if not text:
-        raise ConfigError("--out '': no name, expected a folder")
+        raise ConfigError("DIR '': no name, expected a folder")
     return Path(text)
 
 

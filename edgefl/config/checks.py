@@ -272,7 +272,7 @@ def _check_effects(fleet: Fleet, names: Iterable[str]) -> None:
     if fleet.runtime is not None and fleet.runtime not in runtimes:
         raise _at("fleet.runtime", unknown("runtime of the fleet", fleet.runtime, runtimes), ProfileFault)
     if fleet.model_errors == "drawn" and all(one.exact or one.timed_by_draw for one in devices):
-        why = "has no effect, since the compute times of the fleet's devices have no interval"
+        why = "has no effect, since no compute time of the fleet's devices has an error interval"
         raise _at("fleet.model_errors", f"'drawn' (also set by --fleets) {why}", ProfileFault)
     if fleet.thermal and not any(thermal_model(device) for device in devices):
         needs = "thermal.trips, ambient_c, r_c_per_w, tau_s and busy_w"

@@ -54,8 +54,8 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 MOST_IDLE_WAKES = 100_000
-"""A run without ``stop.emulated_s`` ends when its strategy was woken this many times in a row while no client
-trained or could still join, without a new version."""
+"""A run without ``stop.emulated_s`` ends when its strategy has been woken this many times in a row without a
+new version, and meanwhile no client has trained or can still join."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that a private run replaced with zeros."""
 

@@ -34,7 +34,7 @@ from edgefl.devices.profiles import bundled_folder, read_tables
 from edgefl.devices.schema import Device
 from edgefl.errors import ConfigError, listed, shortened
 from edgefl.host.calibration import Calibration
-from edgefl.host.code_operations import SCALE_SPREADS
+from edgefl.host.code_operations import NO_EXTENSION, SCALE_SPREADS
 
 CodeClass = Literal["integer", "memory", "copy", "crypto", "division", "float", "simd", "interpreter"]
 CLASSES: tuple[CodeClass, ...] = get_args(CodeClass)
@@ -384,9 +384,6 @@ def clusters_of(device: Device) -> tuple[CodeCluster, ...]:
 # ---- this host -----------------------------------------------------------------------------------
 
 
-_NO_EXTENSION = "edgefl was installed without a C compiler; install a C compiler, then edgefl again"
-
-
 def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
     """Return the rate of one thread on a calibrated host.
 
@@ -395,7 +392,7 @@ def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
     """
     found = host.measured.code.get(code_class)
     if found is None:
-        raise ConfigError(f"this host's rate of {code_class} code is unknown: {_NO_EXTENSION}")
+        raise ConfigError(f"this host's rate of {code_class} code is unknown: {NO_EXTENSION}")
     logs = math.hypot(math.log(SCALE_SPREADS[code_class]), 1.645 * found.cv)
     return Rate.within(found.median, math.exp(logs))
 

@@ -1,9 +1,9 @@
 """A process that keeps this host's cores from going idle while throttled programs are stopped.
 
-A core that was idle computes more slowly for some milliseconds: its clock rises only gradually, and a virtual
-machine gets its core back only gradually. A throttled program is stopped for most of the time, so each second
-of its CPU time does less work than in a calibration, which runs without pauses. This process waits in a loop
-on each core, at the lowest priority, so that it runs only while the core has nothing else to do.
+A core that was idle computes more slowly for some milliseconds (docs/code.md has measurements). A throttled
+program is stopped for most of the time, so each second of its CPU time does less work than in a calibration,
+which runs without pauses. This process has a thread for each core that waits in a loop at the lowest priority
+and therefore runs only while the core has nothing else to do.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.host.capacity import cpu_quota
 from edgefl.host.channel import Channel, Closed
+from edgefl.host.code_operations import NO_EXTENSION
 from edgefl.host.process import become_child
 
 HINTS = 1_000_000
@@ -35,19 +36,18 @@ def check_awake(throttle: str) -> None:
     """Raise `ConfigError` if this host's cores cannot, or should not, be kept busy beside this throttle."""
     if throttle == "cgroup":
         raise ConfigError(
-            "--awake: cannot be combined with --throttle cgroup, because Linux shares the CPU between "
+            "awake: cannot be combined with the throttle cgroup, because Linux shares the CPU between "
             "control groups before it compares priorities; use sigstop"
         )
     if (quota := cpu_quota()) is not None:
         raise ConfigError(
-            f"--awake: cannot be used here, because control groups limit the CPU time to {quota:g} cores, "
+            f"awake: cannot be used here, because control groups limit the CPU time to {quota:g} cores, "
             "which would be used up"
         )
     try:
         from edgefl.host import _code  # noqa: F401
     except ImportError:
-        why = "edgefl was installed without a C compiler; install a C compiler, then edgefl again"
-        raise ConfigError(f"--awake: cannot be used here: {why}") from None
+        raise ConfigError(f"awake: cannot be used here: {NO_EXTENSION}") from None
 
 
 def one_thread_per_core(folder: Path = Path("/sys/devices/system/cpu")) -> list[int]:
@@ -71,7 +71,7 @@ def yield_to_sessions(setting: Path = Path("/proc/self/autogroup")) -> None:
     """Give this process's session the lowest priority.
 
     Linux shares the CPU between sessions first, then within a session. Without privileges, it accepts one
-    such change per tenth of a second on the whole host. Nothing is done where sessions have no priority.
+    such change per tenth of a second on the whole host. If sessions have no priorities here, nothing is done.
     """
     with contextlib.suppress(OSError):
         while True:
@@ -105,7 +105,7 @@ def main() -> None:
             os.sched_setscheduler(thread.native_id, os.SCHED_IDLE, os.sched_param(0))
             os.sched_setaffinity(thread.native_id, {cpu})
         except OSError as error:
-            sys.exit(f"edgefl: --awake: CPU {cpu} refused a thread of the lowest priority: {error.strerror}")
+            sys.exit(f"edgefl: awake: CPU {cpu} refused a thread of the lowest priority: {error.strerror}")
     channel.tell(Started())
     with contextlib.suppress(Closed):
         channel.receive()

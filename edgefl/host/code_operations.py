@@ -45,6 +45,7 @@ CLASSES = {
 PROGRAMS = ("copy", "interpreter", *CLASSES.values())
 """Classes of code that a program measures: all except ``simd``."""
 PYTHON_STEPS = 2000
+NO_EXTENSION = "edgefl was installed without a C compiler; install a C compiler, then edgefl again"
 _MIB = 1 << 20
 
 

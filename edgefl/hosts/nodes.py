@@ -86,7 +86,7 @@ def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = Fals
     """
     host, port = endpoint(bind, "--bind", any_port=True)
     if folder is not None and insecure:
-        raise ConfigError("--insecure: contradicts --keys, with which only hosts with a key join; give one")
+        raise ConfigError("--insecure: cannot be combined with --keys, which admits only hosts with a key")
     if folder is None and host not in LOOPBACK:
         if not insecure:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 phone       `Phone`: command, device, network and forwarded connections
 likeness    the code that a command resembles, and the device's speed when running such code
+options     conditions that all phones share, and their checks
 running     `run` and `start`: start the processes, forward output and signals, judge the result
 keeper      process that starts the commands, limits CPU time and memory, and suspends absent phones
 tree        process tree of one phone, which the throttle treats as one process
@@ -16,9 +17,10 @@ view        live table
 from __future__ import annotations
 
 from edgefl.programs.likeness import core_shares
+from edgefl.programs.options import ProgramOptions
 from edgefl.programs.phone import Phone
 from edgefl.programs.result import PhoneResult, ProgramsResult
-from edgefl.programs.running import ProgramOptions, RunningPhones, run, start
+from edgefl.programs.running import RunningPhones, run, start
 
 __all__ = [
     "Phone",

@@ -13,6 +13,7 @@ from edgefl.errors import RunError
 from edgefl.host import verdict
 from edgefl.host.fidelity import MINOR_PART, RESOLUTION_WALL_S
 from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
+from edgefl.programs.phone import HeldPhone
 
 LEAST_CPU_S = 0.05
 """Minimum CPU seconds for judging a phone's rate. With less CPU time, a single time slice is an error of
@@ -98,6 +99,26 @@ class ModelError(NamedTuple):
     code: str
     device: str
     factor: float
+
+
+PAUSE_SPREAD = 1.25
+"""Factor within which 90% of programs keep their speed per CPU second although they are stopped again and
+again. On two virtual machines, cores that had been idle were slower by a factor of 1.0 to 1.35."""
+
+
+def model_errors(held: Sequence[HeldPhone], *, pauses: bool) -> tuple[ModelError, ...]:
+    """Return the model error of each class of code and device.
+
+    If there are ``pauses``, during which the host's cores may go idle, the error includes `PAUSE_SPREAD`; the
+    two errors are assumed to be independent.
+    """
+    spread = math.log(PAUSE_SPREAD) if pauses else 0.0
+    found = [
+        ModelError(one.phone.like, one.device.id, math.exp(math.hypot(math.log(one.error_factor), spread)))
+        for one in held
+        if one.error_factor is not None
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 class ProgramsResult(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import signal
@@ -13,23 +12,22 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
+from typing import IO, Any, NoReturn, Self
 
-from edgefl.errors import ConfigError, RunError, unknown
-from edgefl.files import make_folder, write_json, write_text
-from edgefl.host.awake import Started, check_awake
-from edgefl.host.capacity import Demand, TimeScale, UsageMeter, capacity_cores, choose_time_scale
+from edgefl.errors import RunError
+from edgefl.files import write_json, write_text
+from edgefl.host.awake import Started
+from edgefl.host.capacity import TimeScale, UsageMeter, capacity_cores
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import end_child
-from edgefl.host.groups import Groups, NoGroup
 from edgefl.host.process import STOPS, allow_open_files, handled, start_process
 from edgefl.host.throttle import cpu_ns
 from edgefl.host.verdict import Conditions
 from edgefl.programs import messages
+from edgefl.programs.options import DEFAULTS, ProgramOptions, checked, scale_for
 from edgefl.programs.phone import (
     HeldPhone,
     Phone,
-    check_charge,
     environment,
     filled,
     local_host,
@@ -37,19 +35,17 @@ from edgefl.programs.phone import (
     open_listeners,
 )
 from edgefl.programs.result import (
-    ModelError,
     PhoneResult,
     ProgramsResult,
     UnwrittenRecord,
     judge,
+    model_errors,
     way_result,
 )
 from edgefl.programs.tree import RUN_VARIABLE, end_marked
 from edgefl.programs.view import PhonesView
-from edgefl.results.run_folder import SUMMARY_FILE, require_free
+from edgefl.results.run_folder import SUMMARY_FILE
 
-THROTTLES = ("sigstop", "cgroup", "off")
-MEMORIES = ("auto", "cgroup", "watch", "off")
 TURN_S = 0.5
 LONGEST_LINE = 1 << 16
 MOST_KEPT = 20_000
@@ -57,39 +53,8 @@ MOST_KEPT = 20_000
 OUT_OF_FILES = (
     "edgefl ran out of open files, so connections were refused or delayed; raise the hard limit (ulimit -Hn)"
 )
-FELL_ASLEEP = "the process that keeps the host's cores busy ended early"
-PAUSE_SPREAD = 1.25
-"""Factor within which 90% of programs keep their speed per CPU second although they are stopped again and
-again. On two virtual machines, cores that had been idle were slower by a factor of 1.0 to 1.35."""
+AWAKE_ENDED = "the process that keeps the host's cores busy ended early"
 ENDING_S = 20.0
-LEAST_MEAN_S, MOST_MEAN_S = 1e-3, 1e9
-LEAST_TIME_SCALE, MOST_TIME_SCALE = 1e-6, 1e6
-LEAST_SHARE = 1e-6
-"""Minimum share of a phone's fastest core, in cores of this host. The throttle stops a phone after each slice
-of 2 ms of CPU time. At this share a stop lasts half an hour, and signals have no effect until it ends."""
-
-
-class ProgramOptions(NamedTuple):
-    """Conditions that all phones of a run share."""
-
-    time_scale: float | Literal["auto"] = "auto"
-    throttle: str = "sigstop"
-    memory: str = "auto"
-    seed: int = 0
-    absence: messages.Absence | None = None
-    charge: float | None = None
-    """Initial battery charge as a share of the capacity. Phones with a low battery are killed. If None, the
-    battery never runs low."""
-    out: Path | None = None
-    """Folder of the results; if None, nothing is written."""
-    print_lines: bool = True
-    """True to print the phones' lines on this process's own output. With several phones, each line is
-    prefixed with the phone."""
-    awake: bool = False
-    """True to keep this host's cores from going idle while phones are stopped (`edgefl.host.awake`)."""
-
-
-DEFAULTS = ProgramOptions()
 
 
 def run(
@@ -112,79 +77,9 @@ def start(
 ) -> RunningPhones:
     """Start the phones; leaving the ``with`` block ends them. Raises `ConfigError` for invalid phones or
     options."""
-    _check_proc()
-    throttle, memory = mechanisms(options)
-    if options.awake:
-        check_awake(throttle)
-    if options.out is not None:
-        require_free(options.out, "programs")
-        try:
-            make_folder(options.out)
-        except OSError as error:
-            raise ConfigError(f"--out {options.out}: cannot be created: {error.strerror}") from None
-        if not os.access(options.out, os.W_OK | os.X_OK):
-            raise ConfigError(f"--out {options.out}: no file can be created in this folder")
-    if (absence := options.absence) is not None:
-        for mean_s in (absence.mean_online_s, absence.mean_offline_s):
-            if not LEAST_MEAN_S <= mean_s <= MOST_MEAN_S:
-                allowed = f"must be from {LEAST_MEAN_S:g} to {MOST_MEAN_S:g} s"
-                raise ConfigError(f"churn: both mean times {allowed}, got {mean_s:g}")
-    if options.charge is not None and not 0 < options.charge <= 1:
-        raise ConfigError(f"charge: must be above 0 and at most 1, got {options.charge:g}")
-    if not -(1 << 63) <= options.seed < 1 << 63:
-        raise ConfigError(f"seed: must be from -2**63 to 2**63 - 1, got {options.seed}")
-    if options.time_scale != "auto" and not LEAST_TIME_SCALE <= options.time_scale <= MOST_TIME_SCALE:
-        allowed = f"must be 'auto' or from {LEAST_TIME_SCALE:g} to {MOST_TIME_SCALE:g}"
-        raise ConfigError(f"time_scale: {allowed}, got {options.time_scale:g}")
+    options = checked(options)
     held = look_up(phones)
-    if options.charge is not None:
-        check_charge(held, options.charge)
-    demands = [Demand(one.all_cores, 1.0) for one in held] if throttle != "off" else []
-    scale = choose_time_scale(demands, scale=options.time_scale)
-    for number, one in enumerate(held) if throttle != "off" else ():
-        if (share := one.cores[0] / scale.value) < LEAST_SHARE:
-            gets = f"phone {number}: gets {share:g} cores of this host at time_scale {scale.value:g}"
-            raise ConfigError(f"{gets}; must be at least {LEAST_SHARE:g}, or it would hardly ever run")
-    return RunningPhones(
-        held, options._replace(throttle=throttle, memory=memory), scale, view or PhonesView()
-    )
-
-
-def _check_proc() -> None:
-    """Raise `ConfigError` unless /proc shows the processes under the pids that this process sees."""
-    shown = ""
-    with contextlib.suppress(OSError):
-        shown = os.readlink("/proc/self")
-    if shown != str(os.getpid()):
-        why = "shows the pids of another PID namespace" if shown else "is not mounted"
-        raise ConfigError(f"/proc {why}, so phones cannot be limited; mount it (mount -t proc)")
-
-
-def mechanisms(options: ProgramOptions) -> tuple[str, str]:
-    """Return the mechanisms that limit CPU time and memory.
-
-    Raises `ConfigError` if a mechanism is unknown or does not work on this host.
-    """
-    if options.throttle not in THROTTLES:
-        raise ConfigError(unknown("throttle", options.throttle, THROTTLES))
-    if options.memory not in MEMORIES:
-        raise ConfigError(unknown("memory", options.memory, MEMORIES))
-    if options.throttle == "cgroup" and (why := no_group("cpu")):
-        raise ConfigError(f"throttle 'cgroup' cannot be used here: {why}; 'sigstop' needs no privileges")
-    why = no_group("memory") if options.memory in ("auto", "cgroup") else ""
-    if options.memory == "cgroup" and why:
-        raise ConfigError(f"memory 'cgroup' cannot be used here: {why}; 'watch' needs no privileges")
-    memory = options.memory if options.memory != "auto" else "watch" if why else "cgroup"
-    return options.throttle, memory
-
-
-def no_group(controller: str) -> str:
-    """Return why no control group can be created on this host, or "" if one can."""
-    try:
-        Groups([controller]).close()
-    except NoGroup as why:
-        return str(why)
-    return ""
+    return RunningPhones(held, options, scale_for(held, options), view or PhonesView())
 
 
 class _Output:
@@ -234,25 +129,6 @@ class _Traffic:
         achieved_s += message.achieved_s[:room]
 
 
-def model_errors(held: Sequence[HeldPhone], options: ProgramOptions) -> tuple[ModelError, ...]:
-    """Return the model error of each class of code and device, with the effect of pauses on the host's speed.
-
-    If the cores may go idle while phones are stopped, the errors of the model and of `PAUSE_SPREAD` are
-    assumed to be independent.
-    """
-    pauses = options.throttle != "off" and not options.awake
-    found = [
-        ModelError(
-            one.phone.like,
-            one.device.id,
-            math.exp(math.hypot(math.log(one.error_factor), math.log(PAUSE_SPREAD) if pauses else 0.0)),
-        )
-        for one in held
-        if one.error_factor is not None
-    ]
-    return tuple(dict.fromkeys(found))
-
-
 class RunningPhones:
     """Running phones; created by `start`. Leaving the ``with`` block ends them."""
 
@@ -268,7 +144,7 @@ class RunningPhones:
         self._stack = contextlib.ExitStack()
         self._broken = False
         self._low: set[int] = set()  # phones killed because of a low battery
-        self._meter, self._idle_s, self._fell_asleep = UsageMeter(), 0.0, False
+        self._meter, self._idle_s, self._awake_ended = UsageMeter(), 0.0, False
         self._result: ProgramsResult | None = None
         with self._stack:
             self._start()
@@ -555,7 +431,7 @@ class RunningPhones:
         with contextlib.suppress(ProcessLookupError):
             self._idle_s = cpu_ns(process.pid) / 1e9
         channel.close()
-        self._fell_asleep = end_child(process, ENDING_S).code != 0
+        self._awake_ended = end_child(process, ENDING_S).code != 0
 
     def _judged(self, wall_s: float) -> ProgramsResult:
         phones = tuple(self._phone_result(number) for number in range(len(self._held)))
@@ -569,7 +445,7 @@ class RunningPhones:
         conditions = Conditions(load=used, **self._meter.usage(self._idle_s))
         held_back = self.options.throttle != "off"
         short = any(traffic.state.out_of_files for traffic in self._traffic)
-        doubts = [*([OUT_OF_FILES] if short else []), *([FELL_ASLEEP] if self._fell_asleep else [])]
+        known = (OUT_OF_FILES, short), (AWAKE_ENDED, self._awake_ended)
         return ProgramsResult(
             phones=phones,
             time_scale=self.scale.value,
@@ -583,9 +459,9 @@ class RunningPhones:
                 pairs,
                 self.scale.value,
                 conditions,
-                doubts,
+                [reason for reason, holds in known if holds],
             ),
-            model_errors=model_errors(self._held, self.options),
+            model_errors=model_errors(self._held, pauses=held_back and not self.options.awake),
         )
 
     def _phone_result(self, number: int) -> PhoneResult:

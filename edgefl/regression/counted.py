@@ -217,7 +217,7 @@ ORDINARY_STEPS = 98.0
 
 
 def _ordinary() -> None:
-    """Run Python code whose time per instruction is ordinary.
+    """Run Python code with a typical time per bytecode instruction.
 
     The five-body problem, which is arithmetic with floats, needs half as much time per instruction.
     """

@@ -114,7 +114,7 @@ def mixed_code(runs: Sequence[Run]) -> str:
     codes = [run.record.meta.code for run in runs]
     kinds = Counter(name for name, _ in {each for code in codes for each in code.items()})
     names = listed(name for name, count in kinds.items() if count > 1)
-    return f"These modules of your own are not the same in all runs that use them: {names}." if names else ""
+    return f"Some of your own modules differ between runs that use them: {names}." if names else ""
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:

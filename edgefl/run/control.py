@@ -278,6 +278,9 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     door: str = ""
     """Address for peers on other machines, ``tcp://HOST:PORT``, where the port may be ``*``; empty if all
     peers are on this machine."""
+    code_change: str = ""
+    """The user's modules that have changed since the run began, in a sentence (`edgefl.loading`); "" if none
+    has."""
     states: bool = False
     """True to report the clients' states for the live page; see `Progress.states`."""
 

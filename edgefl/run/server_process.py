@@ -49,7 +49,6 @@ from edgefl.host.process import allow_open_files, become_child, die_soon_after_p
 from edgefl.learning.attacks import attacking_clients
 from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
-from edgefl.loading import code_change
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Source, source_of
 from edgefl.results.rows import ClientRow, SecureCost
@@ -147,8 +146,8 @@ def build(
         store.set_meta(first_model_sha256=buffer.digest())
     store.set_meta(status="running")
     if plan.resume and not plan.restarts:
-        if changed := code_change(store.meta("code") or {}, prepared.code):
-            store.incident(emulated_s, None, "code", changed)
+        if plan.code_change:
+            store.incident(emulated_s, None, "code", plan.code_change)
         store.set_meta(code=prepared.code)
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"

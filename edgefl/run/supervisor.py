@@ -517,12 +517,9 @@ class _Supervisor:
         scale = TimeScale(1.0, 0.0, 0.0, why, "fits")
         if not self._virtual:
             scale = wall_scale(self._experiment, self._strategy, prepared, shares)
-        remarks = [
-            code_change(run_folder.code_of(self._folder), prepared.code) if self.resuming else "",
-            mixed_runtimes(self._experiment, self._clients),
-            self._strategy.remark,
-            prepared.remark,
-        ]
+        changed = code_change(run_folder.code_of(self._folder), prepared.code) if self.resuming else ""
+        mixed = mixed_runtimes(self._experiment, self._clients)
+        remarks = changed, mixed, self._strategy.remark, prepared.remark
         self._view.describe(self._clients, prepared, scale, "\n".join(filter(None, remarks)))
         self._plan = control.Serve(
             experiment=self._experiment,
@@ -533,6 +530,7 @@ class _Supervisor:
             load=scale.load,
             workers=self._workers,
             resume=self.resuming,
+            code_change=changed,
             states=self._view.states,
             door=self._hosts.door,
         )

@@ -23,7 +23,7 @@ from edgefl.devices.presence import churn
 from edgefl.host.groups import ACCOUNTING, find
 from edgefl.programs import RunningPhones, run, start
 from edgefl.programs.messages import Absence
-from edgefl.programs.running import no_group
+from edgefl.programs.options import no_group
 
 from .runs import Command, options, phone
 

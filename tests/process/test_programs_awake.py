@@ -102,13 +102,13 @@ def test_one_cpu_of_each_core_is_chosen(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_it_is_not_combined_with_groups_that_would_share_the_cores_with_it() -> None:
-    with pytest.raises(ConfigError, match=r"^--awake: cannot be combined with --throttle cgroup"):
+    with pytest.raises(ConfigError, match=r"^awake: cannot be combined with the throttle cgroup"):
         check_awake("cgroup")
 
 
 def test_a_limited_amount_of_cpu_time_is_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awake, "cpu_quota", lambda: 1.5)
-    with pytest.raises(ConfigError, match=r"^--awake: .* control groups limit the CPU time to 1\.5 cores"):
+    with pytest.raises(ConfigError, match=r"^awake: .* control groups limit the CPU time to 1\.5 cores"):
         start([phone("true")], options(awake=True))
 
 
@@ -131,7 +131,7 @@ def test_a_system_without_the_lowest_priority_is_one_line(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RunError, match="failed to start"), start([phone("true")], options(awake=True)):
         pass
-    said = r"edgefl: --awake: CPU \d+ refused a thread of the lowest priority: Invalid argument\n"
+    said = r"edgefl: awake: CPU \d+ refused a thread of the lowest priority: Invalid argument\n"
     assert re.fullmatch(said, capfd.readouterr().err)
 
 

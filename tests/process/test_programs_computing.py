@@ -15,7 +15,7 @@ import pytest
 from edgefl.devices import load_device
 from edgefl.host.memory import private_mib
 from edgefl.programs import run, start
-from edgefl.programs.running import no_group
+from edgefl.programs.options import no_group
 from edgefl.programs.tree import ProcessTree
 
 from .runs import UNPRIVILEGED, Command, needs_unprivileged, options, phone, python

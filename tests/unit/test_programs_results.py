@@ -15,8 +15,7 @@ from test_programs import CAT
 from edgefl.cli.programs import say_result
 from edgefl.host.verdict import Conditions, HeldVerdict
 from edgefl.programs.phone import Phone, look_up
-from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, way_result
-from edgefl.programs.running import ProgramOptions, model_errors
+from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, model_errors, way_result
 from edgefl.programs.view import PhonesTable, PhonesView, waiting_text
 
 
@@ -45,21 +44,12 @@ def test_the_last_line_has_the_phones_time_and_the_model_error(capsys: pytest.Ca
     assert "; 1 phone, 2 s of emulated time, " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("changes", "factor"),
-    [
-        ({}, 1.25),
-        ({"awake": True}, 1.0),
-        ({"throttle": "off"}, 1.0),
-    ],  # a phone that is never stopped has no pauses
-)
-def test_the_model_error_includes_what_pauses_may_cost(changes: dict[str, object], factor: float) -> None:
+@pytest.mark.parametrize(("pauses", "factors"), [(True, [1.25, 1.25**2**0.5]), (False, [1.0, 1.25])])
+def test_the_model_error_includes_what_pauses_may_cost(pauses: bool, factors: list[float]) -> None:
     (held,) = look_up([Phone(device="pi-4", command=("cat",), share=0.1)])
-    both = [held._replace(error_factor=1.0), held._replace(error_factor=1.0), held]
-    (found,) = model_errors(both, ProgramOptions(**changes))  # type: ignore[arg-type]
-    assert found.factor == pytest.approx(factor)
-    (found,) = model_errors([held._replace(error_factor=1.25)], ProgramOptions(**changes))  # type: ignore[arg-type]
-    assert found.factor == pytest.approx(1.25 ** (2**0.5) if factor > 1.0 else 1.25)
+    phones = [held, *(held._replace(error_factor=factor) for factor in (1.0, 1.0, 1.25))]
+    found = model_errors(phones, pauses=pauses)
+    assert [one.factor for one in found] == pytest.approx(factors)
 
 
 def test_what_was_too_fast_or_too_slow_is_invalid() -> None:

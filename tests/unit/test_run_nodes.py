@@ -321,7 +321,7 @@ def test_a_door_says_where_it_is_and_without_its_keys_there_is_none(tmp_path: Pa
         assert nodes.door == "tcp://127.0.0.1:*"
     with pytest.raises(ConfigError, match="edgefl keygen"), opened("tcp://127.0.0.1:*", tmp_path, 1):
         pass
-    contradicts = pytest.raises(ConfigError, match="--insecure: contradicts --keys")
+    contradicts = pytest.raises(ConfigError, match="--insecure: cannot be combined with --keys")
     with contradicts, opened("tcp://127.0.0.1:*", tmp_path, 1, insecure=True):
         pass
 

@@ -1,0 +1,134 @@
+"""Options of `edgefl.programs.run`, checked before anything starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from edgefl.errors import ConfigError, unknown
+from edgefl.files import make_folder
+from edgefl.host.awake import check_awake
+from edgefl.host.capacity import Demand, TimeScale, choose_time_scale
+from edgefl.host.groups import Groups, NoGroup
+from edgefl.programs.messages import Absence
+from edgefl.programs.phone import HeldPhone, check_charge
+from edgefl.results.run_folder import require_free
+
+THROTTLES = ("sigstop", "cgroup", "off")
+MEMORIES = ("auto", "cgroup", "watch", "off")
+LEAST_MEAN_S, MOST_MEAN_S = 1e-3, 1e9
+LEAST_TIME_SCALE, MOST_TIME_SCALE = 1e-6, 1e6
+LEAST_SHARE = 1e-6
+"""Minimum share of a phone's fastest core, in cores of this host. The throttle stops a phone after each slice
+of 2 ms of CPU time. At this share a stop lasts half an hour, and signals have no effect until it ends."""
+
+
+class ProgramOptions(NamedTuple):
+    """Conditions that all phones of a run share."""
+
+    time_scale: float | Literal["auto"] = "auto"
+    throttle: str = "sigstop"
+    memory: str = "auto"
+    seed: int = 0
+    absence: Absence | None = None
+    charge: float | None = None
+    """Initial battery charge as a share of the capacity. Phones with a low battery are killed. If None, the
+    battery never runs low."""
+    out: Path | None = None
+    """Folder of the results; if None, nothing is written."""
+    print_lines: bool = True
+    """True to print the phones' lines on this process's own output. With several phones, each line is
+    prefixed with the phone."""
+    awake: bool = False
+    """True to keep this host's cores from going idle while phones are stopped (`edgefl.host.awake`)."""
+
+
+DEFAULTS = ProgramOptions()
+
+
+def checked(options: ProgramOptions) -> ProgramOptions:
+    """Return the options with the mechanisms that this host allows, and create the folder of the results.
+
+    Raises `ConfigError` for the first invalid option.
+    """
+    _check_proc()
+    throttle, memory = mechanisms(options)
+    if options.awake:
+        check_awake(throttle)
+    if options.out is not None:
+        require_free(options.out, "programs")
+        try:
+            make_folder(options.out)
+        except OSError as error:
+            raise ConfigError(f"--out {options.out}: cannot be created: {error.strerror}") from None
+        if not os.access(options.out, os.W_OK | os.X_OK):
+            raise ConfigError(f"--out {options.out}: no file can be created in this folder")
+    if (absence := options.absence) is not None:
+        for mean_s in (absence.mean_online_s, absence.mean_offline_s):
+            if not LEAST_MEAN_S <= mean_s <= MOST_MEAN_S:
+                allowed = f"must be from {LEAST_MEAN_S:g} to {MOST_MEAN_S:g} s"
+                raise ConfigError(f"churn: both mean times {allowed}, got {mean_s:g}")
+    if options.charge is not None and not 0 < options.charge <= 1:
+        raise ConfigError(f"charge: must be above 0 and at most 1, got {options.charge:g}")
+    if not -(1 << 63) <= options.seed < 1 << 63:
+        raise ConfigError(f"seed: must be from -2**63 to 2**63 - 1, got {options.seed}")
+    if options.time_scale != "auto" and not LEAST_TIME_SCALE <= options.time_scale <= MOST_TIME_SCALE:
+        allowed = f"must be 'auto' or from {LEAST_TIME_SCALE:g} to {MOST_TIME_SCALE:g}"
+        raise ConfigError(f"time_scale: {allowed}, got {options.time_scale:g}")
+    return options._replace(throttle=throttle, memory=memory)
+
+
+def scale_for(held: Sequence[HeldPhone], options: ProgramOptions) -> TimeScale:
+    """Return the time scale of these phones.
+
+    Raises `ConfigError` if the initial charge or a phone's share of a core does not allow it to run.
+    """
+    if options.charge is not None:
+        check_charge(held, options.charge)
+    limited = held if options.throttle != "off" else ()
+    scale = choose_time_scale([Demand(one.all_cores, 1.0) for one in limited], scale=options.time_scale)
+    for number, one in enumerate(limited):
+        if (share := one.cores[0] / scale.value) < LEAST_SHARE:
+            gets = f"phone {number}: gets {share:g} cores of this host at time_scale {scale.value:g}"
+            raise ConfigError(f"{gets}; must be at least {LEAST_SHARE:g}, or it would hardly ever run")
+    return scale
+
+
+def _check_proc() -> None:
+    """Raise `ConfigError` unless /proc shows the processes under the pids that this process sees."""
+    shown = ""
+    with contextlib.suppress(OSError):
+        shown = os.readlink("/proc/self")
+    if shown != str(os.getpid()):
+        why = "shows the pids of another PID namespace" if shown else "is not mounted"
+        raise ConfigError(f"/proc {why}, so phones cannot be limited; mount it (mount -t proc)")
+
+
+def mechanisms(options: ProgramOptions) -> tuple[str, str]:
+    """Return the mechanisms that limit CPU time and memory.
+
+    Raises `ConfigError` if a mechanism is unknown or does not work on this host.
+    """
+    if options.throttle not in THROTTLES:
+        raise ConfigError(unknown("throttle", options.throttle, THROTTLES))
+    if options.memory not in MEMORIES:
+        raise ConfigError(unknown("memory", options.memory, MEMORIES))
+    if options.throttle == "cgroup" and (why := no_group("cpu")):
+        raise ConfigError(f"throttle 'cgroup' cannot be used here: {why}; 'sigstop' needs no privileges")
+    why = no_group("memory") if options.memory in ("auto", "cgroup") else ""
+    if options.memory == "cgroup" and why:
+        raise ConfigError(f"memory 'cgroup' cannot be used here: {why}; 'watch' needs no privileges")
+    memory = options.memory if options.memory != "auto" else "watch" if why else "cgroup"
+    return options.throttle, memory
+
+
+def no_group(controller: str) -> str:
+    """Return why no control group can be created on this host, or "" if one can."""
+    try:
+        Groups([controller]).close()
+    except NoGroup as why:
+        return str(why)
+    return ""
