@@ -24,8 +24,8 @@ clock           implements clocks, alarms and the agenda (progress collects the 
                 the time spent in each stage)
 client, worker  are the processes that train, at the speed of the device or of the host; worker also runs the
                 evaluator (assessor evaluates a model)
-update          makes an update for clients and workers: it trains, amplifies the change, writes the update
-                and computes its checksum
+update          makes an update in a client or worker: it trains the model, writes the update and computes its
+                checksum
 connection      connects the server and its peers through ZeroMQ (messages defines the format of the messages;
                 transport carries models and updates)
 hosting         provides the hosts of the peers: this machine, or nodes (`edgefl.hosts`)

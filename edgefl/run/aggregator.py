@@ -1,7 +1,7 @@
 """The sum of updates that makes the next version.
 
 The sum reads updates in place, in their slots, and writes the next version into a ring entry that no process
-reads. If an update turns out to be bad, the sum is discarded and the latest version remains.
+reads. If an update was altered or is not finite, the sum is discarded and the latest version remains.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from edgefl.strategies.base import Strategy, VectorSum
 from edgefl.strategies.rows import Rows
 
 SAFE_STEP = 1e18
-"""If a step cannot change any element by more than this bound, the new elements are not checked. The bound
-and its square are far below the maximum of float32."""
+"""A step that cannot change any element by more than this bound is not checked for overflow: the bound and
+its square, which adaptive optimisers compute, are far below the maximum of float32."""
 
 
 class SumResult(msgspec.Struct):
-    """Result of a sum: the tasks with ``bad`` updates (then no version was published), or the squared norms
-    of the updates."""
+    """Result of a sum. If ``bad`` lists tasks whose updates are unusable, no version was published; otherwise
+    ``norms`` holds the squared norms of the updates."""
 
     bad: tuple[int, ...] = ()
     altered: tuple[int, ...] = ()
@@ -51,7 +51,7 @@ class SumResult(msgspec.Struct):
     clip_norm: float | None = None
     salt: str = ""
     zero: tuple[int, ...] = ()
-    """Tasks of a private step whose updates were replaced by zeros; see `edgefl.core.events.Summed`."""
+    """Tasks whose updates were replaced by zeros, with differential privacy; see `Summed.zero`."""
     weights: tuple[float, ...] = ()
     """The weights that `Strategy.combine` chose; empty if the weights of the step were used."""
     refused: str = ""
@@ -68,15 +68,15 @@ class Aggregator(Slots):
     deferred: Sum | None = None
     """Sum that waits for a free ring entry."""
     waiting: Sum | None = None
-    """Sum that waits for clients that can unmask it, or for the end of their exchange."""
+    """Sum that waits until enough clients are online to unmask it, or until their exchange has ended."""
     exchanged: Sequence[str] = ()
-    """Names of the exchanged vectors."""
+    """Names of the vectors that the server and the clients exchange in addition to the model."""
     own: Sequence[str] = ()
     """Names of the vectors that only the server has; in a ring entry they follow the optimiser's vectors."""
     hidden: HiddenSums | None = None
     """Sums hidden (masked or encrypted) updates; None if the server can read single updates."""
     combine: Callable[[Rows, Sequence[float]], list[float] | Floats] | None = None
-    """Combines the updates if the strategy reads them one by one; see
+    """Function that combines the updates for a strategy that reads them one by one; see
     `edgefl.core.strategy_calls.combined`."""
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Aggregator(Slots):
         self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
         self._clipped = Clipped([], 0)
         self._chosen: tuple[float, ...] = ()  # weights that `combine` chose for the step
-        self._zero: set[int] = set()  # tasks of a private step whose updates are replaced by zeros
+        self._zero: set[int] = set()  # tasks whose updates count as zero
         self._salt = self._refused = ""
 
     @classmethod
@@ -122,8 +122,10 @@ class Aggregator(Slots):
         )
 
     def restore_noise(self, salts: dict[int, str]) -> None:
-        """Restore the noise of the versions that an earlier process made; see
-        `edgefl.core.events.Summed.salt`."""
+        """Restore the privacy noise of the versions that an earlier process made.
+
+        ``salts`` holds the salt of each version's noise; see `edgefl.core.events.Summed.salt`.
+        """
         if self.privacy is not None:
             self.privacy.tree.restore(salts)
 
@@ -146,14 +148,14 @@ class Aggregator(Slots):
         return (norm if math.isfinite(norm) else math.inf), distance
 
     def cost(self) -> Aggregation:
-        """Return the cost of all sums so far."""
+        """Return the number of updates, the bytes and the seconds of all sums so far."""
         threads = kernels.threads() if self._backend in ("c", "numba") else 1
         return Aggregation(backend=self._backend, threads=threads, **vars(self.totals))
 
     def members(self, action: Sum, *, zero: bool) -> Members:
         """Return the client, the slot and the weight of each update in a hidden sum.
 
-        In a private run, updates that count as zero are included only if ``zero``.
+        With differential privacy, updates that count as zero are included only if ``zero`` is True.
         """
         assert self.hidden is not None
         leases, size = [self.leases[task] for task in action.tasks], self.hidden.rules.size
@@ -167,8 +169,8 @@ class Aggregator(Slots):
     def sum(self, action: Sum, entry: int, zero: Sequence[int] = ()) -> SumResult:
         """Make version ``action.version`` in ring entry ``entry`` and publish it, unless an update is bad.
 
-        A private step sums a bad update as zero instead. When a step is repeated after a resume, ``zero``
-        lists the tasks whose updates were bad the first time.
+        A differentially private step sums a bad update as zero instead. When a step is repeated after a
+        resume, ``zero`` lists the tasks whose updates were bad the first time.
         """
         failpoints.pass_by("sum")
         self.buffer.retire(entry)
@@ -178,7 +180,7 @@ class Aggregator(Slots):
         return result
 
     def _attempt(self, action: Sum, entry: int) -> SumResult | None:
-        """Try the sum once; return None if a private step must be repeated without an altered update."""
+        """Try the sum once; return None if it must be repeated with some updates as zero."""
         buffer, leases, tasks = self.buffer, self.leases, action.tasks
         slots = [leases[task].slot for task in tasks]
         altered: tuple[int, ...] = ()
@@ -214,7 +216,7 @@ class Aggregator(Slots):
             made = (buffer.model(entry), *buffer.vectors(entry))
             if not all(np.isfinite(vector).all() for vector in made):  # drop the largest update
                 if self.privacy is not None:  # dropping the update would reveal its size
-                    raise RunError(f"version {action.version} would not be finite: the model is too large")
+                    raise RunError(f"version {action.version} would not be finite: elements are too large")
                 return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
         failpoints.pass_by("summed")
         buffer.publish(action.version, entry)
@@ -369,12 +371,12 @@ class Aggregator(Slots):
         updates: list[Update],
         scales: list[Floats | None],
     ) -> None:
-        """Write the next running statistics: the average of the clients' statistics.
+        """Write the next running statistics: the weighted average of the clients' statistics.
 
-        The average has the weights of the step, or those that `Strategy.combine` chose; weights that add up
-        to more than 1 are divided by their sum, except in a private step, in which the sum may reveal how
-        many clients were drawn. An update contains the change of the statistics since its base version, so
-        the difference between the base version and the latest version is added.
+        The weights are those of the step, or those that `Strategy.combine` chose. If they add up to more than
+        1, they are divided by their sum. Differential privacy forbids this division, because the sum may
+        reveal how many clients were drawn. An update holds the change of the statistics since its base
+        version, so the difference between the base version and the latest version is added.
         """
         if not self.statistics:
             return
@@ -383,7 +385,7 @@ class Aggregator(Slots):
         shares, total = self._chosen or action.weights, 1.0
         if base_scale == 1.0 and self.privacy is None:
             total = max(1.0, sum(shares))
-        one = self.combine is not None and not self._chosen  # the strategy made one vector from the updates
+        one = self.combine is not None and not self._chosen  # the strategy combined the updates
         part = VectorSum(weights if one else [weight / total for weight in weights], base_scale)
         scales = [None if scale is None else scale[first // SCALE_BLOCK :] for scale in scales]
         made = np.empty(model.size - first, np.float32)
@@ -399,7 +401,7 @@ class Aggregator(Slots):
         model[-self.statistics :] = averaged
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
-        """Write the strategy's next vectors, and add those with a factor ``into_model`` to the model.
+        """Write the strategy's next vectors, and add each vector with a factor ``into_model`` to the model.
 
         For each update, return the squared norm of its changes to the exchanged vectors.
         """
@@ -424,7 +426,10 @@ class Aggregator(Slots):
     def _vector_sum(
         self, out: Floats, base: Floats, part: VectorSum, updates: list[Update], scales: list[Floats | None]
     ) -> Doubles:
-        """Write base_scale · base + Σ weights[k] · updates[k]; return the updates' squared norms."""
+        """Write base_scale · base + Σ weights[k] · updates[k] to ``out``.
+
+        Return the updates' squared norms.
+        """
         weights, start = list(part.weights), None if part.base_scale == 0.0 else base
         if part.base_scale not in (0.0, 1.0):  # add the base as one more vector
             updates, scales, weights = [base, *updates], [None, *scales], [part.base_scale, *weights]

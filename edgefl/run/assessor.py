@@ -22,7 +22,7 @@ from edgefl.seeds import stream
 from edgefl.terminal import printable
 
 LONGEST_PROBLEM = 500
-"""Maximum length, in characters, of a problem's description in the record."""
+"""Maximum length, in characters, of an error message of the user's function in the record."""
 
 
 class Assessor:
@@ -107,7 +107,7 @@ class Assessor:
         return losses, [] if self._data.classes is None else [found.accuracy for found in scores]
 
     def _draw(self) -> list[int]:
-        """Draw, from the clients with held-out examples, those on which the model is evaluated.
+        """Draw the clients on which the model is evaluated, from all clients with held-out examples.
 
         The list is empty if the experiment does not request an evaluation on clients.
         """

@@ -139,7 +139,7 @@ class ClientProcess:
         """
         self._buffer.fetched[task.slot] = TripPhase.COMPUTE
         paced = plan.compute(self._pacer)
-        # A paced phase sleeps after each step; a held phase is throttled by the governor.
+        # A paced phase sleeps after each step; in a held phase, the governor process throttles this process.
         phase: Phase | HeldPhase = paced
         if self._governor is not None and self._cost is not None and plan.work_s:
             phase = HeldPhase(paced, plan.work_s, self._cost, self._governor, self._throttle)
@@ -251,10 +251,10 @@ WITNESS = "EDGEFL_WITNESS"
 
 
 class Witness:
-    """A client's log of the updates that the server has acknowledged. Tests compare it with the record.
+    """A client's log of the updates that it sent and that the server acknowledged.
 
-    The log is written only if the environment variable `WITNESS` is set. The client appends a line before it
-    sends `Trained`, and another when it receives its next task:
+    Tests compare the log with the record. It is written only if the environment variable `WITNESS` is set.
+    The client appends a line before it sends `Trained`, and another when it receives its next task:
 
         done CLIENT TASK CHECKSUM
         acknowledged CLIENT TASK

@@ -67,10 +67,10 @@ class VirtualClock(WallClock):
 
 
 class Alarms:
-    """Callbacks, each with the time of the monotonic clock at which it is due.
+    """Calls functions at given times of the monotonic clock.
 
     Callbacks are called in the order of their due times; callbacks that are due at the same time are called
-    in the order in which they were set.
+    in the order in which they were added.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

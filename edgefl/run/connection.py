@@ -89,7 +89,7 @@ class ServerSocket(Router):
         router.connect(where)
 
     def admit(self, name: bytes) -> None:
-        """Accept, from now on, connections to the door from the peer with this name."""
+        """Let the peer with this name connect to the door (the socket for peers on other hosts)."""
         assert self._door is not None, "this run has no door"
         self._door.admit(name, keys.public(control.secret_key(control.password(self.secret, name))))
 
@@ -244,7 +244,7 @@ class Connection:
     def attempt(self, task: messages.Task, carry_out: Callable[[], None]) -> None:
         """Carry out a task; if the task fails, return it to the server with a one-line reason.
 
-        Raises `MemoryError` if memory runs out, even if torch raises an error of its own.
+        Raises `MemoryError` if memory runs out, even if torch raises another exception.
         """
         try:
             carry_out()

@@ -72,7 +72,7 @@ class Expel(_OfPeer, frozen=True, tag="expel"):
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown"):
-    """The run to show, its folder, and the path of its page."""
+    """First message to the process that serves the live page: the run, its folder, and the URL path."""
 
     experiment: Experiment
     folder: str
@@ -102,7 +102,7 @@ class Verdict(NamedTuple):
     """A verdict on the fidelity of a run, as the run's views show it."""
 
     word: str
-    """VALID, INVALID or ``times computed``; empty if it is not known."""
+    """VALID, INVALID or ``times computed``; empty while there is no verdict."""
     why: str = ""
     """Reason why the run is INVALID, or the size of the enforcement error if the run is VALID."""
 
@@ -173,7 +173,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
     data: str
     """Digest of the examples, their partition and the first model."""
     training: str
-    """Digest of the model after one trip's training."""
+    """Digest of the model after the training of one trip."""
 
 
 class FirstTrip(NamedTuple):
@@ -215,7 +215,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     dataset: str
     fingerprint: Fingerprint | None = None
     buffers: int = 0
-    """Number of elements at the end of the model that are running statistics; see `FlatModel.buffers`."""
+    """Number of running statistics, the last elements of the model; see `FlatModel.buffers`."""
     remark: str = ""
     """A warning about the model, for the user."""
     code: dict[str, str] = {}
@@ -279,8 +279,7 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     """Address for peers on other machines, ``tcp://HOST:PORT``, where the port may be ``*``; empty if all
     peers are on this machine."""
     code_change: str = ""
-    """The user's modules that have changed since the run began, in a sentence (`edgefl.loading`); "" if none
-    has."""
+    """A sentence that names the user's modules that have changed since the run began; "" if none has."""
     states: bool = False
     """True to report the clients' states for the live page; see `Progress.states`."""
 
@@ -347,7 +346,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Replace(_OfPeer, frozen=True, tag="replace"):
-    """Start a process for this peer; ``epoch`` counts the processes of the peer from 0."""
+    """Start a process for this peer; ``epoch`` is the number of the peer's earlier processes."""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

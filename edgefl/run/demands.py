@@ -35,7 +35,7 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
 
 
 def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> None:
-    """Raise `ConfigError` if ``[privacy]`` promises a guarantee that the run cannot keep."""
+    """Raise `ConfigError` if the strategy or the fleet invalidates the guarantee of ``[privacy]``."""
     rules, name = experiment.privacy, experiment.strategy["name"]
     if rules is None:
         return
@@ -81,7 +81,7 @@ def shape_of(
     vectors = strategy.optimizer().vectors + len(strategy.server_vectors)
     if ring is None:
         ring = ring_entries(whole, vectors)
-        if strategy.measures:  # the base versions of all running tasks are kept
+        if strategy.measures:  # keep the base versions of all running tasks
             ring = max(ring, strategy.max_training(clients) + ENTRIES_NOT_LENT)
     kept = size * len(strategy.client_vectors) + (whole if rounded and server.error_feedback else 0)
     return Shape(

@@ -1,7 +1,4 @@
-"""Assigns tasks to workers, and keeps track of waiting tasks, of tasks at workers and of results.
-
-This module does no I/O.
-"""
+"""Assigns tasks to workers, and tracks waiting tasks, running tasks and results. Does no I/O."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from edgefl.core.deaths import Blame
 from edgefl.run import messages
 
 PREFETCH_S = 0.004
-"""Amount of work, in seconds, that is sent to a worker in advance so that the worker never idles; a task's
-time is estimated from earlier tasks."""
+"""Amount of work, in seconds, that is sent to a worker in advance so that it never idles. The duration of a
+task is estimated from earlier tasks."""
 MIN_TASKS, MAX_TASKS = 2, 64
 """Minimum and maximum number of tasks that a worker may hold. The minimum is one task to compute and one that
 waits; the maximum is the number of tasks that fit in a message."""
@@ -113,7 +110,7 @@ class Dispatch:
         self._requeue(orphans)
 
     def fill(self, workers: Collection[int]) -> None:
-        """Send waiting tasks to each of ``workers`` that holds at most half as many tasks as it may hold."""
+        """Send waiting tasks to ``workers``, except to those that hold more than half of their maximum."""
         if not self._waiting or not workers:
             return
         counts = dict.fromkeys(workers, 0)

@@ -30,7 +30,8 @@ from edgefl.run.slots import Lease
 from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
 
 LONG_SUM_BYTES = 2**20
-"""If the updates of a sum have at least this many bytes in total, queued tasks are sent before the sum."""
+"""If the updates of a sum have at least this many bytes in total, queued tasks are sent before the sum, so
+that clients need not wait for it."""
 
 
 class _OpenTrip(msgspec.Struct):
@@ -41,10 +42,10 @@ class _OpenTrip(msgspec.Struct):
     arrival: Delivery | None = None
     staleness: int = 0
     zero: bool = False
-    """True if the trip failed in a private run, so that its slot holds an update of zero."""
+    """True if the trip failed with differential privacy, so that its slot holds an update of zero."""
 
     def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
-        """Return the trip's row with the fields that are known so far.
+        """Return the trip's row for the record, with the fields that are known so far.
 
         ``size_bytes`` holds the sizes of the model and of the update.
         """
@@ -96,10 +97,9 @@ class _OpenTrip(msgspec.Struct):
 
 
 def is_kept(task: int, actions: Iterable[Action]) -> bool:
-    """Return True if the server keeps an update that has just arrived.
+    """Return True if the server keeps a new update, which means that no action releases its task.
 
-    Only if the update is kept do the client's own vectors from this trip replace those from its last trip;
-    see `ParameterBuffer.accepted`.
+    The client's own vectors from this trip then replace its earlier ones; see `ParameterBuffer.accepted`.
     """
     return not any(type(action) is Release and action.task == task for action in actions)
 
@@ -121,10 +121,10 @@ class Engine:
     running: Mapping[int, tuple[Train, float]] = field(default_factory=dict)
     """Tasks that were running when the run was interrupted, with the times at which they were assigned."""
     write_ahead: WriteAhead | None = None
-    """Makes events survive a kill of this process before messages are sent to clients; None under the virtual
-    clock."""
+    """Commits events before messages are sent to clients, so that the events survive a kill of this process;
+    None under the virtual clock."""
     exchange_bytes: int = 0
-    """Number of bytes that a client downloads in addition to the model."""
+    """Number of bytes that secure aggregation adds to a client's download."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
     """Returns the time in emulated seconds from a task's message to the trip's start; see `Trips.wait_s`."""
 
@@ -209,7 +209,7 @@ class Engine:
         """Return True if a hidden sum must wait for clients that can unmask it, or for the end of their
         exchange of shares.
 
-        When the run ends, no sum waits any longer: a sum whose exchange has not ended is refused.
+        At the end of the run, no sum waits: a sum whose exchange has not ended is refused.
         """
         aggregator, now_s, from_s = self.aggregator, self.core.now_s, action.from_s
         exchanging = from_s is not None and now_s < from_s
@@ -306,7 +306,10 @@ class Engine:
         return actions
 
     def _zero(self, task: int) -> None:
-        """In a private run, write an update of zero if the core counts this task's failed trip as zero."""
+        """Write an update of zero if the core counts this task's failed trip as zero.
+
+        The core does so only with differential privacy.
+        """
         trip = self._open.get(task)
         if not self.core.is_zero(task) or trip is None or trip.zero:
             return
@@ -402,9 +405,9 @@ class Engine:
 
 @dataclass(eq=False)
 class WriteAhead:
-    """Makes events survive a kill of this process, in batches.
+    """Commits events to the record in batches, so that they survive a kill of this process.
 
-    Each call of `secure` covers all events since the previous call.
+    Each call of `secure` commits all events since the previous call.
     """
 
     store: Store
@@ -416,7 +419,7 @@ class WriteAhead:
         self.aggregator.settle()
 
     def secure(self) -> None:
-        """Make all events so far survive the death of this process, before messages are sent to clients."""
+        """Commit all events so far; call this before sending messages that depend on them to clients."""
         before = self.watch.to("record")
         failpoints.pass_by("commit")
         self.store.secure()

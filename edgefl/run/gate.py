@@ -35,8 +35,8 @@ class TaskReturned(NamedTuple):
 
 
 class ResendRequest(NamedTuple):
-    """A peer that should be busy repeats its last report, so either the peer's next order or the effect of
-    the report must have been lost."""
+    """A peer that should be busy keeps repeating its last report, so the server's order to it was probably
+    lost and must be sent again."""
 
 
 class Refusal(NamedTuple):
@@ -50,8 +50,8 @@ MOST_IDLE = 1000
 """Maximum number of messages without effect that a peer may send between two checks of all peers; a peer that
 sends more is flooding the server."""
 MOST_REPEATS = 2
-"""Number of repeated reports after which the peer must have missed its task; a single repeat may have been
-sent before the task arrived."""
+"""Number of repeated reports that are ignored, because they may have been sent before the next task arrived;
+after more repeats, the task counts as lost and is sent again."""
 Checked = messages.Ready | messages.TaskResult | messages.Assessed | TaskReturned | ResendRequest | Refusal
 
 
@@ -178,7 +178,7 @@ class Gate:
         elif buffer.state[slot] != SlotState.WRITTEN:
             raise WireError(f"an update of task {task} whose slot is not written")
         elif result.checksum != buffer.checksum[slot]:
-            raise WireError(f"an update of task {task} with two checksums: the message's and the slot's")
+            raise WireError(f"an update of task {task} whose checksum differs from that in its slot")
         self.end_task(peer, task)
         return result
 

@@ -3,8 +3,8 @@
 A hidden update is masked or encrypted, so that the server can read only sums of several updates.
 
 Each kind of ``[server.secure]`` is a `Scheme` in a module of its own: `hidden_masks`, `hidden_trusted` and
-`hidden_pairwise`. The phones' keys are derived from one secret, which the zygote's processes and
-`edgefl.run.secure_process` know, but the server's process does not.
+`hidden_pairwise`. The phones' keys are derived from one secret. The zygote's processes and
+`edgefl.run.secure_process` have this secret; the server's process does not.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 CLIP_MARGIN = 1.0 - 2.0**-20
-"""Factor by which a clipping norm is multiplied, because clipped elements are rounded to float32."""
+"""Factor applied to clipping norms, because rounding the clipped elements to float32 can raise the norm."""
 Members = Sequence[tuple[int, int, float]]
 """The client, the slot and the weight of each update in a sum."""
 
 
 class Trip(NamedTuple):
-    """The data on which a client's hidden update depends, other than the update itself."""
+    """Data about a client's trip that a `Writer` needs to hide the trip's update."""
 
     client: int
     task: int
     cohort: Cohort | None
-    """The client's round, if no client can join it later; otherwise None."""
+    """The round of this trip and its clients, if no client can join it later; otherwise None."""
     weight: float
     """The client's `Strategy.own_weight` divided by the fleet's largest own weight; 1 if the strategy
     defines no own weights."""
@@ -142,7 +142,7 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError("[server.secure] needs the package cryptography: pip install 'edgefl[secure]'")
     if strategy.reads == "updates":
-        raise ConfigError(f"[server.secure] hides updates, which strategy {name!r} reads")
+        raise ConfigError(f"[server.secure] hides single updates, but strategy {name!r} reads them")
     if strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures:
         raise ConfigError(
             "[server.secure] needs a strategy that uses only weighted sums of updates, got "
@@ -175,8 +175,8 @@ def rules_of(experiment: Experiment, strategy: Strategy, size: int, clients: int
     limit = norm_limit(experiment, rules)
     if limit is not None and limit <= 0:
         raise ConfigError(
-            f"privacy.clip_norm: must be above {rounding_norm(rules):.3g}, the norm of the rounding of "
-            "masked updates (a smaller server.secure.clip or resolution rounds less)"
+            f"privacy.clip_norm: must be above {rounding_norm(rules):.3g}, the norm of the rounding error of "
+            "masked updates (which a smaller server.secure.clip or resolution reduces)"
         )
     return rules
 
@@ -212,7 +212,7 @@ def phones_secret(experiment: Experiment, folder: Path, *, begun: bool = True) -
     if not path.exists():
         if begun:
             raise ConfigError(
-                f"{path} is missing: nobody can open the updates that wait for the next version"
+                f"{path} is missing: nobody can decrypt the updates that wait for the next version"
             )
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(file, "wb") as key:

@@ -79,7 +79,7 @@ def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
 
 
 class Holders:
-    """All clients that hold shares of masks."""
+    """Answers the server's requests on behalf of all clients that hold shares of masks."""
 
     def __init__(self, phones: Phones, rules: Rules, buffer: ParameterBuffer, path: Path | None) -> None:
         self._rules, self._buffer = rules, buffer

@@ -49,7 +49,7 @@ square of the number of clients."""
 _PREFIX = struct.Struct("<QI")
 """Format of the round's number and the update's weight in an upload."""
 _ABSENT = 2**32 - 1
-"""Value in the unused places of an upload's list of clients, if the round is not of maximum size."""
+"""Padding value in an upload's list of clients, which has a fixed length."""
 
 
 def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: int) -> None:
@@ -99,7 +99,7 @@ def round_rules(rules: PairRules, cohort: Cohort) -> RoundRules:
 
 
 def participant(phones: Phones, rules: RoundRules, number: int, content: bytes = b"") -> Participant:
-    """Return the participant that acts for client ``number`` − 1 in the protocol.
+    """Return the protocol's participant for client ``number`` − 1; the protocol numbers clients from 1.
 
     ``content`` is the id of the client's update.
     """
@@ -197,7 +197,7 @@ def uploads_of(
     uploads = {one.client + 1: one for one in found}
     one = round_rules(rules, cohort)
     if len(uploads) < len(found) or not uploads.keys() <= one.clients:
-        raise SecureError("the clients that arrived are not those of this round")
+        raise SecureError("the updates are not from the clients of this round")
     for upload in found:
         if not 1 <= upload.weight <= rules.resolution:
             allowed = f"1 to {rules.resolution} is allowed"

@@ -50,7 +50,7 @@ class Hosts(Protocol):
     wanted: int
     """Number of hosts that must be ready before the run starts."""
     rows: list[NodeRow]
-    """One row for each host, which is written to the record of the run."""
+    """Rows for the run's record, one for each host."""
 
     @property
     def door(self) -> str:

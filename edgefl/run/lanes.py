@@ -82,7 +82,7 @@ def existing(wanted: Experiment, folder: Path, base: Path) -> Result | None:
         raise ConfigError(
             f"{folder} holds a run with different settings; use a different --out, or delete the folder"
         )
-    with suppress(ConfigError), Record(folder) as record:  # incomplete if the run was killed
+    with suppress(ConfigError), Record(folder) as record:  # no record if the run was killed early
         if record.meta.status == "done" and (folder / "summary.json").is_file():
             return Result(folder)
     return None
@@ -93,7 +93,7 @@ class Forks(msgspec.Struct, frozen=True, tag="forks"):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """A run that a lane has to execute."""
+    """Request to a lane to execute a run."""
 
     experiment: Experiment
     folder: str

@@ -81,7 +81,7 @@ class Spent(_Message, frozen=True, tag=21):
 class TripTimes(_Message, frozen=True, tag=4):
     """The times of one trip in emulated seconds.
 
-    Under the wall clock, the client has measured them; under the virtual clock, they are equal to the plan.
+    Under the wall clock, the client measures them; under the virtual clock, they are the planned times.
     """
 
     work_s: Amount
@@ -169,7 +169,7 @@ class Assessed(_Message, frozen=True, tag=6):
     version: int
     loss: float
     accuracy: float
-    """NaN if no accuracy is measured."""
+    """Accuracy from 0 to 1; NaN if it is not measured."""
     correct: list[Count]
     total: list[Count]
     metrics: Metrics
@@ -204,7 +204,7 @@ class Task(_Message, frozen=True, tag=11):
     wait_s: float = 0.0
     """Emulated seconds from the receipt of the task until the trip starts."""
     cohort: Cohort | None = None
-    """The client's round, if no client can join it later; otherwise None."""
+    """The round of this task and its clients, if no client can join it later; otherwise None."""
     order: int = 0
     """Sequence number, which increases with each order to a peer. The peer ignores repeated and outdated
     orders, and the server ignores results that do not belong to the task's latest order."""

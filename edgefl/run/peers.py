@@ -33,7 +33,7 @@ MOST_DETAIL = 500
 
 @dataclass
 class Peer:
-    """A process that the server expects to connect; ``epoch`` counts the processes of a peer from 0."""
+    """A process that is expected to connect; ``epoch`` is the number of the peer's earlier processes."""
 
     role: control.Role
     number: int
@@ -46,8 +46,8 @@ class Peer:
     """True if a `Bye` message was sent."""
     deaths_in_a_row: int = 0
     past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
-    """The peer's latest finished tasks or, for the evaluator, the latest evaluated versions. The peer may
-    report these again, or late."""
+    """The peer's latest finished tasks or, for the evaluator, its latest evaluated versions. Repeated and
+    late reports of these are ignored."""
     repeats: int = 0
     """Number of times that the peer has repeated its last report since the server last sent it an order."""
     idle: int = 0
@@ -115,11 +115,11 @@ class Peers:
         return peer
 
     def check_silence(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
-        """Yield the peers that `silent` yields; this method must be called every ``every_s`` seconds.
+        """Yield peers as `silent` does, but discount delays of this process.
 
-        If a call is very late, this process was held up, and so probably were the peers. The delay is
-        therefore not counted as silence. If the next call is also late, its delay is counted, so that even a
-        slow server detects peers that hang.
+        Call this method every ``every_s`` seconds. If a call is very late, this process was held up, and so
+        probably were the peers. The delay is therefore not counted as silence. If the next call is also late,
+        its delay is counted, so that even a slow server detects peers that hang.
         """
         now = self._monotonic()
         away_s, self._checked_s = now - self._checked_s, now
@@ -144,7 +144,7 @@ class Peers:
     def refused(self, seconds: float) -> str:
         """Return why this process cannot open sockets, or "" if it can.
 
-        Also return "" unless the server has waited ``seconds`` for some peer's `Ready` message.
+        The check is made only if a peer's `Ready` message has not arrived within ``seconds``.
         """
         now = self._monotonic()
         waits = any(not peer.ready and now - peer.last_message_s > seconds for peer in self._by_name.values())
@@ -178,7 +178,7 @@ class PeerLifecycle:
         self.check_every_s = max(0.1, self._experiment.server.heartbeat_s / 4)
         """Interval between calls of `find_silent`, in wall seconds."""
         self.returning = 0
-        """Number of dead peers that are to get another process."""
+        """Number of dead peers for which another process will be started."""
 
     def find_silent(self, slowest_step_s: float) -> None:
         """Expel peers that have been silent for too long. Clients may be silent for a whole training step.
@@ -232,7 +232,7 @@ class PeerLifecycle:
         self._alarms.after(after_s, start)
 
     def start(self, role: control.Role, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> None:
-        """Ask the supervisor to start a process for a peer, and expect this process from now on."""
+        """Ask the supervisor to start a process for a peer, and add the process to the expected peers."""
         self._peers.expect(role, number, epoch, deaths_in_a_row)
         self._channel.send(control.Replace(role, number, epoch))
 

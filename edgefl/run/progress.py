@@ -27,7 +27,7 @@ MOST_COSTS = 1_000_000
 
 
 class Gauge:
-    """Counts trips and measures their cost to the server; `progress` summarises the metrics."""
+    """Counts trips and measures the server's time for each; `progress` summarises the metrics."""
 
     def __init__(self, plan: control.Serve) -> None:
         kinds = fleet_of(plan.experiment).kinds
@@ -55,7 +55,7 @@ class Gauge:
         self._declared_s += trip.declared_s
         self._achieved_s += trip.achieved_s
         least_s = max(self._resolution_s, MINOR_PART * trip.declared_s)
-        for spent in (times.compute, trip):  # the times that the summary's headline uses
+        for spent in (times.compute, trip):  # the two errors in the summary's headline
             if spent.declared_s >= least_s:
                 self._errors.append(abs(spent.achieved_s / spent.declared_s - 1.0))
 
@@ -67,7 +67,7 @@ class Gauge:
     def cost(self, ns: int) -> None:
         """Store the time in nanoseconds that the server spent on one update, from the receipt of the update
         to the next task, excluding sums."""
-        if self._wall and len(self._costs_ns) < MOST_COSTS:  # a worker's report holds many updates
+        if self._wall and len(self._costs_ns) < MOST_COSTS:  # a worker reports many updates at once
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:

@@ -39,8 +39,7 @@ _answers = msgspec.msgpack.Decoder(list[Answer])
 def save(
     folder: Path, engine: Engine, in_flight: InFlightWork, layout: Layout, *, final: bool = False
 ) -> None:
-    """Write a checkpoint. The record is written first, so that the journal includes all events that the
-    checkpoint covers."""
+    """Write the record, then a checkpoint, so that the journal includes all events before the checkpoint."""
     engine.record_open(running=final)
     store, core, aggregator, clock = engine.store, engine.core, engine.aggregator, engine.timeline.clock
     store.sync()
@@ -81,7 +80,7 @@ class _JournalReplay:
         self._tasks: dict[int, tuple[Train, float]] = {}
         self._assessing: dict[int, tuple[float, int]] = {}
         self.salts: dict[int, str] = {}
-        """Salts of the versions with secret noise, keyed by version; see `Summed.salt`."""
+        """Salts of the privacy noise in the versions, keyed by version; see `Summed.salt`."""
 
     def handle(self, event: Event) -> list[Action]:
         """Replay the next event; return the core's actions."""
@@ -137,7 +136,8 @@ def restore(
     if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
         raise ConfigError(
             f"{folder}: killed under the wall clock, with secure noise or local noise: resuming would repeat "
-            "steps that were already seen, with other noise, which spends privacy twice; start a new run"
+            "with different noise steps that were already seen, which spends the privacy budget twice; start "
+            "a new run"
         )
     replay = _JournalReplay(core, dynamics)
     for _, event in store.replay(until=last.journal_seq):
@@ -215,12 +215,12 @@ def recover(
         buffer.revert_accepted(core.tasks)
         aggregator.take_over(core.held)
     except (KeyError, SlotError) as error:
-        raise ConfigError(f"the parameter buffer is not that of the record in {folder}: {error}") from None
+        raise ConfigError(f"the parameter buffer does not match the record in {folder}: {error}") from None
     return replay.state(last, entries)
 
 
 def _end(store: Store, unended: Collection[int], actions: list[Action]) -> None:
-    """Record the end of each trip that the killed server had ended but not yet recorded as ended."""
+    """Record the end of each trip that the killed server ended but did not record."""
     for action in actions:
         if isinstance(action, Release) and action.task in unended:
             store.released(action.task, action.fate, action.reason)

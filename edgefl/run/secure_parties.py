@@ -1,6 +1,6 @@
 """Code that all secure aggregation schemes in `edgefl.run.secure_process` share.
 
-It defines the parties' reply to the server, and lists the masks or updates that each party has summed.
+`SumReply` is the parties' reply to the server; `Used` lists the masks or updates that each party has summed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The server's loop, which turns messages into events and events into actions until the core stops the run.
 
-A peer that is silent, sends invalid messages or dies is recorded, and then replaced or dropped as the
-experiment specifies; no peer can stop the run.
+If a peer is silent, sends invalid messages or dies, the server records this, and then replaces or drops the
+peer as the experiment specifies. No peer can stop the run.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class ServerLoop:
         if self._stopped is not None:
             if message.role == control.EVALUATOR:
                 self._evaluation.give_up()
-            else:  # a dismissed peer: if kept, it would appear silent during the last evaluation
+            else:  # remove a dismissed peer, which would appear silent during the last evaluation
                 self._peers.remove(message.role, message.peer, message.epoch)
             return
         peer = self._lifecycle.departed(message)
@@ -242,8 +242,10 @@ class ServerLoop:
         self._watch.to(before)
 
     def _checkpoint_again(self) -> None:
-        """Write a checkpoint every ``checkpoint.every_s`` seconds, or less often if checkpoints would take
-        too large a share of the time."""
+        """Write a checkpoint, and schedule the next one after ``checkpoint.every_s`` seconds.
+
+        The interval is longer if checkpoints would take more than `CHECKPOINT_SHARE` of the time.
+        """
         started = time.monotonic()
         self._checkpoint()
         took_s = time.monotonic() - started

@@ -1,6 +1,6 @@
 """The server's process: builds the parts of a new, resumed or recovered run, and runs the loop.
 
-For a new run, it first records the facts that are known before the start.
+For a new run, it first writes the run's settings, fleet and host to the record.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ SPARE_DESCRIPTORS = 32
 """Number of file descriptors that the server needs in addition to its connections, for the record, the
 checkpoints and ZeroMQ."""
 YOUNG_OBJECTS = 10_000
-"""Number of new objects between two garbage collections."""
+"""Number of new objects that triggers a garbage collection."""
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
 
 
@@ -251,7 +251,7 @@ def _forbids_repetition(experiment: Experiment) -> bool:
 
 
 def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips) -> None:
-    """Record the facts that are known about a run before it starts."""
+    """Record the settings, fleet, data, model, software and host of a run before it starts."""
     experiment, prepared = plan.experiment, plan.prepared
     most = strategy.max_weight(len(trips.data.final))
     store.set_meta(
@@ -319,7 +319,8 @@ class _ClientRows(LazySequence[ClientRow]):
         self._alike = {kind: self._facts(info) for kind, info in kinds_of(self._clients).items()}
 
     def _facts(self, info: ClientInfo) -> tuple[bool, dict[str, Any]]:
-        """Return whether step times are declared, and the fields that all clients of this kind share."""
+        """Return whether the profile declares step times, and the row's fields that are equal for all clients
+        of this profile and network."""
         device, network = device_of(self._experiment, info.client, info.profile), network_of(info.network)
         return device.time_model() is not None, {
             "profile": device.id,
@@ -375,7 +376,10 @@ def _version(package: str) -> str:
 
 
 def _require_descriptors(peers: int, *, door: bool = False) -> None:
-    """Raise RunError if this process cannot open enough connections: some peers would then wait forever."""
+    """Raise RunError if this process may not open enough files for its connections to ``peers`` processes.
+
+    Without this check, some peers would wait for a connection forever.
+    """
     unknown = strangers.MOST_STRANGERS + strangers.SPARE_DESCRIPTORS if door else 0
     needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS + unknown
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -49,7 +49,7 @@ class Slots:
     """True if clients may train directly from ring entries, which are then kept until the update is
     complete."""
     measures: bool = False
-    """True if ring entries are also kept until the updates that are based on them are measured."""
+    """True if a ring entry is also kept until the norms of the updates that start from it are computed."""
     recoverable: bool = False
     """True if the slots of released tasks and the last committed version are kept until `settle` is
     called."""
@@ -74,7 +74,7 @@ class Slots:
         """Allocate a slot for a new task that starts from the latest version."""
         latest, entry = self.buffer.latest
         if version != latest:
-            raise SlotError(f"task {task} wants version {version}, but the latest is {latest}")
+            raise SlotError(f"task {task} needs version {version}, but the latest is {latest}")
         return self.resume(task=task, client=client, version=version, entry=entry)
 
     def resume(self, *, task: int, client: int, version: int, entry: int) -> Lease:
@@ -125,7 +125,10 @@ class Slots:
                 del self._borrowers[entry]
 
     def fetched(self, slot: int) -> None:
-        """Record that the task's model need not stay in the ring, because it was sent as a frame."""
+        """Record that the client of this slot no longer reads its base model from the ring.
+
+        Its entry may then be overwritten.
+        """
         self._unread.pop(slot, None)
 
     def restore(
@@ -138,9 +141,10 @@ class Slots:
         statistics: Floats | None = None,
         entry: int = -1,
     ) -> Lease:
-        """Write an update that an earlier process received into a new slot; for ``entry`` see `resume`.
+        """Allocate a slot, and write an update into it that an earlier process received.
 
-        ``statistics`` are the running statistics in the update's base version, if the buffer stores them.
+        ``statistics`` are the running statistics in the update's base version, if the buffer stores them. For
+        ``entry`` see `resume`.
         """
         if not self._free or update.shape != (self.buffer.shape.update_bytes,):
             room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
@@ -189,7 +193,7 @@ class Slots:
 
     @property
     def full(self) -> bool:
-        """True if no slot is free for another task until the next call of `settle`."""
+        """True if no slot is free; `settle` may free some."""
         return not self._free
 
     def take_over(self, held: Iterable[Update]) -> None:

@@ -64,8 +64,8 @@ from edgefl.terminal import printable
 GRACE_S = 10.0
 """Time limit in seconds for the exit of a process; a process that takes longer is killed."""
 LAST_CHECKPOINT_S = 3.0
-"""Maximum time in seconds for which a resume waits while a server whose supervisor was killed writes its last
-checkpoint."""
+"""Maximum time in seconds that a resume waits for the last checkpoint of a server whose supervisor was
+killed."""
 MOST_DEATHS = 3
 """The run ends when the server or the zygote has died this many times in a row without a new version in
 between."""
@@ -241,7 +241,7 @@ class _Supervisor:
         """Number of restarts of the server, number of consecutive deaths without a new version, and model
         version at the last death."""
         self._broken = ""
-        """Description of how the zygote ended, if its end has led to the state LEAVING; otherwise empty."""
+        """Error message if the zygote's end has led to the state LEAVING; otherwise empty."""
         self._uncleared: set[str] = set()
         """Names of hosts on which peers of a killed server may still be running."""
         self._wakeup = os.pipe()
@@ -259,7 +259,10 @@ class _Supervisor:
         return Result(self._folder)
 
     def _run_processes(self, shown: contextlib.ExitStack) -> None:
-        """Run all processes until the run has ended; the view enters ``shown`` when they have started."""
+        """Run all processes until the run has ended.
+
+        The view is opened when they have started, and stays open until ``shown`` is closed.
+        """
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_children)  # called last, after the channels are closed
             self._hosts.open(self._selector.fileno(), partial(self._view.say, at_once=True))
@@ -445,10 +448,10 @@ class _Supervisor:
             raise self._error(f"{what}{when}")
 
     def _restart(self, name: str, what: str) -> None:
-        """Start a new server on the same buffer; it gets its plan once no peer can write to the buffer.
+        """Start a new server on the same buffer, and send it the plan when no peer can write to the buffer.
 
-        If the zygote was killed, all clients have died with it. The server is then killed too: its successor
-        assigns the clients' tasks again.
+        If the zygote was killed, all clients have died with it. The server is then killed too, and its
+        successor assigns the clients' tasks again.
         """
         if name == "zygote":
             self._children["server"].kill()
@@ -549,7 +552,7 @@ class _Supervisor:
         return self._experiment.clock.workers or self._hosts.carries()
 
     def _grow(self) -> None:
-        """Start more workers, if the hosts now have room for more workers."""
+        """Start more workers if a host that has joined can run them."""
         if (workers := self._carried()) <= self._workers:
             return
         if self._state in HAS_PLAN:

@@ -158,8 +158,8 @@ def drawn_fleets(experiment: Experiment) -> Experiment:
 def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[[], ForkServer]) -> None:
     """Try the user's training function at each grid point before the runs start.
 
-    Points with the same client settings are tried only once. Raises `ConfigError` if a function fails. A
-    single point needs no trial, because the first run begins with such a trial.
+    Points with the same client settings are tried only once. A single point is not tried here, because its
+    first run begins with such a trial. Raises `ConfigError` if a function fails.
     """
     points = {one.label: one for one in reversed(planned)}
     if len(points) == 1:
@@ -197,7 +197,7 @@ def _own_clients(experiment: Experiment, base: Path) -> tuple[Any, ...] | None:
 
 @contextlib.contextmanager
 def warm() -> Iterator[Callable[[], ForkServer]]:
-    """Provide a function that returns a fork server, and starts it when it is first called."""
+    """Provide a function that returns a fork server; the first call starts the server."""
     with contextlib.ExitStack() as stack:
         yield functools.cache(lambda: stack.enter_context(ForkServer()))
 
@@ -212,7 +212,7 @@ def plan(
 ) -> list[Planned]:
     """List all runs in the order of the grid points and, for each point, of the seeds.
 
-    The experiment of each run is validated, and ``adapted`` has changed it for the run's hosts.
+    Each run's experiment is validated, and ``adapted`` changes it for the hosts of the run.
     """
     _check(seeds, grid)
     planned: list[Planned] = []
@@ -326,7 +326,7 @@ def _outcome(figures: Mapping[str, Any]) -> str:
 
 def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | None) -> RenderableType:
     """Write the comparison of all runs into ``out``; return the table for the terminal."""
-    allow_open_files()  # all records are opened at the same time
+    allow_open_files()  # all records are open at the same time
     runs = grouping.load([one.folder for one in planned])
     target = grouping.goal_of(runs, given)
     by_label: dict[str, list[grouping.Run]] = {}
@@ -353,7 +353,7 @@ def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | N
         over.write(out / "fleets.csv")
     scored = any(np.isfinite(row.figures["accuracy"].mean) for row in rows)
     measure = "accuracy" if scored else "loss"
-    with contextlib.suppress(ConfigError):  # nothing was measured
+    with contextlib.suppress(ConfigError):  # no figure if nothing was measured
         plot(found.results(), out / CURVES, y=measure)
     tables = compare.terminal_tables(runs, rows, target)
     for run in runs:

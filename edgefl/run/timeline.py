@@ -78,7 +78,7 @@ class Restored:
 
 @dataclass(eq=False)
 class Timeline:
-    """Base class of the timelines. The caller handles a yielded event before it advances the iterator."""
+    """Base class of the timelines. Callers must handle an event before they advance the iterator."""
 
     experiment: Experiment
     clock: WallClock
@@ -126,7 +126,7 @@ class Timeline:
 
     def states(self) -> bytes:
         """Return the state of each client, one byte per client, as in `control.Progress`."""
-        states = bytearray(self.core.present)  # present clients: IDLE
+        states = bytearray(self.core.present)  # 1 (= IDLE) for present clients
         for client in self.core.running:
             task = self.core.task_of(client)
             assert task is not None
@@ -134,7 +134,7 @@ class Timeline:
         return bytes(states)
 
     def ready(self, peer: Peer) -> Iterator[TimelineEvent]:
-        """Handle the connection of a process that replaces a dead one. A worker gets tasks at the next
+        """Handle the first message of a process that replaces a dead one. A worker gets tasks at the next
         `flush`."""
         return iter(())
 
@@ -166,7 +166,7 @@ class Timeline:
         raise NotImplementedError
 
     def wait_ms(self) -> int:
-        """Return the time in milliseconds until an event can become due without a message."""
+        """Return the milliseconds until the next event that can become due without a message."""
         raise NotImplementedError
 
     @property

@@ -23,12 +23,12 @@ PART_BYTES = 256 * 1024
 the slot, and ZeroMQ reuses their memory."""
 
 REPEATED, SOME_PARTS = 4, 1000
-"""An update may be sent in at most `REPEATED` parts for each `ALIGN_BYTES` of its size, plus `SOME_PARTS`; a
+"""An update may be sent in at most `REPEATED` parts per `ALIGN_BYTES` of its size, plus `SOME_PARTS` parts. A
 peer that sends more is flooding the server."""
 
 
 class ShmServer:
-    """The server's end of the transport ``shm``, which sends and receives nothing."""
+    """The server's end of the transport ``shm``. Data are in shared memory; nothing is sent or received."""
 
     carries_updates = False
     """True if updates arrive through the socket, so that the server must mark slots as written."""
@@ -46,7 +46,7 @@ class ShmServer:
 
     def accept(self, chunk: Chunk, body: Frame) -> None:
         """Copy a part of an update into its slot. Raises `WireError` if the part does not fit."""
-        raise WireError("a part of an update on the socket of a shared-memory run")
+        raise WireError("received a part of an update, but this run uses shared memory")
 
 
 class WireServer(ShmServer):
@@ -111,7 +111,7 @@ class ShmClient:
         return self._buffer.model(entry)
 
     def keeps(self, task: Task) -> bool:
-        """Return True if `base` stays unchanged until the task's update is complete."""
+        """Return True if the array from `base` is not overwritten before the task's update is complete."""
         return bool(self._buffer.lent[task.slot])
 
     def room(self, task: Task) -> Raw | None:
@@ -138,7 +138,7 @@ class WireClient(ShmClient):
         return np.frombuffer(frames[0], dtype=np.float32)
 
     def keeps(self, task: Task) -> bool:
-        return True  # the frame belongs to this process
+        return True  # the frame is in this process's own memory
 
     def room(self, task: Task) -> Raw | None:
         return None

@@ -70,8 +70,8 @@ class UpdateMaker:
         rounding residual follows these vectors."""
         self._residual = slice(self._own, None) if shape.kept > self._own else None
         self._start = np.zeros(shape.size, np.float32) if len(self._blocks) > 1 else None
-        """Vector to subtract from the trained model and vectors: the base model, then zeros, because for
-        vectors the training writes their changes; None if no vectors are exchanged."""
+        """Vector to subtract from the trained model and vectors: the base model, followed by zeros, because
+        training writes the changes of the vectors itself; None if no vectors are exchanged."""
 
     def train(
         self,
@@ -83,7 +83,7 @@ class UpdateMaker:
         cut: Cut | Until | None = None,
         steps: int | None = None,
     ) -> TrainResult:
-        """Train as this client does on this trip, and apply the gain of ``cut``.
+        """Train the model for this trip of the client, and apply the gain of ``cut``.
 
         If ``steps`` is given, train for this number of steps.
         """
@@ -96,7 +96,7 @@ class UpdateMaker:
                 raise
             result = self._workload.fail(start, reason(error))
         if cut is not None and (cut.gain != 1.0 or cut.per_step):
-            # all but the running statistics, which stay as training left them
+            # The gain does not apply to the running statistics, the last elements of the model.
             weights = slice(self._size - self._workload.flat.buffers)
             trained = self._workload.flat.array[weights]
             amplify(trained, start[weights], cut.gain, cut.per_step, result.steps)
@@ -109,7 +109,7 @@ class UpdateMaker:
         return result
 
     def _inputs(self, client: int, version: int, base: Floats) -> TripInputs:
-        """Return a trip's inputs, and fill with zeros the arrays for the vector changes that it will send."""
+        """Return a trip's inputs; set the arrays for the changes of the exchanged vectors to zero."""
         size, workload, kept = self._size, self._workload, {}
         whole = workload.flat.whole
         whole[size:] = 0.0

@@ -33,7 +33,7 @@ REDRAW_S = 0.5
 PACE_S = 600.0
 """The remaining time is estimated from the run's pace over the last `PACE_S` wall seconds."""
 MOST_NAMED = 6
-"""Maximum number of profiles that the first line names."""
+"""Maximum number of profiles that the first line lists."""
 MOST_PROFILES, LINES_BESIDES_PROFILES, MOST_NAME = 12, 15, 20
 
 
@@ -88,9 +88,9 @@ def verdict_of(summary: Mapping[str, Any]) -> Verdict:
 
 
 class RunView:
-    """Base class of the views, which keeps the metrics of a run and shows nothing.
+    """Base class of the views. It stores the metrics of a run and displays nothing.
 
-    The context of a view lasts as long as the run.
+    A view is a context manager: enter it when the run starts, and exit it when the run ends.
     """
 
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -328,7 +328,7 @@ class TerminalView(RunView):
         self._try(lambda: self._live.update(self.picture(), refresh=True))
 
     def _try(self, draw: Callable[[], object]) -> None:
-        """Call ``draw`` during the run; a closed terminal ends the drawing, not the run."""
+        """Call ``draw`` during the run; if the terminal is closed, stop drawing and let the run continue."""
         try:
             if self._live.is_started:
                 draw()

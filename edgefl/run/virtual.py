@@ -38,9 +38,9 @@ TRAINING_DEATH = "its training ended its process"
 EVENTS_AT_ONCE = 128
 """Maximum number of events that are processed before the socket is polled again."""
 STALL_LIMIT = 1000
-"""Mean number, per client, of events without progress after which a run fails. Events without progress are
-joins and leaves between which no task is assigned and, if only emulated time or an accuracy ends the run,
-trips that end at the same emulated time."""
+"""A run fails after this many events without progress, times the number of clients. These events are joins
+and leaves with no task assigned in between; if only emulated time or an accuracy ends the run, also trips
+that end at the same emulated time."""
 
 
 class Trip(msgspec.Struct):
@@ -53,7 +53,7 @@ class Trip(msgspec.Struct):
     left: Left | Died | None = None
     """The event that cancelled the trip, if the client left or died as the experiment declares, or None."""
     doomed: bool = False
-    """True if the client will leave before it could deliver the update, so that the task is not computed."""
+    """True if the client will leave before the trip ends, so that the task is not computed."""
     broken: str = ""
     """Description of how the link was lost during the trip, or "" if it was not lost. The task of a trip with
     a lost link is not computed."""
@@ -82,7 +82,7 @@ class VirtualTimeline(Timeline):
         """Number of joins and leaves since a task was last assigned."""
         self._instant: tuple[float, int] = (-math.inf, 0)
         """Emulated time of the last arrival, and the number of arrivals at that time."""
-        self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
+        self._withdrawn: dict[int, list[int]] = {}  # worker → cancelled tasks that it still has
         self._orders = 0
         """Number of orders sent to workers so far."""
         self._started = False
@@ -99,7 +99,10 @@ class VirtualTimeline(Timeline):
         self._schedule_changes()
 
     def _first_joins(self) -> Iterator[Due]:
-        """Yield the first join of each absent client that has no dynamics, in the order of their times."""
+        """Yield the first joins of the absent clients in the order of time.
+
+        Clients whose availability `dynamics` tracks are excluded.
+        """
         absent = np.flatnonzero(np.frombuffer(self.core.present, np.uint8) == 0)
         if self.dynamics is not None:
             absent = np.array([client for client in absent.tolist() if client not in self.dynamics], np.int64)
@@ -142,7 +145,10 @@ class VirtualTimeline(Timeline):
         return task if task is not None and self._dispatch.worker_of(task) == end.peer else None
 
     def assign(self, task: messages.Task, sent_s: float | None = None) -> None:
-        """Begin a trip, now or at ``sent_s``; its plan equals the plan that the client itself would draw."""
+        """Begin a trip, now or at ``sent_s``.
+
+        The plan equals the plan that the client's own process would compute under the wall clock.
+        """
         self._idle_changes = 0
         client, dynamics = task.client, self.dynamics
         sent_s = (self.clock.now_s() if sent_s is None else sent_s) + task.wait_s
@@ -228,7 +234,7 @@ class VirtualTimeline(Timeline):
         return 0 if self._has_more else 1000
 
     def due(self) -> Iterator[TimelineEvent]:
-        """Yield a limited number of the next events, as long as they can be processed now."""
+        """Yield the next events that can be processed now, at most `EVENTS_AT_ONCE`."""
         agenda, dispatch, self._has_more = self.agenda, self._dispatch, False
         for _ in range(EVENTS_AT_ONCE):
             if self.core.stopped is not None or self.aggregator.deferred is not None:
@@ -261,7 +267,7 @@ class VirtualTimeline(Timeline):
         self._has_more = True
 
     def _ended(self, due: Due) -> TimelineEvent:
-        """Remove a trip whose time is over; return the event with which it ends."""
+        """Remove a trip that ends now; return the event for its end."""
         at_s, _, client, task = due
         self._require_time(at_s)
         trip, result = self._running_trips.pop(task), self._dispatch.results.pop(task, None)
@@ -321,7 +327,7 @@ class VirtualTimeline(Timeline):
         )
 
     def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
-        """Continue all trips that were running; clients do not notice the interruption."""
+        """Continue all trips that were running, as if there had been no interruption."""
         for number, (train, sent_s) in restored.tasks.items():
             client, version, answer = train.client, train.version, restored.answers.get(number)
             entry = restored.entries.get(version, -1)

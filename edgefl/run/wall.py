@@ -3,9 +3,10 @@
 A client that goes offline before its task has ended leaves only when its process confirms the cancellation:
 until then the process may still write into its slot.
 
-In a private run participation must not depend on client data, but failures may. A failed trip therefore ends
-when its update would have arrived. If a client's process dies, and the experiment did not declare this death,
-the client stays in the fleet; its trips fail until it has a process again.
+With differential privacy, participation must not depend on client data, but whether training fails may. A
+failed trip therefore ends at the time at which its update would have arrived. If a client's process dies and
+the experiment did not declare this death, the client stays in the fleet, and its trips fail until it has a
+process again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from edgefl.run.peers import Peer
 from edgefl.run.timeline import Order, Restored, Timeline, TimelineEvent
 
 AT_ONCE = 16
-"""Maximum number of tasks that are sent together; it is small because the client of the first task must not
+"""Maximum number of tasks that are sent together; it is small so that the client of the first task does not
 wait long."""
 
 
@@ -33,8 +34,8 @@ wait long."""
 class WallTimeline(Timeline):
     """Sends tasks to the clients' processes in small batches, and schedules joins and leaves.
 
-    A task wakes up its client's process, which may then occupy the server's CPU core. The task also
-    acknowledges the client's last update.
+    A batch is committed to the record before it is sent, because a task acknowledges its client's last
+    update.
     """
 
     write_ahead: WriteAhead
@@ -44,14 +45,13 @@ class WallTimeline(Timeline):
         self._assigned: dict[int, tuple[messages.Task, float]] = {}
         """The last task of each client, and the emulated time in seconds at which it was assigned."""
         self._failed: dict[int, tuple[int, str]] = {}
-        """In a private run, the failed task of each client whose update would not have arrived yet, and the
-        reason for the failure."""
+        """With differential privacy, the failed task of each client and the reason, until the time at which
+        the update would have arrived."""
         self._tasks: list[messages.Task] = []
         self._next_join_s: dict[int, float] = {}
         """For each client, the emulated time in seconds of its next scheduled join."""
         self._dead: dict[int, Peer] = {}
-        """Peers of the clients whose process has died, until the core decides whether another process is
-        started."""
+        """Peers of clients whose process has died and may be replaced if the core lets the client rejoin."""
         self._leaving: dict[int, str] = {}
         """Clients whose task was cancelled because they are leaving, mapped to the reason."""
         self._returns_s: dict[int, float] = {}
@@ -122,7 +122,7 @@ class WallTimeline(Timeline):
             self.gate.send(peer, messages.Withdraw([task]))
 
     def _schedule_failure(self, client: int, task: int, reason: str) -> None:
-        """Schedule the failure of a private run's trip for the time at which the trip would have ended."""
+        """Let a trip fail at the time at which it would have ended (only with differential privacy)."""
         lease, (order, assigned_s) = self.aggregator.leases[task], self._assigned[client]
         ends_s = assigned_s + order.wait_s + self.plan(order).over_s(private=True)
         self.aggregator.unassign(task)
@@ -131,7 +131,7 @@ class WallTimeline(Timeline):
         self._failed[client] = task, reason
         if self.dynamics is not None and client in self.dynamics:
             move = self.dynamics.move(client)
-            # The experiment declares when the client dies; this also holds if its process has ended already.
+            # A death that the experiment declares takes effect even if the process has already ended.
             if move.why == "died" and move.at_s < ends_s:
                 self._leaving[client], ends_s = move.why, move.at_s
         self.agenda.add(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
@@ -240,7 +240,7 @@ class WallTimeline(Timeline):
             move = self.dynamics.move(client)
             if move.joins:
                 self._schedule_join(client, move.at_s)
-            elif move.why != "died" and move.at_s < math.inf:  # a client that is to die kills its own process
+            elif move.why != "died" and move.at_s < math.inf:  # a client that must die kills its own process
                 self.agenda.add(Due(move.at_s, LEAVE, client))
 
     def _schedule_join(self, client: int, at_s: float) -> None:
@@ -280,8 +280,9 @@ class WallTimeline(Timeline):
             self.cancel(client, task)
 
     def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
-        """Let all clients leave, because their processes and tasks are gone; they return at random times.
-        Clients without a task leave first, so that no idle client is started to replace one with a task.
+        """Let all clients leave, because their processes have ended; they return at random times.
+
+        Clients without a task leave first, so that none of them gets the task of a client that leaves.
         """
         core, now_s, resumption = self.core, self.clock.now_s(), self.store.seq
         for client in range(len(core.devices)):

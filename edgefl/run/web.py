@@ -47,7 +47,7 @@ def listening(port: int = 0) -> socket.socket:
 
 
 def page_socket(port: int | None) -> AbstractContextManager[socket.socket | None]:
-    """Provide a `listening` socket during a run; None if ``port`` is None, for a run that is not shown."""
+    """Provide a `listening` socket for the live page of a run, or None if ``port`` is None."""
     return nullcontext() if port is None else listening(port)
 
 

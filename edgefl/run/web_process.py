@@ -155,7 +155,7 @@ class LivePage:
         self._draw()
 
     def end(self, outcome: str) -> None:
-        """Show this outcome if the supervisor has died without sending the outcome of the run."""
+        """Show the end of the run; use ``outcome`` if the supervisor died before it sent an outcome."""
         if not self._ended:
             self._ended, self._view.judged = outcome, control.NO_VERDICT
         self._draw()
@@ -335,7 +335,7 @@ class LivePage:
 
 
 def _recorded_facts(row: ClientRow) -> dict[str, str]:
-    """Return what the record says about a client, as strings keyed by the labels on the page."""
+    """Return a client's recorded properties as strings, keyed by their labels on the page."""
     return {
         "Step": "" if row.step_s is None else f"{number(row.step_s)} s declared, for a whole batch",
         "Memory": "" if row.memory_mib is None else f"{number(row.memory_mib)} MiB for the app",

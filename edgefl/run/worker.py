@@ -64,7 +64,7 @@ class VirtualWorker:
             task, frames = self._queue.popleft()
             self._server.task, self._cancelled = task.task, False
             self._transport.begin(task)
-            self._begun[0] = task.task  # this task is blamed if the process dies now
+            self._begun[0] = task.task  # if the process dies now, the death is blamed on this task
             self._server.attempt(task, partial(self._compute, task, frames))
             self._server.task = None
             if time.monotonic_ns() > self._sent_ns + SEND_NS:
@@ -99,7 +99,7 @@ class VirtualWorker:
             case messages.Bye():
                 raise Leave
             case _:
-                raise WireError(f"a worker cannot answer {type(message).__name__}")
+                raise WireError(f"unexpected message for a worker: {type(message).__name__}")
 
     def _unqueue(self, tasks: Sequence[int]) -> list[messages.Task]:
         taken = [task for task, _ in self._queue if task.task in tasks]

@@ -115,11 +115,11 @@ MEASURED_TRIPS = 5
 SAMPLED_EXAMPLES = 1000
 """Approximate number of examples whose inputs are part of a fingerprint."""
 CACHE_BYTES = 64 * 2**20
-"""Size in bytes of an array that is larger than the caches of a CPU core."""
+"""Size in bytes of an array that does not fit in the caches of a CPU core."""
 
 
 class Workload:
-    """The data, model, training and evaluation with which clients, workers and the evaluator compute."""
+    """Data, model, training and evaluation of a run, as used by clients, workers and the evaluator."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         torch.set_num_threads(1)
@@ -181,7 +181,7 @@ class Workload:
             rules=self.rules,
         )
         self.known = KnownClients(self._trips)
-        """Information about the clients that a strategy may use."""
+        """Information about the clients, for the strategy."""
         self.host_step_s = 0.0
         """CPU time of a training step on this host, in seconds; `prepared` measures it."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
@@ -202,7 +202,7 @@ class Workload:
         return max(self._weight_of(examples) or 0.0 for examples in set(self._rows.sizes.tolist()))
 
     def _own_rule(self, client: int) -> LocalRule:
-        """Return the rule by which this client trains, with the client's own learning rate."""
+        """Return the rule of local training for this client, with the client's own learning rate."""
         if (terms := self.rule.terms).lr is None:
             return self.rule
         factor = terms.lr_factor(client, self._clients[client].profile)
@@ -402,8 +402,8 @@ class Workload:
     ) -> None:
         """Train the model in `flat` on the client's examples (at most ``most`` of them), outside its trips.
 
-        Vectors that clients keep are not available here: SGD ignores them, and the user's function receives
-        zeros.
+        The vectors that clients keep between trips are not available: SGD ignores them, and the user's
+        function receives zeros.
         """
         data, rows, rule = self.data, self._rows[client][:most], self._own_rule(client)
         if self._custom is None:

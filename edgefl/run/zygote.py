@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 WORKLOAD = "edgefl.run.workload:Workload"
 """The workload class. Measurements pass another class with the same interface on the command line."""
 SLICE_NS = 400_000
-"""Time slice of a peer's process, in nanoseconds. It is longer than the server's, so that the server runs
-first, and long enough that switching between processes costs little."""
+"""Scheduler time slice of a peer's process, in nanoseconds. It is longer than the server's, so that the
+server is scheduled first, and long enough that context switches cost little."""
 NO_TASK = -1
 
 
@@ -200,7 +200,7 @@ class Zygote:
         if spec.role == control.CLIENT:
             ClientProcess(spec, workload, buffer, lifeline, limits).run()
             return
-        keep_freed_memory()  # clients return it to the system, because there may be a thousand clients
+        keep_freed_memory()  # not in clients, because there may be a thousand of them
         workload.settle()
         if spec.role == control.WORKER:
             VirtualWorker(spec, workload, buffer, lifeline, begun).run()
@@ -242,7 +242,7 @@ class Zygote:
 def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
     become_child(parent_pid, "edgefl-zygote")
     kill_forks_with_parent()
-    adopt_orphans()  # programs that training code started and that outlive their client
+    adopt_orphans()  # reap programs that training code started
     channel: Channel[control.ToZygote] = Channel.inherit(channel_fd, control.ToZygote)
     module, _, name = workload.partition(":")
     Zygote(channel, getattr(import_module(module), name)).run()

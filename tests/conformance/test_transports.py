@@ -151,7 +151,7 @@ def test_shared_memory_sends_no_numbers_through_the_socket() -> None:
     with run("shm", size=4) as there:
         assert isinstance(there.server, ShmServer)
         assert there.server.model_frames(0) == []
-        with pytest.raises(WireError, match="a part of an update on the socket of a shared-memory run"):
+        with pytest.raises(WireError, match="a part of an update, but this run uses shared memory"):
             there.server.accept(messages.Chunk(task=0, slot=0, offset=0), b"\0" * 4)
 
 

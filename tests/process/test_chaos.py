@@ -199,7 +199,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("mutant", "says"),
     [
-        ("acknowledges-first", " is lost| is not that of the record"),
+        ("acknowledges-first", " is lost| does not match the record"),
         ("counts-twice", "edgefl run, with .* printed a traceback"),
         ("skips-held", "recomputed from its journal"),
         ("sums-twice", "recomputed from its journal"),

@@ -288,7 +288,7 @@ def test_phones_that_come_and_go_under_the_wall_clock(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"strategy": {"name": "median"}}, "hides updates, which strategy 'median' reads"),
+        ({"strategy": {"name": "median"}}, "hides single updates, but strategy 'median' reads them"),
         ({"strategy": {"name": "scaffold"}}, "needs a strategy that uses only weighted sums"),
         ({"strategy": {"name": "fedasync"}}, "needs a strategy|least_clients: must be at most 1"),
         ({"server": Server(secure=SECURE, update_format="int8")}, "update_format: must be 'float32'"),

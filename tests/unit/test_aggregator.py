@@ -284,7 +284,7 @@ def test_any_sum_of_any_size_is_the_oracles(size: int, weights: list[float], bas
 
 def test_a_lease_is_of_the_latest_version_only(make: Make) -> None:
     aggregator = make()
-    with pytest.raises(SlotError, match="task 5 wants version 1, but the latest is 0"):
+    with pytest.raises(SlotError, match="task 5 needs version 1, but the latest is 0"):
         aggregator.lease(task=5, client=0, version=1)
     assert aggregator.leases == {}
     lease = aggregator.lease(task=5, client=3, version=0)

@@ -157,7 +157,7 @@ def test_updates_of_different_rounds_and_of_strangers_are_not_summed(world: Worl
     world.write(6, cohort=Cohort(45, COHORT.clients))
     world.refused("not of one round", 1, 3, 4, 6)
     world.buffer.raw(2)[:] = world.buffer.raw(1)
-    world.refused("not those of this round", 1, 2, 3, 4, weights=[0.25] * 4)
+    world.refused("not from the clients of this round", 1, 2, 3, 4, weights=[0.25] * 4)
 
 
 def test_altered_shares_are_refused(world: World) -> None:

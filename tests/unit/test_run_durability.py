@@ -78,7 +78,7 @@ def test_no_version_is_made_twice_where_its_noise_would_differ(killed: Server, t
 def test_a_buffer_of_another_run_is_refused(killed: Server, tmp_path: Path) -> None:
     killed.store.close(commit=False)
     other = Server(tmp_path / "other")
-    with pytest.raises(ConfigError, match="the parameter buffer is not that of the record"):
+    with pytest.raises(ConfigError, match="the parameter buffer does not match the record"):
         Server(tmp_path / "killed", left=other.buffer)
     other.close()
     killed.buffer.close()

@@ -102,7 +102,7 @@ def test_a_whole_update_comes_through_once(parts: Parts) -> None:
     [
         ({"task": 99}, "the sender does not hold"),
         ({"times": None}, "without the times of its trip"),
-        ({"checksum": 1}, "two checksums"),
+        ({"checksum": 1}, "whose checksum differs"),
     ],
 )
 def test_an_update_unlike_its_slot_is_refused(parts: Parts, changed: dict[str, int], detail: str) -> None:
@@ -176,7 +176,7 @@ def test_only_the_evaluator_measures(parts: Parts) -> None:
 def test_parts_of_an_update_go_into_the_slot_of_their_sender(parts: Parts, wired: Parts) -> None:
     task, lease = parts.lease(client=1, holder=1)
     parts.say(parts.peer(CLIENT, 1), messages.Chunk(task, lease.slot, 0), bytes(4))
-    assert "on the socket of a shared-memory run" in refused(parts)
+    assert "but this run uses shared memory" in refused(parts)
     peer, other = wired.peer(CLIENT, 1), wired.peer(CLIENT, 2)
     task, lease = wired.lease(client=1, holder=1)
     body = np.arange(SIZE, dtype=np.float32).tobytes()
