@@ -29,11 +29,11 @@ HINTS = 1_000_000
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The process's only message, when its threads have been started."""
+    """The process's only message: its threads have been started."""
 
 
 def check_awake(throttle: str) -> None:
-    """Raise `ConfigError` if this host's cores cannot, or should not, be kept busy beside this throttle."""
+    """Raise `ConfigError` if this host's cores cannot, or should not, be kept busy with this throttle."""
     if throttle == "cgroup":
         raise ConfigError(
             "awake: cannot be combined with the throttle cgroup, because Linux shares the CPU between "
@@ -51,9 +51,9 @@ def check_awake(throttle: str) -> None:
 
 
 def one_thread_per_core(folder: Path = Path("/sys/devices/system/cpu")) -> list[int]:
-    """Return one CPU of each core on which this process may run.
+    """Return one CPU (hardware thread) of each core on which this process may run.
 
-    The CPUs (hardware threads) of a core share it, and one that is busy keeps the whole core from going idle.
+    One busy hardware thread is enough to keep the whole core from going idle.
     """
     allowed, seen = sorted(os.sched_getaffinity(0)), set[str]()
     chosen = list[int]()
@@ -70,8 +70,8 @@ def one_thread_per_core(folder: Path = Path("/sys/devices/system/cpu")) -> list[
 def yield_to_sessions(setting: Path = Path("/proc/self/autogroup")) -> None:
     """Give this process's session the lowest priority.
 
-    Linux shares the CPU between sessions first, then within a session. Without privileges, it accepts one
-    such change per tenth of a second on the whole host. If sessions have no priorities here, nothing is done.
+    Linux divides CPU time among sessions first, then within a session. Without privileges, it accepts one
+    such change per 0.1 s on the whole host. This does nothing if the kernel has no priorities for sessions.
     """
     with contextlib.suppress(OSError):
         while True:

@@ -24,8 +24,8 @@ MAX_CV = 0.10
 """A calibration is rejected if the coefficient of variation of a rate's repetitions is above this."""
 EXPIRES_S = 7 * 24 * 3600.0
 RECENT_S = 3600.0
-"""Maximum age of the rate of a class of code, in seconds. It is short because a virtual machine's speed when
-running Python code was seen to differ by a factor of 1.4 between two days, with other guests on its host."""
+"""Maximum age of the rate of a class of code, in seconds. It is short because the speed of Python code on a
+virtual machine differed by a factor of 1.4 between two days, with different guests on its host."""
 PATIENCE_S = 300
 VERSION = 6  # version of the measuring method; calibrations of other versions are not used
 
@@ -121,7 +121,7 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
 def calibrate_code(code_class: str, *, folder: Path | None = None) -> Calibration:
     """Return this host's calibration; first remeasure the class of code if its rate is over an hour old.
 
-    The other rates may be up to a week old, like those that `calibrate` returns.
+    The other rates may be up to a week old, as in `calibrate`.
     """
     found, now_unix_s = calibrate(folder=folder), time.time()
     measured_unix_s = found.code_at_unix_s.get(code_class, found.at_unix_s)
@@ -159,7 +159,7 @@ def _path(folder: Path | None) -> Path:
 
 
 def fingerprint() -> str:
-    """Return 16 hex digits that identify everything a calibration depends on."""
+    """Return a hash, in 16 hex digits, of everything on which a calibration depends."""
     this = host()
     parts = (this.cpu, str(this.cores), platform.machine(), library(), "threads=1", f"version={VERSION}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

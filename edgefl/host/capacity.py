@@ -73,7 +73,7 @@ class Demand(NamedTuple):
         return self.host_cpu_s / self.emulated_s if self.emulated_s > 0 else math.inf
 
     def due(self) -> Burst | None:
-        """Return the CPU time of the training, and the window that keeps the trip on time.
+        """Return the CPU time of the training, and the window in which it must run to keep the trip on time.
 
         Training that is a minor part of its trip (`fidelity.MINOR_PART`) must finish by the end of the trip,
         because the upload can make up for a delay. Other training must finish when the device would finish
@@ -109,8 +109,8 @@ def choose_time_scale(
     """Choose the time scale at which all clients' trips fit the host.
 
     The load is Σ (host CPU s / emulated s) / (cores · scale), summed over the ``active`` most demanding
-    clients. By default these are all clients, each of which is always on a trip. ``cores`` defaults to the
-    number of cores that the CPU affinity and the CPU quotas allow.
+    clients, which are assumed to be on trips at all times; by default, these are all clients. ``cores``
+    defaults to the number of cores that the CPU affinity and the CPU quotas allow.
     ``auto`` chooses the smallest scale of at least 1 that satisfies the rules of docs/fidelity.md, rounded up
     to two digits; an explicit scale is not changed, only judged. Raises ConfigError if a demand or scale is
     not finite.
@@ -153,7 +153,7 @@ def choose_time_scale(
 def _smallest(
     asked: float, largest: float, demands: Sequence[Demand], cores: float, together: Together, active: int
 ) -> tuple[float, str]:
-    """Return the smallest scale that satisfies all rules, and a text with the decisive rule's numbers."""
+    """Return the smallest scale that satisfies all rules, and a text that explains the decisive rule."""
     one = min(1.0, cores)
     bursts = [burst for demand in demands if (burst := demand.due()) and burst.emulated_s > 0]
     densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)
@@ -301,10 +301,10 @@ class StealMeter:
 
 
 class ThrottleMeter:
-    """Measures how long CPU quotas keep this process's control group, or a group around it, from running."""
+    """Measures how long CPU quotas stop this process's control group, or one of its parent groups."""
 
     def __init__(self) -> None:
-        # Find the groups only once: the time is spent in these groups, even if the process is moved later.
+        # Find the groups only once, because the process may be moved to another group later.
         self._places = list(_around("cpu"))
         self._start_s = time.monotonic()
         self._before = self._throttled_s()
@@ -321,7 +321,7 @@ class ThrottleMeter:
         return min(1.0, max(0.0, worst / wall_s))
 
     def _throttled_s(self) -> list[float]:
-        """Return for how many seconds each group has been throttled so far."""
+        """Return the seconds for which each group has been throttled so far."""
         return [throttled_ns(place) / 1e9 for place in self._places]
 
 
@@ -351,8 +351,8 @@ class UsageMeter:
     def usage(self, idle_s: float = 0.0) -> dict[str, float | None]:
         """Return the shares for `verdict.Conditions`; call it after the run's processes have ended.
 
-        ``idle_s`` is the CPU time that own processes used only to keep cores busy (`edgefl.host.awake`). It
-        counts neither as used by the run nor as used by others.
+        ``idle_s`` is the CPU time of `edgefl.host.awake`, which only keeps cores busy. It counts neither as
+        used by the run nor as used by others.
         """
         core_s = (time.monotonic() - self._began_s) * usable_cores()
         own_s = self._cpu_s() - self._own_s

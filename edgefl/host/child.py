@@ -1,4 +1,4 @@
-"""Entry point of a run's processes: imports a process's module, and runs the ``main`` in it.
+"""Entry point of a run's processes: imports the module of a process, and runs its ``main``.
 
 If the system refuses memory, descriptors or threads, even during the imports, the supervisor receives the
 reason as one line. An internal error keeps its traceback.

@@ -43,7 +43,7 @@ class Exit(NamedTuple):
 
 
 class Child(Protocol):
-    """A process that this process has started; `subprocess.Popen` is one."""
+    """A process that this process has started; `subprocess.Popen` implements this protocol."""
 
     @property
     def pid(self) -> int: ...
@@ -114,7 +114,7 @@ class ChildWatch:
     def ended(self) -> Iterator[int]:
         """Yield the pid of each ended child, without blocking.
 
-        Call `collect` for each child before asking for the next one.
+        Call `collect` for each child before advancing the iterator.
         """
         with suppress(BlockingIOError):
             while os.read(self._read, 4096):
@@ -136,7 +136,7 @@ def collect(pid: int) -> Exit:
 
 
 def exit_of(child: Child, timeout_s: float) -> Exit | None:
-    """Return how a child ended; None if it is still running after ``timeout_s`` seconds."""
+    """Wait for the end of a child; return None if it is still running after ``timeout_s`` seconds."""
     with suppress(subprocess.TimeoutExpired):
         return Exit(child.wait(timeout_s))
     return None
@@ -144,7 +144,9 @@ def exit_of(child: Child, timeout_s: float) -> Exit | None:
 
 def end_child(child: Child, grace_s: float) -> Exit:
     """Wait for a child whose channel was closed; after ``grace_s`` seconds, kill it and its descendants.
-    An exception during the wait, such as Ctrl-C, leaves the child running, so that it can clean up.
+
+    An exception during the wait, such as KeyboardInterrupt, leaves the child running, so that it can clean
+    up.
     """
     try:
         return Exit(child.wait(grace_s))
@@ -154,7 +156,7 @@ def end_child(child: Child, grace_s: float) -> Exit:
 
 
 def has_children() -> bool:
-    """Return True if this process has children, running or ended."""
+    """Return True if this process has children, including ended children that were not reaped."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -203,9 +205,10 @@ def kill_tree(child: Child) -> None:
 
 
 def end_children() -> None:
-    """Kill and reap all children and their descendants, which `adopt_orphans` makes children of this process.
+    """Kill and reap all children and their descendants.
 
-    Processes of another user cannot be killed and continue to run.
+    After `adopt_orphans`, this includes orphaned descendants. Processes of another user cannot be killed and
+    continue to run.
     """
     refused: set[psutil.Process] = set()
     while has_children() and (own := {*psutil.Process().children()} - refused):

@@ -18,16 +18,16 @@ from edgefl.host.verdict import MEAN_MAX, MEDIAN_MAX, P95_MAX, Conditions
 
 QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
 MAY_LACK = ("delay", "round")
-"""Quantities that a trip may lack, in which case their value is NaN."""
+"""Quantities that may be missing in a trip; their value is then NaN."""
 PHASES = {"compute": "training", "down": "download", "up": "upload"}
 SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
 """Quantities whose sums are judged, for the fleet and for each device."""
 RESOLUTION_WALL_S = 0.005
 MINOR_PART = 0.05
-"""Training that takes a smaller fraction of its trip than this is judged only as a part of the trip, because
-even twice the training time changes the time of the trip by less than `MEDIAN_MAX`."""
+"""Training that takes a smaller fraction of its trip than this is judged only as a part of the trip: even if
+it took twice as long, the time of the trip would change by less than `MEDIAN_MAX`."""
 PHASE_WALL_S = 0.002
-"""Wall seconds by which a busy host may be late in waking a process. Smaller phase errors give no warning."""
+"""Wall seconds by which a busy host may wake up a process late. Smaller phase errors give no warning."""
 Seconds = npt.NDArray[np.float64]
 
 
@@ -180,9 +180,9 @@ def assess(
 
 
 def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
-    """Return a list with one line, about the device whose total times have the largest error.
+    """Return a list with one line about the device whose total times have the largest error.
 
-    Return [] if the error is within its bound.
+    The list is empty if the error is within its bound.
     """
     off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
     bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
@@ -234,7 +234,7 @@ def _phase(
 
 
 def _summary(declared: Seconds, achieved: Seconds) -> Quantity:
-    """Summarise the trips in which the quantity was measured; it is NaN in all other trips."""
+    """Summarise the errors of a quantity; trips in which it is NaN are excluded."""
     known = ~np.isnan(declared)
     if not known.any():
         return Quantity()

@@ -30,7 +30,7 @@ from edgefl.host.process import become_child, child_environment, start_process
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload", "numpy.ma")
 """Modules that a run's processes need; numpy itself would import the last one only on first use."""
 GRACE_S = 1.0
-"""Seconds that the fork server is given to exit before it is killed."""
+"""Time limit in seconds for the exit of the fork server; after that, it is killed."""
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -66,10 +66,10 @@ FromForkServer = Warm | Forked | Reaped
 
 
 class ForkServer:
-    """Starts processes with all modules already imported. As a context manager, ends the processes on exit.
+    """Starts processes with all modules already imported, and ends them when the context is left.
 
-    With ``channel`` it uses a fork server that another process has started (`another`). Raises `RunError` if
-    the fork server's process is gone.
+    If ``channel`` is given, it is connected to a fork server that another process has started (`another`).
+    Raises `RunError` if the fork server's process has ended.
     """
 
     def __init__(self, channel: Channel[FromForkServer] | None = None) -> None:

@@ -94,7 +94,7 @@ def used_ns(place: Place) -> int:
 
 
 def throttled_ns(place: Place) -> int:
-    """Return for how many ns a group's quota has kept it from running, summed over all cores."""
+    """Return the time in ns for which a group was stopped by its quota, summed over all cores."""
     name, unit_ns = {1: ("throttled_time", 1), 2: ("throttled_usec", 1000)}[place.version]
     return read_counters(place.folder / "cpu.stat").get(name, 0) * unit_ns
 
@@ -241,7 +241,7 @@ class _OwnFolders:
         strangers = [pid for pid in pids if int(pid) not in family]
         if strangers:
             others = f"{outer} also holds other processes (such as {strangers[0]})"
-            own = "start this in a group of its own: systemd-run --user --scope -p Delegate=yes ..."
+            own = "start edgefl in a group of its own: systemd-run --user --scope -p Delegate=yes ..."
             raise NoGroup(f"{others}, so no group below it can have limits; {own}")
         (folder / _OWN).mkdir(exist_ok=True)
         for pid in pids:
@@ -268,8 +268,8 @@ class _OwnFolders:
 def remove_orphans(outer: Path, kill: str = "") -> list[str]:
     """Remove the groups in ``outer`` whose owner has ended; return their names.
 
-    Processes in that owner's groups whose names start with ``kill`` are killed. All other processes are moved
-    to ``outer``.
+    Processes in subgroups whose names start with ``kill`` are killed, unless ``kill`` is empty; all others
+    are moved to ``outer``.
     """
     removed = []
     for folder in _children(outer):

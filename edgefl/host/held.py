@@ -1,4 +1,4 @@
-"""A compute phase slowed down by a run's governor, which limits the client to a share of a core.
+"""A compute phase that the governor slows down; the governor is a process that throttles a run's clients.
 
 At the start of a phase the client sends its CPU share to the governor through a pipe. Between steps it
 sends corrections, computed from the measured cost of its work; finally it reports the end of the phase. The
@@ -80,7 +80,7 @@ class Cost:
         self.ns_per_work = ns_per_work
 
     def learn(self, work: float, used_ns: float) -> None:
-        """Replace the estimate with the mean of itself and the cost measured in a finished phase."""
+        """Replace the estimate by the mean of the old estimate and the measured cost of a finished phase."""
         if work > 0 and used_ns > 0:
             self.ns_per_work = (self.ns_per_work + used_ns / work) / 2
 
@@ -91,7 +91,7 @@ class Cost:
 
 
 class HeldPhase:
-    """A `Phase` that the governor process slows down, so that only ``end`` waits, and ``done`` never does."""
+    """A `Phase` that the governor process slows down; ``end`` waits for the deadline, ``done`` does not."""
 
     def __init__(self, phase: Phase, total: float, cost: Cost, governor: int, kind: str) -> None:
         self._phase, self._total, self._cost, self._governor = phase, total, cost, governor
@@ -120,7 +120,7 @@ class HeldPhase:
         return used_ns
 
     def _request_share(self, now_ns: int) -> None:
-        """Request the share with which the remaining work ends just before the device would end it."""
+        """Request the share at which the remaining work ends slightly before the device would end it."""
         self._next_ns = now_ns + self._renew_ns
         used_ns = cpu_ns(0)
         work, total = self._phase.work, self._total

@@ -80,7 +80,7 @@ def _private_kib(pid: int) -> float:
 
 
 def _proportional_kib(pid: int) -> float:
-    """Return a process's private memory in KiB, with each page divided by the number of its sharers."""
+    """Return a process's private memory in KiB, with each page divided by the number of its users."""
     with contextlib.suppress(OSError):
         for line in read_kernel_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss_Anon:"):

@@ -73,7 +73,7 @@ class PhaseTime(msgspec.Struct, frozen=True):
     """Time from the scheduled end of the phase to its real end; 0 if the phase was not late."""
 
     def then(self, after: PhaseTime) -> PhaseTime:
-        """Return this phase and the phase ``after``, which follows it, as one phase."""
+        """Merge this phase and the next phase, ``after``, into one."""
         return PhaseTime(
             self.work + after.work,
             self.declared_s + after.declared_s,
@@ -134,7 +134,7 @@ class Phase:
 class Pacer:
     """Paces the trips of one client against absolute deadlines.
 
-    ``time_scale`` is the number of wall seconds per emulated second. With a rate of ``inf`` nothing waits.
+    ``time_scale`` is the number of wall seconds per emulated second. Work at a rate of ``inf`` takes no time.
 
     >>> now = [0]
     >>> def wait(deadline_ns): now[0] = max(now[0], deadline_ns)

@@ -1,4 +1,4 @@
-"""Short trials of each throttle and memory limit on a real process that does not cooperate."""
+"""Short tests of each throttle and memory limit on an ordinary process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _tried(probe: Callable[[str], ProbeResult]) -> Callable[..., ProbeResult]:
 
 @_tried
 def throttle(kind: str) -> ProbeResult:
-    """Throttle a busy process to a quarter of a core for a moment."""
+    """Test the throttle ``kind`` on a busy process, which it must slow down to a quarter of a core."""
     with loaded() as child, open_throttle(kind, child.pid, SHARE) as held:
         time.sleep(PROBE_S)
     got = held.achieved()
@@ -63,7 +63,7 @@ def throttle(kind: str) -> ProbeResult:
 
 @_tried
 def memory_group(kind: str) -> ProbeResult:
-    """Let a process allocate twice the memory that its group allows."""
+    """Test that the kernel kills a process that allocates twice the memory limit of its control group."""
     with loaded(2 * LIMIT_MIB) as child, open_memory(child.pid, LIMIT_MIB) as held:
         assert child.stdin is not None
         child.stdin.close()

@@ -136,7 +136,7 @@ def _stops_blocked() -> Iterator[None]:
 
 
 def keep_stops() -> Callable[[], None]:
-    """Return a function that sets the present handlers of the stop signals again, after `become_child`."""
+    """Return a function that restores the present handlers of the stop signals after `become_child`."""
     handlers = {number: signal.getsignal(number) for number in STOPS}
 
     def restore() -> None:
@@ -153,9 +153,9 @@ def _ignore(*_: object) -> None:
 def become_child(parent_pid: int, name: str) -> None:
     """Configure this process as a child: die with the parent, ignore the stop signals, set a readable name.
 
-    SIGTERM is ignored by a handler: SIG_IGN would be inherited by programs that the user's code starts, which
-    could then not be ended. numpy's warnings about edgefl's own arithmetic are hidden, because values that
-    are not finite appear in the record.
+    SIGTERM is ignored by a handler, because programs that the user's code starts would inherit SIG_IGN and
+    could then not be terminated. NumPy's warnings about edgefl's own arithmetic are hidden, because the
+    record lists values that are not finite.
     """
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"edgefl\.")
     for number in STOPS:

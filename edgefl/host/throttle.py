@@ -2,8 +2,8 @@
 
 An `Account` compares the CPU time that a process was allowed with the time that it has used. Based on this,
 `DutyCycle` stops and continues the process with signals, or `Quota` sets the CPU quota of its control group.
-Each returns the time of its next turn; a `TurnQueue` runs the turns, in a thread of this process or in a
-run's governor.
+Each check of a process is a turn, which returns the time of the next turn. A `TurnQueue` runs the turns in a
+thread of this process, or in the process that throttles a run's clients (the governor).
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class DutyCycle:
         if self._idle and self.target.sleeps():  # stopping it would only delay its wake-up
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
-            if ahead_ns < self._half_ns:  # otherwise it is too far ahead: stopped even though asleep
+            if ahead_ns < self._half_ns:  # otherwise stop it even though it sleeps
                 self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS)
                 return max(self._plan(now_ns, used_ns, ahead_ns), now_ns + self._rest_ns)
         self._rest_ns = SHORTEST_NS

@@ -1,4 +1,4 @@
-"""The verdict on the emulation of a device by limited processes: are errors and host load within bounds?
+"""The verdict on an emulation: VALID if the errors of its times and the host's load are within bounds.
 
 The same bounds apply to a run, `edgefl exec`, the live view, `edgefl bench` and tests on emulated devices.
 """
@@ -25,7 +25,7 @@ STEAL_MAX = 0.02
 THROTTLED_MAX = 0.02
 STALE_FACTOR = 2.0
 OTHERS_NOTED = 0.25
-"""If other processes use more than this share of the host, a verdict's reasons mention these processes."""
+"""If other processes use more than this share of the host, the reasons of a verdict mention them."""
 STOLEN, THROTTLED = "time stolen by the hypervisor", "time throttled by a CPU quota around the run"
 
 
@@ -42,12 +42,12 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> list[str]:
-        """A list of one line if other processes used more of the host than `OTHERS_NOTED`; else empty."""
+        """A list with one line if other processes used more of the host than `OTHERS_NOTED`, else empty."""
         busy = self.others is not None and self.others > OTHERS_NOTED
         return [f"other processes used {self.others:.0%} of the host"] if busy else []
 
     def with_causes(self, reasons: Sequence[str]) -> tuple[str, ...]:
-        """Return the reasons with the likely causes inserted after the first one; () without reasons."""
+        """Return the reasons, with likely causes inserted after the first reason; empty without reasons."""
         return (*reasons[:1], *(self.busy if reasons else ()), *reasons[1:])
 
 
@@ -55,10 +55,7 @@ UNKNOWN = Conditions()
 
 
 class HeldVerdict(NamedTuple):
-    """Errors of processes throttled to a device's speed, and the reasons why the result is INVALID.
-
-    If there are no reasons, the result is VALID.
-    """
+    """Errors of an emulation, and the reasons why it is INVALID; it is VALID if there are no reasons."""
 
     median_abs_error: float | None
     p95_abs_error: float | None
