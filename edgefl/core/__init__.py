@@ -6,7 +6,7 @@ ledger          running tasks, held updates and counters; the View that strategi
 strategy_calls  calls a strategy's methods and validates their results
 evaluations     selects the versions to evaluate; stops a run whose model no longer improves or changes
 deaths          decides what happens to a dead client's task, and whether and when the client joins again
-participation   limits how often each client takes part in a private run; computes arrival times, for
+participation   limits how often each client takes part, for differential privacy; computes arrival times, for
                 strategies with an arrival process
 """
 

@@ -7,8 +7,8 @@ the actions (Train, Sum) and events (the other names) that change them:
                 ▲                │ Left: lost         │ Summed(bad): dropped
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
-In a private run, participation must not depend on client data, whereas failures and invalid updates may. A
-failed trip (a client's download, training and upload) is therefore held as an update of zeros, and invalid
+With differential privacy, participation must not depend on client data, but failures and invalid updates may.
+A failed trip (a client's download, training and upload) is therefore held as an update of zeros, and invalid
 updates are replaced with zeros (``Summed.zero``) instead of being dropped.
 
 Each task ends in exactly one ``Release``, unless it is still running when the run ends. The same events
@@ -55,13 +55,13 @@ OVER = "the run is over"
 BAD = "not finite or altered"
 MOST_IDLE_WAKES = 100_000
 """A run without ``stop.emulated_s`` ends when its strategy has been woken this many times in a row without a
-new version, and meanwhile no client has trained or can still join."""
+new version, if no client has trained in that time and none can still join."""
 AS_ZERO = "summed as zero: "
-"""Prefix of ``Release.reason`` for an update that a private run replaced with zeros."""
+"""Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 
 
 class Core(Ledger):
-    """The state of a run. Only `handle` changes the state, which the strategy receives as its `View`.
+    """The state of a run. Only `handle` changes it; strategies read it through the interface `View`.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> core = Core(FedBuff(buffer_size=1), [Client(0, "pi-4", 60)], seed=1, stop=experiment.Stop(versions=1))
@@ -297,8 +297,8 @@ class Core(Ledger):
             )
         if event.zero if self.privacy is None else bad:
             raise RunError(
-                "Summed must list invalid updates in its field 'zero' in a private run, and in its field "
-                f"'bad' in other runs (got bad={event.bad}, zero={event.zero})"
+                "Summed must list invalid updates in its field 'zero' with differential privacy, and in its "
+                f"field 'bad' without it (got bad={event.bad}, zero={event.zero})"
             )
         self._failed_in_a_row += sum(task not in self._zero for task in event.zero)
         self._zero.update(dict.fromkeys(event.zero, BAD))
@@ -360,7 +360,7 @@ class Core(Ledger):
         return True
 
     def _settle(self, actions: list[Action], stepped: bool) -> None:
-        """Order the next version if one is due; otherwise finish the run if it is over, or start clients."""
+        """Request the sum for the next version if one is due; otherwise finish the run or start clients."""
         due = self._due()
         may_step = due is None or (due == "trips" and not stepped)  # the last trip may have filled a buffer
         if may_step and self._order_sum(actions):
@@ -383,7 +383,7 @@ class Core(Ledger):
             self._settle(actions, stepped)
 
     def _order_sum(self, actions: list[Action]) -> bool:
-        """Order the sum for the next version; return False if the strategy returns no step."""
+        """Request the sum for the next version; return False if the strategy returns no step."""
         try:
             step = calls.step(self.strategy.step(self._state, self))
         except Exception as error:
@@ -481,7 +481,7 @@ class Core(Ledger):
         return None
 
     def _too_few_clients(self) -> str | None:
-        """Return the stop reason if too few clients may still participate to make another version."""
+        """Return the stop reason if too few clients for another version may still participate, else None."""
         limits, present = self.participation, self.present
         if self.training or (limits is None and any(present)):
             return None
@@ -493,7 +493,7 @@ class Core(Ledger):
             return None
         if all(done):
             return "participations"
-        # With ``stop.emulated_s``, the ``Wake`` actions are not endless: the run ends at that time.
+        # Do not stop a run with ``stop.emulated_s``: its ``Wake`` actions end at that time.
         if self._stop.emulated_s is None and all(map(self._never_starts, range(len(present)), done)):
             return f"{TOO_FEW_CLIENTS}: {sum(present)} of {len(present)}"
         return None

@@ -11,9 +11,9 @@ from edgefl.core.events import Died, Drop, Failed, Left, Rejoin
 def consequence(event: Died, *, private: bool) -> Left | Failed | None:
     """Return the event that a client's death causes: either the client leaves, or only its task fails.
 
-    In a private run participation must not depend on client data, so a client leaves only if the experiment
-    declared its death. Return None if the client stays and the death names no task: a separate `Failed` event
-    then ends the client's task when its update would have arrived.
+    With differential privacy (``private``), participation must not depend on client data, so a client leaves
+    only if the experiment declared its death. Return None if the client stays and the event has no task: a
+    separate `Failed` event then ends the client's task when its update would have arrived.
 
     >>> consequence(Died(client=0, at_s=4.0, reason="signal 9", task=7), private=True)
     Failed(client=0, task=7, at_s=4.0, reason='signal 9')

@@ -26,7 +26,7 @@ class Patience:
         self._waited = 0
 
     def ends(self, accuracy: float, metrics: Mapping[str, float]) -> bool:
-        """Record an evaluation; return True once ``patience_evaluations`` in a row brought no improvement."""
+        """Record an evaluation; return True after ``patience_evaluations`` in a row without improvement."""
         value = self._value(accuracy, metrics)
         self._waited += 1
         if value > self._best and value - self._best > self._stop.min_improvement:
@@ -70,10 +70,10 @@ class Standstill:
 
 
 class Periods:
-    """Finds the version that ends each evaluation period of N versions, client trips or emulated seconds.
+    """Selects one version to evaluate in each period of N versions, client trips or emulated seconds.
 
-    If periods are counted in trips or seconds, the first version after a period's end is chosen. Runs that
-    need different numbers of trips per version can thus be evaluated equally often.
+    If periods are counted in trips or seconds, the first version after the end of a period is selected. In
+    this way, runs that need different numbers of trips per version are evaluated equally often.
 
     >>> periods = Periods(Evaluation(every_trips=100))
     >>> [periods.end(version, 30 * version, 0.0) for version in range(1, 8)]

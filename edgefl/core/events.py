@@ -21,8 +21,8 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 class Left(msgspec.Struct, frozen=True, tag="left"):
     """A client disconnected: it went offline, or the run was interrupted.
 
-    A private run emits this event only for causes independent of client data: a departure that the experiment
-    declares, or an interruption of the run.
+    With differential privacy, the causes of this event must not depend on client data: they are departures
+    that the experiment declares, and interruptions of the run.
     """
 
     client: int
@@ -35,8 +35,8 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
 class Died(msgspec.Struct, frozen=True, tag="died"):
     """A client's process exited or was killed, or the client's training killed worker processes.
 
-    The core answers with `Rejoin` or `Drop`, and decides what becomes of the client's task
-    (`edgefl.core.deaths.consequence`).
+    The core returns `Rejoin` or `Drop`; `edgefl.core.deaths.consequence` decides whether the client's task is
+    lost.
     """
 
     client: int
@@ -69,8 +69,8 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """A task ended without an update: it was cancelled, its training raised an error, or its process died.
 
-    In a private run, where a failure may depend on the client's data, the trip is treated as a zero update
-    that arrives when the client's update would have arrived.
+    With differential privacy, the trip counts as a zero update that arrives when the client's update would
+    have arrived, because a failure may depend on the client's data.
     """
 
     client: int
@@ -94,7 +94,7 @@ class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr
     salt: str = ""
     """Digest of the summed updates, if noise was drawn with a secret key (`edgefl.privacy.TreeNoise`)."""
     zero: tuple[int, ...] = ()
-    """Tasks of a private step whose updates were not finite or were altered; the sum uses zeros instead."""
+    """With differential privacy, tasks whose updates were not finite or were altered; they count as zeros."""
 
 
 class Unmasking(msgspec.Struct, frozen=True, tag="unmasking"):
@@ -148,7 +148,7 @@ class Train(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     trip: int
     """Number of this client's earlier tasks; it selects the random stream from which batches are drawn."""
     until: Until | None = None
-    """When training ends; None if it ends after the number of steps that ``[training]`` sets."""
+    """End of training; None if it ends after the number of steps that ``[training]`` sets."""
     cohort: Cohort | None = None
     """The clients of this round, if the strategy's rounds are closed (`Strategy.closed`); else None."""
 
@@ -190,7 +190,7 @@ class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     parts: dict[str, VectorSum] = {}
     """Sums for auxiliary vectors, keyed by the vector's name; each sum has one weight per task."""
     clip_norm: float | None = None
-    """Clipping norm of the updates in a private run; None in other runs."""
+    """Clipping norm of the updates, for differential privacy; None without it."""
     from_s: float | None = None
     """Time at which the exchange of messages for this sum ends (`Unmasking`); None if none has begun."""
 

@@ -18,7 +18,7 @@ from edgefl.strategies.base import Client, Update
 
 
 class Ledger:
-    """A run's clients, tasks, held updates and counters; its methods keep them consistent but decide nothing.
+    """A run's clients, tasks, held updates and counters. Its methods keep them consistent; `Core` decides.
 
     A held update has arrived and still occupies memory. The class implements `edgefl.strategies.base.View`
     without copying.
@@ -76,7 +76,7 @@ class Ledger:
         self._updates: dict[int, Update] = {}  # task → held update, in order of arrival
         self._trips = array("i", [0]) * count
         self._trained_from = array("i", [-1]) * count
-        self._starters: tuple[int, set[int]] = (0, set())  # version, clients whose last task uses it
+        self._starters: tuple[int, set[int]] = (0, set())  # version; clients whose last task started from it
         self.present = bytearray(count)
         """One byte for each client: 1 if the client is connected, 0 otherwise."""
 
@@ -206,8 +206,8 @@ class Ledger:
     def hold(self, event: Arrived, version: int) -> Update:
         """Hold an update that arrived; its staleness is the number of versions from its base to ``version``.
 
-        In a private run, including one in which only clients add noise, the update gets the numbers of
-        examples and steps that were declared for the client before the run, and its loss is NaN.
+        With differential privacy, also if only clients add noise, the update gets the numbers of examples and
+        steps that were declared for the client before the run, and its loss is NaN.
         """
         base, staleness = event.base_version, version - event.base_version
         known = (event.examples, event.steps, event.loss)

@@ -1,4 +1,4 @@
-"""Rules on when a client may start a task: participation limits of private runs, and arrival processes."""
+"""Rules on when a client may start a task: limits for differential privacy, and arrival processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgefl.strategies.base import Arrivals
 
 
 class Participation:
-    """Counts how often each client participated in a private run, and checks the counts against the limits.
+    """Counts each client's participations, and checks them against the limits for differential privacy.
 
     A participation is an applied update; running tasks and held updates are counted as if applied. With
     local noise, every task that a client starts is a participation, even if its update is not used, because

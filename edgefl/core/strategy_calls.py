@@ -53,7 +53,7 @@ def invalid(strategy: Strategy, method: str, allowed: str, got: str) -> RunError
 def check_answers(strategy: Strategy, clients: int) -> None:
     """Check the results of the methods that a run calls before it begins, for a fleet of ``clients``.
 
-    Raises `ConfigError` if a method raises an exception or returns something invalid.
+    Raises `ConfigError` if a method raises an exception or returns an invalid result.
     """
 
     def answer(method: str, *args: Any) -> Any:
@@ -141,7 +141,8 @@ def until(result: Any) -> Until | None:
 def possible(until: Until, now_s: float) -> bool:
     """Return True if a task can end as ``until`` requires.
 
-    ``until`` must set at least one step or a finite time; the time must not be past, and the gain be finite.
+    ``until`` must set at least one step, or a finite time; the time must not have passed, and the gain must
+    be finite.
     """
     ends = until.at_s < math.inf if until.steps is None else until.steps >= 1
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
@@ -185,7 +186,7 @@ def combined(strategy: Strategy, rows: Rows, step_weights: Sequence[float]) -> l
 
 
 def check_private(strategy: Strategy, step: Step, most: float) -> None:
-    """Raise `RunError` if a step of a private run exceeds the sensitivity for which the noise was scaled."""
+    """Raise `RunError` if a step exceeds the sensitivity for which the privacy noise was scaled."""
     if step.keep or step.base_scale != 1.0 or step.parts:
         raise invalid(strategy, "step", "only weights under [privacy]", "keep, a base_scale or parts")
     total: dict[int, float] = {}
