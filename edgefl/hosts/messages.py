@@ -22,7 +22,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     host: tuple[str, int, str]
     """The node's CPU, its number of usable cores and its operating system (`edgefl.host.capacity.Host`)."""
     machine: str
-    """ID of the node's booted operating system. Nodes with the same ID share the cores of one machine."""
+    """Boot ID of the node's machine. Nodes with the same ID share the cores of one machine."""
     cores: Figure
     """Number of cores that the node may use, given its CPU affinity and its CPU quota."""
     software: dict[str, str]
@@ -32,7 +32,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     device: str = ""
     """Device profile of the node's only client; empty if the node may host any number of clients."""
     as_is: bool = False
-    """If True, the node's only client is not slowed down, because the node itself is such a device."""
+    """If True, the node's only client is not slowed down, because the node runs on such a device."""
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):

@@ -34,7 +34,7 @@ from edgefl.zeromq.sockets import Full
 REACH_S = 60.0
 """Seconds for which a node tries to reach the run before it gives up."""
 GRACE_S = 10.0
-"""Seconds that the zygote is given to exit before it is killed."""
+"""Time limit in seconds for the exit of the zygote; after that, it is killed."""
 _EVENTS = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
@@ -130,7 +130,7 @@ class _Node:
             self._end_zygote()
 
     def _turn(self) -> messages.Over | None:
-        """Forward messages in both directions once; return the message that ends the run, if it has
+        """Forward waiting messages in both directions; return the message that ends the run, if it has
         arrived."""
         self._send()
         self._line.wait(20 if self._outbox else 1000)
@@ -209,7 +209,7 @@ class _Node:
             raise RunError(f"the zygote process {how}") from None
 
     def _report_leaving(self, why: str) -> None:
-        """Tell the supervisor that this node is leaving, and ``why``, if the message can be sent."""
+        """Send the supervisor the reason why this node leaves the run, unless the send queue is full."""
         with contextlib.suppress(Full):
             self._line.send([encode([Refused(why, config=False)])])
 

@@ -40,7 +40,7 @@ from edgefl.zeromq.sockets import Full, Unreachable
 ALIVE_MS = 1000
 """Interval between checks that the nodes are still connected, in milliseconds."""
 GRACE_S = 15.0
-"""Seconds that the nodes are given to end their peers. This is longer than a node waits for its zygote."""
+"""Time limit in seconds for the nodes to end their peers. It exceeds a node's own limit for its zygote."""
 MOST_BYTES = 4 * 2**20
 """Maximum size of a message from a node, in bytes."""
 BITS = ("python", "torch", "numpy")
@@ -120,14 +120,14 @@ class Node:
     host_step_s: float = 0.0
     """CPU seconds that a training step takes on the node; 0 until the node is accepted."""
     cores: float = 0.0
-    """Number of the machine's cores that this node may use: an equal share for each node on the machine."""
+    """Number of cores that this node may use. Nodes on the same machine have equal shares of its cores."""
     peers: dict[tuple[control.Role, int], int] = field(default_factory=dict)
     """Epoch of each peer on the node, keyed by the peer's role and ID."""
     hosted: set[int] = field(default_factory=set)
     """IDs of all peers that the node has ever hosted."""
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
-    """Reason for ending each peer that moves to another node, keyed by role and ID. Such an end is not
-    treated as a failure of the peer's current task."""
+    """For each peer that is ended because it moves to another node, the reason, keyed by role and ID. The
+    peer's current task does not count as failed."""
     cleared: int = 0
     outbox: deque[messages.ToNode] = field(default_factory=deque)
 
@@ -188,7 +188,7 @@ class Nodes:
         self.say: Callable[[str], None] = lambda _: None
         """Function that shows a message to the user."""
         self.invitation = ""
-        """Line that tells the user how nodes can join, shown when the run starts to wait for nodes."""
+        """Instructions for joining, which are shown to the user when the run starts to wait for nodes."""
         self.outlook: Callable[[], int] | None = None
         """Function that returns how many nodes may still take part, and raises `EdgeflError` if none may;
         None if no launcher, such as Ray, starts the nodes."""
@@ -199,8 +199,8 @@ class Nodes:
         self._expected: control.Fingerprint | None = None
         self._same_bits = False
         self._waiting: dict[str, messages.Agreed] = {}
-        """Messages of the nodes that have loaded the data and the model but are not yet compared with this
-        host, keyed by node name."""
+        """Fingerprints of nodes that have loaded the data and the model, keyed by node name, until they are
+        compared with the fingerprint of this host."""
         self._adopt: control.Adopt | None = None
         self._reserved: dict[int, str] = {}
         """Name of the node for which a client is reserved, keyed by client ID. Only nodes that host a single
@@ -368,8 +368,8 @@ class Nodes:
                 yield from self._accept(self._nodes[name], agreed)
 
     def _reserve(self, node: Node) -> str:
-        """If the node is a device, reserve a client with its profile. Return the reason if there is no such
-        client, else ""."""
+        """Reserve a client for a node that hosts only one device profile. Return the reason if this is not
+        possible, else ""."""
         device = node.about.device
         if not device:
             return ""
@@ -398,7 +398,7 @@ class Nodes:
             self._make_room(f"node {node.name} has room for it")
 
     def _make_room(self, why: str) -> None:
-        """End the workers that a node hosts in excess of its share; other nodes will start them again."""
+        """End the workers that nodes host in excess of their share, so that other nodes restart them."""
         carried = sum(node.about.workers for node in self.agreed)
         share = -(-sum(len(node.peers) for node in self.agreed) // carried)
         for node in self.agreed:
@@ -442,7 +442,7 @@ class Nodes:
         yield from self._compare()
 
     def adopt(self, shape: Shape) -> None:
-        """Tell the nodes to create their parameter buffers, after which they can host peers."""
+        """Make the nodes create their parameter buffers, after which they can host peers."""
         self._adopt = control.Adopt(initialise=False, shape=shape)
         for node in self.agreed:
             node.outbox.append(self._adopt)

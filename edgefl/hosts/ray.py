@@ -25,7 +25,7 @@ from edgefl.zeromq.keys import public
 AUTO = "auto"
 """Address of the cluster to which this host belongs."""
 HEAD_TIMEOUT_S = 5.0
-"""Seconds that the head node of the cluster is given to accept a connection."""
+"""Time limit in seconds for connecting to the head node of the cluster."""
 GRACE_S = 10.0
 
 
@@ -42,7 +42,7 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
     if find_spec("ray") is None:
         raise ConfigError("--ray needs ray, which is not installed: pip install 'edgefl[ray]'")
     if address != AUTO:
-        _own_address(address)  # this fails immediately if no cluster answers; Ray would wait
+        _own_address(address)  # fail immediately if no cluster answers
     if not quiet:
         say(f"edgefl: placing a process on each node of the Ray cluster {address}", err=True)
     child, channel = start_process(

@@ -26,7 +26,7 @@ CONNECT_S = 60
 START_S = 60.0
 """Seconds that a node may take to free its cores and start a process."""
 RESTARTS = 3
-"""Number of times Ray restarts an actor whose process was killed while its node is alive."""
+"""Maximum number of times that Ray restarts an actor whose process was killed while its node is alive."""
 PASSED_ON = ("EDGEFL_DATA", "EDGEFL_MIRROR", "EDGEFL_MODULES", "EDGEFL_OFFLINE")
 """Names of the environment variables that actors inherit from this process unless their node sets them."""
 
@@ -99,7 +99,7 @@ def _drive(channel: Channel[Opened], address: str, code: str) -> None:
     actors = {name: _actor(*node) for name, node in nodes.items()}
     absent = dict(_unavailable(actors))
     for name in absent:
-        ray.kill(actors.pop(name))  # otherwise the actor would occupy the node's cores once they are free
+        ray.kill(actors.pop(name))  # or it would take the node's cores later
     secrets = {name: os.urandom(32) for name in actors}
     if not secrets:
         why = "; ".join(f"node {name}: {why}" for name, why in absent.items()) or "none has CPU cores"
@@ -133,8 +133,7 @@ def _connect(address: str, code: str) -> None:
 
 
 def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield each living node that has cores: a readable name, and a pair of Ray's node id and the number of
-    cores.
+    """Yield, for each live node with cores, a readable name and the pair (Ray's node id, number of cores).
 
     >>> node = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeID": "aa", "Resources": {"CPU": 4.0}}
     >>> dict(_named([node, {**node, "NodeID": "bb"}, {**node, "Alive": False}, {**node, "Resources": {}}]))
@@ -149,7 +148,7 @@ def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, in
 
 
 def bracketed(host: str) -> str:
-    """Return an IP address in the form that is used before a port.
+    """Return an IP address as it is written before a port: IPv6 addresses are put in brackets.
 
     >>> bracketed("10.0.0.1"), bracketed("fd00::1")
     ('10.0.0.1', '[fd00::1]')
