@@ -102,7 +102,7 @@ class DoorSocket(Router):
         self.address = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def admit(self, name: bytes, key: bytes) -> None:
-        """From now on, accept connections with this public key as connections from the peer ``name``."""
+        """Accept connections with this public key, and treat them as connections of the peer ``name``."""
         self._names[key], self._keys[name] = name, key
 
     def disconnect(self, name: bytes) -> None:
@@ -135,8 +135,8 @@ class DoorSocket(Router):
                 yield name, frames
 
     def _use_latest_connection(self, name: bytes, first: Any) -> None:
-        """From now on, send to the peer over the connection on which this message arrived, unless the peer
-        has a newer connection."""
+        """Send to the peer over the connection on which its message ``first`` arrived, unless the peer has a
+        newer connection."""
         routing_id, line = first.bytes, self._connections.get(name)
         if line is None or (routing_id != line.routing_id and _is_later(routing_id, line.routing_id)):
             number = int(first.get("__fd"))

@@ -29,7 +29,7 @@ MOST_SHARE = 0.1
 """Maximum share of a core that the checks may use. With many connections, a check takes milliseconds."""
 MOST_STRANGERS = 256
 """Maximum number of connections beyond the number of admitted peers. If there are more connections, the
-oldest strangers are disconnected."""
+oldest strangers (unauthenticated connections) are disconnected."""
 STRANGER_BYTES, ALL_BYTES = 4 * 2**20, 32 * 2**20
 """Maximum number of bytes received from one stranger, and from all strangers together. These limits are
 enforced on Linux only."""
@@ -70,7 +70,7 @@ class Strangers:
         self._events.close(linger=0)
 
     def _watch(self) -> None:
-        set_time_slice()  # check in time even on a busy host, because ZeroMQ keeps reading between the checks
+        set_time_slice()  # ZeroMQ reads between the checks, so they must be on time even on a busy host
         pause_s = LOOK_S
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
