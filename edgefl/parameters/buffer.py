@@ -91,7 +91,7 @@ class Shape:
     tail: int = 0
     """Size in bytes of the tail, which holds data written to the run's record since its last commit."""
     extra: int = 0
-    """Number of additional bytes after the numbers of each update."""
+    """Number of additional bytes after the numbers of each update, for secure aggregation."""
     statistics: int = 0
     """Number of running statistics, at the end of the model, that are stored with each slot."""
 
@@ -284,8 +284,8 @@ class ParameterBuffer:
         return self._latest_version[0], self._latest_entry[0]
 
     def read_model(self, entry: int, version: int, out: Floats) -> None:
-        """Copy a version of the model to ``out``. Raises `SlotError` if the ring entry did not contain this
-        version from the start to the end of the copy."""
+        """Copy a version of the model to ``out``. Raises `SlotError` if the ring entry contains another
+        version, or was overwritten during the copy."""
         before = self.entry_version[entry]
         np.copyto(out, self.model(entry))
         if before != version or self.entry_version[entry] != version:
@@ -347,7 +347,7 @@ class ParameterBuffer:
         return self._floats(self._kept + place * _pages(4 * self.shape.kept), self.shape.kept)
 
     def accepted(self, client: int, task: int) -> None:
-        """Mark as current the kept block to which the client's last trip wrote. This is called when the
+        """Make the kept block to which the client's last trip wrote the current one. Call this when the
         client's update has arrived."""
         if self.shape.clients:  # one word contains side and task, so a kill cannot leave only one of them set
             self.side[client] = (task + 1) << 1 | (self.side[client] & 1 ^ 1)

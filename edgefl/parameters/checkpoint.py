@@ -33,8 +33,8 @@ _KINDS = {"<f4": "F32", "|u1": "U8"}
 _BY_NUMBER = {
     "held": "held", "kept": "kept", "early": "early", "base": "bases", "statistics": "statistics",
 }  # fmt: skip
-"""Prefixes in the names of tensors that are numbered by task, client or version, and the `SavedState` field
-in which each kind of tensor is stored."""
+"""Maps the prefix of a tensor's name to the field of `SavedState` that contains the tensor. The rest of the
+name is the number of a task, a client or a version."""
 
 Layout = list[tuple[str, list[int], int]]
 
@@ -110,8 +110,8 @@ def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
 
 
 def forget_after(folder: Path, journal_seq: int) -> None:
-    """Delete the checkpoints that were written after this journal entry, because the journal now continues
-    differently from this entry on."""
+    """Delete the checkpoints that were written after this journal entry, because the entries after it will
+    be replaced."""
     for path in folder.glob("journal-*.safetensors"):
         if path > _file(folder, journal_seq):
             path.unlink()
