@@ -69,8 +69,8 @@ class SecureRules(Protocol):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Number of bytes that a client receives for each update in a sum that it helps to unmask, and number
-        of bytes that the client sends for each such sum."""
+        """Bytes that a client receives for each update in a sum that it helps to unmask, and bytes that it
+        sends for each such sum."""
 
 
 class SecureError(EdgeflError):

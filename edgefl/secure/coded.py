@@ -39,7 +39,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
     code: Code
     fixed: FixedPoint
     resolution: int
-    """Resolution of the weights of updates, which are represented by integers from 1 to this number."""
+    """Largest integer weight. The weights of updates are represented by integers from 1 to this number."""
     least_clients: int
     """Minimum number of clients in a sum; holders refuse sums with fewer."""
 
@@ -79,8 +79,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Number of bytes that a holder receives for each update in a sum, and number of bytes that the
-        holder sends for each sum."""
+        """Bytes that a holder receives for each update in a sum, and bytes that it sends for each sum."""
         return self.sealed_bytes, 4 * self.code.share_size
 
     @property
@@ -128,8 +127,7 @@ def _purpose(client: int, holder: int, mask: bytes) -> bytes:
 
 
 class Sender:
-    """Masks the updates of one client. ``holders`` maps each holder's index to the holder's public
-    key."""
+    """Masks the updates of one client. ``holders`` maps the index of each holder to its public key."""
 
     def __init__(self, client: int, keys: KeyPair, holders: Mapping[int, bytes], rules: Rules) -> None:
         if set(holders) != set(range(1, rules.code.holders + 1)):
@@ -167,8 +165,9 @@ class Sender:
 
 
 class Holder:
-    """Answers the requests to one holder. ``clients`` returns a client's public key, or None if the client is
-    unknown.
+    """Acts for one holder of shares: checks and answers the server's requests.
+
+    ``clients`` returns a client's public key, or None if the client is unknown.
 
     ``used`` maps the id of each mask in an answered request to the digest of that request. Each answer adds
     entries to ``used``, and the holder must keep these entries for as long as it keeps its keys.
@@ -214,7 +213,7 @@ class Holder:
 
 
 def check_members(rules: Rules, members: Sequence[tuple[int, bytes, int]]) -> None:
-    """Raise `SecureError` if a sum of these (client, mask id, weight) members would break the rules."""
+    """Raise `SecureError` if a sum of these (client, mask id, weight) members violates the rules."""
     names = [mask for _, mask, _ in members]
     if len(set(names)) < len(names):
         raise SecureError("one mask is in the sum twice")

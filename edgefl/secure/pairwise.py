@@ -161,8 +161,8 @@ class PairRules(msgspec.Struct, frozen=True, tag="pairwise"):
     """Maximum number of clients in a round."""
     fixed: FixedPoint
     resolution: int
-    """Resolution of the weights of updates, which are integers. The largest weight in the fleet is
-    represented by this number, and other weights are scaled accordingly."""
+    """Integer that represents the largest weight in the fleet. Other weights are scaled by the same factor
+    and rounded to integers."""
     least_clients: int
     """Minimum number of clients in a sum. A sum must also include more than half of the clients of the
     round."""
@@ -206,8 +206,8 @@ class PairRules(msgspec.Struct, frozen=True, tag="pairwise"):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Number of bytes that a client receives for each update in a sum (the id of its client), and
-        number of bytes that the client sends for each sum (shares)."""
+        """Bytes that a client receives for each update in a sum (the id of the update's client), and bytes
+        that it sends for each sum (shares)."""
         return 4, _SHARE_BYTES * self.members
 
     @property
@@ -298,7 +298,7 @@ class Participant:
         """Return the weighted update plus all masks. This may be called only once per round."""
         rules = self._rules
         if self._masked:
-            raise SecureError("this client has already uploaded in this round: a mask is used once")
+            raise SecureError("this client has already uploaded in this round; a mask is used only once")
         if self._held.keys() != rules.clients:
             raise SecureError(f"shares of {len(self._held)} clients arrived; {len(rules.clients)} are needed")
         self._masked = True
@@ -330,7 +330,7 @@ class Participant:
         if self._revealed:
             raise SecureError("this client has already revealed its shares of this round")
         if not arrived <= rules.clients or self.client not in arrived:
-            raise SecureError("the clients that arrived are not those of this round")
+            raise SecureError("the list of clients that uploaded does not fit this round")
         if len(arrived) < rules.threshold:
             raise SecureError(f"{len(arrived)} clients arrived; at least {rules.threshold} are required")
         self._revealed = True

@@ -1,4 +1,4 @@
-"""A trusted aggregator: a separate process that opens sealed updates and releases only weighted sums.
+"""A trusted aggregator: a separate process that decrypts updates and releases only weighted sums.
 
 It replaces the trusted execution environment that the FedBuff paper proposes. Clients encrypt their updates
 with the aggregator's public key; the server stores and relays ciphertext. The aggregator decrypts the updates
@@ -56,13 +56,12 @@ class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Number of bytes that a client receives, and number of bytes that it sends, to help to unmask a sum:
-        both are 0."""
+        """Bytes that a client receives and sends to help to unmask a sum: both are 0."""
         return 0, 0
 
     @property
     def step(self) -> float:
-        """Number to multiples of which elements are rounded: 0, because they are not rounded."""
+        """0, because the elements of an update are not rounded."""
         return 0.0
 
     @property
