@@ -25,8 +25,8 @@ SAMPLED_ORDERS = np.arange(2, 257)
 """Orders α for steps with randomly drawn clients. Their bounds hold for integer orders only."""
 
 SMALLEST_DEVIATION = 1e-100
-"""Standard deviation above which the bounds for randomly drawn clients can be computed. With less noise,
-these bounds would exceed the bound that ignores the draw."""
+"""Below this standard deviation, the bounds for randomly drawn clients are not computed, because they would
+exceed the bound that ignores the draw."""
 
 
 def gaussian_rdp(orders: ArrayLike, square: ArrayLike) -> NDArray[np.float64]:
@@ -135,10 +135,11 @@ class PrivacyAccount:
     A client's entry in ``squares`` is Σ c²/σ² over all noisy releases, where c is the number of the client's
     updates in a release. A release is a step or, with the tree mechanism, a node of the tree that is used
     at least once (with Honaker's estimate, every node). Several updates of a client in one node are assumed
-    to be equal. The result is exact for the tree, and an upper bound with Honaker's estimate, because the
-    versions do not reveal each node of a tree. If the clipping norm adapts to a quantile, each release of
-    the number of updates within the norm adds c²/(4 σ_b²) (Andrew et al. 2021, theorem 1): a zero update is
-    counted as ½ (`Mechanism.clip`), so one update changes the number by at most ½.
+    to be equal, which is the worst case. The result is exact for the tree, and an upper bound with Honaker's
+    estimate, because the versions do not reveal each node of a tree. If the clipping norm adapts to a
+    quantile, each release of the number of updates within the norm adds c²/(4 σ_b²) (Andrew et al. 2021,
+    theorem 1): a zero update is counted as ½ (`Mechanism.clip`), so one update changes the number by at most
+    ½.
 
     If the clients of each step are drawn uniformly from the fleet, `poisson_rdp` or `sampled_rdp` gives a
     second bound, and the lower of the two bounds is used. ``sampling`` then contains the probability that a

@@ -16,8 +16,8 @@ from edgefl.privacy.source import Seeded, Source
 
 @dataclass(frozen=True)
 class LocalNoise:
-    """Makes a client send Δ·min(1, L/‖Δ‖) + N(0, (σL)²) instead of its update Δ. Each trip of each client has
-    its own random numbers.
+    """Replaces a client's update Δ by Δ·min(1, L/‖Δ‖) + N(0, (σL)²). Each trip of each client has its own
+    random numbers.
 
     Two updates that a client might send differ by at most 2L after clipping, so σ bounds how much one upload
     reveals about the client's data (`edgefl.privacy.accounting.local_epsilon`).

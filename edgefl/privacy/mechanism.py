@@ -1,5 +1,4 @@
-"""A private step of the server, which clips the updates, adds noise to their sum and adapts the clipping
-norm."""
+"""A server step with differential privacy: clipping, noise, and adaptation of the clipping norm."""
 
 from __future__ import annotations
 
@@ -65,8 +64,8 @@ class Mechanism:
         return Clipped(clipped, float(np.where(empty, 0.5, sizes <= clip_norm**2).sum()))
 
     def deviation(self, clip_norm: float) -> float:
-        """Return the noise's standard deviation in each node of the tree, or in each step without a tree. Its
-        unit is that of the summed update."""
+        """Return the standard deviation of the noise in each node of the tree, or in each step without a
+        tree, in the unit of the summed update."""
         return self.rules.noise_multiplier * clip_norm * self.max_weight
 
     def noise(self, version: int, size: int, salt: str = "") -> Floats:

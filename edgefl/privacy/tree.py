@@ -64,8 +64,8 @@ class TreeNoise:
         self._made: dict[tuple[int, Node, str], Floats] = {}  # Honaker's estimates of the nodes in `_kept`
 
     def restore(self, salts: Mapping[int, str]) -> None:
-        """Continue after existing versions. ``salts`` contains the digest of each version's updates, keyed by
-        version."""
+        """Restore the noise of existing versions. ``salts`` contains the digest of each version's updates,
+        keyed by version."""
         self._salts = dict(salts)
 
     def step(self, version: int, size: int, salt: str = "") -> Floats:
