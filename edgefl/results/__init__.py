@@ -9,7 +9,7 @@ tail         `Tail`, memory that holds the writer's latest calls, and survives i
 seal         checksums of the record's pages, which detect damage to the file
 summary      summary.json: the results of a run
 groups       groups of clients by profile, speed and classes, with each group's weight and accuracy
-headline     the headline metrics of a run, in words
+headline     the headline metrics of a run, as text
 phase        a test of whether phones of one model act at the same times
 report       the report of one run: report.html, and a summary for the terminal
 run_pictures the pictures in that report

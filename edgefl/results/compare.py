@@ -110,7 +110,7 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
 
 
 def mixed_code(runs: Sequence[Run]) -> str:
-    """Return a sentence if a module of the user's own is not the same file in all runs that use it, or ""."""
+    """Return a warning if one of the user's modules differs between runs that use it; otherwise ""."""
     codes = [run.record.meta.code for run in runs]
     kinds = Counter(name for name, _ in {each for code in codes for each in code.items()})
     names = listed(name for name, count in kinds.items() if count > 1)
@@ -118,7 +118,7 @@ def mixed_code(runs: Sequence[Run]) -> str:
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
-    """Yield a table of times to the target, if there is a target, and one of drawn fleets, if any."""
+    """Yield a table of times to the target and a table of results over random fleets, if there are any."""
     if target is not None:
         yield table(
             [head.lower() for head in RACE_HEADS],
@@ -137,9 +137,9 @@ def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[Fitte
 
 
 def _over_fleets(rows: Sequence[RunGroup]) -> dict[str, fleets.Ahead]:
-    """Return, for each label, in how many drawn fleets its setting is ahead of the first setting.
+    """Count, for each label, the randomly drawn fleets in which its setting beats the first setting.
 
-    The dictionary is empty if no fleets were drawn.
+    The dictionary is empty if no fleets were drawn (``edgefl sweep --fleets``).
     """
     found = {row.label: row.to_target.ahead for row in rows if row.to_target is not None}
     return {label: one for label, one in found.items() if one is not None}
@@ -212,7 +212,7 @@ def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
 
 
 def _scored(rows: Sequence[RunGroup]) -> bool:
-    """Return False if no run has an accuracy but some run has a loss, as in a task without classes."""
+    """Return True unless the runs have a loss but no accuracy, as in a regression task."""
     return is_scored(
         {name: any(np.isfinite(row.figures[name].mean) for row in rows) for name in ("accuracy", "loss")}
     )
@@ -328,7 +328,7 @@ RACE_HEADS = ("Run", ">Time to target, s", ">Time ÷ first row's (95%)", ">Clien
 
 
 def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
-    """Return the result in words: the time to the target and the final accuracy, with intervals."""
+    """Return the result in a sentence: the time to the target and the final accuracy, with intervals."""
     ranked = [row for row in rows if row.ranked]
     race = race_in_words({row.label: [run.record for run in row.runs] for row in ranked}, target)
     fair = _over_fleets(ranked) if rows[0].ranked else {}
@@ -344,7 +344,7 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
 
 
 def _highest(rows: Sequence[RunGroup]) -> str:
-    """Return as text which of several rows has the highest final accuracy, and its lead over the second."""
+    """Name, in a sentence, the row with the highest final accuracy and its lead over the second row."""
     first, second, *_ = _by(rows, "accuracy")
     text = f"At the end {_leaders(rows, 'accuracy')} the highest accuracy"
     text += f": {percent(first.figures['accuracy'].mean)}"

@@ -47,7 +47,7 @@ _SETTINGS: Any = {
 ENDINGS = (".pdf", ".svg", ".eps", ".png")
 BANDS = ("interval", "range", "none")
 WIDEST_IN = 200.0
-"""Maximum width and height of a figure; a larger one has too many pixels for a .png file."""
+"""Maximum width and height of a figure, in inches; a larger one has too many pixels for a .png file."""
 AXES = {"at_s": "emulated seconds", "trips": "client trips", "version": "version"}
 
 

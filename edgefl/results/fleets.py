@@ -134,7 +134,7 @@ def _range_text(low: float, high: float) -> str:
 
 
 def explained(first: str) -> str:
-    """Return the caption of a table whose rows are made by `row`.
+    """Return the caption of a table with rows from `row`.
 
     ``first`` is the label of the first row, which holds the setting that the others are compared with.
     """

@@ -139,7 +139,7 @@ def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | Non
 def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
     """Return a row for each set of runs that differ only in their seed.
 
-    If two runs of a set have the same seed, each run of the set gets a row of its own.
+    If two runs of a set have the same seed, each run of the set gets a separate row.
     """
     return rows_of(grouped(runs), target)
 
@@ -220,7 +220,7 @@ def settings(record: Record) -> dict[str, Any]:
 
 
 def kind(record: Record) -> str:
-    """Return a string that is equal for two runs if they differ only in their seed."""
+    """Return a key that is equal for runs that differ only in their seed."""
     meta = record.meta
     parts = [meta.strategy, meta.clock, meta.partition, meta.model, meta.parameters, record.kinds()]
     parts += [msgspec.structs.asdict(meta.privacy)] if meta.privacy is not None else []

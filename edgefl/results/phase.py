@@ -51,7 +51,7 @@ class Phase(NamedTuple):
     one_profile: ObservedShare | None
     coincident: ObservedShare | None
     by_design: str = ""
-    """Reason why clients act together by design, so that no warning is given; empty if they do not."""
+    """Reason why the strategy makes clients act together, which suppresses the warning; otherwise empty."""
 
     def figures(self) -> dict[str, Any]:
         """Return the results for ``summary.json``."""

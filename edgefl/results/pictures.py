@@ -47,7 +47,7 @@ _SETTINGS: Any = {
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """Draw figures in the style of the pages; for use as a context manager or as a decorator."""
+    """Draw figures in the style of the pages, as a context manager or a decorator."""
     with mpl.rc_context(_SETTINGS):
         yield
 
@@ -219,14 +219,14 @@ EARLY = 0.1
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:
-    """Return the lower end of a y axis of shares: 0, or just below curves that all soon stay above 70%."""
+    """Return the lower end of a percentage axis: 0, or just below the curves if they soon stay above 70%."""
     later = [curve.y[curve.x >= EARLY * farthest] for curve in curves]
     lowest = min((float(np.nanmin(y)) for y in later if np.isfinite(y).any()), default=0.0)
     return max(0.0, np.floor(lowest * 20 - 1) / 20) if lowest > 0.7 else 0.0
 
 
 def _end_dots(canvas: Canvas, curves: Sequence[Curve]) -> None:
-    """Draw a dot at the end of each curve, or a ring around the dots of earlier curves that end nearby."""
+    """Draw a dot at the end of each curve, or a larger ring if an earlier curve ends nearby."""
     across, up = canvas.axes.get_xlim()[1], float(np.diff(canvas.axes.get_ylim())[0])
     placed: list[tuple[float, float]] = []
     for curve in curves:

@@ -118,7 +118,7 @@ def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
 
 
 class Record:
-    """Reader of ``<folder>/record.sqlite``. It shows the run at one moment, and never blocks the writer.
+    """Reader of ``<folder>/record.sqlite``. It reads one snapshot of the run, and never blocks the writer.
 
     Raises `ConfigError` if ``folder`` is not a run's folder or its record cannot be read.
     """
@@ -136,9 +136,9 @@ class Record:
             check_file(self._db, self.path)
             seal.check(self.path)
             if self._db.execute("PRAGMA journal_mode").fetchone() == ("wal",):
-                # In one read transaction, all columns show the same moment even while the run continues. A
-                # record without a write-ahead log belongs to an ended run. It needs no transaction, and a
-                # transaction would block a later writer.
+                # In one read transaction, all columns come from the same snapshot even while the run
+                # continues. A record without a write-ahead log belongs to an ended run. It needs no
+                # transaction, and a transaction would block a later writer.
                 self._db.execute("BEGIN")
                 self._db.execute("SELECT COUNT(*) FROM meta").fetchone()
 
@@ -271,10 +271,9 @@ class Record:
     ) -> tuple[ClientRow | None, list[TripRow], list[IncidentRow]]:
         """Return a client's row, and the client's last trips and incidents, newest first.
 
-        The client's row is None if it has not been recorded yet.
-
-        At most ``trips`` trips and ``incidents`` incidents are returned. Only the run's last ``tasks`` tasks
-        are searched for trips, so that the query is fast.
+        The client's row is None if it has not been recorded yet. At most ``trips`` trips and ``incidents``
+        incidents are returned. Only the run's last ``tasks`` tasks are searched for trips, so that the query
+        is fast.
         """
         rows = self._rows(ClientRow, "clients WHERE client = ?", (client,))
         since = "(SELECT COALESCE(MAX(task), 0) FROM trips) - ?"

@@ -181,7 +181,7 @@ def _learning(record: Record) -> list[str]:
 
 
 def _scored(record: Record) -> bool:
-    """Return False for a task that has a loss but no accuracy."""
+    """Return True unless the task has a loss but no accuracy, as in a regression task."""
     return is_scored({name: measured(record, name, "trips").size > 0 for name in ("accuracy", "loss")})
 
 
@@ -237,7 +237,7 @@ def _attackers(found: dict[str, Any] | None) -> list[str]:
 
 
 def failed_attacks(found: Mapping[str, Any]) -> str:
-    """Return in words how many trips of attackers failed in the user's own attack function, and why, or "".
+    """Describe how many trips failed in the user's attack function, and why the first one failed; else "".
 
     >>> failed_attacks({"failed_trips": 3, "first_failure": "'mine:attack' raised ValueError: no"})
     "3 trips failed because of the attack function; in the first, 'mine:attack' raised ValueError: no"
@@ -441,7 +441,7 @@ def _provenance(record: Record, summary: dict[str, Any]) -> dict[str, str]:
 
 
 def model_error(factors: Mapping[str, float]) -> str:
-    """Return in words how far real devices may be from the profiles; this is not the enforcement error.
+    """Describe the model error: the factor within which real devices agree with their profiles.
 
     >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
     ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')

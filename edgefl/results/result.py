@@ -19,8 +19,10 @@ from edgefl.results.tables import FittedTable, as_text
 
 
 def summary_in(folder: Path) -> dict[str, Any]:
-    """Return the content of ``summary.json`` in the folder of a run or a sweep. Raises `ConfigError` if it
-    cannot be read."""
+    """Return the content of ``summary.json`` in the folder of a run or a sweep.
+
+    Raises `ConfigError` if the file cannot be read.
+    """
     path = folder / SUMMARY_FILE
     try:
         found = json.loads(path.read_bytes())

@@ -50,7 +50,7 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One client trip: the download, local training and upload, as far as the trip got.
+    """One client trip: download, local training and upload, possibly incomplete.
 
     A field ``*_declared_s`` is the duration of a part of the trip according to the profile. The field of the
     same name without ``declared`` is the actual duration.
@@ -60,11 +60,11 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     client: int
     base_version: int
     trip: int
-    """Number of tasks that the client had before this task."""
+    """Index of the trip: the number of the client's earlier tasks."""
     sent_s: float
     received_s: float | None = None
     arrived_s: float | None = None
-    """Time at which the whole update was in its slot of the buffer; None if no update arrived."""
+    """Time at which the complete update was in its slot of shared memory; None if no update arrived."""
     staleness: int | None = None
     applied_version: int | None = None
     """The first version that used the update."""
@@ -93,7 +93,7 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     work_s: float | None = None
     """Training time at the device's full speed, according to the device's time model."""
     lateness_s: float | None = None
-    """Emulated seconds by which the trip ended later than it should have."""
+    """Emulated seconds by which the trip ended after its planned end."""
     cpu_s: float | None = None
     """CPU time of the training on this machine, in seconds."""
     peak_mib: float | None = None
@@ -247,7 +247,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
     """`Strategy.remark`: a warning about hyperparameters that do not fit together."""
     in_phase: str = ""
-    """Reason why clients act together by design; empty if they should be independent."""
+    """Reason why the strategy makes clients act together; empty if they should be independent."""
     privacy: Privacy | None = None
     """The table ``[privacy]`` of the experiment."""
     sampling: tuple[float, bool] | None = None
@@ -305,13 +305,13 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that hosted the clients or workers; the shares above are then those of the worst node."""
     network: dict[str, int] = {}
     """Since the server was last started: bytes in messages received from nodes (``in``) and sent to nodes
-    (``out``), and number of ``versions`` made."""
+    (``out``), and the number of ``versions`` published."""
     host: dict[str, Any] = {}
     software: dict[str, str] = {}
     toml: str = ""
     """The resolved experiment file."""
     code: dict[str, str] = {}
-    """SHA-256 of the file of each of the user's own modules with which the run last went on, by module."""
+    """SHA-256 of the file of each of the user's modules, keyed by module, at the last start or resume."""
 
 
 TABLES: dict[str, type[msgspec.Struct]] = {

@@ -84,7 +84,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def refuse_sweep(folder: Path) -> None:
-    """Raise `ConfigError` if the folder, which should be a run's, is a sweep's."""
+    """Raise `ConfigError` if the folder holds a sweep instead of a run."""
     if is_sweep(folder):
         raise ConfigError(f"{folder}: holds runs, as a sweep does; give one of them: {folder / RUNS}/…")
 
@@ -153,7 +153,7 @@ def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
             except OSError as error:
                 raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from None
             stack.callback(os.close, lock)
-            # NFS can lock only files open for writing, so no folders; some file systems cannot lock at all
+            # NFS locks only files that are open for writing, and no folders. Some file systems cannot lock.
             if _lock(lock, folder, patience_s):
                 break
         yield lock

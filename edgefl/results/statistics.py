@@ -69,7 +69,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def half_95(values: Points) -> Points:
     """Return half the width of the 95% interval of the mean over the first axis (Student's t)."""
-    count, differences = len(values), values - values[0]  # these are exactly 0 if all values are equal
+    count, differences = len(values), values - values[0]  # exactly 0 if all values are equal
     half: Points = stdtrit(count - 1, 0.975) * differences.std(axis=0, ddof=1) / math.sqrt(count)
     return half
 

@@ -48,7 +48,7 @@ LOG_ROWS = 50_000
 
 
 class _End(msgspec.Struct):
-    """The end of a trip, which may become known only after the trip's row was written."""
+    """The end of a trip, which may become known only after the trip's row is written."""
 
     task: int
     fate: str | None = None
@@ -206,11 +206,11 @@ class Store:
             self._calls.append(("evaluation", row))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
-        """Add a fault that the run handled; `truncate` keeps it, because the fault did happen."""
+        """Add a fault that the run handled. `truncate` keeps it: a rewind does not undo the fault."""
         self._rows[_insert("incidents")].append((None, at_s, client, kind, detail))
 
     def cost(self, stage: str, seconds: float, calls: int = 1) -> None:
-        """Add ``seconds`` of wall time to a stage of the server's work, for `sync` or `close` to write."""
+        """Add wall ``seconds`` to a stage of the server's work; `sync` and `close` write the total."""
         entry = self._costs.setdefault(stage, [0.0, 0])
         entry[0] += seconds
         entry[1] += calls
@@ -252,7 +252,7 @@ class Store:
                 raise
 
     def follow(self, tail: Tail) -> None:
-        """Repeat the calls that a killed writer left in ``tail``, and store this writer's later calls there.
+        """Replay the calls that a killed writer left in ``tail``, and log this writer's later calls there.
 
         The tail holds events and the rows of trips, versions and evaluations, but no incidents and no meta.
         """
@@ -326,7 +326,7 @@ class Store:
         self._costs.clear()
 
     def _copy_log(self) -> None:
-        """Have SQLite copy to the record's file the part of the log that no reader needs; reseal the file."""
+        """Have SQLite copy the part of its log that no reader needs into the file, and reseal the file."""
         self._rows_in_log = 0
         with self._writing():
             seal.lift(self.path)
@@ -440,7 +440,7 @@ def _insert(table: str, extra: str = "") -> str:
 
 
 _FINISHED = ("task", "applied_version", "weight", "fate", "reason")
-"""Columns of a trip that only `Store.applied` and `Store.released` change after its row was written."""
+"""Trip columns that only `Store.applied` and `Store.released` may change after the row is written."""
 # An updated row keeps the number of the event that first recorded the trip, which `Store.truncate` needs.
 INSERT_TRIP = _insert("trips", "uses seq fate_seq").replace("OR REPLACE ", "") + (
     " ON CONFLICT (task) DO UPDATE SET "

@@ -47,7 +47,7 @@ _OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock",
 _LONG_TRAINING_S = 0.01
 """Expected CPU time, in seconds, above which a trip's CPU time per step is judged. In shorter training,
 overheads dominate."""
-# Time scale for computed times. These have no measurement error, so even the shortest times are judged.
+# Time scale used to judge computed times. They have no measurement error, so no time is too short to judge.
 _EXACT_SCALE = 1e9
 
 
@@ -277,7 +277,7 @@ def measured(
 
 
 def is_scored(known: Mapping[str, bool]) -> bool:
-    """Return False if a loss is known but no accuracy is, as in a task without classes."""
+    """Return True unless a loss was measured but no accuracy, as in a regression task."""
     return known["accuracy"] or not known["loss"]
 
 
@@ -294,8 +294,7 @@ def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float
 
 
 def on_clients(record: Record) -> dict[str, Any] | None:
-    """Return metrics of the last evaluation on the clients' own examples; None if there was no such
-    evaluation.
+    """Return metrics of the last evaluation on the clients' own examples; None without such an evaluation.
 
     The metrics are given for the ``global`` model and for the clients' ``personal`` models (after training).
     They are the mean accuracy or, for a task without classes, the mean loss: over all clients, and over the
@@ -462,9 +461,10 @@ def _memory(record: Record) -> dict[str, Any]:
 
 
 def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
-    """Return the share of time that clients were online, and counts of departures, reasons and returns.
+    """Return the share of time that clients were online, and the numbers of departures and returns.
 
-    A client that finishes its task before it leaves is counted as online until it was due to leave.
+    Departures are also counted by reason. A client that finishes its task before it leaves is counted as
+    online until it was due to leave.
     """
     since: dict[int, float] = {}
     joined, reasons = Counter[int](), Counter[str]()

@@ -133,7 +133,7 @@ class Sweep:
         return table
 
     def fleets(self) -> Table:
-        """Return, for each label except the first, in how many drawn fleets it is ahead of the first label.
+        """Return, for each label except the first, the number of drawn fleets in which it beats the first.
 
         ``share`` counts a tie as half and leaves out undecided fleets; ``low_95`` and ``high_95`` are the
         ends of the share's 95% interval. ``ratio_low_90`` and ``ratio_high_90`` are the 5th and 95th
@@ -188,7 +188,7 @@ class Sweep:
         return table
 
     def track(self, tracker: str) -> list[str]:
-        """Copy all runs to ``tracker``, as a group that has the sweep's name: see `Result.track`."""
+        """Copy all runs to ``tracker``, as a group named after the sweep: see `Result.track`."""
         from edgefl.results.trackers import track
 
         group = self.dir.absolute().name
@@ -204,7 +204,7 @@ class Sweep:
 def compare_folders(
     folders: Sequence[str | Path], out: str | Path | None = None, target: float | None = None
 ) -> Group:
-    """Compare runs and sweeps as `compare.compare` does; a sweep's folder stands for its runs.
+    """Compare runs and sweeps as `compare.compare` does, with each sweep's folder replaced by its runs.
 
     The rows of a sweep keep the sweep's labels and precede the rows of single runs. If a sweep is the only
     folder, its own target is used, unless ``target`` is given.

@@ -179,7 +179,7 @@ def _squeezed(whole: Sequence[int], least: Sequence[int], room: int) -> list[int
 
 
 def _filled(parts: Iterable[Text], room: int) -> list[Text]:
-    """Join parts with dots into lines of at most ``room`` columns; a wider part gets a line of its own."""
+    """Join parts with dots into lines of at most ``room`` columns; a wider part is put on a separate line."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 3 + part.cell_len <= room:

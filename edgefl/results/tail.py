@@ -1,7 +1,7 @@
 """The tail of a record: a writer's calls since its last commit, in memory that outlives the writer.
 
 An SQLite commit takes a fifth of the server's time per trip; copying a few hundred bytes is almost free. So
-the writer copies all calls that must survive its death to the tail, and commits twenty times a second.
+the writer copies to the tail all calls that must survive its death, and commits twenty times a second.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tail:
         return self._words[1]
 
     def clear(self, seq: int) -> None:
-        """Remove all batches, because all events up to number ``seq`` have been committed."""
+        """Remove all batches after a commit of all events up to number ``seq``."""
         self._words[0] = 0
         self._words[1] = seq
 

@@ -38,7 +38,7 @@ class RaceTarget(NamedTuple):
 
     value: float
     why: str
-    """Where the target comes from, in words."""
+    """How the target was chosen, as text."""
     measure: str = "accuracy"
     at_most: bool = False
     """True if the metric has to fall to the value, as a loss does."""
@@ -46,7 +46,7 @@ class RaceTarget(NamedTuple):
     """Number of consecutive evaluations whose mean has to reach the value."""
 
     def __str__(self) -> str:
-        """Return the target in words.
+        """Return the target as text.
 
         >>> print(RaceTarget(0.9, ""), RaceTarget(0.2, "", "loss", at_most=True), sep=", ")
         90.0% accuracy, loss ≤ 0.2
@@ -57,7 +57,7 @@ class RaceTarget(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """A sentence that states when a run has reached the target, and where the target comes from."""
+        """A sentence that states when a run has reached the target, and how the target was chosen."""
         how = f"the mean of {self.window} evaluations in a row" if self.window > 1 else "one evaluation"
         return f"Reached: {how} is {'below' if self.at_most else 'above'} the target ({self.why})."
 
@@ -80,7 +80,7 @@ class RaceTarget(NamedTuple):
 
 
 def check_target(given: object) -> None:
-    """Raise `ConfigError` unless ``given`` is None or a share above 0."""
+    """Raise `ConfigError` unless ``given`` is None or an accuracy above 0 and at most 1."""
     number = float(given) if isinstance(given, int | float | np.floating) else None
     if given is not None and (number is None or not 0.0 < number <= 1.0):
         got = repr(given) if number is None else f"{number:g}"
@@ -106,7 +106,8 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     it is the same for all runs; the highest smoothed accuracy that every run reached. It is None if none of
     them exists. The target's window, the number of evaluations over which values are smoothed, is 1 for
     ``stop.metric``, at most ``stop.accuracy_over`` for ``stop.accuracy``, and otherwise `WINDOW`. Raises
-    `ConfigError` if ``given`` is not a share above 0, or if it is given and no evaluation has an accuracy.
+    `ConfigError` if ``given`` is not an accuracy above 0, or if it is given and no evaluation has an
+    accuracy.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]
@@ -263,7 +264,7 @@ def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record
 
 
 def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | None) -> str:
-    """Return in words which setting reached the target first in emulated time, and how certain this is.
+    """Describe which setting reached the target first in emulated time, and how certain this is.
 
     As in the tables, the denominator of a ratio is the time of the earlier row in ``rows``. A second sentence
     names the other settings whose first evaluations already reached the target.
@@ -292,7 +293,7 @@ def _order_in_words(
 ) -> str:
     """Return the first sentence of `race_in_words`, for two or more rows.
 
-    ``found`` is each row's costs, and ``leaders`` are the rows of the lowest rank.
+    ``found`` holds the costs of each row, and ``leaders`` are the rows with the best rank.
     """
     first, second, *_ = sorted(found, key=lambda label: _rank(found[label]))
     if not found[first].reached:
@@ -324,7 +325,7 @@ def _order_in_words(
 
 
 def _too_few_evaluations(runs: Sequence[Record], target: RaceTarget) -> str:
-    """Return a sentence if runs with few evaluations reached the target only in single ones; else ""."""
+    """Return a hint if there are few evaluations and only single ones, not their mean, reached the target."""
     single = target._replace(window=1)
     most = max(len(target.curve(run, "at_s").accuracies) for run in runs)
     if most >= 3 * target.window or all(math.isnan(single.reached(run, "at_s")) for run in runs):
@@ -336,13 +337,13 @@ def _too_few_evaluations(runs: Sequence[Record], target: RaceTarget) -> str:
 
 
 def _period(run: Record) -> str:
-    """Return the key that sets the period of the run's evaluations."""
+    """Return the experiment key that sets the interval between the run's evaluations."""
     rules = settings_of(run).evaluation
     every = "every_s" if rules.every_s else "every_trips" if rules.every_trips else "every_versions"
     return f"evaluation.{every}"
 
 
 def _rank(found: ToTarget) -> tuple[float, float]:
-    """Return a sort key: the share of runs that reached the target, then the mean time of these runs."""
+    """Return a sort key: the share of runs that reached the target, then their mean time."""
     there = [cost for cost in found.costs["at_s"] if not math.isnan(cost)]
     return -found.reached / found.runs, float(np.mean(there)) if there else math.inf

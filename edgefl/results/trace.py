@@ -70,7 +70,7 @@ def trace_text(records: Sequence[Record]) -> str:
 def _events(record: Record, first_pid: int, prefix: str) -> Iterator[Event]:
     """Yield a run's events: first the names, then the slices, ordered by process, thread and time.
 
-    A trip precedes its parts.
+    The slice of a trip precedes the slices of its download, training and upload.
     """
     server = first_pid + _SERVER
     pid_of = {name: server + 1 + k for k, name in enumerate(reversed(profiles_by_speed(record)))}
@@ -149,7 +149,7 @@ def _buffer(record: Record) -> list[tuple[float, int]]:
     """Return the times at which the number of updates in the buffer changes, in order, with the changes.
 
     The change is +1 when an update arrives, and −1 when the update is applied or dropped in the step that
-    makes a version.
+    publishes a version.
     """
     at_s = dict(zip(record.versions["version"].tolist(), record.versions["at_s"].tolist(), strict=True))
     changes: list[tuple[float, int]] = []

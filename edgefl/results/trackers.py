@@ -38,7 +38,7 @@ class Copied(NamedTuple):
     group: str | None
     """Name of the sweep, if the run belongs to one."""
     identity: str
-    """Hexadecimal digits that are the same for every copy of the run."""
+    """Hexadecimal id of the run, the same for every copy."""
     settings: dict[str, Any]
     """Values of the experiment's keys, keyed by dotted name."""
     curve: list[dict[str, float]]
