@@ -103,7 +103,7 @@ class Attack:
             raise ConfigError(f"fleet.attackers.kind: {unknown('attack', rules.kind, have)}")
 
     def targets(self, client: int, honest: Any) -> Any:
-        """Return this client's training targets, which differ from ``honest`` if the client flips labels."""
+        """Return the client's training targets: ``honest``, or other classes if the client flips labels."""
         return self._flipped if self._flipped is not None and client in self._clients else honest
 
     def replaces_update(self, client: int) -> bool:
@@ -124,8 +124,10 @@ class Attack:
         return sorted(drawn.tolist())
 
     def try_own(self, size: int) -> None:
-        """Call the user's own attack function once, on an update of ``size`` ones. Raises `ConfigError` if
-        the function fails, because its attackers would then be missing from the run."""
+        """Test the user's attack function on a vector of ``size`` ones before the run starts.
+
+        Raises `ConfigError` if the function fails, since a run would then have no attackers.
+        """
         if self._function is not None:
             try:
                 self.change(np.ones(size, np.float32), np.zeros(size, np.float32), min(self._clients), 0)
@@ -138,7 +140,7 @@ class Attack:
         """Change a trained model in place if the client attacks; ``base`` is the downloaded model.
 
         ``others`` are the updates that an ``alie`` attacker computed on the data of its `colluders`; each has
-        the shape of the model. Raises `TrainingError` if the user's own attack function fails.
+        the shape of the model. Raises `TrainingError` if the user's attack function fails.
         """
         rules = self._rules
         if rules is None or not self.replaces_update(client):

@@ -117,7 +117,7 @@ class Context:
         return self.left > 0
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Record metrics of this trip; a later value replaces an earlier one of the same name.
+        """Record metrics of this trip; a later value replaces an earlier value of the same name.
 
         Values that are not finite become NaN.
         """
@@ -131,7 +131,7 @@ class Context:
             )
 
     def finish(self) -> None:
-        """Account for declared steps that the function did not take; the device spends their time anyway."""
+        """Account for the steps that the function did not take; the device spends their time anyway."""
         for size in self._sizes[self.steps :]:
             self._account(size)
 
@@ -269,7 +269,7 @@ class CustomTrainer:
         return self._arithmetic.batch(x, device), from_numpy(y).to(device)
 
     def _gather(self) -> None:
-        """Copy the trained model into the vector, even if the function replaced tensors."""
+        """Copy the trained model into the flat vector, including tensors that the function replaced."""
         try:
             self._flat.gather()
         except ConfigError as error:
@@ -286,7 +286,7 @@ class CustomTrainer:
                 raise raised(self._function, self._name, error) from error
             raise
         finally:
-            if os.getpid() != process:  # the function forked; the client's copy must end here
+            if os.getpid() != process:  # the function forked: end the copy of this process
                 os._exit(0)
         if context.stopped is not None:  # the function suppressed the exception
             raise context.stopped

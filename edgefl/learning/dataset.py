@@ -14,8 +14,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Examples(Protocol):
-    """Inputs that are indexed by row: a numpy array, or an object that creates an array of the requested
-    rows."""
+    """Inputs indexed by row: a numpy array, or an object that creates an array of the requested rows."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, rows: Any, /) -> NDArray[Any]: ...
@@ -140,7 +139,7 @@ class Dataset:
 
     @property
     def targets(self) -> str:
-        """Description of the targets, for messages."""
+        """Description of the targets for error messages."""
         if self.labels is not None:
             return "classes"
         return f"{'float' if self.classes is None else 'token'} targets of shape {self.target_shape}"

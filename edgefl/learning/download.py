@@ -30,7 +30,7 @@ from edgefl.terminal import say
 SILENCE_S = 15.0
 """A download fails if the server sends nothing for this long, in seconds."""
 SLOWEST_BYTES_PER_S = 50_000
-"""Minimum speed of a download, which may take `SILENCE_S` longer than it would at this speed."""
+"""Minimum mean speed of a download; `SILENCE_S` seconds of delay are allowed in addition."""
 PIECE = 1 << 16
 
 
@@ -124,7 +124,7 @@ def _checked(mirror: str) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder, so that only one process at a time downloads into it."""
+    """Lock the folder, so that only one process at a time downloads into it."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)

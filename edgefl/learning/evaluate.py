@@ -27,11 +27,11 @@ Counts = NDArray[np.int64]
 KEY = "evaluation.function"
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MOST_COUNTED = 10_000
-"""Maximum number of classes for which results are counted per class; the counts must fit into a message."""
+"""Maximum number of classes for which results are counted per class; a message must hold the counts."""
 
 
 class EvalResult(NamedTuple):
-    """Mean loss, accuracy, and the numbers of correct examples and of all examples in each class.
+    """Mean loss, accuracy, and the numbers of correct predictions and of examples in each class.
 
     ``accuracy`` is NaN if the targets are not classes or the outputs are not logits for the classes. The
     counts ``correct`` and ``total`` are int64[classes]; they are empty if there is no accuracy, if the
@@ -62,7 +62,7 @@ class OwnEvaluation:
         self._seed = int(stream(seed, "evaluation").integers(2**63))
 
     def measure(self, flat: FlatModel, x: Examples, y: NDArray[Any]) -> dict[str, float]:
-        """Call the user's function on the model in evaluation mode; return the metrics that are finite.
+        """Call the user's function on the model in evaluation mode; return its finite metrics.
 
         The function receives the first ``len(y)`` rows of ``x``, and ``y``, as tensors on the model's device.
         Raises a one-line `ConfigError` if it fails or does not return a mapping of names to numbers.

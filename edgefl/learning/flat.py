@@ -19,8 +19,7 @@ from edgefl.parameters.buffer import blocks
 
 
 class Entry(NamedTuple):
-    """One tensor of a model, stored row by row in the elements ``offset`` to ``offset + size`` of the
-    vector."""
+    """One tensor of a model, stored in C order in elements ``offset`` to ``offset + size`` of the vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +47,7 @@ class _Attributes:
         own = [vars(part) for part, _ in self._kinds]
         self._dicts = [*own, *(value for each in own for value in each.values() if isinstance(value, dict))]
         self._first = [each.copy() for each in self._dicts]
-        # Flat lists make the comparison fast, since most trips change nothing.
+        # Flat lists make the comparison fast; after most trips, nothing differs.
         self._sizes = [*map(len, self._dicts)]
         self._full = [each for each in self._dicts if each]
         self._keys = [*chain.from_iterable(self._full)]
@@ -182,7 +181,7 @@ class FlatModel:
                 self.module.get_buffer(name).copy_(first)
 
     def training_mode(self) -> None:
-        """Call `nn.Module.train` unless all submodules are in training mode; checking that is faster."""
+        """Call `nn.Module.train` unless all submodules are in training mode, because the check is faster."""
         if not all(module.training for module in self._modules):
             self.module.train()
 
@@ -209,7 +208,7 @@ class FlatModel:
 
     @property
     def gradients(self) -> int:
-        """Number of elements of ``grad`` that the module's parameters still use as their gradients."""
+        """Number of gradient elements that are still views of ``grad``."""
         return sum(own.numel() for _, parameter, own in self._gradients if parameter.grad is own)
 
     def restore(self) -> None:

@@ -86,7 +86,7 @@ class FlowerTraining:
         return self._app._call is not None
 
     def _message(self, sent: Any, context: Context) -> Any:
-        """Create a train message like those that Flower's own strategies send."""
+        """Create a train message in the format of Flower's own strategies."""
         from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
 
         rule = context.rule
@@ -193,8 +193,7 @@ def _seeded(rng: np.random.Generator) -> Iterator[None]:
 
 
 def run_config(module: str | None) -> dict[str, Any]:
-    """Return the table ``[tool.flwr.app.config]`` of the app, flattened as Flower does; {} if there is
-    none."""
+    """Return the app's table ``[tool.flwr.app.config]``, flattened as by Flower; {} if there is none."""
     for folder in Path(module or "").resolve().parents:
         try:
             app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]

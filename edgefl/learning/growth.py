@@ -1,4 +1,4 @@
-"""The number of examples that a client has on each trip, if the client's data grow during the run."""
+"""The number of examples that a client has on each trip if its data grow during the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GrowingData:
         self._rates: dict[int, float] = {}
 
     def held(self, client: int, trip: int) -> int:
-        """Return the number of examples that the client has on a trip, where the first trip is 0."""
+        """Return the number of examples that the client has on trip number ``trip``, counted from 0."""
         growth, final = self._growth, self.final[client]
         if growth is None:
             return final

@@ -80,8 +80,10 @@ def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
 
 
 def convert(splits: Mapping[str, Any]) -> bytes:
-    """Return the content of the cache file; raise `ConfigError` if the splits contain no images with
-    classes."""
+    """Return the content of the cache file.
+
+    Raises `ConfigError` if the splits contain no images with classes.
+    """
     if "train" not in splits:
         raise ConfigError(f"must have a split 'train', got {', '.join(splits)}")
     features = splits["train"].features

@@ -60,16 +60,14 @@ _WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
 class Kind:
-    """A kind of data set, such as images or tweets; the table in the module's documentation lists all
-    kinds."""
+    """A kind of data set, such as images or tweets; the module's docstring lists all kinds."""
 
     name: str
     classes: int | None = None
     """Number of classes; None if it is one more than the largest label."""
 
     def parse(self, values: list[Any], where: str) -> Any:
-        """Check and convert the inputs of one user; ``where`` names the file and the user in error
-        messages."""
+        """Check and convert the inputs of one user; ``where`` (file and user) is for error messages."""
         raise NotImplementedError
 
     def labels(self, values: list[Any], where: str) -> Labels:
@@ -321,7 +319,7 @@ def _read(file: Path) -> _File:
 
 
 def kind_of(first: Any, where: str, folder: Path, image_size: int) -> Kind:
-    """Return the kind of data, which the first example determines."""
+    """Return the kind of the data set, which its first example determines."""
     if isinstance(first, list) and first and all(type(item) in (int, float) for item in first):
         return Numbers(len(first))
     if isinstance(first, list) and len(first) == 5 and all(isinstance(item, str) for item in first):

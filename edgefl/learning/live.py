@@ -24,7 +24,7 @@ examples × bytes per example."""
 class LiveTensors:
     """Counts the bytes of live tensors after each operation.
 
-    Tensors in ``known``, such as weights, are not counted. A storage counts from the first operation that
+    Tensors in ``known``, such as weights, are not counted. A storage is counted from the first operation that
     creates or uses it until it is freed.
 
     >>> live = LiveTensors()
@@ -48,8 +48,7 @@ class LiveTensors:
         return self._bytes
 
     def note(self, operation: Any, args: Sequence[Any], tensors: Iterable[Any]) -> None:
-        """Record an operation with its positional arguments; ``tensors`` are all its arguments and
-        results."""
+        """Record an operation and its positional arguments; ``tensors`` are its arguments and results."""
         for tensor in tensors:
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()

@@ -63,7 +63,7 @@ def make_loss(name: str, data: Dataset, search_path: Sequence[Path] = ()) -> Los
 
 
 def loss_on_zeros(loss: Loss, data: Dataset) -> Callable[[Any], Tensor]:
-    """Return the loss as a function of the outputs only; the targets are zeros on the outputs' device."""
+    """Return the loss as a function of the outputs alone, with targets of zeros on the outputs' device."""
     dtype = torch.from_numpy(data.train_y[:0]).dtype
 
     def of_outputs(outputs: Any) -> Tensor:

@@ -168,7 +168,7 @@ def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], tim
 
 
 class _LastOutput(nn.Module):
-    """An embedding and a stacked LSTM, whose last layer's output after the last token is returned."""
+    """An embedding and a stacked LSTM; the output is that of the last layer after the last token."""
 
     def __init__(self, tokens: int, embedding: int, hidden: int, dropout: float) -> None:
         super().__init__()

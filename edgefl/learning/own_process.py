@@ -1,4 +1,4 @@
-"""Run packages in separate processes, if their threads would not survive the fork of clients."""
+"""Run packages in separate processes, because their threads would not survive the fork of clients."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def run_module(
 
 
 def end(work: Callable[[], None]) -> int:
-    """Call ``work`` and return the exit code for the process; if ``work`` fails, print the reason in one
-    line."""
+    """Call ``work`` and return the process's exit code; if ``work`` fails, print the reason in one line."""
     try:
         work()
     except (ConfigError, RunError) as error:

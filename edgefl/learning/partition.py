@@ -251,7 +251,7 @@ def _dirichlet(
     quotas = np.full(clients, len(labels) // clients)
     quotas[rng.permutation(clients)[: len(labels) % clients]] += 1
     parts: list[Rows] = [np.empty(0, np.int64)] * clients
-    # The last client gets whatever remains, so clients must not be in the order of device profiles.
+    # The last clients get the classes that remain; the random order spreads them over device profiles.
     for client in rng.permutation(clients):
         shares = np.zeros(classes)
         shares[present] = rng.dirichlet(prior)
@@ -286,7 +286,7 @@ def _shards(per_client: int, labels: Rows, clients: int, rng: np.random.Generato
     places[rng.permutation(len(present))[: clients * per_client % len(present)]] += 1
     holders: dict[int, list[int]] = {int(label): [] for label in present}
     for client in rng.permutation(clients):
-        # If each client gets the classes with the most places left, later clients always have a valid choice.
+        # Each client takes the classes with the most free places, so that later clients have enough classes.
         order = np.lexsort((rng.random(len(present)), -places))[:per_client]
         places[order] -= 1
         for index in order:

@@ -223,7 +223,7 @@ def _read_batch(file: Path) -> Batch:
 
 
 def load_diabetes(test_fraction: float, seed: int) -> Dataset:
-    """Load the diabetes patients; a fraction ``test_fraction``, drawn with ``seed``, is used for testing.
+    """Load the diabetes data; a fraction ``test_fraction``, drawn with ``seed``, is used for testing.
 
     Each example is one of 442 patients, described by ten numbers (age, sex, body mass index, blood pressure
     and six measurements of blood serum); the target is the progression of the disease after a year (Efron et

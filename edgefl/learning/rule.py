@@ -1,4 +1,4 @@
-"""A client's training as data: the number of steps in a trip, and their batch sizes.
+"""The plan of a client's training as data: the number of steps in a trip, and their batch sizes.
 
 This module does not import torch. A trip is a client's download, training and upload.
 """

@@ -151,7 +151,7 @@ class Trainer:
         return step
 
     def _vector(self, name: str) -> Tensor:
-        """Return an uninitialised vector as large as the weights, which is reused on each trip."""
+        """Return the scratch vector ``name``, as large as the weights and uninitialised; trips reuse it."""
         weights, kept = self._flat.weights, self._vectors.get(name)
         if kept is None or kept.device != weights.device:
             kept = self._vectors[name] = torch.empty_like(weights)
@@ -180,7 +180,7 @@ class _VectorTerms:
         self._rates += rate
 
     def finish(self) -> None:
-        """Change the vectors that the client keeps and the vectors that it sends, after the last step."""
+        """Update the vectors that the client keeps and uploads, after the last step."""
         part, given, terms = slice(self._flat.trainable), self._given, self._terms
         moved = self._flat.weights.cpu().numpy() - given.start[part]
         if terms.control is not None:

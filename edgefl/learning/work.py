@@ -121,7 +121,7 @@ def traced_work(
     """Count the work of a training step by running it, for code such as the user's own function.
 
     ``train(batch)`` runs a client's whole training on real tensors with this batch size, and returns the
-    number of steps and of the examples in them. Runs with two batch sizes separate the work per step from the
+    numbers of steps and of examples in them. Runs with two batch sizes separate the work per step from the
     work per example; if the second size does not change the batches, all work is attributed to the step. Work
     that is done once per training is divided among its steps. The operations of an optimiser are counted like
     any others. The memory of the tensors in ``known``, which belong to the model, is not part of
@@ -164,8 +164,7 @@ class _Step(msgspec.Struct, frozen=True):
     def work(
         self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool
     ) -> tuple[StepWork, list[int]]:
-        """Return the step's work, declared or counted, and the number of live bytes at each traced
-        operation."""
+        """Return the step's work, declared or counted, and the live bytes at each traced operation."""
         line: list[int] = []
         declared = getattr(module, "flops_per_example", None)
         if declared is not None:
@@ -315,8 +314,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def updated_parameters(self) -> int:
-        """Number of parameters that have been updated so far, counted as elements of tensors that require a
-        gradient."""
+        """Number of parameters updated so far: elements of tensors that require a gradient."""
         return sum(self._updated.values())
 
     def work(self) -> StepWork:
@@ -403,7 +401,7 @@ def _all_meta(args: Sequence[Any]) -> bool:
 
 
 def _described(value: Any) -> Any:
-    """Return the properties of an argument that determine the shape, the strides and the type of a result."""
+    """Return the properties of an argument on which the shape, strides and type of a result depend."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.stride(), value.dtype
     if isinstance(value, list | tuple):
@@ -412,8 +410,7 @@ def _described(value: Any) -> Any:
 
 
 def _new_tensor(func: Any, args: Sequence[Any], out: Any) -> list[Any] | None:
-    """Return the size, strides and type of a result that is one new, dense tensor; None for any other
-    result."""
+    """Return the size, strides and type of ``out`` if it is one new, dense tensor; otherwise None."""
     if not isinstance(out, Tensor) or any(one.alias_info for one in func._schema.arguments):
         return None
     storage = out.untyped_storage()
@@ -523,7 +520,7 @@ def _convolution_kind(weight: Tensor, groups: int) -> ConvolutionKind:
 
 
 class _Layers:
-    """The layers that the forward pass uses, and the operations that were counted in each of them."""
+    """The layers that the forward pass used, and the operations counted in each layer."""
 
     def __init__(self, module: nn.Module, meter: WorkMeter) -> None:
         self._module = module
@@ -563,8 +560,7 @@ class _Layers:
 
 
 def _is_matrix(parameter: nn.Parameter) -> bool:
-    """Return True for weights with at least two dimensions larger than 1; a scale per channel has only
-    one."""
+    """Return True for weights with two or more dimensions above 1; a scale per channel has only one."""
     return sum(size > 1 for size in parameter.shape) > 1
 
 
