@@ -14,7 +14,7 @@ from edgefl.strategies.base import Client, LocalTerms, Step, TripInputs, Update,
 
 @dataclass
 class Delays:
-    """The duration of each client's trips, and its number of examples. Times are in emulated seconds."""
+    """Durations of each client's trips, and its number of examples. Times are in emulated seconds."""
 
     examples: list[int]
     """n_k: number of examples that each client had at its last update."""
@@ -46,15 +46,15 @@ class ASOFed(Asynchronous):
     lam: NonNegative = 0.01
     """λ: weight of the proximal term."""
     beta: Decay = 0.5
-    """β: weight of the previous value of h_k in the moving average h_k."""
+    """β: decay of h_k, the moving average of the client's past gradients."""
     dynamic_step: bool = True
-    """Whether updates are scaled by r_k; if False, r_k = 1."""
+    """Whether updates are scaled by r_k, which compensates for the client's delay; if False, r_k = 1."""
 
     def local_rule(self) -> LocalTerms:
         return LocalTerms(prox_mu=self.lam)
 
     def end_trip(self, model: Vector, given: TripInputs) -> None:
-        # all but the running statistics, which are sent as training left them
+        # Change everything except the running statistics, which are sent unchanged.
         weights = slice(model.size - given.statistics)
         start, h, v = (vector[weights] for vector in (given.start, given.kept["h"], given.kept["v"]))
         gradient = start - model[weights]
@@ -83,7 +83,7 @@ class ASOFed(Asynchronous):
         return super().arrive(state, update, view)
 
     def step_size(self, mean_s: float) -> float:
-        """Return r_k for a client whose trips take ``mean_s`` emulated seconds on average."""
+        """Return the step factor r_k of a client whose trips take ``mean_s`` emulated seconds on average."""
         return max(1.0, math.log(mean_s)) if self.dynamic_step and mean_s > 0.0 else 1.0
 
     def step(self, state: Delays, view: View) -> Step | None:

@@ -19,7 +19,7 @@ from edgefl.strategies.base import Client, Step, Until, Update, View
 
 @dataclass
 class LocalSteps:
-    """K_i, the number of local steps, for the next trip and for the first trip of each client."""
+    """The numbers K_i of local steps in each client's next trip and first trip."""
 
     next: list[int]
     first: list[int]
@@ -44,13 +44,14 @@ class AsyncFedED(Asynchronous):
     lam: Positive = 1.0
     """λ: numerator of the step size η_i."""
     epsilon: Positive = 1.0
-    """ε: constant that is added to γ_i, so that η_i is at most λ/ε."""
+    """ε: constant added to the staleness γ_i, so that the step size η_i is at most λ/ε."""
     target: NonNegative = 3.0
     """γ̄: target of the staleness γ_i."""
     kappa: NonNegative = 1.0
-    """κ: local steps added per unit of γ̄ − γ_i; if κ = 0, every trip has the steps of ``[training]``."""
+    """κ: local steps added per unit by which the staleness γ_i is below its target γ̄; if κ = 0, every trip
+    has the steps of ``[training]``."""
     max_growth: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """Upper bound on K_i, as a multiple of the number of steps of the client's first trip."""
+    """Upper bound on the number of local steps, as a multiple of the steps of the client's first trip."""
 
     def max_held(self, clients: int) -> int:
         return 1

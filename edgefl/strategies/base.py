@@ -138,7 +138,8 @@ class Until(NamedTuple):
     at_s: float = math.inf
     """Time in emulated seconds. A client that is downloading at that time sends the downloaded model."""
     gain: float = 1.0
-    """The client sends w_k + gain·(y − w_k), or gain·Δ, where y is its model at the end of the task."""
+    """The client sends w_k + gain·(y − w_k), or gain·Δ, where w_k is the downloaded model, y is the client's
+    model at the end of the task, and Δ = y − w_k."""
     per_step: bool = False
     """Whether ``gain`` is divided by the number of steps taken; after 0 steps, the gain has no effect."""
     steps: int | None = None
@@ -146,7 +147,7 @@ class Until(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """The scheme by which the clients of a step are drawn uniformly from the whole fleet."""
+    """Scheme for drawing the clients of a step uniformly from the whole fleet."""
 
     rate: float
     """Probability that a client is drawn."""
@@ -155,8 +156,10 @@ class Sampling(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """An arrival process: clients request work at times that do not depend on the server. A request that the
-    server does not serve immediately is lost."""
+    """An arrival process: clients request work at times that do not depend on the server.
+
+    A request that the server does not serve immediately is lost.
+    """
 
     kind: Literal["constant", "poisson"]
     """Gaps between arrivals: all equal (``constant``), or exponentially distributed (``poisson``)."""
@@ -238,7 +241,7 @@ class Strategy:
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "delta"
-    """Content of an update: the change Δ = y_Q − w_k, or the model y_Q."""
+    """Content of an update: the trained model y_Q, or its change Δ = y_Q − w_k from the download."""
     measures: ClassVar[bool] = False
     """Whether the server measures `Update.norm` and `Update.distance` of arriving updates. The server
     then keeps the base versions of running tasks: at most one more model per client."""
@@ -329,7 +332,7 @@ class Strategy:
 
     @property
     def closed(self) -> bool:
-        """True if the clients that one call of `assign` returns form a round that no other client can join.
+        """True if each call of `assign` returns a whole round, which no other client can join later.
 
         Updates can have pairwise masks only in such rounds (docs/secure.md).
         """
@@ -360,7 +363,7 @@ class Strategy:
         return None
 
     def sampling(self, clients: int) -> Sampling | None:
-        """Return how clients are sampled if each step draws them anew and uniformly; otherwise None."""
+        """Return the sampling scheme if each step draws its clients anew and uniformly; otherwise None."""
         return None
 
     def arrivals(self) -> Arrivals | None:
@@ -442,14 +445,13 @@ def check_fits(field: str, number: int | None, clients: int) -> None:
 
 
 def _check_attributes(strategy: Strategy) -> None:
-    """Raise `ConfigError` if attributes of a strategy, which may be properties, are invalid or contradict its
-    methods."""
+    """Raise `ConfigError` if attributes of the strategy are invalid or contradict its methods."""
     kind = type(strategy)
     for field, allowed in (("upload", ("delta", "model")), ("reads", ("metadata", "updates"))):
         if (value := getattr(strategy, field)) not in allowed:
             either = " or ".join(map(repr, allowed))
             raise ConfigError(f"{kind.__name__}.{field} must be {either}, got {value!r}")
-    # A property may choose "metadata" for some hyperparameters, with which `combine` is not used.
+    # ``reads`` may be a property: for hyperparameters for which it is "metadata", `combine` is not used.
     if kind.combine is not Strategy.combine and strategy.reads == kind.reads != "updates":
         raise ConfigError(
             f"{kind.__name__} defines combine, which needs reads = 'updates', got reads = {strategy.reads!r}"

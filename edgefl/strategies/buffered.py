@@ -14,7 +14,7 @@ from edgefl.strategies.base import Step, Update, View, check_fits
 
 @dataclass(frozen=True, kw_only=True)
 class Buffered(Asynchronous):
-    """Clients train at their own pace; a new version is made when ``buffer_size`` updates are held.
+    """Clients train at their own pace; a new version is published when ``buffer_size`` updates are held.
 
     A subclass may define `weights`.
     """

@@ -19,8 +19,7 @@ class CA2FL(Buffered):
     """w ← w + η_g·v, v = h + (1/M) Σ_{i∈S} (Δ_i − h_i), h = (1/n) Σ_i h_i over all n clients.
 
     S is the set of the M = ``buffer_size`` updates in a full buffer. h_i is the last update of client i that
-    an earlier step used, at first 0. After the step, h_i ← Δ_i for i ∈ S. The server stores n
-    updates.
+    an earlier step used, initially 0. After the step, h_i ← Δ_i for i ∈ S. The server stores n updates.
     """
 
     restart: Literal["immediate", "new-version", "after-step"] = "new-version"

@@ -41,9 +41,9 @@ class DeFedAvgIID(Buffered):
         return self.overlap
 
     def max_held(self, clients: int) -> int:
-        """Return the size of a buffer.
+        """Return the maximum number of held updates, which is one full buffer without ``overlap``.
 
-        With ``overlap`` it is larger, because the updates of versions that are being broadcast are also held.
+        With ``overlap``, the updates of versions that are being broadcast are also held.
         """
         return 3 * clients if self.overlap else super().max_held(clients)
 
@@ -94,7 +94,7 @@ class DeFedAvgIID(Buffered):
     def _due_s(self, state: Links, view: View) -> float:
         """Return the emulated time, in seconds, at which clients receive the next version.
 
-        It is infinite if updates for the next version are still missing.
+        The result is infinite while updates for that version are missing.
         """
         updates = self._first(view)
         if len(updates) < self.size(len(view.devices)):

@@ -25,7 +25,8 @@ class FAVANO(Polled):
     """
 
     form: Literal["deterministic", "stochastic"] = "deterministic"
-    """Form of α_i: E[min(E, K)] (``deterministic``) or P(E > 0)·min(E, K) (``stochastic``)."""
+    """Form of the divisor α_i of a client's progress: E[min(E, K)] (``deterministic``) or P(E > 0)·min(E, K)
+    (``stochastic``), where E is the number of local steps since the last poll, and K is their maximum."""
 
     def until(self, state: Polls, client: int, view: View) -> Until:
         first_s = self.first_poll(state, view) * self.interval_s - view.now_s
@@ -49,7 +50,7 @@ class FAVANO(Polled):
         step_s = device.compute_s / max(1, device.steps)
         last = 0
         if chance < 1.0:
-            # Consider polls until all K steps are done, or until later polls have a probability below 1e-12.
+            # Add up polls until all K steps are done or the probability of later polls is below 1e-12.
             busy_s = device.down_s + device.compute_s - first_s
             bound = math.ceil(math.log(1e-12) / math.log1p(-chance))
             last = min(max(0, math.ceil(busy_s / self.interval_s - 1e-9)), bound)

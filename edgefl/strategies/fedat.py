@@ -43,9 +43,9 @@ class FedAT(Strategy):
 
     Tier 1 consists of the clients with the shortest trips, and tier M of the clients with the longest trips.
     w_m = Σ_k (n_k/N)·y_k is the average of the models from the last round of tier m, weighted by examples,
-    and T = Σ_m T_m. Slow tiers complete fewer rounds, so each slow tier is weighted by the larger number of
-    rounds of a fast tier. Each tier starts its next round immediately, from the newest global model. A
-    client minimises f_k(y) + (λ/2)·‖y − w‖².
+    and T = Σ_m T_m. Slow tiers complete fewer rounds, so each slow tier is weighted by the number of rounds
+    of a fast tier. Each tier starts its next round immediately, from the newest global model. A client
+    minimises f_k(y) + (λ/2)·‖y − w‖².
 
     Differences from the paper: until a tier has completed its first round, the current global model is used
     in place of the tier's model, whereas the paper uses the initial model. Tiers do not change during a run,
@@ -89,7 +89,7 @@ class FedAT(Strategy):
         return 2 * self.max_training(clients)
 
     def slots(self, clients: int) -> int:
-        """Return two update slots per client of a round.
+        """Return the number of update slots, two per client of a round.
 
         One is for the client's task or new model, the other for its model from the last round.
         """
@@ -121,7 +121,7 @@ class FedAT(Strategy):
         return ()
 
     def lost(self, state: list[Tier], client: int, view: View) -> None:
-        """Forget the client's task, and all models that are no longer held because they were invalid."""
+        """Remove the client's task, and all models that the server has discarded as invalid."""
         held = {update.task for update in view.held}
         for tier in state:
             if client not in view.running:  # if its task still runs, an earlier update was invalid

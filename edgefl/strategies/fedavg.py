@@ -74,8 +74,7 @@ class FedAvg(Rounds):
                 raise ConfigError(f"strategy.cohorts = 'poisson' also requires {needs}")
 
     def _max_cohort(self, clients: int) -> int:
-        """Return the maximum size of a round; for Poisson cohorts, it is the mean plus 9 standard
-        deviations."""
+        """Return the maximum size of a round; for Poisson cohorts, the mean plus 9 standard deviations."""
         size = self.size(clients)
         return size if self.cohorts == "fixed" else min(clients, math.ceil(size + 9 * math.sqrt(size)))
 

@@ -28,8 +28,8 @@ class FedBuff(Buffered):
     normalize: bool = False
     """Whether the sum is divided by Σ s(τ_j) instead of K."""
     weighting: Literal["uniform", "examples"] = "uniform"
-    """With ``examples``, w_j = n_j·s(τ_j), with Σ n_j in place of K (appendix C.6.2), for n_j examples; with
-    ``uniform``, the number of examples does not matter."""
+    """With ``examples``, an update from n_j examples has the weight n_j·s(τ_j), and the sum is divided by
+    Σ n_j instead of K (appendix C.6.2). With ``uniform``, the number of examples does not matter."""
     momentum: Decay = 0.0
     """Momentum of the server's SGD."""
 

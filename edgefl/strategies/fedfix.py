@@ -12,7 +12,7 @@ from edgefl.strategies.base import Client, Step, Strategy, View, importance
 
 @dataclass
 class Intervals:
-    """The indices of the current interval and of the interval in which each client's last task started."""
+    """Indices of the current interval, and of the interval in which each client's last task started."""
 
     running: int = 0
     """Index of the current interval; interval k lasts from k·``interval_s`` to (k + 1)·``interval_s``."""
@@ -45,7 +45,7 @@ class FedFix(Strategy):
         return True
 
     def slots(self, clients: int) -> int:
-        """Return one update slot per client, because a client does not train while its update is held."""
+        """Return the number of update slots, one per client: no client trains while its update is held."""
         return clients
 
     def begin(self, devices: Sequence[Client]) -> Intervals:

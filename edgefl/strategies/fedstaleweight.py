@@ -20,7 +20,7 @@ class Expectation:
 
     average: MovingAverage
     relative: list[float]
-    """n·p_i for every client i, where n is the number of clients."""
+    """Target share p_i of the total weight, times the number of clients n, for each client i."""
     arrivals: int = 0
     raw_mean: float = 0.0
     credit: dict[int, float] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class FedStaleWeight(Buffered):
     importance_by: Literal["uniform", "examples"] = "uniform"
     """Whether p_i is 1/n (``uniform``) or the client's share of the fleet's examples (``examples``)."""
     restart: Literal["immediate", "new-version", "after-step"] = "after-step"
-    """Rule by which a client may train again. The paper has ``after-step`` (appendix A), but its published
+    """Rule by which a client may train again. The paper uses ``after-step`` (appendix A), but its published
     benchmark uses ``new-version``."""
     form: Literal["by-restart", "derivation", "algorithm-1"] = "by-restart"
     """Form of the weight: ``derivation`` is b·E[τ_i] + 1 (eq. 8), and ``algorithm-1`` is E[τ_i] + 1
@@ -97,7 +97,7 @@ class FedStaleWeight(Buffered):
         return importance(self.importance_by, devices)
 
     def raw(self, staleness: float, size: int) -> float:
-        """Return α before normalisation for p_i = 1/n, from the expected staleness and the buffer's size."""
+        """Return the unnormalised weight α for p_i = 1/n, from the expected staleness and buffer size."""
         form = self.fair_form if self.form == "by-restart" else self.form
         return (size if form == "derivation" else 1) * staleness + 1.0
 
@@ -129,8 +129,7 @@ class FedStaleWeight(Buffered):
     def _with_credit(
         self, state: Expectation, updates: Sequence[Update], fair: Sequence[float]
     ) -> Sequence[float]:
-        """Add the credit of each client to its first update; set ``state.due`` to the clients' total
-        weights."""
+        """Add each client's credit to its first update; set ``state.due`` to the clients' weights."""
         state.due, paid = {}, []
         for update, one in zip(updates, fair, strict=True):
             before = state.due.get(update.client)
@@ -139,7 +138,7 @@ class FedStaleWeight(Buffered):
         return paid
 
     def stepped(self, state: Expectation, step: Step, view: View) -> None:
-        """Record the part of each client's weight that the step did not apply as the client's credit."""
+        """Record as credit the part of each client's weight that the step did not apply."""
         if self.normalize != "credit":
             return
         left = dict(state.due)
@@ -148,5 +147,5 @@ class FedStaleWeight(Buffered):
         for client, weight in left.items():
             if weight > 0.0:
                 state.credit[client] = weight
-            else:  # nothing is left, up to rounding errors
+            else:  # no credit is left, up to rounding errors
                 state.credit.pop(client, None)

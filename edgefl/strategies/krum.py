@@ -21,7 +21,7 @@ class Krum(Buffered):
 
     The score of an update is the sum of the squared distances to its K − f − 2 nearest neighbours (section
     4), where f is the number of attackers per buffer that the rule tolerates. The rule is Krum if m = 1, and
-    Multi-Krum if m > 1 (section 5). Of several updates with equal scores, earlier updates are preferred. With
+    Multi-Krum if m > 1 (section 5). Among updates with equal scores, earlier updates are preferred. With
     ``restart = "new-version"`` and ``max_staleness = 0``, all updates of a step start from the same version,
     as in the paper's rounds.
     """

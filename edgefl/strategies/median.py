@@ -15,9 +15,9 @@ from edgefl.strategies.rows import Rows
 class Median(Buffered):
     """w ← w + η_g · med(Δ_1, …, Δ_K), where med is the median of each parameter.
 
-    This is option I of algorithm 1 in the paper, with definition 1.
-    Δ_1 to Δ_K are the updates of a full buffer. With ``restart = "new-version"`` and ``max_staleness = 0``,
-    all updates of a step start from the same version, as in the paper's rounds.
+    This is option I of algorithm 1 in the paper, with definition 1. Δ_1 to Δ_K are the updates of a full
+    buffer. With ``restart = "new-version"`` and ``max_staleness = 0``, all updates of a step start from the
+    same version, as in the paper's rounds.
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"

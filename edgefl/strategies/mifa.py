@@ -12,7 +12,7 @@ from edgefl.strategies.base import Step, Strategy, View
 
 @dataclass(frozen=True, kw_only=True)
 class MIFA(Strategy):
-    """w ← w + (η/N) Σ_i G_i over all N clients, where G_i is client i's last update, at first 0.
+    """w ← w + (η/N) Σ_i G_i over all N clients, where G_i is client i's last update, initially 0.
 
     All connected clients train in a round; the step is due when each of them has delivered its update or has
     disconnected. A client that connects during a round waits for the next round. The server stores N updates,
@@ -40,7 +40,7 @@ class MIFA(Strategy):
             return None
         newest = {update.client: update for update in view.held}
         updates = sorted(newest.values(), key=lambda update: update.client)
-        # An older update is held until the newer one has proved to be valid.
+        # Release a client's older update only after the step, in case the newer update is invalid.
         older = [update for update in view.held if newest[update.client] is not update]
         return Step(updates, [1.0 / len(view.devices)] * len(updates), keep=True, release=older)
 

@@ -1,5 +1,4 @@
-"""Pisces: asynchronous training of clients selected by utility (Jiang et al. 2022, SoCC,
-arXiv:2206.09264)."""
+"""Pisces: asynchronous training, clients chosen by utility (Jiang et al. 2022, SoCC, arXiv:2206.09264)."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ class Pisces(Asynchronous):
     """Number of times that the loss of a client must be an outlier before the client is excluded (5 in the
     authors' code). With None, no client is excluded."""
     outlier_window: Count = 5
-    """Number of consecutive base versions; the losses of clients that trained from them are pooled."""
+    """Number of consecutive base versions whose losses are pooled to detect outliers."""
     outlier_distance: Positive = 0.5
     """ε of DBSCAN: the distance within which two losses are neighbours. A loss that has at least
     ``concurrency`` / 2 neighbours, including itself, is in a cluster, and so are its neighbours; all other
@@ -100,7 +99,7 @@ class Pisces(Asynchronous):
         return True
 
     def slots(self, clients: int) -> int:
-        """Return one update slot per client, because a client does not train while its update is held."""
+        """Return the number of update slots, one per client: no client trains while its update is held."""
         return clients
 
     def begin(self, devices: Sequence[Client]) -> Profiles:

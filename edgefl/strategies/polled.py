@@ -22,7 +22,7 @@ class Polls:
     due: dict[int, int] = field(default_factory=dict)
     """Index of the poll at which each client's task ends."""
     taken: list[Update] = field(default_factory=list)
-    """Updates of the current poll that are not summed yet, although their clients may already restart."""
+    """Updates of the current poll that are not summed yet; their clients may already train again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Polled(Strategy):
         check_fits("participants", self.participants, clients)
 
     def slots(self, clients: int) -> int:
-        """Return one update slot per client, because a client does not train while its update is held."""
+        """Return the number of update slots, one per client: no client trains while its update is held."""
         return clients
 
     @property
@@ -107,7 +107,7 @@ class Polled(Strategy):
         return state.next * self.interval_s
 
     def sample(self, state: Polls, poll: int, view: View) -> frozenset[int]:
-        """Return the clients of a poll. Earlier polls are drawn first, even if they are asked for later."""
+        """Return the clients of a poll; missing earlier polls are drawn first, to fix the order of draws."""
         for number in range(max(state.drawn, default=state.next - 1) + 1, poll + 1):
             clients = len(view.devices)
             drawn = view.rng.choice(clients, self.size(clients), replace=False, shuffle=False)

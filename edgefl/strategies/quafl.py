@@ -18,8 +18,8 @@ class QuAFL(Polled):
 
     At the times k·``interval_s`` each polled client sends its model Y_i, which includes the local steps since
     its last poll (at most the K steps of ``[training]``). The client receives the model X that the server had
-    before this average, and continues from X_i, the weighted average of X and Y_i. Clients thus keep models
-    of their own. Uploads are encoded in the format that ``server.update_format`` sets. Differences from the
+    before this average, and continues from X_i, the weighted average of X and Y_i. Each client thus keeps its
+    own model. Uploads are encoded in the format that ``server.update_format`` sets. Differences from the
     paper: there is no lattice quantiser, downloads are not rounded, and the variant that weights clients by
     speed is not implemented.
     """
@@ -30,7 +30,7 @@ class QuAFL(Polled):
     """s: number of clients per poll."""
 
     def slots(self, clients: int) -> int:
-        """Return one update slot per client, and one more per polled client.
+        """Return the number of update slots: one per client, and one more per polled client.
 
         A polled client already trains again while its last update waits to be summed.
         """

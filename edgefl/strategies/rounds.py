@@ -17,7 +17,7 @@ from edgefl.strategies.base import Client, Step, Strategy, Update, View, check_f
 
 @dataclass
 class Round:
-    """The members of one round, which are the clients that take part in it, and their progress."""
+    """The members of one round (the clients that take part in it) and their progress."""
 
     version: int = -1
     """Base version of the round; −1 before the first round."""

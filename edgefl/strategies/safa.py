@@ -20,7 +20,7 @@ class Cache:
     models: dict[int, Update] = field(default_factory=dict)
     """Last model of each client; for a client that has no entry here, the global model is used."""
     bypassed: dict[int, Update] = field(default_factory=dict)
-    """Models, keyed by client, that arrived in the last round and were not picked; the next sum includes
+    """Models, keyed by client, that arrived in the last round but were not picked; the next sum includes
     them."""
     picked: frozenset[int] = frozenset()
     """Clients whose models were picked in the last round."""
@@ -75,7 +75,7 @@ class SAFA(Strategy):
         return 3 * clients
 
     def slots(self, clients: int) -> int:
-        """Return three update slots per client.
+        """Return the number of update slots: three per client.
 
         They are for the client's task, and for its models in `Cache.models` and `Cache.bypassed`.
         """
