@@ -24,7 +24,7 @@ def lead_grows(curves: Curves, many: Race, few: Race) -> Finding:
 
 
 def long_tail(labels: Rows, profiles: list[str], rng: np.random.Generator) -> list[Rows]:
-    """Partition examples like the data of user accounts, of which a few are large and many are small.
+    """Partition examples like user accounts: a few clients hold many examples, and many hold few.
 
     The sizes are log-normal with σ = 1.5. Examples are split in the order of their labels, so most clients
     hold one or two labels; each client holds at least one example. ``data.partition`` can name this function.

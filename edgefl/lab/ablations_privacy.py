@@ -7,7 +7,7 @@ from edgefl.lab.study import Curves, Finding
 
 FEDBUFF, FTRL, SGD = "FedBuff, DP-FTRL", "FedAvgM, DP-FTRL", "FedAvgM, DP-SGD"
 MARGIN = 0.02
-"""Largest lag in accuracy behind the other algorithm with which an algorithm is considered competitive."""
+"""Largest deficit in accuracy at which an algorithm still counts as competitive with the other one."""
 
 
 def claims(curves: Curves) -> list[Finding]:

@@ -1,11 +1,11 @@
 """Compares the weighted sum with other implementations and with memory bandwidth, all in one run.
 
-All results in GB/s in a row count the same bytes, (K+2)·D·4 for K float32 updates of D parameters, because
-the updates and the base model are read and the result is written. Two loops set the limits: one only reads
-as many bytes, and the other is the triad of the STREAM benchmark. The contenders (implementations and limits)
-take turns, so that a slowdown of the host affects all of them. Each result is the median of 9 turns, or of at
-least 3 turns if the contender is slow (marked ~). A row that the host disturbed is marked !, and the reason
-is printed.
+All results of a row, in GB/s, are for the same number of bytes: (K+2)·D·4 for K float32 updates of D
+parameters, since the updates and the base model are read and the result is written. Two loops set the limits:
+one only reads as many bytes, and the other is the triad of the STREAM benchmark. The contenders
+(implementations and limits) take turns, so that a slowdown of the host affects all of them. Each result is
+the median of 9 turns, or of at least 3 turns if the contender is slow (marked ~). A row that the host
+disturbed is marked !, and the reason is printed.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _measured(row: SumCase) -> dict[str, Any]:
     fewer = row.threads < kernels.threads()
     kernels.set_threads(row.threads)
     try:
-        # With fewer threads, measure only contenders whose number of threads can be set.
+        # If threads are limited, measure only contenders whose number of threads can be set.
         calls = {name: call for name, call in contenders(arrays) if name in ONE_THREAD or not fewer}
         once_s = {name: min(timeit.repeat(call, number=1, repeat=2)) for name, call in calls.items()}
         counts = {name: max(1, round(_TURN_S / max(seconds, 1e-7))) for name, seconds in once_s.items()}
@@ -180,9 +180,9 @@ def _measured(row: SumCase) -> dict[str, Any]:
 
 LAYERS = 10
 RAW = "c, one thread, bare"
-"""The C function alone on one thread, with prepared arguments; it shows the overhead of edgefl's call."""
+"""Contender that calls the C function directly, on one thread, to show the overhead of edgefl's wrapper."""
 NEEDS_STACK = ("BLAS gemv", "torch addmv")
-"""Contenders that need all updates in one matrix, into which a server would have to copy the updates."""
+"""Contenders that need all updates in one matrix; a server would have to copy the updates into it."""
 SPIN = ("BLAS gemv", "torch addmv", "torch _foreach")
 """Contenders whose threads spin while they wait for work."""
 ONE_THREAD = ("edgefl c", "edgefl numba", RAW, "read loop")
@@ -215,7 +215,7 @@ def aligned(size: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
 
 
 def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArrays:
-    """Create the arrays, filled with a repeated random block, because sums of zeros could be faster."""
+    """Create the arrays and fill them with a repeated random block; sums of zeros could be faster."""
     rng = np.random.default_rng([parameters, updates])
     base, out = aligned(parameters), aligned(parameters)
     base[:] = np.resize(rng.standard_normal(min(parameters, 1 << 20), dtype=np.float32), parameters)
@@ -384,7 +384,7 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
 
 
 def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
-    """Return a table of the speed of `c` relative to the others and to numba, and the overhead of a call."""
+    """Return a table of the C back end's speed relative to the others and to numba, and its call overhead."""
     cells = []
     for row in rows:
         seconds = {name: figures["seconds"] for name, figures in row["contenders"].items()}

@@ -44,7 +44,7 @@ from edgefl.run.transport import PART_BYTES
 Transport = Literal["shm", "wire"]
 Limit = Literal["socket", "memory", "passes"]
 TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
-"""Headers with the same lengths as in a run; the header ``LEAVE`` tells a client to end."""
+"""Headers with the same lengths as in a run; the header ``LEAVE`` ends a client."""
 PATIENCE_S = 60.0
 """Seconds without a message after which a process assumes that the other side has ended."""
 LOOK_PARAMETERS = 100_000
@@ -125,7 +125,7 @@ def _through_zeromq(case: LimitCase) -> float:
 
 
 def _through_memory(case: LimitCase) -> float:
-    """Measure copying and then summing; return the number of trips per second that both together allow."""
+    """Time copying and then summing; return the number of trips per second at their total time."""
     slots = case.clients + case.updates
     ring = min(max(2, case.clients), ring_entries(case.parameters))
     buffer = ParameterBuffer.create(Shape(case.parameters, ring, slots))
@@ -166,7 +166,7 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
         model, slot = buffer.model(trip // case.updates % shape.ring), buffer.slot(trip % shape.slots)
         np.copyto(trained, model)
         if case.what == "passes":
-            kernels.delta(slot, trained, model)  # the difference after a training that changes nothing
+            kernels.delta(slot, trained, model)  # costs the same as after real training
         else:
             np.copyto(slot, update)
 
@@ -174,7 +174,7 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
 
 
 def _repeat(call: Callable[[], None], times: int) -> None:
-    """Call the function without measuring it, because its first calls touch new memory and are slower."""
+    """Warm up: the first calls touch new memory and are slower, so they are not measured."""
     for _ in range(times):
         call()
 

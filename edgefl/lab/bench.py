@@ -27,7 +27,7 @@ def silent(text: str) -> None:
 
 
 def machine(**more: Any) -> dict[str, Any]:
-    """Return the host's description, its current load and ``more``, for the key ``host`` of a result."""
+    """Return a description of the host, its current load and the fields ``more``, for the key ``host``."""
     return {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), **more}
 
 

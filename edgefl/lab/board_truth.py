@@ -37,7 +37,7 @@ QUANTITIES = {
     "memcpy": "memcpy",
 }
 ASSUMED_CORES = 2.0
-"""Factor by which a prediction's interval is widened if the board's number of cores is only assumed."""
+"""Factor that widens a prediction's interval if the number of cores of the board is a guess."""
 
 
 class BoardRate(NamedTuple):
@@ -57,7 +57,10 @@ class BoardRate(NamedTuple):
 
 
 def run(quick: bool = False, *, boards: Path | None = None, say: Say = silent) -> dict[str, Any]:
-    """Compare a file's boards with predictions by ``cores.toml``, or bundled boards with fits to the others.
+    """Compare the measured rates of boards with predicted rates.
+
+    Boards in the file ``boards`` are predicted by ``cores.toml``. Without a file, each bundled board is
+    predicted by a fit to all other boards.
 
     In the result, ``boards`` contains an entry for each measured rate, and ``quantities`` contains the errors
     of each quantity. If no file is given and ``quick`` is False, ``unseen_socs`` contains the errors of fits

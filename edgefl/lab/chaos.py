@@ -51,7 +51,7 @@ MOST_SERVERS = 2
 """Maximum number of servers and zygotes (processes that fork the clients) that are killed without a new
 version in between. One more kill would end the run, which could then be resumed from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
-"""Kinds of processes whose death ends the command after a last checkpoint has been written."""
+"""Kinds of processes whose death ends the command, after a final checkpoint is written."""
 COMMITTED_S = 0.15
 """Seconds after a kill during which versions made before the kill may still be recorded."""
 DELIVERED_S = 1.0
@@ -63,13 +63,14 @@ GONE_S = 20.0
 """Maximum number of seconds for which a process of the run may outlive the command."""
 POLL_S = 0.02
 MOST_FAILURES = 3
-"""Number of consecutive commands that ended without a kill after which a round is given up."""
+"""A round is given up after this number of consecutive commands that end without a kill."""
 MOST_MORE_DESCRIPTORS = 8
 PLACE_S = 3.0
 """Number of seconds within which the server of a recovered run must reach its failpoint."""
 MOST_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "named"), 3)
 """Maximum number of times that a process passes each failpoint before the process dies there. The actual
-number is drawn on a logarithmic scale. The maximum is small for checkpoints' failpoints, passed rarely."""
+number is drawn on a logarithmic scale. The maximum is small for the failpoints of checkpoints, which are
+rarely passed."""
 MOST_TURNS = 4
 """Maximum number of deaths at each failpoint in one command; after that, the run is ended and resumed."""
 MOST_FRUITLESS = 3
@@ -78,7 +79,7 @@ MOST_FRUITLESS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The experiment to run, and how many and which processes to kill."""
+    """The experiment to run, the number of kills, and the kinds of processes to kill."""
 
     file: Path
     changes: tuple[str, ...] = ()
@@ -140,7 +141,7 @@ def _is_hopeless(findings: Findings) -> bool:
 
 
 class _Stopwatch:
-    """Measures how many seconds this process has run, without pauses of the whole machine."""
+    """Measures elapsed seconds; a pause of the whole machine counts as at most one second."""
 
     def __init__(self) -> None:
         self.now_s, self._looked = 0.0, time.monotonic()
@@ -168,7 +169,7 @@ class Command:
             )
 
     def family(self) -> dict[psutil.Process, str]:
-        """Return every living process of the run, including orphans, and its kind ("" if it is unknown)."""
+        """Return the living processes of the run, including orphans, with their kinds ("" if unknown)."""
         found = {}
         for pid in psutil.pids():
             with contextlib.suppress(OSError, psutil.Error):
@@ -259,7 +260,8 @@ class _FailpointKiller:
     """Makes each server that a command starts die at one of the failpoints ``places`` (`edgefl.failpoints`).
 
     Every second server may die as soon as it starts; the others die only after the run has recovered, so that
-    versions are made in between. Clients, and the process that unmasks sums, die at failpoints of their own.
+    versions are published in between. Clients, and the process that unmasks sums, die at failpoints of their
+    own.
     """
 
     def __init__(self, plan: Plan, draw: np.random.Generator, places: Iterable[str]) -> None:
@@ -280,8 +282,10 @@ class _FailpointKiller:
         return bool(self._left)
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Return environment variables with the failpoints of the next command: one failpoint for each server
-        that it will start, and some for other processes."""
+        """Return environment variables with the failpoints of the next command.
+
+        There is one failpoint for each server that the command will start, and some for other processes.
+        """
         names = [name for name in self._left if name not in BESIDE]
         turns = min([MOST_TURNS, *(self._left[name] for name in names)])
         self._places = [name for _ in range(turns) for name in self._draw.permutation(names).tolist()]
@@ -451,7 +455,7 @@ class _Round:
 
     def _note(self, kind: str, command: Command) -> None:
         now_s = self._watch.look()
-        self._advanced(now_s, command)  # versions that are recorded by now were made before this kill
+        self._advanced(now_s, command)  # count versions published before this kill
         kill = Kill(kind, self._number, self._round.commands, now_s)
         self._findings.kills.append(kill)
         self._waiting.append(kill)
@@ -474,7 +478,7 @@ class _Round:
     def _is_over(self, kill: Kill, now_s: float) -> bool:
         """Return True if a version that is recorded now proves that the run has recovered from ``kill``.
 
-        Shortly after a kill, the version may still have been made by processes that were dying.
+        Shortly after a kill, the version may still come from processes that were about to die.
         """
         if kill.kind in ENDS_COMMAND:
             return self._round.commands > kill.command
@@ -505,7 +509,7 @@ class _Round:
         self._descriptors.clear()
         self._highest = max(
             self._highest, _versions_made(self._run)
-        )  # this includes versions from the last checkpoint
+        )  # versions that were recorded with the last checkpoint are included
         left = [path.name for path in self._temporary.iterdir() if path.name.startswith("edgefl")]
         if left := [*left, *(path.name for path in Path("/dev/shm").glob("*edgefl*"))]:
             self._violated(f"files left behind: {', '.join(sorted(left))}")

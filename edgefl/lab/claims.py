@@ -1,9 +1,9 @@
 """Claims about races: one algorithm reaches a target accuracy at a lower cost than another.
 
 An arm is one of the algorithms that a study compares; a mutant is a deliberately wrong version of an arm.
-`examined` limits the errors in the verdicts of a study. A claim counts as reproduced only if no mutant of the
-arm gets that verdict. Runs of two arms that are equal bit for bit are not treated as two results. A
-claim is not settled if the tuned step size of its arm is at the border of the grid that was tried. The
+`examined` guards the verdicts of a study against errors. A claim counts as reproduced only if no mutant of
+the arm gets that verdict. Runs of two arms that are equal bit for bit are not treated as two results. A claim
+is not settled if the tuned step size of its arm is at the border of the grid that was tried. The
 Benjamini–Hochberg correction limits the share of false claims among the claims that hold.
 """
 
@@ -45,8 +45,8 @@ COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "
 
 
 SAME_SIZE = 0.5
-"""Our effect is considered as large as the paper's effect if the logarithm of ours is at least this fraction
-of the logarithm of the paper's."""
+"""Our cost ratio confirms the paper's ratio if its logarithm is at least this fraction of the logarithm of
+the paper's ratio."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def examined(
         wrong = study.run(out, curves.settings, arms=list(arms.values()), say=say, quiet=quiet)
         replaced = {label: wrong.records[arm.label] for label, arm in arms.items()}
         if all(curves.hashes(label) == wrong.hashes(arm.label) for label, arm in arms.items()):
-            continue  # under these settings the mutant does the same as the correct algorithm
+            continue  # under these settings the mutant behaves like the correct algorithm
         judged = study.judge(Curves({**curves.records, **replaced}, curves.settings))
         for place in places:
             tried = {**findings[place].mutants, mutant.label: judged[place].verdict}
@@ -238,8 +238,11 @@ def _to_be_tried(
 
 
 def _settled(finding: Finding, study: Study, curves: Curves) -> Finding:
-    """Return the finding with a revised verdict if its runs equal those of another arm, or if a tuned step
-    size is at the border of its grid."""
+    """Return the finding, with its verdict revised if necessary.
+
+    The verdict is revised if the runs equal those of another arm, or if a tuned step size is at the border of
+    its grid.
+    """
     arms, labels = (*finding.mine, *finding.others), list(curves.records)
     twins = {label: curves.twin(label) for label in arms}
     later = {one: other for one, other in twins.items() if other and labels.index(other) < labels.index(one)}

@@ -73,10 +73,10 @@ def judged(
 def exceeded(
     claim: str, source: str, paper: str, times: Sequence[float], at: str, quantity: Ratio, note: str
 ) -> Finding:
-    """Judge a bound that the runs exceed; ``times`` is measured ÷ bound, one value per seed.
+    """Judge a bound that the runs exceed; ``times`` is measured value ÷ bound, one per seed.
 
-    ``quantity`` compares the runs themselves with their prediction. If it does not agree, the runs prove
-    nothing, and the verdict is "out of reach".
+    ``quantity`` compares the measured values with our own prediction. If they disagree, the runs are no
+    evidence, and the verdict is "out of reach".
     """
     ours = f"{min(times):.1f} times the bound at {at}; measured ÷ predicted: {quantity}"
     if not quantity.agrees:
@@ -111,7 +111,7 @@ def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) 
 
 
 def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
-    """Compare descent, noise and shares with their predictions; ``runs`` contains one row per seed.
+    """Compare the descent, noise and shares of runs with predictions; ``runs`` has one row per seed.
 
     Return the ratios of measured to predicted values, each for the setting in which it is farthest from 1.
     """
@@ -285,7 +285,7 @@ def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Comp
 
 
 def fair_weights(rates: Sequence[float]) -> list[float]:
-    """Return b·E[τ_i] + 1 for each client i, which equals Σ_j r_j/r_i by equation 6."""
+    """Return the fair weight b·E[τ_i] + 1 of each client i, which is Σ_j r_j/r_i for rates r (equation 6)."""
     return [sum(rates) / rate for rate in rates]
 
 
@@ -457,7 +457,7 @@ def defedavg_niid(quick: bool = False) -> Finding:
     for n, k in cases:
         scale = (4 * problem.variance + 2 * k * largest) * problem.smoothness
         local, lr = 1.0 / (math.sqrt(scale * versions) * k), math.sqrt(4 * n * k * problem.gap)
-        many = (1.0 + (n - 1) / problem.clients) / n  # a client that is drawn twice adds the same noise twice
+        many = (1.0 + (n - 1) / problem.clients) / n  # a client drawn twice adds the same noise twice
         settings.append(
             QuadraticRun(
                 Expected(problem, versions, local, k, gain=lr, concentration=lr**2 * many),

@@ -88,7 +88,7 @@ def arrivals(
 
 
 SKIP = 60
-"""Number of versions at the start that are excluded from mean delays, because no delay can be long yet."""
+"""Number of versions at the start that are excluded from mean delays, which cannot be long yet."""
 
 
 def delays_iid(quick: bool = False) -> Finding:
@@ -229,17 +229,17 @@ class Response(NamedTuple):
         return e[lag:]
 
     def descent(self, problem: Quadratic, versions: int) -> float:
-        """Return how much descent contributes to the mean of ‖∇F‖²."""
+        """Return the contribution of descent to the mean of ‖∇F‖²."""
         path = self.path(versions, 1.0)
         return float((problem.smoothness * problem.distance) ** 2 * np.mean(path**2))
 
     def risen(self, problem: Quadratic, versions: int, added: float) -> float:
-        """Return how much independent changes of variance ``added`` per version add to the mean of ‖∇F‖²."""
+        """Return the contribution of noise to the mean of ‖∇F‖²; ``added`` is its variance per version."""
         squares = self.path(versions, 0.0)[:-1] ** 2
         return float(problem.smoothness**2 * added * np.cumsum(squares).sum() / versions)
 
     def largest_step(self) -> float:
-        """Return the smallest step size a for which e_t does not tend to 0."""
+        """Return the largest stable step size a: above it, the distance e_t does not tend to 0."""
         low, high = 0.0, 2.0
         for _ in range(40):
             middle = (low + high) / 2.0
@@ -248,7 +248,7 @@ class Response(NamedTuple):
 
 
 def _radius(shares: Vector, step: float) -> float:
-    """Return the largest |z| that satisfies z^{λ+1} = z^λ − a·Σ_k q_k·z^{λ−k}."""
+    """Return the error's factor per version: the largest |z| with z^{λ+1} = z^λ − a·Σ_k q_k·z^{λ−k}."""
     polynomial = np.concatenate([[1.0, -1.0], np.zeros(len(shares) - 1)])
     polynomial[1:] += step * shares
     return float(np.abs(np.roots(polynomial)).max())
@@ -294,7 +294,7 @@ class Edge(NamedTuple):
 
 
 def parts_of(found: Sequence[tuple[float, float, Response]]) -> list[Ratio]:
-    """Return the `Ratio` of descent and that of noise, from one result of `Edge.ratios` per seed."""
+    """Return one `Ratio` for descent and one for noise, from the results of `Edge.ratios` for all seeds."""
     return [
         Ratio("descent", [descent for descent, *_ in found], 0.05),
         Ratio("noise", [noise for _, noise, _ in found], 0.12),
@@ -322,7 +322,7 @@ def beyond(edge: Edge, strategy: Callable[[float], Strategy], largest: float, se
 
 
 def condition_13(quick: bool = False) -> Finding:
-    """Run DeFedAvg-IID with those step sizes of theorem 2 that make (13) an equality for the measured λ."""
+    """Run DeFedAvg-IID with step sizes of theorem 2 for which (13) is an equality at the measured λ."""
     versions, seeds = (300 if quick else 600), range(1, 2 if quick else 6)
 
     def strategy(server: float) -> Strategy:
@@ -360,7 +360,7 @@ def step_limit(delay: int, variance: float, largest: float) -> float:
 
 
 def condition_11(quick: bool = False) -> Finding:
-    """Run DeFedAvg-nIID with those step sizes of theorem 1 that make (11) an equality for the measured λ."""
+    """Run DeFedAvg-nIID with step sizes of theorem 1 for which (11) is an equality at the measured λ."""
     versions, seeds, largest = (150 if quick else 300), range(1, 2 if quick else 7), 1.0
 
     def strategy(server: float) -> Strategy:

@@ -17,7 +17,7 @@ short peak in accuracy does not decide the race."""
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge the paper's claims, and our own about FedStaleWeight with ``normalize="running"``."""
+    """Judge the paper's claims, and our claims about FedStaleWeight with ``normalize="running"``."""
     final = {label: curves.accuracy(label) for label in curves.records}
     target = NEAR * min(*final[PAPER], *final[AVERAGE])
     trips = curves.race(PAPER, AVERAGE, target, "trips")

@@ -150,7 +150,7 @@ HOT_DEVICES = ("pixel-4", "pi-4", "pixel-3a", "pixel-2", "moto-g4", "poco-f3", "
 HOT_TIME_SCALE = 0.02
 """Wall seconds per emulated second: half an emulated hour takes 36 wall seconds."""
 HOT_WORK = ExerciseArgs(1000, compute_s=20.0, real=0.004)
-"""Only a part of the work is computed, because the whole work would overload the host at this time scale."""
+"""Only a part of the work is computed; all of it would overload the host at this time scale."""
 
 
 def _links(length: Mapping[str, float], say: Say) -> list[Judged]:
@@ -461,7 +461,7 @@ def thermal(seconds: float, predicted_s: Doubles, run: TripTimes) -> Judged:
 
 
 def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str) -> Judged:
-    """Judge how much a client's times change when 15 other clients run at the same time."""
+    """Judge how much a client's times change when 15 other clients run in parallel."""
     pairs = {what: [run.times(what, profile) for run in (alone, beside)] for what in ("compute", "trip")}
     measured = min(len(achieved) for pair in pairs.values() for _, achieved in pair)
     shift = {}

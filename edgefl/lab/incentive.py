@@ -1,5 +1,7 @@
-"""Measures what a client gains by slowing itself down (Ma 2024, equation 9), and whether each client gets
-the weight p_i of equation 1."""
+"""Measures the gain of a client that slows itself down (Ma 2024, equation 9).
+
+This module also tests whether each client gets its weight p_i of equation 1.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def utility(
 
     Both are means over the buffers that may contain an update from this client. ``groups`` contains, for each
     group of other clients, their rate and their number. The other ``size`` − 1 members of a buffer are drawn
-    with probabilities proportional to their rates, with replacement if ``again`` is True.
+    with probability proportional to their rates, with replacement if ``again`` is True.
 
     >>> u, slope = utility(1.0, [(1.0, 3)], 2, again=True)  # C = 1, D = 2 and A = 3: 1/(1 + 2 + 2 + 3)
     >>> u, slope
@@ -120,7 +122,7 @@ class Targeted(FedStaleWeight):
 
 
 def target(clients: int) -> Shares:
-    """Return n·p_i for each client i, with the target weights of `Targeted`.
+    """Return n·p_i for each client i, where p_i are the target weights of `Targeted`.
 
     >>> (3.5 * target(6)).tolist()
     [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]

@@ -1,4 +1,4 @@
-"""Measures staleness and weights in fleets of fast and slow clients that train nothing."""
+"""Measures staleness and weights in fleets of fast and slow clients, without real training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
         return float((self.client.reshape(self.versions, -1) >= len(FAST_ONES)).any(axis=1).mean())
 
     def applied(self) -> Shares:
-        """Return each client's weight per version, multiplied by the number of clients."""
+        """Return the weight of each client per version, multiplied by the number of clients."""
         clients = len(FEDSTALEWEIGHT)
         return np.asarray(np.bincount(self.client, self.weight, clients) * clients / self.versions)
 
@@ -89,7 +89,7 @@ def arrivals(
     factors: Sequence[float] | None = None,
     **how: object,
 ) -> tuple[MemoryRun, float]:
-    """Run clients that train nothing; return the run and its duration in emulated seconds.
+    """Run clients without real training; return the run and its duration in emulated seconds.
 
     The duration of a trip is drawn from its client's delay and multiplied by the client's factor.
     """
@@ -104,7 +104,7 @@ def arrivals(
 def gains_of_slowing(
     strategy: Strategy, slowed: Sequence[float], versions: int, seed: int = 0
 ) -> list[float]:
-    """Return, for each factor in ``slowed``, what client 0 gains if it is slowed down by this factor.
+    """Return client 0's gain from slowing itself down by each factor in ``slowed``.
 
     The gain is its share of the weight when slowed down, divided by its share at full speed. A gain of at
     most 1 means that slowing down does not pay (strategy-proofness, section 4.2.1).

@@ -238,7 +238,7 @@ def _figures(record: Record) -> IngestFigures:
     span_s = float(arrived[-1] - arrived[0])
     steady = arrived[np.searchsorted(arrived, arrived[0] + span_s / 3) :]
     stages = {stage: costs.get(stage, 0.0) / count * 1e6 for stage in STAGES}
-    # The stages also include time while clients joined and left. Only what remains of the span is waiting.
+    # The stages also cover the time in which clients joined and left, so waiting is the rest of the span.
     stages["wait"] = max(0.0, span_s / count * 1e6 - sum(stages.values()) + stages["wait"])
     rate = (len(steady) - 1) / float(steady[-1] - steady[0]) if len(steady) > 1 else (count - 1) / span_s
     return IngestFigures(count, rate, float(record.meta.server_trip_us or 0.0), stages)

@@ -2,8 +2,8 @@
 
 For client i, f_i(w) is the mean of log(1 + exp(−y·xᵀw)) over the client's examples (x, y). The constant
 L follows from the largest eigenvalue of the second moments of the examples, σ² and γ² are bounded by the mean
-of ‖x‖², and Newton's method finds f*. Two computations without clients predict the mean of ‖∇f‖² over a run:
-gradient descent on all examples, and the covariance of a linear recursion at the optimum.
+of ‖x‖², and Newton's method finds f*. Two computations that simulate no clients predict the mean of ‖∇f‖²
+over a run: gradient descent on all examples, and the covariance of a linear recursion at the optimum.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _grown_mib(make: Make, shape: tuple[int, ...], batch: int) -> float:
     The peak while the network is being built is excluded.
     """
     _libc.mallopt(_MMAP_THRESHOLD, 1 << 16)
-    kept = make()  # build the network once in advance, so that imports and caches are not measured
+    kept = make()  # build once in advance, so that imports and caches are not measured
     x, y = np.ones((batch, *shape), np.float32), np.zeros(batch, np.int64)
     del kept
     gc.collect()

@@ -34,7 +34,7 @@ TRIP = (
 """Columns of a trip that are computed instead of measured under the virtual clock."""
 VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
-"""Incidents that no kill may cause: an update differs from what was sent, or has another base version."""
+"""Incidents that no kill may cause: an update was altered in transit, or has another base version."""
 REPEATED = "another sum"
 """Text in the message that refuses a sum because its masked updates were already in an earlier sum. Killing
 one process must never cause such a refusal."""
@@ -188,7 +188,7 @@ def read_log(path: Path) -> list[Acknowledged]:
 
 
 def log_problems(path: Path, folder: Path) -> list[str]:
-    """Describe each acknowledgement in the log ``path`` that the record omits, repeats or contradicts."""
+    """Describe the acknowledgements in the log ``path`` that the record omits, repeats or contradicts."""
     with Record(folder) as record:
         arrivals = Counter(
             (event.client, event.task) for _, event in record.events() if type(event) is Arrived

@@ -1,4 +1,4 @@
-"""Measures whole experiments of edgefl and other frameworks on one machine, with the same training and data.
+"""Measures the speed of edgefl and other frameworks in whole experiments with the same training and data.
 
 Each of the other frameworks runs in an environment of its own, which this module creates with pip. The
 programs in `edgefl.lab.rivals` report when each new model is complete. The speed is measured over all models

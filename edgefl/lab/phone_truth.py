@@ -1,6 +1,6 @@
-"""Compares predicted with measured inference times of phones, for three bases of prediction.
+"""Compares predicted with measured inference times of phones, for three kinds of prediction ("bases").
 
-The basis of a prediction is what is known about the phone:
+The basis of a prediction is the information about the phone that it uses:
 
 - ``profile``: edgefl has a profile of this phone model;
 - ``core``: there is no such profile, but the type of core, its clock rate and the RAM are known;

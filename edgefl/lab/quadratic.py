@@ -43,7 +43,7 @@ class Quadratic(NamedTuple):
     distance: float = 1.0
     """The distance ‖w_0 − w*‖ of the start from the optimum."""
     spread: float = 0.0
-    """The ratio ‖c_i‖/n for each client. If the ratio is 0, all clients have the same objective."""
+    """The ratio ‖c_i‖/n, where c_i is a client's optimum. If it is 0, all clients have the same objective."""
     skewed: bool = False
     """True if only client 0 has a different objective; the mean diversity is the same in both cases."""
     batches: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class Quadratic(NamedTuple):
 
     @property
     def spreads(self) -> Vector:
-        """The ratio ‖c_i‖/n for each client, in float64."""
+        """The ratio ‖c_i‖/n for each client i with optimum c_i, in float64."""
         if not self.skewed:
             return np.full(self.clients, self.spread)
         return np.concatenate([[self.spread * math.sqrt(self.clients)], np.zeros(self.clients - 1)])
@@ -78,7 +78,7 @@ class Quadratic(NamedTuple):
         return self.diversity * (self.clients - 1 if self.skewed else 1)
 
     def centres(self) -> Vector:
-        """Return the centres c_i, a float64 array of shape (clients, size)."""
+        """Return the clients' optima c_i, a float64 array of shape (clients, size)."""
         rows = np.zeros((self.clients, NOISE.stop + self.clients))
         rows[:, NOISE.stop :] = self.clients * np.diag(self.spreads)
         return rows
@@ -134,7 +134,7 @@ def descend(
 
     By default, the duration of a trip is Exp(1), so that each client is equally likely to be the next whose
     update arrives, as the proofs assume. The run starts from `Quadratic.start` for ``shares``. ``devices``
-    contains what the strategy knows about the clients; by default, the strategy knows nothing about them.
+    describes the clients to the strategy; by default, the strategy has no information about them.
     """
     centres, size = problem.centres(), NOISE.stop - NOISE.start
     noise, delays = (
@@ -219,7 +219,7 @@ class Expected(NamedTuple):
         return self.gain * (1.0 - self._kept)
 
     def _after(self) -> float:
-        """Return the mean of ρ^{2t} over the versions t."""
+        """Return the mean of ρ^{2t} over versions t; a version leaves the share ρ of the distance."""
         left = (1.0 - self.step) ** 2
         return (1.0 - left**self.versions) / ((1.0 - left) * self.versions)
 

@@ -50,7 +50,7 @@ def expected(sizes: Sequence[int]) -> Squares:
 
 
 def bound(sizes: Sequence[int]) -> float:
-    """Return the bound of the theorem, 2(F(y_1) − F*)/A_Q + η·L·σ²/B."""
+    """Return the theorem's bound on the weighted mean, 2(F(y_1) − F*)/A_Q + η·L·σ²/B."""
     total = RATE * sum(sizes) / BATCH
     return SMOOTHNESS * DISTANCE**2 / total + RATE * SMOOTHNESS * VARIANCE / BATCH
 

@@ -34,7 +34,7 @@ from edgefl.strategies.base import TripInputs
 COUNTS = (10, 50, 100, 300, 1000)
 QUICK_COUNTS = COUNTS[:4]
 TIME_SCALE = 1e-4
-"""Wall seconds per emulated second: so few that clients never wait for emulated time to pass."""
+"""Wall seconds per emulated second; small, so that clients never wait for emulated time."""
 PATIENCE_S = 120.0
 """Maximum number of seconds between two heartbeats of a client.
 
@@ -75,7 +75,7 @@ class StartWorkload(Workload):
     ) -> TrainResult:
         if trip == 0:
             self._trained_s = time.monotonic()
-        elif done is not None:  # it is None in the zygote, the process that forks the clients
+        elif done is not None:  # None in the zygote, the process that forks the clients
             note = json.dumps([self._forked_s, self._trained_s, *_memory(os.getpid())])
             (self._notes / f"{client}.json").write_text(note)
         return super().train(client, trip, done, steps, given)

@@ -1,4 +1,4 @@
-"""Measures the time per update in rounds and in FedBuff, and the size of the clients that contribute updates.
+"""Measures the time per update, and the size of contributing clients, in synchronous rounds and in FedBuff.
 
 This tests appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022. The duration of the trips of client i is
 exponential with mean λ·n_i, where n_i is the client's number of examples. Clients do not train.
@@ -24,25 +24,25 @@ from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 
 SIZES = ((1, 120), (4, 60), (16, 20))
-"""Pairs of a number of examples and the number of clients with that many. Most clients are small."""
+"""Pairs (number of examples per client, number of such clients). Most clients are small."""
 CLIENTS = sum(count for _, count in SIZES)
 MEAN = sum(size * count for size, count in SIZES) / CLIENTS
 STRAGGLER = 1.0
-"""The mean duration λ in emulated seconds per example."""
+"""Mean duration λ of a trip per example of the client, in emulated seconds."""
 OVER_SELECTION = 1.3
 CONCURRENCY = (10, 30)
-"""Numbers of clients that train simultaneously. In rounds, this number is the cohort's size, or the size of a
-smaller cohort together with its over-selection."""
+"""Numbers of clients that train simultaneously. In rounds, this is the size of the cohort including its
+over-selection."""
 STEPS_OF_TIME = 500
 
 Values = npt.NDArray[np.float64]
 
 
 class Rates(NamedTuple):
-    """The time that an algorithm needs per update, and the mean size of the clients whose updates it uses."""
+    """Time per update of an algorithm, and the mean size of the clients whose updates it uses."""
 
     seconds: float
-    """Emulated seconds per update that the algorithm uses; discarded updates are not counted."""
+    """Emulated seconds per used update; discarded updates are not counted."""
     examples: float
     """Mean number of examples of the clients whose updates are used."""
 
@@ -55,7 +55,7 @@ def rounds(needed: int, selected: int) -> Rates:
     therefore hypergeometric.
     """
     longest_s = STRAGGLER * max(size for size, _ in SIZES) * 25.0
-    edges = longest_s * np.linspace(0.0, 1.0, STEPS_OF_TIME + 1) ** 3  # finer where most clients finish
+    edges = longest_s * np.linspace(0.0, 1.0, STEPS_OF_TIME + 1) ** 3  # finer at early times
     times, widths = (edges[1:] + edges[:-1]) / 2.0, np.diff(edges)
     done = [1.0 - np.exp(-times / (STRAGGLER * size)) for size, _ in SIZES]
     counts = [count for _, count in SIZES]

@@ -129,7 +129,7 @@ class Curves:
         return [record.meta.model_sha256 for record in self.records[label]]
 
     def twin(self, label: str) -> str:
-        """Return the first arm, other than ``label``, that has the final model of ``label`` for every seed.
+        """Return the first other arm whose final models equal those of the arm ``label`` for every seed.
 
         Returns "" if there is no such arm.
         """
@@ -171,7 +171,7 @@ class Curves:
         return out
 
     def weights(self, label: str, profile: str) -> list[float]:
-        """Return, for each run, the mean share of applied weight of a client with ``profile``, times n.
+        """Return, for each run, n times the mean share of applied weight of the clients with ``profile``.
 
         A value of 1 is fair; n is the number of clients.
         """
@@ -184,7 +184,7 @@ class Curves:
         return out
 
     def target(self, label: str) -> float:
-        """Return the target accuracy at which the runs of the arm stop."""
+        """Return the target accuracy at which runs of the arm (algorithm) stop."""
         (record, *_) = self.records[label]
         target = settings_of(record).stop.accuracy
         assert target is not None, "the settings stop at a target accuracy"
@@ -325,8 +325,7 @@ class Study:
         return toml.read(file) if file.is_file() else {}
 
     def experiment(self, arm: Arm, seed: int, settings: str = "", more: Sequence[str] = ()) -> Experiment:
-        """Return the experiment for one arm and seed; if ``more`` changes are given, tuned step sizes are not
-        used."""
+        """Return the experiment for an arm and a seed; ``more`` changes replace tuned step sizes."""
         tuned = self.tuned(settings)
         steps = tuned.get(arm.steps_of or arm.label, ()) if not more else ()
         changes = (*arm.changes, *arm.at.get(settings, ()), *steps, *self.changes, *more)
@@ -372,7 +371,7 @@ class Study:
         return Curves(records, settings)
 
     def remarks(self, settings: str = "") -> list[str]:
-        """Return notes for the report: the differences from the paper, and where the step sizes come from."""
+        """Return notes for the report: differences from the paper, and the origin of the step sizes."""
         small = [IN_SMALL] if settings == QUICK else []
         steps = []
         if self.tuning is not None:

@@ -121,7 +121,7 @@ def fixed_delay(quick: bool = False) -> Finding:
 
 
 def _root(delay: int, step: float) -> float:
-    """Return the largest absolute value of the roots z of z^{τ+1} − z^τ + a = 0, where a is ``step``."""
+    """Return the error's factor per version: the largest |z| with z^{τ+1} − z^τ + a = 0 for a = ``step``."""
     roots = np.roots([1.0, -1.0, *[0.0] * (delay - 1), step] if delay else [1.0, step - 1.0])
     return float(np.abs(roots).max())
 
@@ -202,7 +202,7 @@ def normalized_influence(quick: bool = False) -> Finding:
 def _groups(
     name: str, strategy: Strategy, ratio: Callable[[Outcome], Shares], within: float, quick: bool
 ) -> Ratio:
-    """Return the mean ratio for the fast or for the slow clients, whichever is farther from 1."""
+    """Return the mean ratio of the fast clients or of the slow clients, whichever is farther from 1."""
     rows = []
     for seed in range(1, 3 if quick else 6):
         found = ratio(simulate(strategy, 2_000 if quick else 10_000, seed, skip=SKIP))
@@ -211,7 +211,7 @@ def _groups(
 
 
 def slowing_down(quick: bool = False) -> Finding:
-    """Measure how much of its weight a client loses by slowing down, and compare the loss with the theory.
+    """Measure how much weight a client loses by slowing down, and compare the loss with the theory.
 
     The theory predicts no loss for raw weights, and a known loss for normalised weights.
     """
@@ -253,7 +253,7 @@ class Short(NamedTuple):
     owed: list[float]
     """Largest ratio, over clients, of the final credit to the fair weight of one of the client's updates.
 
-    The credit is weight that the client is owed because of the cap.
+    Credit is weight that the cap withheld from the client.
     """
 
 

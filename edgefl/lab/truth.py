@@ -1,9 +1,9 @@
 """Compares predicted with measured times of training steps: published times, and times on this host.
 
-It proves little if a profile predicts the steps to which it was fitted. Therefore a second prediction is
-shown, from a fit without any step of the same network. Profiles that are scaled from another device were not
-fitted to their own steps. The error is |predicted ÷ measured − 1|; *held* is the share of steps whose
-measured time is within the predicted interval.
+Accuracy on the steps to which a profile was fitted proves little. A second prediction therefore comes from a
+fit without any step of the same network. Profiles that are scaled from another device were not fitted to
+their own steps. The error is |predicted ÷ measured − 1|; *held* is the share of steps whose measured time is
+within the predicted interval.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _of_one_runtime(measured: Iterable[MeasuredStep]) -> Iterable[list[MeasuredS
 
 
 def compared(measured: Sequence[MeasuredStep], quick: bool = False, say: Say = silent) -> list[ComparedStep]:
-    """Compare steps of one device and runtime with its profile, and with fits without the step's network."""
+    """Compare measured steps of one device and runtime with two predictions.
+
+    One is by the device's profile, and the other by a fit without the steps of the same network."""
     name, runtime = measured[0].profile, measured[0].runtime
     device = load_device(name)
     known = runtime in device.runtime

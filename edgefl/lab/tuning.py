@@ -44,11 +44,11 @@ def tune(
 ) -> Path:
     """Choose the step sizes of each arm and write them to the file that the study reads; return its path.
 
-    Every point of the grid is run with the same budget (in the cost over which arms race) for each tuning
-    seed. The point with the largest area under the accuracy curve is kept. Accuracy is measured on validation
-    examples; if the settings contain `Data.validation_fraction`, no race trains or tests on these examples.
-    Runs that exist in ``out`` are not repeated. Raises the same errors as `Study.run`, and `ConfigError` if
-    the study has no grid.
+    Every point of the grid is run with the same budget (of the cost by which arms are compared) for each
+    tuning seed. The point with the largest area under the accuracy curve is kept. Accuracy is measured on
+    validation examples; if the settings contain `Data.validation_fraction`, no race trains or tests on these
+    examples. Runs that exist in ``out`` are not repeated. Raises the same errors as `Study.run`, and
+    `ConfigError` if the study has no grid.
     """
     tuning = study.tuning
     if tuning is None:
@@ -64,7 +64,7 @@ def tune(
     file = study.steps_file(settings)
     with contextlib.suppress(OSError):
         make_folder(file.parent)
-    if not os.access(file.parent, os.W_OK):  # fail before the runs, which take hours
+    if not os.access(file.parent, os.W_OK):  # fail now, not after runs that take hours
         raise ConfigError(f"{file}: cannot be written")
     with warm() as fork_server:
         for number, (arm, steps) in enumerate(points, 1):

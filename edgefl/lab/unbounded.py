@@ -126,7 +126,7 @@ def scaled_bound(of: Constants, versions: int, staleness: int, steps: int, gain:
 
 
 GAINS = (0.5, 2.0)
-"""Values of βK for which remark 1 is tested; the theorem uses βK = 1."""
+"""Values of βK (server step size times buffer size) that test remark 1; the theorem uses 1."""
 
 
 def remark_1(quick: bool = False) -> Finding:
@@ -164,16 +164,16 @@ def remark_1(quick: bool = False) -> Finding:
 def remark_2(quick: bool = False) -> Finding:
     """Test remark 2 with two populations of clients that have the same mean diversity γ².
 
-    In one of them, a single client causes nearly all of the diversity. C of n clients train in parallel. They
-    are drawn uniformly from the clients that are not training, so each client is drawn at slightly more
-    regular intervals than if all clients could be drawn. This multiplies the variance of the sampling by
-    1 − 2(C − 1)/(n − 1).
+    In one population, a single client causes nearly all of the diversity. C of n clients train in parallel.
+    They are drawn uniformly from the clients that are not training, so each client is drawn at slightly more
+    regular intervals than if all clients could be drawn. This multiplies the variance of the sampling by 1 −
+    2(C − 1)/(n − 1).
     """
     clients, size, steps, smoothness, versions = 64, 4, 1, 0.18, (8_000 if quick else 20_000)
     strategy = FedBuff(buffer_size=size, exponent=0.0, concurrency=size)
     settings = []
     for skewed in (False, True):
-        # No noise and no descent: only the clients' diversity moves the model.
+        # Without noise and descent, only the clients' diversity moves the model.
         problem = Quadratic(clients, smoothness, variance=0.0, distance=0.0, spread=1.0, skewed=skewed)
         rate = _local(smoothness, versions, steps)
         settings.append(
@@ -273,6 +273,6 @@ def not_uniform(quick: bool = False) -> Finding:
 
 
 def _left(expected: Expected) -> float:
-    """Return the mean of (1 − ρ^t)² over the versions t, for a model that moves away from its start."""
+    """Return the mean of (1 − ρ^t)² over versions t; a version leaves the share ρ of the distance."""
     t = np.arange(expected.versions)
     return float(np.mean((1.0 - (1.0 - expected.step) ** t) ** 2))

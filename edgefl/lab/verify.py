@@ -103,7 +103,7 @@ class _Replay:
         check_secure(experiment, strategy, len(clients))
         self._record = record
         self._workload = workload = Workload(experiment, clients, base)
-        workload.prepared()  # train a little, as the run did, because this may change the state of layers
+        workload.prepared()  # train a little, as the run did: training may change the state of layers
         workload.settle()
         source = source_of(experiment, record.folder)
         self._compares_checksums = True
@@ -236,7 +236,7 @@ class _Replay:
 
 
 def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
-    """Return the secret of the phones' keys and True; if the run deleted it, a new secret and False."""
+    """Return the secret of the phones' keys and True, or a new secret and False if the run deleted it."""
     path = folder / SECRET_FILE
     if path.exists():
         return read(path, SECRET_BYTES), True

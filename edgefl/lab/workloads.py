@@ -1,7 +1,7 @@
 """Workloads for benchmarks, which replace `edgefl.run.workload.Workload` in the process that forks clients.
 
-`IdleWorkload` computes nothing and takes no time, so that a trip costs only edgefl's own work.
-`ExerciseWorkload` multiplies matrices, a known amount of arithmetic. Neither workload needs torch.
+`IdleWorkload` computes nothing and takes no time, so that the cost of a trip is edgefl's overhead.
+`ExerciseWorkload` multiplies matrices, whose cost in operations is known. Neither workload needs torch.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ NETS = {"cnn-pfl": _cnn_pfl, "linear": _linear, "cnn-groupnorm": _cnn_groupnorm}
 def make(input_shape: Sequence[int], classes: int = 10, *, net: str) -> nn.Module:
     """Create the network ``net`` of `NETS`, for ten classes.
 
-    The signature is the one that edgefl requires of functions that create a model.
+    edgefl requires this signature of functions that create a model.
     """
     return NETS[net](input_shape)
 
