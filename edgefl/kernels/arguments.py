@@ -161,7 +161,7 @@ class SumArguments(NamedTuple):
             raise ValueError("base must be out itself or not overlap it (got an overlap)")
         pairs = []
         for k, (item, scale) in enumerate(zip(vectors, per_update, strict=True)):
-            # This fast path builds no argument names, which would dominate the cost of a small sum.
+            # Fast path: building argument names would dominate the cost of a small sum.
             usual = scale is None and type(item) is np.ndarray and item.dtype is FLOAT32
             if usual and item.shape == checked_out.shape and item.flags.c_contiguous:
                 array, blocks = item, None

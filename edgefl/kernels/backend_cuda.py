@@ -83,7 +83,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def vectors(updates: Sequence[Any], weights: Floats, scales: Sequence[Any | None]) -> Any:
-    """Return the updates in the form of the library's C array of addresses, weights and dtypes."""
+    """Convert the updates to the library's C array of addresses, weights and dtypes."""
     made = (Vector * len(updates))()
     for each, update, weight, scale in zip(made, updates, weights.tolist(), scales, strict=True):
         each.data, each.weight, each.dtype = _address(update), weight, arguments.DTYPES.index(update.dtype)
@@ -125,7 +125,7 @@ def _host_call(given: SumArguments, step: StepVectors | None) -> Doubles:
 def step_vectors(
     optimizer: ServerOptimizer, out: Any, base: Any, old: Sequence[Any], new: Sequence[Any]
 ) -> StepVectors:
-    """Return a step in the form of the library's C struct."""
+    """Convert an optimiser step to the library's C struct."""
     old_a, old_b = [*map(_address, old), None][:2]
     new_a, new_b = [*map(_address, new), None][:2]
     numbers = steps.constants(optimizer)
@@ -176,7 +176,7 @@ _ON_CPU = ("quantize", "trimmed_mean", "products", "sq_norm", "checksum", "delta
 
 
 def __getattr__(name: str) -> Any:
-    """Return the fastest CPU back end's version of a function that has no GPU version."""
+    """Return a function that has no GPU version from the fastest CPU back end."""
     if name in _ON_CPU:
         return getattr(selection.fastest(), name)
     raise AttributeError(name)

@@ -236,7 +236,7 @@ def _address(array: Any) -> int:
 
 
 def _layout_holds() -> bool:
-    """Return True if this numpy lays out its arrays as `_resolve` assumes."""
+    """Return True if this version of numpy has the array layout that `_resolve` assumes."""
     array, other = np.empty(3, dtype=np.float32), np.empty(3, dtype=np.int8)
     scales = np.empty(1, dtype=np.float32)
     listed = np.array([[id(array), 0, id(other)], [0] * 3, [0, 0, id(scales)]])
@@ -255,7 +255,7 @@ _KINDS: dict[Any, int] = {dtype: kind for kind, dtype in enumerate(arguments.DTY
 
 
 def _usual(given: Any) -> NDArray[np.int64] | None:
-    """Return the arrays in the form for `sum_tiles`; None if an argument needs a full check or a conversion.
+    """Return the table of arrays for `sum_tiles`; None if an argument needs a full check or a conversion.
 
     Compiled code checks the arrays, because checks in Python take longer than a small sum.
     """
@@ -274,7 +274,7 @@ def _usual(given: Any) -> NDArray[np.int64] | None:
 
 
 def _listed(given: SumArguments) -> NDArray[np.int64]:
-    """Return the checked arrays in the form for `sum_tiles`."""
+    """Return the table of checked arrays for `sum_tiles`."""
     listed = np.zeros((3, len(given.updates) + 2), dtype=np.int64)
     listed[0, :2] = _address(given.out), 0 if given.base is None else _address(given.base)
     listed[0, 2:] = [_address(update) for update in given.updates]

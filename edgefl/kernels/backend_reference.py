@@ -122,7 +122,7 @@ def products(given: RankArguments, threads: int) -> Doubles:
         rows = np.zeros((len(updates), GRAIN // LANES, LANES))
         for row, update, scale in zip(rows, updates, scales, strict=True):
             row.reshape(-1)[: stop - start] = decoded(update, scale, start, stop)
-        for k, row in enumerate(rows):  # along a slow axis numpy adds one row after another
+        for k, row in enumerate(rows):  # numpy adds the rows in order
             found[k] += folded_lanes(np.add.reduce(rows * row, axis=1))
     return found
 
@@ -140,7 +140,7 @@ def _sq_norm(update: Update, scale: Floats | None) -> float:
         x = decoded(update, scale, start, min(start + _CHUNK, update.size)).astype(np.float64)
         squares = np.zeros((-(-x.size // TILE), TILE // LANES, LANES))
         np.multiply(x, x, out=squares.reshape(-1)[: x.size])
-        lanes = np.add.reduce(squares, axis=1)  # along a slow axis numpy adds one row after another
+        lanes = np.add.reduce(squares, axis=1)  # numpy adds the rows in order
         for tile in folded_lanes(lanes).tolist():
             total += tile
     return total

@@ -21,7 +21,7 @@ FLAGS = ("-O3", "--fmad=false", "-std=c++17", "-shared", "-Xcompiler", "-fPIC,-f
 
 
 def driver_present() -> bool:
-    """Return True if this machine has a GPU driver. This does not initialise CUDA."""
+    """Return True if this machine has a GPU driver, without initialising CUDA."""
     return any(os.path.exists(node) for node in DEVICE_NODES)
 
 

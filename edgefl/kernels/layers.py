@@ -151,7 +151,7 @@ def _in_float64(layers: list[Any], arrays: list[NDArray[Any]], shares: list[floa
 def _whole(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Round the values in place, and return them as integers of ``dtype``.
 
-    A value that float64's rounding has moved out of the type's range becomes the nearest end of the range.
+    Values that float64 rounding has moved out of the range of ``dtype`` are clamped to the range.
     """
     # Without ``out``, an array without dimensions would become a scalar.
     rounded: NDArray[Any] = np.rint(values, out=values)
@@ -190,5 +190,5 @@ def _is_bfloat16(layer: Any) -> bool:
 
 
 def _is_tensor(layer: Any) -> bool:
-    torch = sys.modules.get("torch")  # a caller that has a tensor has imported torch
+    torch = sys.modules.get("torch")  # if the caller has a tensor, torch has been imported
     return torch is not None and isinstance(layer, torch.Tensor)

@@ -164,12 +164,12 @@ def sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Dou
 # ---- the threads -----------------------------------------------------------------------------------
 
 SUM, PYTHON, END = range(3)
-"""Orders to a woken thread: compute parts of a sum, return to Python to call a function, or end."""
+"""Orders for a woken thread: compute parts of a sum, return to Python to call a function, or end."""
 JOB_WORDS = 32
 """Size of a job in 64-bit words. A job is the memory that a pool of threads shares with its threads."""
 _WAKE, _DONE, _NEXT, _ORDER = 0, 8, 16, 24
 """Positions in a job: the semaphore that wakes threads, the semaphore that each thread posts when it is done,
-the index of the next part of a sum, and the order. Each has a cache line of its own."""
+the index of the next part of a sum, and the order. Each has its own cache line."""
 _AWAKE, _SIZE, _PART, _COUNT, _LISTED, _WEIGHTS, _PARTIAL = range(25, 32)
 """Positions in a job of the number of woken threads, and of a sum's sizes and addresses."""
 
@@ -280,7 +280,7 @@ def join(job: Any) -> None:
 
 @jit(types.void(_JOB, I64, I64))
 def wake(job: Any, helpers: int, order: int) -> None:
-    """Give threads an order, after ending those left by a call that a signal handler's exception aborted."""
+    """Wake threads with an order. First join threads of a previous call that an exception aborted."""
     join(job)
     job[_ORDER], job[_AWAKE] = order, helpers
     for _ in range(helpers):
@@ -300,7 +300,7 @@ def serve(job: Any) -> Any:
 
 @jit(types.void(_JOB, types.Array(I64, 2, "C"), input_of(F64), I64, types.Array(F64, 2, "C"), I64))
 def share_sum(job: Any, listed: Any, weights: Doubles, size: int, partial: Doubles, helpers: int) -> None:
-    """Compute what `sum_tiles` computes, together with ``helpers`` other threads."""
+    """Compute `sum_tiles` for all elements together with ``helpers`` other threads."""
     join(job)
     job[_NEXT], job[_SIZE], job[_COUNT] = 0, size, weights.size
     parts = (helpers + 1) * _PARTS_PER_THREAD

@@ -1,7 +1,6 @@
-"""Threads of the numba back end: they wait between calls, and each processes some parts of the vectors.
+"""Threads of the numba back end, which wait between calls and each process parts of the vectors.
 
-They wait and compute sums in the compiled code of `numba_sums`, without the GIL. Work other than sums is
-started from Python.
+Waiting and sums run in the compiled code of `numba_sums`, without the GIL. Other work is started from Python.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ takes about as long as summing half as many elements."""
 
 
 def useful_threads(elements: int, threads: int, least: int = _THREAD_ELEMENTS) -> int:
-    """Return how many threads (at most ``threads``) are worth waking to read this number of elements."""
+    """Return the number of threads (at most ``threads``) worth waking to read this number of elements."""
     return max(1, min(threads, elements // least))
 
 
 class _Pool:
-    """Threads that wait for work. A forked child starts threads of its own.
+    """Threads that wait for work. A forked child starts its own threads.
 
     A signal handler may raise an exception after any call. So the lock is taken by ``with`` and never by
     ``acquire``, because an exception right after ``acquire`` would leave the lock held.
@@ -49,8 +48,8 @@ class _Pool:
     ) -> None:
         """Compute `numba_sums.sum_tiles` for all elements.
 
-        If another call is using the pool's threads, compute it only in this thread, or wait for a call that
-        began at the same moment.
+        If another call is using the pool's threads, this thread computes alone. If two calls begin at the
+        same moment, one waits for the other.
         """
         if threads < 2 or self._free.locked():
             numba_sums.sum_tiles(listed, weights, 0, size, partial)
@@ -78,8 +77,7 @@ class _Pool:
                 self._work = None
 
     def _grow(self, size: int) -> int:
-        """Start threads until there are ``size`` of them; return how many there are, which is fewer than
-        ``size`` if the system does not start more."""
+        """Start threads until the pool has ``size``; return their number, less if the system refuses more."""
         while self._size < size:
             self._size += 1
             try:
@@ -126,7 +124,7 @@ def shared_sum(
 
 
 def in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
-    """Call work(start, stop) for each part of the elements, with the parts divided among threads.
+    """Call work(start, stop) for consecutive parts of ``size`` elements, in several threads.
 
     The size of a part is a multiple of `TILE`, and at most `CHUNK` elements.
     """

@@ -1,8 +1,8 @@
 """LLVM code for the sums of the numba back end, in vectors of 8 or 16 elements.
 
-LLVM does not produce such loops from Python code: it vectorises neither the conversion of float16 nor several
-float64 sums beside a float32 sum. Every product and every sum is rounded separately; only squares of float32
-numbers may be fused with their sum, because they are exact in float64.
+LLVM does not generate such loops from Python code: it vectorises neither the conversion of float16 nor
+several float64 sums in the same loop as a float32 sum. Every product and every sum is rounded separately;
+only squares of float32 numbers may be fused with their sum, because they are exact in float64.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ MOST_UPDATES = 1024
 GRAIN = 16 * TILE
 """Number of elements per partial inner product (16 tiles); equal to EF_GRAIN in kernels/edgefl_kernels.h."""
 Network = NDArray[np.int32]
-"""Pairs (i, j), one after the other. The smaller of the elements i and j is moved to i, the larger to j."""
+"""Flat array of comparisons (i, j): the smaller of the elements i and j is moved to i, the larger to j."""
 
 
 class RankArguments(NamedTuple):
@@ -67,8 +67,8 @@ def trimmed_mean(
     """Write the mean of each element over the updates, without the smallest and the largest values.
 
     For each element, ``trim`` values are left out at each end. The remaining values are added in ascending
-    order in float64, and the mean is rounded to float32. A mean of zero is +0.0. For K updates, the
-    median results from trim = (K − 1) // 2. ``out`` is float32[D] and must not overlap an update. There are
+    order in float64, and the mean is rounded to float32. A mean of zero is +0.0. For K updates, trim =
+    (K − 1) // 2 gives the median. ``out`` is float32[D] and must not overlap an update. There are
     1 to 1024 ``updates``; they and their ``scales`` are as in `weighted_sum`, and all values must be finite.
     All CPU back ends give the same bits; ``cuda`` uses the fastest of them.
 

@@ -1,4 +1,4 @@
-"""Selects the number of threads and the back end: an argument, else EDGEFL_BACKEND, else the fastest one."""
+"""Selects the back end (an argument, else EDGEFL_BACKEND, else the fastest) and the number of threads."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def weighted_step(
     `weighted_sum` without a base and without the first term if it is 0. The optimiser's state vectors,
     float32[D] each, are read from ``old_state`` and written to ``new_state``: none for plain SGD, one for SGD
     with momentum, two for ``adam``, ``yogi`` and ``adagrad`` (Reddi et al. 2021, arXiv:2003.00295, Algorithm
-    2). g itself is not stored. The result has the same bits as `weighted_sum` followed by `apply`; with plain
-    SGD it has the same bits as the sum base + Σ_k (lr·weights[k])·updates[k].
+    2). The vector g itself is not stored. The result has the same bits as `weighted_sum` followed by `apply`;
+    with plain SGD it has the same bits as the sum base + Σ_k (lr·weights[k])·updates[k].
 
     Outputs must not overlap inputs, so that a step can be repeated if it was interrupted or used a bad
     update. Other rules are those of `weighted_sum`.
@@ -149,8 +149,7 @@ def weighted_step(
 
 
 def constants(optimizer: ServerOptimizer) -> tuple[float, float, float, float, float, float]:
-    """Return keep1, add1, keep2, add2, ε and lr of ef_step (kernels/edgefl_kernels.h) before rounding to
-    float32."""
+    """Return keep1, add1, keep2, add2, ε and lr of ef_step (kernels/edgefl_kernels.h), not yet rounded."""
     if optimizer.kind == "sgd":
         return (optimizer.momentum, 1.0, 0.0, 0.0, 0.0, optimizer.lr)
     beta1, beta2 = optimizer.beta1, optimizer.beta2
