@@ -26,8 +26,7 @@ CLIENT_FDS = 8
 
 
 class Check(NamedTuple):
-    """The result of one check: the feature that was checked (``what``), the state in which it was found, and
-    the problem if the feature is missing, else an empty string."""
+    """The result of one check: the feature (``what``), its state (``found``) and the problem, if any."""
 
     what: str
     found: str

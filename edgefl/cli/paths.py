@@ -46,8 +46,10 @@ def named_folder(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """Parse the value of ``--out``, the name of a new file, a device or a pipe. Raises `ConfigError` if the
-    file exists."""
+    """Parse the value of ``--out``: the name of a new file, a device or a pipe.
+
+    Raises `ConfigError` if a regular file of this name exists.
+    """
     from edgefl.files import is_replaceable
 
     if Path(text).exists() and is_replaceable(Path(text)):

@@ -53,7 +53,7 @@ class _Found(NamedTuple):
     runtime: str
     prediction: Prediction
     energy: Energy | None
-    """Energy of the step, computed from the currents in the profile; None if the profile states none."""
+    """Energy of the step, computed from the currents in the profile; None if the profile has no currents."""
 
 
 def predict(
@@ -206,7 +206,7 @@ def _energies(found: Sequence[_Found]) -> list[str]:
 
 
 def _doubts(found: Sequence[_Found]) -> list[str]:
-    """Return a line for each device whose interval is wide, with the reasons for that."""
+    """Return a line for each device with a wide interval, with the reasons why it is wide."""
     return [
         f"{one.device}, {one.runtime}: the interval is wide, because few measurements cover: "
         + "; ".join(PARTS[name] for name in one.prediction.unsure)

@@ -34,7 +34,7 @@ LISTED = 12
 class Search(NamedTuple):
     """Conditions on the devices to list, and the order of the list (``sort``).
 
-    None means that there is no such condition, or that the devices are listed by name.
+    None means no condition or, for ``sort``, the order of names.
     """
 
     words: str | None = None
@@ -442,7 +442,7 @@ def _bundled() -> dict[str, Kind]:
 
 
 def _loaded(name: str) -> Profile:
-    """Load a profile of any kind, given its name or path, exactly as it is written."""
+    """Load a profile of any kind by name or path; paths in it stay relative, as written."""
     from edgefl.devices.profiles import as_written, is_path, kind_of, read_tables
 
     bundled = _bundled()
@@ -527,7 +527,7 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
 
 
 def _listed(texts: list[str], most: int) -> str:
-    """Join the strings with commas. Of more than ``most``, show the first two, the last, and their number.
+    """Join strings with commas. If there are more than ``most``, show the first two, the last and the count.
 
     >>> _listed(["1", "2", "3", "4", "5"], 4), _listed(["1", "2"], 4)
     ('1, 2, … 5 (5)', '1, 2')
@@ -538,7 +538,7 @@ def _listed(texts: list[str], most: int) -> str:
 
 
 def _nearest(key: str, tables: dict[str, Any]) -> Any:
-    """Return the entry for ``key``, or else for the innermost table that contains it; None if neither."""
+    """Return the entry for ``key``, else for the innermost enclosing table that has one; else None."""
     steps = key.replace("[", ".").split(".")
     prefixes = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
     return next((tables[name] for name in prefixes if name in tables), None)

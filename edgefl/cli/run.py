@@ -167,7 +167,7 @@ def carry_out(
             except FolderTaken:
                 if out is not None:
                     raise
-                folder = new_run_folder(experiment.name)  # another run took the folder at the same moment
+                folder = new_run_folder(experiment.name)  # another run created the folder at the same moment
     if track is not None:
         copy_to_tracker(folder, track)
     return code
