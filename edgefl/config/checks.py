@@ -23,7 +23,7 @@ def _no_effect(key: str, needs: str, got: Any) -> Fault:
 
 
 def check_relations(found: Experiment) -> None:
-    """Raise a `Fault` if keys contradict each other. ``fleet.devices`` must already be a table."""
+    """Raise a `Fault` if keys contradict each other. ``fleet.devices`` must be a table, not a file's name."""
     assert isinstance(found.fleet.devices, dict)
     virtual = found.clock.kind == "virtual"
     most = MAX_CLIENTS if virtual else MOST_PROCESSES
@@ -157,8 +157,7 @@ def _check_local(privacy: Privacy) -> None:
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:
-    """Raise a `Fault` if ``stop`` names a metric that is not evaluated, or a value that the metric cannot
-    reach.
+    """Raise a `Fault` if ``stop`` names a metric that is not evaluated, or a value out of its range.
 
     ``measured`` maps each metric's name to its smallest and largest possible value.
     """
@@ -239,7 +238,7 @@ def check_profiles(fleet: Fleet) -> None:
 
 
 def _check_ids(names: Iterable[str]) -> None:
-    """Raise a `ProfileFault` if two device profiles have the same id, by which results name a profile."""
+    """Raise a `ProfileFault` if two device profiles have the same id, because results are keyed by id."""
     from edgefl.devices import load_device
 
     found: dict[str, str] = {}

@@ -64,7 +64,7 @@ def load(
 def change(
     experiment: Experiment, overrides: Iterable[str], base: str | Path = ".", *, option: str = "--set"
 ) -> Experiment:
-    """Apply ``overrides`` (``a.b=v``) to the experiment, and return a complete and valid one, as `load` does.
+    """Apply ``overrides`` (``a.b=v``) to the experiment; return a complete and valid experiment like `load`.
 
     Error messages name ``option`` as the source of an override.
 
@@ -214,7 +214,7 @@ def _plain(value: Any) -> Any:
 def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> str:
     """Set the key ``keys`` to ``value``.
 
-    Return its dotted name or, if tables had to be created for it, the name of the outermost of these tables.
+    Return its dotted name or, if tables were created for it, the name of the outermost new table.
     """
     table, made = tables, len(keys)
     for place, key in enumerate(keys[:-1]):

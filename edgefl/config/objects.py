@@ -66,7 +66,7 @@ def name_objects(
     partition: Any = None,
     strategies: Iterable[Any] = (),
 ) -> Named:
-    """Put the names of the given objects into the experiment, whose file is in the folder ``home``.
+    """Return the experiment with the given objects as importable names; ``home`` is its file's folder.
 
     ``strategy`` is an instance or a class, ``model`` is a function or class that creates a model, ``data`` is
     a function, a `Dataset` or four arrays, ``partition`` is a function, and ``strategies`` are the strategies
