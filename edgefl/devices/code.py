@@ -105,7 +105,7 @@ class CoreTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Properties of a core type that need not be measured (``lineage.toml``)."""
+    """Design of a core type, and the core types that are similar to it (an entry of ``lineage.toml``)."""
 
     names: tuple[str, ...] = ()
     like: tuple[str, ...] = ()
@@ -226,7 +226,7 @@ class Rate(NamedTuple):
 
 
 MEASURED_COPY_SPREAD = 1.25
-"""Error factor of a measured memcpy bandwidth. Boards with the same SoC differ in their memory chips."""
+"""Error factor of a measured memcpy bandwidth: boards with the same SoC have different memory chips."""
 
 
 def core_rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable) -> CodeRate:

@@ -180,9 +180,10 @@ def _plausible(board: Board, usual: Mapping[str, float]) -> Board:
 def _relatives_mean(
     core: str, known: Mapping[str, float], above: frozenset[str] = frozenset()
 ) -> float | None:
-    """Predict a core's constant from the mean of its relatives; return None if no relative was measured.
+    """Predict the logarithm of a core type's rate per MHz from the mean of similar core types (relatives).
 
-    A relative without measurements is replaced by the mean of its own relatives.
+    A relative without measurements is replaced by the mean of its own relatives. Return None if no relative
+    was measured.
     """
     above |= {core}
     logs = []
@@ -230,7 +231,10 @@ def _by_integer(
 
 
 def _posterior(own: Sequence[float], expected: float, sd_core: float, sd_board: float) -> CodeRate:
-    """Combine a core's measurements with its expected value; the interval is for unmeasured boards."""
+    """Combine a core type's measured rates with its expected rate.
+
+    The interval of the result covers 90% of the boards that were not measured.
+    """
     n = len(own)
     if n == 0:
         log, error = expected, sd_core

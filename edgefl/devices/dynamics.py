@@ -24,7 +24,7 @@ MOST_TRIES = 10_000  # maximum attempts to find a time at which a client is both
 
 
 class Transition(NamedTuple):
-    """A client's next change, assuming that the client does not receive or finish a task first."""
+    """A client's next change, such as going offline, if no task of the client starts or ends before it."""
 
     at_s: float
     """Time of the change in emulated seconds since the start of the run; infinite if there is no change."""
@@ -79,7 +79,7 @@ class _ClientState:
         self.rest(at_s)
 
     def rest(self, at_s: float) -> None:
-        """Set the next change of a client that is not on a trip."""
+        """Compute the next change (such as going offline) of a client that is not on a trip."""
         if not self.here:
             self.move = Transition(self._next_fit_s(max(at_s, self.not_before_s)), "back")
             return
@@ -107,7 +107,7 @@ class _ClientState:
 
 
 class Dynamics:
-    """The state of a run's clients that change over time; other clients are not stored."""
+    """The state of those clients of a run that heat up, discharge or go offline."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> None:
         self._experiment, self._trips = experiment, trips
@@ -121,17 +121,17 @@ class Dynamics:
         return client in self._states
 
     def condition(self, client: int) -> Condition | None:
-        """Return the client's condition at the start of its trip; None for a client that never changes."""
+        """Return the client's condition at the start of its trip; None if its condition never changes."""
         state = self._states.get(client)
         return None if state is None else state.now
 
     def plan(self, client: int) -> TripPlan | None:
-        """Return the plan of the client's current trip; None for a client that never changes."""
+        """Return the plan of the client's current trip; None if the client's condition never changes."""
         state = self._states.get(client)
         return None if state is None else state.plan
 
     def move(self, client: int) -> Transition:
-        """Return the client's next change, assuming that it does not receive or finish a task first."""
+        """Return the client's next change (such as going offline) if no task starts or ends before it."""
         return self._states[client].move
 
     def declares_death(self, client: int, now_s: float) -> bool:

@@ -1,6 +1,6 @@
-"""Reads FedScale's two device dictionaries as JSON, and writes the first of them.
+"""Reads FedScale's device dictionaries (capacities and behaviors) as JSON, and writes capacities.
 
-FedScale itself distributes them as pickles (docs/profiles.md).
+FedScale itself distributes both dictionaries as pickles (docs/profiles.md).
 
 ``client_device_capacity`` maps a client to ``{"computation": ms, "communication": kbit/s}``. A training step
 takes 3 · batch size · ``computation``; the transfers of a trip take (upload + download size) /

@@ -209,7 +209,7 @@ def _shuffled(seed: int, count: int) -> list[int]:
 
 
 TYPICAL_TRIPS = 25
-"""Number of trips drawn for each profile whose trips differ; see `Trips.typical_s`."""
+"""Number of trips that are drawn for each profile whose trip times vary; see `Trips.typical_s`."""
 MOST_KEPT = 10_000
 """Maximum number of entries in each cache."""
 
@@ -429,7 +429,7 @@ class Trips:
         return found
 
     def known(self, client: int) -> Client:
-        """Return what a strategy may know about a client, including the times of its first trip."""
+        """Return the information about a client for a strategy, such as the times of its first trip."""
         held, trip = self.data.held(client, 0), self.in_series(client)
         steps = self._rule.work(held).steps
         profile = self._clients[client].profile

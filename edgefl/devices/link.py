@@ -21,7 +21,7 @@ from edgefl.errors import EdgeflError, ProfileError
 from edgefl.files import read as read_file
 from edgefl.host.pacing import Pacer, PhaseTime
 
-# Bytes between two waits. A link of 400 Mbps was 3.7% too slow with 16 KiB, and 0.01% with 64 KiB.
+# Bytes sent between two waits. A 400 Mbps link was 3.7% too slow with 16 KiB and 0.01% too slow with 64 KiB.
 CHUNK_BYTES = 65536
 ALIGN_BYTES = 256  # chunks start at multiples of this size
 OPPORTUNITY_BYTES = 1504
@@ -141,8 +141,8 @@ class _Rate(NamedTuple):
 class Message:
     """A message of ``nbytes`` in one direction of a network, which can be transferred any number of times.
 
-    Values that are the same for all transfers are computed once, here. See `Link` for the duration of a
-    transfer.
+    Values that are the same for all transfers are computed when the message is created. See `Link` for the
+    duration of a transfer.
     """
 
     def __init__(self, network: Network, name: Literal["down", "up"], nbytes: int) -> None:
@@ -196,7 +196,7 @@ def mean_mbps(way: Direction) -> float | None:
 
 
 def move(pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None]) -> PhaseTime:
-    """Copy a message's real bytes at the link's pace: call ``copy(start, stop)`` chunk by chunk.
+    """Copy a message's real bytes at the link's rate: call ``copy(start, stop)`` when a chunk is due.
 
     Raises `Disconnected` if the connection is lost; exceptions from ``copy`` or the pacer's wait propagate.
     """
@@ -233,7 +233,7 @@ class Trace(NamedTuple):
         return len(self.at_ms) * OPPORTUNITY_BYTES * 8 / (self.period_ms * 1e3)
 
     def delivers_s(self, start_s: float, nbytes: float) -> float:
-        """Return the seconds from ``start_s`` until ``nbytes`` are delivered; 0 if there is no delay."""
+        """Return the seconds from ``start_s`` until ``nbytes`` are delivered; 0 if ``nbytes`` is 0."""
         packets = math.ceil(nbytes / OPPORTUNITY_BYTES * (1.0 - 1e-12))
         if packets <= 0:
             return 0.0

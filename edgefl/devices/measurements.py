@@ -28,7 +28,8 @@ from edgefl.validation import convert, wrong
 IMAGE = (3, 224, 224)
 """Shape of the images on which timm's networks were measured."""
 MOST_THREADS = 1024
-"""Maximum number of threads assumed for a step in a CSV file, because the file does not state the number."""
+"""Number of threads that is assumed when a time in a CSV file is checked for being impossibly short, because
+the file does not state the number."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
 """Exceptions raised for a file that cannot be read or is in another format."""
 WRONG = (KeyError, ValueError, IndexError, ConfigError)
@@ -53,7 +54,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Key that identifies the step in any file."""
+        """Key by which the same step is recognised in different files."""
         return self.profile, self.runtime, self.row.network, str(self.row.seconds)
 
 

@@ -89,7 +89,7 @@ def _number(text: str) -> float | str:
 
 
 def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
-    """Return the network as a section of ``connectivity.ini``, and what the format cannot express."""
+    """Return the network as a section of ``connectivity.ini``, and the properties that it cannot express."""
     down, up = network.down, network.up
     bits = [0 if way.rate_mbps is None else max(1, round(way.rate_mbps * 1e6)) for way in (down, up)]
     label = " ".join(network.name.split()).replace('"', "'")
@@ -103,7 +103,7 @@ def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
 
 
 def _merged(network: Network) -> tuple[str, ...]:
-    """Name the properties of which a format holds one value, but that differ between the directions."""
+    """List the properties that differ between download and upload if a format has one value for both."""
     down, up = network.down, network.up
     differ = {"loss": down.loss_pct != up.loss_pct, "delay": down.delay_ms != up.delay_ms}
     return tuple(f"separate {what} for download and upload" for what, lost in differ.items() if lost)

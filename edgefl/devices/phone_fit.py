@@ -64,7 +64,7 @@ PHONE_FOLDS: Final = 8
 LIKELY: Final = (0.02, 0.7, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Prior medians of the variances in `Similarity`."""
 FEWEST: Final = 5
-"""Minimum number of networks, and of phone models."""
+"""Minimum number of networks, and of phone models, for a fit."""
 
 
 class Matrix(NamedTuple):

@@ -107,7 +107,7 @@ def _layer(line: Mapping[str, str], place: str) -> Layer:
 
 
 def counts(layers: Iterable[Layer]) -> Counter[str]:
-    """Count the work in each field of `StepWork`, and the operations to which each of `Weights` applies."""
+    """Count the work for each field of `StepWork`, and the operations that each field of `Weights` scales."""
     found: Counter[str] = Counter()
     for layer in layers:
         if layer.kind in ("conv", "depthwise"):

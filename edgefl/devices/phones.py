@@ -11,8 +11,9 @@ The covariance of two phones' speeds (a Gaussian process; Rasmussen and Williams
     one + ghz · ln(c/2.2) · ln(c'/2.2) + ram · ln(r/4) · ln(r'/4)
         + family + core + model + unit
 
-with the clock c in GHz and the RAM r in GiB. Each of the last four terms is added only if the two phones have
-the same family, core, model or unit, respectively. The coefficients are those of `Similarity`.
+with the clock c in GHz and the RAM r in GiB. The term ``family`` is added only if both phones have the same
+core design (`About.family`), and the next three terms only if they have the same core, model or unit. The
+coefficients are those of `Similarity`.
 `edgefl.devices.phone_fit` fits the table to measurements.
 """
 
@@ -80,7 +81,7 @@ oscillate."""
 
 
 class About(NamedTuple):
-    """Properties of a phone that need not be measured. A property is empty or None if it is unknown."""
+    """Properties of a phone that are known without measurements. An unknown property is empty or None."""
 
     core: str = ""
     ghz: float | None = None
@@ -126,7 +127,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     units: dict[str, Unit]
 
     def about(self, unit: str = "") -> About:
-        """Return the properties of a phone of this model that need not be measured."""
+        """Return the properties of a phone of this model that are known without measurements."""
         return About(self.core, self.mhz and self.mhz / 1e3, self.ram_gib, self.model, unit)
 
 
@@ -166,7 +167,7 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that was fitted to the measured phones."""
+    """The parameters that were fitted to the measured phones, and the phones themselves."""
 
     source: str
     amounts: tuple[Positive, ...]
@@ -183,7 +184,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def units(self) -> list[tuple[About, Unit]]:
-        """All measured units, each with its properties that need not be measured."""
+        """All measured units, each with its properties that are known without measurements."""
         return [(phone.about(name), unit) for phone in self.phones for name, unit in phone.units.items()]
 
     def work(self, layers: Sequence[Layer]) -> StepWork:

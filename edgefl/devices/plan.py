@@ -33,7 +33,7 @@ class TripPlan(NamedTuple):
     work_s: float
     """Training time at the device's full speed, according to its time model."""
     compute_lead_s: float
-    """Delay before the training: masking, or a drawn delay if there is no work over which to stretch it."""
+    """Delay before the training: the time of masking, or a drawn delay if there is no training to stretch."""
     compute_rate_per_s: float
     """Seconds of ``work_s`` that are done per emulated second. It is 1 unless scatter or a delay model
     changes the training time, and ``inf`` if the training takes no time."""
@@ -107,7 +107,7 @@ class TripPlan(NamedTuple):
     def scattered(self, scatter: float) -> TripPlan:
         """Return this trip with its training time multiplied by ``scatter``.
 
-        The plan must include training, and must have neither a heat model nor an upload over a trace.
+        The plan must include training. It must not have a heat model, and its upload must not replay a trace.
         """
         return self._replace(compute_rate_per_s=self.compute_rate_per_s / scatter)
 

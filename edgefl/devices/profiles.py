@@ -250,7 +250,7 @@ def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fau
 
 
 def _figures(value: Any, key: str = "") -> Iterator[str]:
-    """Yield the dotted key of each value that needs a source: numbers, and words that state a fact."""
+    """Yield the dotted key of each value that needs a source: numbers, and text values that state a fact."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if key or name not in _NEEDS_NO_SOURCE:

@@ -25,7 +25,7 @@ BASES: Final = {
     **dict.fromkeys(("A7", "A53", "A57", "A72", "A73", "A75", "Kryo"), "pi-4"),
     **dict.fromkeys(("A76", "A77", "A78AE", "X3", "X4", "Vortex"), "pi-5"),
 }
-"""Maps a core type to a measured device with similar cores: up to 8 FLOP per cycle (pi-4) or 16 (pi-5)."""
+"""Maps a core type to the measured device with similar cores (pi-4: up to 8 FLOP per cycle; pi-5: 16)."""
 UNLIKE: Final = ("A7", "A53", "Vortex")
 """Cores unlike any measured core: A7 and A53 execute in order, Apple's Vortex is wider than all others."""
 
@@ -42,7 +42,7 @@ OF_UNLIKE: Final = 1.5
 
 class Scaled(NamedTuple):
     """A runtime's time model for an unmeasured device, scaled from a measured device, and a text for the
-    profile's ``sources`` that says how it was derived."""
+    profile's ``sources`` that explains how the model was derived."""
 
     model: TimeModel
     source: str
@@ -154,7 +154,7 @@ def _put(text: str, old: str, new: str, sources: str) -> str:
 
 
 def _core(device: Device) -> str:
-    """Return the type of the cores with the highest clock, by Arm's name (such as A76) if it has one."""
+    """Return the type of the cores with the highest clock, as Arm's short name (such as A76) if possible."""
     clusters = device.cpu.clusters if device.cpu is not None else ()
     if not clusters:
         raise ConfigError(f"{device.id}: no cpu.clusters, so a similar measured device cannot be chosen")
@@ -187,7 +187,7 @@ def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:
 def _faster(model: TimeModel, flop: float, moved: float) -> TimeModel:
     """Return the model with operations ``flop`` times as fast and bytes ``moved`` times as fast.
 
-    Its values are rounded to four digits.
+    The costs of the new model are rounded to four digits.
     """
     changed = {}
     for name in model.__struct_fields__:

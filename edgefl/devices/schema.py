@@ -396,7 +396,7 @@ class Direction(_Table, frozen=True, kw_only=True):
 
 Bearer = Literal["mobile", "wifi", "wired"]
 Radio = Literal["5g-low-band", "5g-mmwave"]
-"""Radios whose power was metered: `edgefl.devices.energy.METERED`."""
+"""Radios whose power was measured with a power meter (`edgefl.devices.energy.METERED`)."""
 
 
 class Network(_Table, frozen=True, kw_only=True):
