@@ -69,8 +69,8 @@ SENT_GROWTH = 0.01
 LEAST_LAYOUTS = SCHEDULE[0][0]
 MOST_PAIRS = math.prod(SCHEDULE[-1])
 PADDING = 97
-"""Number of bytes by which each stem's environment is longer than the previous stem's. A stem is the process
-from which the processes of base and head are forked."""
+"""Number of bytes by which each stem's environment is longer than the previous stem's, so that their memory
+layouts differ. A stem is the process from which the processes of base and head are forked."""
 
 Tell = Callable[[str], None]
 A = TypeVar("A", Ready, Shot, Ended)
@@ -159,7 +159,7 @@ class AgainstBase:
         return Comparison(self.base.name, pairs)
 
     def _pair(self, call: CallRequest, layout: int, turn: int) -> ProcessPair | _Fault:
-        """Run one process of the base and one of the head, in turns."""
+        """Measure a process of the base and a process of the head, which take turns."""
         began_s, new = time.monotonic(), layout not in self._branches
         both = self._branches.get(layout) or self._new_branches(layout)
         cores = sorted(os.sched_getaffinity(0))
@@ -201,7 +201,7 @@ class AgainstBase:
         return made
 
     def _start_stems(self, number: int) -> None:
-        """Start stems until ``number`` of them exist. New ones import modules before anything is timed."""
+        """Start stems until ``number`` of them run; wait until the new stems have imported their modules."""
         began = len(self._stems)
         self._stems += [Stem(layout, PADDING * layout) for layout in range(began, number)]
         if self._modules:
@@ -252,7 +252,7 @@ class _Fault(Exception):
 
 
 class _RunningPair:
-    """One process of the base and one of the head."""
+    """A running process of the base and a running process of the head, which take turns."""
 
     def __init__(self, both: tuple[Channel[BranchAnswer], Channel[BranchAnswer]], call: CallRequest) -> None:
         self._both, self._limit_s = both, call.limit_s
@@ -269,7 +269,10 @@ class _RunningPair:
         if it must not import any."""
 
     def measure(self, layout: int, *, reverse: bool) -> ProcessPair:
-        """Measure shots of base and head in turns; end both processes. Raises `_Fault` if a side fails."""
+        """Time shots (groups of calls) of base and head in turns, then end both processes.
+
+        Raises `_Fault` if a side fails.
+        """
         base, head = self._ready
         calls = max(1, round(SHOT_S / max(base.call_s, head.call_s)))
         blocks: list[tuple[float, float]] = []

@@ -16,8 +16,8 @@ _CHARACTER = 6.6
 def colour(results: GateResults) -> str:
     """Return the badge's colour, by its name at shields.io.
 
-    Red if something failed or nothing was measured; otherwise orange if a function could not be judged, and
-    green if not.
+    The badge is red if something failed or nothing was measured, else orange if a function could not be
+    judged, else green.
     """
     if results.red:
         return "red"

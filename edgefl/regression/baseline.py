@@ -111,7 +111,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Identifies the entry within a baseline file."""
+        """Key of the entry, which is unique within a baseline file."""
         return self.test, self.function, self.host.fingerprint
 
     def outdated(self, profile_sha256: str) -> str | None:
@@ -243,7 +243,10 @@ def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
 
 
 def load_counted(path: Path) -> dict[tuple[str, str], CountedEntry]:
-    """Return a file's entries with counted work, keyed by `CountedEntry.key`; otherwise like `load`."""
+    """Return a file's entries with counted work, keyed by `CountedEntry.key`.
+
+    The result is empty if the file does not exist. Raises ConfigError if the file is invalid.
+    """
     return {one.key: one for one in _load(path).counted}
 
 

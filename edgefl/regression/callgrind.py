@@ -90,7 +90,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
 
 
 def _costs(text: str) -> dict[str, int]:
-    """Return each function's own instructions from a Callgrind file, excluding those of its callees."""
+    """Return the number of instructions of each function, without its callees, from a Callgrind file."""
     names: dict[str, str] = {}
     costs: Counter[str] = Counter()
     function, callee = _NAMELESS, False
@@ -109,7 +109,7 @@ def _costs(text: str) -> dict[str, int]:
 
 
 def _named(costs: Counter[str]) -> dict[str, int]:
-    """Return the instructions by function; functions with less than 1% of the total are combined."""
+    """Return each function's instruction count; functions with less than 1% of the total are combined."""
     total = costs.total()
     named = {name: count for name, count in costs.items() if count >= FEW * total}
     rest = total - sum(named.values())

@@ -148,7 +148,7 @@ def _build(command: str, root: Path) -> None:
 
 
 def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git with hooks off, and without the environment variables of a git command that runs the tests."""
+    """Run git without hooks, and without variables such as GIT_DIR, which a git hook sets for the tests."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     return subprocess.run(
         command,

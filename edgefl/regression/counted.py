@@ -108,7 +108,10 @@ def count(call: DeviceCall) -> CountedRun | Failure:
 
 
 def _undone(function: Callable[..., Any], result: object) -> str:
-    """Return a description of a call's result if it is an object that would do the work later; else empty."""
+    """Return a description of a call's result if it is a coroutine or a generator that has not run yet.
+
+    Otherwise, return an empty string.
+    """
     if inspect.iscoroutine(result):
         result.close()
         return "which returned a coroutine that nothing awaits"
@@ -238,9 +241,9 @@ def _timed(instructions: Mapping[str, int], run: Callable[[], Any], handle: Devi
 
 
 def by_owner(counts: Mapping[CodeName, int]) -> dict[str, int]:
-    """Return the instructions of the user's code by function, and of other code by package and version.
+    """Return the number of instructions for each function of the user, and for each package and version.
 
-    edgefl's own measuring code is left out, as is library code whose work depends on the environment.
+    edgefl's own measuring code is left out, and so is library code whose work depends on the environment.
     """
     modules = {str(vars(module).get("__file__")): name for name, module in sorted(sys.modules.items())}
     found: Counter[str] = Counter()

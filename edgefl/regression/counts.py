@@ -16,7 +16,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 
 INSTRUCTIONS, NATIVE = "instructions", "native_instructions"
 NOTHING = 3
-"""Maximum number of instructions that an empty function executes. With one call, there are at least five."""
+"""Maximum number of instructions that an empty function executes; a function with one call executes at least
+five."""
 SMALLER = "make the test's inputs smaller"
 """Advice for a function that executes too many instructions."""
 KIB, MIB = 1 << 10, 1 << 20
@@ -105,7 +106,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.figures.get(name, 0)
 
     def parts(self, name: str) -> dict[str, int] | None:
-        """Return the instructions of the metric ``name`` by function; None if they are not counted."""
+        """Return each function's instruction count for the metric ``name``; None if it is not counted."""
         return self.native if name == NATIVE else self.instructions
 
 
@@ -135,7 +136,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
     @property
     def seconds(self) -> float | None:
-        """Seconds on the device, as predicted from the counts; None if these may miss most of the work."""
+        """Predicted time on the device in seconds; None if the counts may miss most of the work."""
         return self.model_s + self.python_s if self.covered and not self.processes else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
@@ -182,13 +183,13 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     python: dict[Name, PythonEntry]
     """Counts that depend on the version of Python, keyed by its minor version, such as ``3.11``."""
     native: dict[Name, dict[Name, Count]] = {}
-    """Native instructions by function, keyed by the combination of machine, C library and Python version."""
+    """Numbers of native instructions of each function, keyed by machine, C library and Python version."""
     varying: tuple[Name, ...] = ()
     """Metrics that differed between two counts of the same call; they are not compared."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Identifies the entry within a baseline file."""
+        """Key of the entry, which is unique within a baseline file."""
         return self.test, self.function
 
     @property
@@ -216,9 +217,9 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return None if python is None else python.figures.get(name, 0)
 
     def parts(self, name: str, versions: Versions) -> dict[str, int] | None:
-        """Return, for each function, how many of its instructions the metric ``name`` counts.
+        """Return each function's instruction count for the metric ``name``.
 
-        None if the baseline does not contain these numbers for the software versions in ``versions``.
+        Return None if the baseline does not contain these counts for the software versions in ``versions``.
         """
         if name == NATIVE:
             return self.native.get(versions.native)

@@ -164,7 +164,7 @@ class DeviceResult:
 
     @property
     def note(self) -> str:
-        """Note that unreliable measurements passed because they are far below the budgets; else empty."""
+        """A message if unreliable measurements passed because they are far below the budgets; else empty."""
         return next((one.note for one in self._verdicts if one.note), "")
 
     @property
@@ -426,8 +426,8 @@ class EdgeDevice:
     def judged(self) -> Iterator[Reasons]:
         """Judge the results of the test that runs in this context; at the end, set the yielded `Reasons`.
 
-        Exceptions of edgefl are recorded as reasons. Others propagate, except that an AssertionError makes
-        the test INVALID if the measurements are unreliable.
+        edgefl's exceptions are recorded as reasons. Other exceptions propagate, except that an AssertionError
+        makes the test INVALID if the measurements are unreliable.
         """
         found = Reasons()
         try:

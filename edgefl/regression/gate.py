@@ -76,7 +76,7 @@ class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     edgefl_gate: Literal[1] = 1
     base: str = ""
-    """The commit with which the head was compared; empty if there was none."""
+    """The commit with which the head was compared; empty if the head was not compared with a commit."""
     rows: tuple[GateRow, ...] = ()
 
     @property

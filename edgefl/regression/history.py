@@ -17,9 +17,9 @@ from edgefl.regression.counts import FIGURES, INSTRUCTIONS, Figure
 
 MOST_COMMITS = 200
 LEAST_STEP = 0.02
-"""Changes of level are ignored unless they are larger than this share."""
+"""Changes of a metric's level by this share or less are ignored."""
 SURE = 4.0
-"""Changes of level are ignored unless they are at least this many standard errors large."""
+"""Minimum size of a change of level, in standard errors; smaller changes are ignored."""
 
 
 class Point(NamedTuple):
@@ -70,7 +70,7 @@ def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
     """
     logs = [math.log(max(value, 1e-12)) for value in values]
     jumps = sorted(abs(after - before) for before, after in itertools.pairwise(logs))
-    # The median of |N(0, 2σ²)| is 0.954 σ.
+    # If the noise is normal, successive values differ by N(0, 2σ²), whose median absolute value is 0.954 σ.
     noise = statistics.median_low(jumps) / 0.954 if jumps and not exact else 0.0
 
     def search(start: int, end: int) -> Iterator[int]:

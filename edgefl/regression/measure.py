@@ -33,8 +33,8 @@ PRECISE = 0.0125
 median."""
 
 COUNTED_CALLS = 10
-"""Ratio of the time limit for counting to that for one process: counting takes up to ten calls, most of which
-are slow."""
+"""Ratio of the time limit for counting to the time limit for one process. Counting calls the function up to
+ten times, and most of these calls are slowed down by a counter."""
 
 Tell = Callable[[str], None]
 
@@ -70,7 +70,7 @@ def judged(
     first: Measurement,
     again: Callable[[], Measurement],
 ) -> Verdict:
-    """Judge the ``first`` measurement; call ``again`` for further ones as long as ``judge`` needs more.
+    """Judge the ``first`` measurement; call ``again`` for further measurements while ``judge`` needs more.
 
     If a further measurement raises `Invalid`, return the verdict ``otherwise`` of `NeedMore`, if that is set.
     """

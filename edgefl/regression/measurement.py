@@ -117,8 +117,8 @@ class Measurement:
         ]
 
     def _rest(self, one: Repetition) -> float:
-        """Return the device's time for the code outside torch, divided by its time for all code if all ran at
-        the reference's pace."""
+        """Return the ratio of two times on the device: that of the code outside torch, and that of the whole
+        call if all its code ran at the reference's pace."""
         if not one.rest_cpu_s:
             return self.trial.rest
         reference_s = self.trial.reference_s * self.trial.shots.units

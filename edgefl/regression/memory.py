@@ -130,9 +130,10 @@ def own_kib(status: dict[str, int]) -> int:
 
 
 def _started_kib(pid: int) -> int:
-    """Return the memory in KiB that a started process owns: the peak since exec, or the current use before.
+    """Return the memory in KiB that a started process owns.
 
-    Pages that a forked process shares with its parent are attributed to the parent. After vfork, a process
+    This is the peak since the process called exec, or the current memory if it has not called exec. Pages
+    that a forked process shares with its parent are attributed to the parent. After vfork, the process
     appears to own its parent's memory until it calls exec; the parent waits until then.
     """
     fork = is_fork(pid)

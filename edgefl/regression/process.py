@@ -41,12 +41,12 @@ closed."""
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
 REFERENCE_VERSION = 2
-"""Version of the work that the references in `repetition` do. Results relative to different versions are not
+"""Version of the reference programs in `repetition`. Results relative to different versions are not
 comparable."""
 
 MOST_AT_A_TIME = 10_000
-"""Maximum number of calls or units that are timed together, as one shot; an empty function reaches a few
-thousand."""
+"""Maximum number of calls or units that are timed together, as one shot. For an empty function, a shot has a
+few thousand calls."""
 AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
 
 
@@ -140,7 +140,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     cpu_s: list[float]
     """CPU time of each shot of the function."""
     reference_cpu_s: list[float]
-    """CPU time of each shot of the reference; these are before, between and after the function's shots."""
+    """CPU time of each shot of the reference, which is before, between or after shots of the function."""
     rest_cpu_s: list[float]
     """CPU time of each unit of the stand-in program (`repetition.RestWork`); empty if there is no such
     program."""
@@ -220,14 +220,14 @@ class MeasuringProcess:
             end = Exit(self.popen.wait())
             raise RunError(f"the measuring process ended with {end}; its message is above") from None
         except BaseException:
-            self.close()  # its pending answer would be mistaken for the answer to the next request
+            self.close()  # a pending answer would be mistaken for the answer to the next request
             raise
         if isinstance(answer, Failure) and answer.kind == "refused":
             raise ConfigError(answer.why)
         return answer
 
     def close(self) -> None:
-        """End the process and all that it started. If the user interrupts the wait, all are killed."""
+        """End the process and all processes that it started; kill them if the user interrupts the wait."""
         self._channel.close()
         try:
             end_child(self.popen, _ENDING_S)  # it may still be importing the user's module

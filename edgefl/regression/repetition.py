@@ -313,7 +313,7 @@ class DeviceClock:
         self._slowdown, self._time_scale = slowdown, time_scale
         self._radio_s = 0.0
         self._away_ns = self._waits = 0
-        """Idle time in nanoseconds, and how often the core was given up, while keeping the pace."""
+        """Time in ns that the clock idled to keep the pace, and number of times that it gave up the core."""
         self._began = ProcessUsage.now()
 
     def now_s(self) -> float:

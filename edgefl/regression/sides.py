@@ -86,7 +86,7 @@ class EndRequest(msgspec.Struct, frozen=True, tag="end"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The answer to `CallRequest`: the function is prepared. These values are from its first calls."""
+    """The answer to `CallRequest`: the function is prepared. The values are from the first calls."""
 
     call_s: float
     """Approximate time of a call in seconds: CPU time plus blocked time."""
@@ -99,7 +99,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
-    """The answer to `ShotRequest`: the total times of all its calls, in nanoseconds."""
+    """The answer to `ShotRequest`: the total times of all calls of the shot, in nanoseconds."""
 
     cpu_ns: int
     """CPU time of the process and of the children that it has reaped."""

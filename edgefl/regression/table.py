@@ -62,7 +62,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     counted: CountedEntry | None = None
     """The baseline entry with counted work that is to be saved, if any."""
     file: str = ""
-    """Path of the file in which these entries are to be saved."""
+    """Path of the file in which ``entry`` and ``counted`` are to be saved."""
 
     @property
     def predicted(self) -> bool:
@@ -195,7 +195,7 @@ class Written(NamedTuple):
 
 
 def save_all(found: Iterable[ResultRow]) -> Written:
-    """Save the baseline entries of all rows that have any; return lines that state what was saved."""
+    """Save the baseline entries in all rows; return lines that list what was saved and what was not."""
     files: dict[str, list[ResultRow]] = {}
     for row in found:
         if row.counted is not None or row.entry is not None:

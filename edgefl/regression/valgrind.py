@@ -37,6 +37,6 @@ def request(code: int) -> int:
 if __name__ == "__main__":
     request(STOP)
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: end with the process that waits for the counts
-    sys.path.pop(0)  # this file's folder
+    sys.path.pop(0)  # remove this file's folder
     import_module("site").main()  # not imported at the top, because the start is instrumented
     import_module(sys.argv[1]).main(sys.argv[2])

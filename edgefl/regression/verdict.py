@@ -43,7 +43,7 @@ class Verdict:
     outcome: Outcome = "PASS"
     why: str = ""
     note: str = ""
-    """Note that unreliable measurements passed; else empty."""
+    """A message if unreliable measurements passed; else empty."""
     grew: tuple[str, ...] = ()
     """Metrics whose growth since the baseline is the reason for FAIL."""
     compared: tuple[Compared, ...] = ()
@@ -80,9 +80,9 @@ def judge(
     tolerance: float = TOLERANCE,
     family: Family = ONE_DEVICE,
 ) -> Verdict | NeedMore:
-    """Judge a function's first measurement, together with the further ones that `NeedMore` requested.
+    """Judge a function's first measurement, and further measurements that `NeedMore` requested.
 
-    ``baseline`` is None if nothing is compared, or a string that states why no comparable one exists.
+    ``baseline`` is None if nothing is compared, or a string that states why there is no comparable baseline.
     If ``settled`` is true, doubts about the first measurement are ignored. If ``slow_end`` is true, a budget
     of seconds must hold at the slow end of the time model's interval. Raises ConfigError for an invalid
     budget.
@@ -174,7 +174,10 @@ def paced(measured: Measurement, margin: float, *, settled: bool = False) -> Ver
 
 
 def _with_flop(more: str, found: Verdict | NeedMore) -> Verdict | NeedMore:
-    """Add ``more``, a growth of counted FLOP, to a verdict. The result is FAIL at any host load."""
+    """Add ``more``, a message about the growth of counted FLOP, to a verdict.
+
+    The new verdict is FAIL whatever the host's load, which does not affect counts.
+    """
     grew, why = (found.grew, found.why) if isinstance(found, Verdict) and found.grew else ((), "")
     fails = Verdict("FAIL", "; ".join(filter(None, (more, why))), "", ("flop", *grew), found.compared)
     return fails if isinstance(found, Verdict) else NeedMore(otherwise=fails, compared=found.compared)
@@ -219,7 +222,10 @@ def grown(
 
 
 def advice(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str:
-    """Return which metrics seem to have grown on this host; empty if none has or the host's load changed."""
+    """Return a message that names the metrics that seem to have grown on this host.
+
+    The message is empty if no metric has grown, or if the host's load has changed.
+    """
     if loads_apart(before, now) is not None:
         return ""
     compared = compare(before, now, tolerance)

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 _ADDR_NO_RANDOMIZE = 0x0040000
 inherit_stops = keep_stops()
-"""Sets the handling of stop signals that the process of the tests uses, for the user's code and the processes
-that it starts. For example, ``nohup`` causes SIGHUP to be ignored."""
+"""Restores the signal handlers that this process inherited from the process of the tests, for the user's code
+and the processes that it starts. For example, SIGHUP is ignored under ``nohup``."""
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[process.Answer] = msgspec.msgpack.Decoder(process.Answer)
 
 
 class RegressionWorker:
-    """Answers requests until the channel is closed."""
+    """The loop of the measuring process, which answers requests until the channel is closed."""
 
     def __init__(self, channel: Channel[process.Request]) -> None:
         self._channel = channel
@@ -143,7 +143,10 @@ class RegressionWorker:
             end_children()
 
     def _answer(self, read: int, child: int, pid: int, watch: TreeWatch) -> process.Answer:
-        """Return the result that the process wrote before it ended. Its children may keep the pipe open."""
+        """Return the result that the process wrote before it ended.
+
+        This does not wait for the end of the pipe, because the process's children may keep the pipe open.
+        """
         until_s = time.monotonic() + self._limit_s
         data = bytearray()
         poller = select.poll()
