@@ -54,7 +54,8 @@ class KeptPhone:
         self.throttled: Throttled | None = None
         self.present, self.over = True, False
         self.leaving = False
-        """True if the processes were killed because the phone left; the command restarts on its return."""
+        """True if the processes were killed because the phone went offline. The command is started again when
+        the phone returns."""
         self.stops = 0
         self.why = ""
         self._account: Account | None = None
@@ -252,7 +253,7 @@ class Keeper:
     def _pass(self, phone: KeptPhone, number: int) -> None:
         """Send a signal to a phone's command.
 
-        A suspended phone is resumed for good, because otherwise it could not act on the signal.
+        A suspended phone is resumed, and never suspended again, so that it can handle the signal.
         """
         if phone.tree is None:
             if not phone.over:  # the command is not running, but would restart: end it for good
@@ -267,7 +268,7 @@ class Keeper:
             self._change(phone)
 
     def _kill(self, phone: KeptPhone) -> None:
-        """End a phone permanently."""
+        """Kill a phone's processes, and do not start its command again."""
         if phone.tree is not None:
             phone.tree.kill()
         elif not phone.over:
@@ -296,7 +297,7 @@ class Keeper:
             self._queue.add(phone.throttled, time.monotonic_ns())
 
     def _follow_presence(self) -> int:
-        """Let phones leave and return on schedule; return the time of the next change, in ns."""
+        """Take phones offline or online if it is time; return the time of the next change, in ns."""
         next_ns = time.monotonic_ns() + REPORT_NS
         if self._begin is None or self._begin.absence is None:
             return next_ns
@@ -311,7 +312,7 @@ class Keeper:
         return next_ns
 
     def _change(self, phone: KeptPhone) -> None:
-        """Let a phone leave or return."""
+        """Take an online phone offline (suspend or kill its processes), or an offline phone online."""
         assert self._begin is not None
         assert self._begin.absence is not None
         phone.present = not phone.present
@@ -398,7 +399,7 @@ class Keeper:
         phone.ended()
         code = self._codes.pop(phone.launch.phone)
         again, phone.leaving = phone.leaving and code == -signal.SIGKILL, False
-        if phone.why:  # the emulation ends the whole phone, also if its first process ended by itself
+        if phone.why:  # the emulation ended the phone, even if its first process had already exited by itself
             code = -signal.SIGKILL
         if not again or self._ending or phone.why:
             self._finish(phone, code)
@@ -427,7 +428,7 @@ class Keeper:
 
 
 def _can_enter(group: ControlGroup) -> bool:
-    """Return True if a process of this user may enter the group."""
+    """Return True if a process of this user may move itself into the control group."""
 
     def enter() -> int:
         _run_as_usual()

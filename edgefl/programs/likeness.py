@@ -40,7 +40,7 @@ _LAUNCHERS: Mapping[str, tuple[int, frozenset[str]]] = {
 """Programs that start another program. For each, the number of operands before the name of the other program,
 and the options whose value is the next word."""
 MOST_STARTS = 8
-"""Maximum number of launchers and scripts that are followed."""
+"""Maximum length of a chain of launchers and scripts that start each other."""
 _LONGEST_LINE = 256
 _STEP = re.compile(r"(?P<model>.+?)(?:@(?P<batch>[1-9][0-9]{0,5})(?P<shape>(?:x[1-9][0-9]{0,5})*))?")
 
@@ -97,7 +97,7 @@ def _started(words: Sequence[str]) -> list[str]:
             rest = rest[1:]
         elif not word.startswith("-"):
             operands -= operands > 0
-    # A name that is not in PATH is a module, a plain file or a program of the project's environment.
+    # If the name is not in PATH, uv runs a module, a file or a program of the project's Python environment.
     if name == "uv" and rest and ("--script" in words or shutil.which(rest[0]) is None):
         return ["python", *rest]
     return rest
@@ -161,7 +161,7 @@ def _kind(kind: str) -> CodeClass | TorchStep | None:
 
 
 def is_shared(share_or_like: float | tuple[float, ...] | str) -> bool:
-    """Return True if all threads of a program with this share or likeness use one share together."""
+    """Return True if a single CPU share applies to all threads of a program with this share or likeness."""
     if isinstance(share_or_like, str):
         return any(part.code not in CLASSES for part in read_likeness(share_or_like))
     return not isinstance(share_or_like, tuple)
@@ -210,7 +210,7 @@ def core_shares(device: Device, like: str, host: HostSpeeds | None = None) -> tu
         speeds = [
             (part.share, relative([cluster], part.code, 1, host.calibrated(part.code)))
             for part in parts
-            if isinstance(part.code, str)  # all are, if the threads do not share one speed
+            if isinstance(part.code, str)  # true for all parts: if one is torch, `is_shared` is true
         ]
         cores += [mixed(speeds)] * cluster.cores
     return tuple(cores)

@@ -188,7 +188,7 @@ class PhoneLink:
             try:
                 await carry(near, far, self.flows["up"], from_s, resets)
             except* ReceiverLost:
-                pass  # what the server sent before it closed the connection still arrives
+                pass  # data that the server sent before it closed the connection is still delivered
             self.sending.discard(this)
 
         ends, resets = [near], dict[socket.socket, OSError]()
@@ -261,8 +261,8 @@ async def carry(
     """Forward the stream from ``source`` to ``target`` from the time ``from_s`` on, including its end.
 
     If the source resets its connection, the error is raised when all earlier data has arrived. A socket
-    reports a reset once: after a write has met it, a read sees an end of the stream. Such errors are kept in
-    ``resets`` by socket, for the other direction.
+    reports a reset only once: if a write raises the error, a later read returns the end of the stream. Errors
+    of writes are therefore stored in ``resets``, keyed by socket, for the task that reads from the socket.
     """
     way = flow.way
     wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
@@ -289,7 +289,7 @@ async def carry(
             try:
                 held_up = await _write(target, data)
             except OSError as error:
-                if not isinstance(error, BrokenPipeError):  # this one: its own stream had ended before
+                if not isinstance(error, BrokenPipeError):  # raised if the target had ended its own stream
                     resets[target] = error
                 raise ReceiverLost from error
             flow.arrived(transmission, len(data), held_up)
@@ -375,7 +375,7 @@ class Relay:
         reporting.cancel()
         tasks = [*self._tasks, *(task for link in self._links for task in link.connections)]
         for link in self._links:
-            link.resets = not self._drain  # after programs that ended by themselves, close without a reset
+            link.resets = not self._drain  # if the programs ended by themselves, close without a reset
             link.broken += len(link.sending) if self._drain else 0
         for task in tasks:
             task.cancel()

@@ -102,8 +102,9 @@ class ModelError(NamedTuple):
 
 
 PAUSE_SPREAD = 1.25
-"""Factor within which 90% of programs keep their speed per CPU second although they are stopped again and
-again. On two virtual machines, cores that had been idle were slower by a factor of 1.0 to 1.35."""
+"""Error factor for the effect of pauses: 90% of programs that are repeatedly stopped and resumed do as much
+work per CPU second as without pauses, within this factor. On two virtual machines, cores that had been idle
+were slower by a factor of 1.0 to 1.35."""
 
 
 def model_errors(held: Sequence[HeldPhone], *, pauses: bool) -> tuple[ModelError, ...]:

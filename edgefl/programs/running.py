@@ -273,7 +273,7 @@ class RunningPhones:
     def turn(self, wait_s: float, *others: int | None) -> list[int]:
         """Wait up to ``wait_s`` seconds for output or messages, and process them.
 
-        Return those of the descriptors ``others`` that are readable.
+        Return the descriptors in ``others`` that are readable.
 
         Callers that do not use `wait` must call this often: a phone blocks when its output pipe is full.
         """
@@ -306,7 +306,7 @@ class RunningPhones:
                 self._keeper_channel.send(messages.SwitchOff(number, why))
 
     def _energy_j(self, number: int, state: messages.PhoneState) -> float | None:
-        """Return the energy in joules that a phone has drawn from its battery, also while it was offline."""
+        """Return the energy in joules that a phone has drawn from its battery, online and offline."""
         if (power := self._held[number].power) is None:
             return None
         sent, share = self._traffic[number].state, self._declared_share(number, state)

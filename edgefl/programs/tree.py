@@ -33,7 +33,7 @@ _ASLEEP = (["S"], ["D"], ["Z"])
 PHONE_GROUP = "phone-"
 """Prefix of the names of the phones' control groups."""
 CERTAIN = 0.05
-"""An interval counts as fully used if the processes used all but this share of it."""
+"""Maximum share of an interval without CPU use at which the processes are assumed not to have slept."""
 
 
 class ProcessTree:
@@ -51,7 +51,7 @@ class ProcessTree:
         self.uncounted_ns = 0
         """Upper estimate of the CPU time, in ns, of children that were neither waited for nor seen."""
         self.unwaited: dict[int, int] = {}
-        """Children that nobody waits for, and the CPU time of each when it was last seen, in ns."""
+        """Children that no process waits for, and the CPU time of each when it was last seen, in ns."""
         self.ended_ns = 0
         """CPU time, in ns, of ended processes that no process of the tree has waited for."""
         self.orphans: set[int] = set()
@@ -129,7 +129,10 @@ class ProcessTree:
         self._refresh_if_old()
 
     def cpu_ns(self) -> int:
-        """Return the same as `used_ns`. Raises ProcessLookupError if all processes are gone."""
+        """Return the CPU time of all processes so far, in ns (`used_ns`).
+
+        Raises ProcessLookupError if all processes have ended.
+        """
         used_ns = self.used_ns()
         if not self._members:
             raise ProcessLookupError(f"no process {self.root}")
@@ -138,9 +141,9 @@ class ProcessTree:
     def used_ns(self) -> int:
         """Return the CPU time, in ns, of all processes so far, including those that have ended.
 
-        With a control group the result is exact. Without one, an ended process that its parent waited for is
-        counted in whole clock ticks, and one that nobody waited for only up to the last refresh; see
-        `uncounted_ns`.
+        With a control group, the result is exact. Without a control group, an ended process is counted in
+        whole clock ticks if its parent waited for it, and otherwise only up to the last refresh (see
+        `uncounted_ns`).
         """
         self._refresh_if_old()
         used_ns = self.ended_ns + self._waited_for_ns
@@ -287,7 +290,7 @@ class ThreadSchedule(NamedTuple):
 
     ran_ns: int
     waited_ns: int
-    """Time in which the thread could have run but had no core or quota; a wait counts when it is over."""
+    """Time in which the thread could have run but had no core or quota. A wait is added when it is over."""
     slices: int
 
 

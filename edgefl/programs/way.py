@@ -1,4 +1,4 @@
-"""One direction of a phone's link for byte streams: when do the bytes arrive at the other end?
+"""Model of one direction of a phone's link, which computes when the bytes of a stream arrive.
 
 A transmission (busy period) follows the model of a message in `edgefl.devices.link`. It begins when bytes
 enter an idle link, and lasts as long as more bytes enter before the earlier ones are sent. Its duration is
@@ -20,7 +20,7 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link, mean_mbps, read
 from edgefl.devices.schema import Network
 
 CHUNK_S = 0.02
-"""Maximum time in seconds for which one connection may occupy the link while others wait."""
+"""Maximum time in seconds for which one connection may occupy the link while other connections wait."""
 
 
 class Transmission:
@@ -35,7 +35,7 @@ class Transmission:
         """Number of parts that have not arrived yet."""
         self.achieved_s = 0.0
         self.held_up = False
-        """True if the receiver delayed a delivery, so that the measured time is not only the link's."""
+        """True if the receiver delayed a delivery, so that the measured time exceeds that of the link."""
 
 
 class LinkWay:
@@ -60,7 +60,7 @@ class LinkWay:
         self.bytes_per_s = math.inf if mbps is None else mbps * 1e6 / 8
         """Rate of the link, including headers; with a trace, its mean rate."""
         self.free_s = self.due_s = -math.inf
-        """Times at which all entered bytes have been sent (``free_s``) and have arrived (``due_s``)."""
+        """Times at which all bytes so far have been sent (``free_s``) and have arrived (``due_s``)."""
         self.busy_s = 0.0
         """Emulated seconds in which bytes were on the wire."""
         self.now: Transmission | None = None
@@ -73,14 +73,15 @@ class LinkWay:
 
     @property
     def chunk_bytes(self) -> int:
-        """Maximum number of bytes that a connection may put on the link before others get a turn."""
+        """Maximum number of bytes that a connection may send before other connections get a turn."""
         most = min(float(CHUNK_BYTES), self.bytes_per_s * CHUNK_S)
         return max(self._network.payload_bytes, int(most))
 
     def enter(self, nbytes: int, at_s: float) -> Transmission:
-        """Send ``nbytes`` (at least 1) at time ``at_s``, which must not decrease; they arrive at ``due_s``.
+        """Send ``nbytes`` (at least 1) at time ``at_s``, which must not be earlier than in the last call.
 
-        Raises `Disconnected` if a packet is lost and the profile ends the connection on loss.
+        The bytes arrive at ``due_s``. Raises `Disconnected` if a packet is lost and the profile ends the
+        connection on loss.
         """
         part = self.now
         if part is None or at_s > self.free_s:
@@ -99,7 +100,7 @@ class LinkWay:
         return part
 
     def _lose(self, part: Transmission, packets: int) -> None:
-        """Draw how many of ``packets`` new packets are lost, and add them to the transmission."""
+        """Draw the number of losses among ``packets`` new packets, and add it to the transmission."""
         chance = self._way.loss_pct / 100.0
         if not (chance and packets):
             return
