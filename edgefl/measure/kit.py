@@ -36,7 +36,7 @@ QUICK_MINUTES = 0.4
 STABLE = 0.01
 """Relative standard error of the mean step time below which the measurement of a part stops."""
 LEAST = 5
-"""Minimum number of timed steps per part, if the part's share of the time budget suffices for them."""
+"""Minimum number of timed steps per part; a part that exhausts its share of the time budget has fewer."""
 
 
 class Part(NamedTuple):
