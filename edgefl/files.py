@@ -88,7 +88,8 @@ def is_replaceable(path: Path) -> bool:
 def _descriptor(path: Path) -> int | None:
     """Return the descriptor of this process that a path such as ``/dev/stdout`` or ``/dev/fd/3`` names.
 
-    If it were opened again, the process's other output would overwrite what is written.
+    Such a path must not be opened again: the new descriptor would start at offset 0, so that its writes and
+    those of the existing descriptor would overwrite each other.
     """
     link = Path(os.readlink(path)) if path.is_symlink() and path.parent == Path("/dev") else path
     own = os.path.realpath(link.parent) == os.path.realpath("/proc/self/fd")

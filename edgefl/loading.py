@@ -121,8 +121,8 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
 def digests() -> dict[str, str]:
     """Return the SHA-256 of the file of each of the user's modules that this process has imported.
 
-    These are the modules that an experiment names, and those that they import from their own package or from
-    the folders in which modules are looked for.
+    These are the modules that an experiment names, and the modules that they import from their own package or
+    from the folders in which modules are searched for.
     """
     found, resolved = dict[str, str](), functools.cache(os.path.realpath)
     for name, module in sorted(sys.modules.items()) if _named else ():

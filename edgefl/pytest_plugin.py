@@ -35,7 +35,7 @@ BROKEN_OFF: dict[int, str] = {
     pytest.ExitCode.INTERRUPTED: "was interrupted",
     pytest.ExitCode.INTERNAL_ERROR: "had an internal error",
 }
-"""Exit statuses of a session that ended before all of its tests had run, with what happened to pytest."""
+"""Maps each exit status of a session that ended before all of its tests had run to a phrase for messages."""
 RERUN = "rerun"
 """Outcome of a failed attempt in the report of pytest-rerunfailures, which runs the test once more."""
 _MARK = (
@@ -112,7 +112,7 @@ def _base(config: pytest.Config) -> Base | None:
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
-    if not inspect.isfunction(obj):  # `unittest.mock.call`, for example, seems to have every attribute
+    if not inspect.isfunction(obj):  # some objects, such as `unittest.mock.call`, have every attribute
         return
     marks = getattr(obj, "pytestmark", [])
     if any(mark.name == "edge_device" for mark in marks) or collector.get_closest_marker("edge_device"):
@@ -221,7 +221,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         device.session.tell("")
         file = str(path_of(pyfuncitem.path)) if pyfuncitem.config.getoption("edgefl_save") else None
         made = [] if found.skipped else rows(device, pyfuncitem.nodeid, found.failed, found.invalid, file)
-        if _ROWS in pyfuncitem.stash:  # the test is run once more
+        if _ROWS in pyfuncitem.stash:  # this is a rerun: remove the properties of the earlier attempt
             others = [one for one in pyfuncitem.user_properties if not str(one[0]).startswith(PROPERTIES)]
             pyfuncitem.user_properties[:] = others
         pyfuncitem.stash[_ROWS] = msgspec.to_builtins(made)
@@ -258,7 +258,7 @@ def pytest_pyfunc_call_async(pyfuncitem: pytest.Function) -> None:
         )
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest has applied the mark xfail
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # sees the report after pytest has applied the mark xfail
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if rows := _rows_of(item, report):
@@ -337,8 +337,8 @@ class _SessionReport:
         self._places: list[tuple[str, int | None]] = []
         """For each row, the file of its test (relative to the root folder) and the line number."""
         self._lost: list[tuple[pytest.TestReport | pytest.CollectReport, str]] = []
-        """Reports on files that could not be collected and on tests whose process crashed, each with the
-        reason. They may be, or contain, tests on devices."""
+        """pytest's reports on files that could not be collected and on tests whose process crashed, each with
+        the reason. The files may contain device tests, and the tests may be device tests."""
         self._notes: list[str] = []
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

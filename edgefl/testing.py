@@ -133,7 +133,7 @@ def run_in_memory(
 
 @dataclass
 class _Executor:
-    """Does in memory what the server, the clients and the kernels do in a real run."""
+    """Carries out the core's actions in memory, in place of the server, the clients and the kernels."""
 
     core: Core
     durations: Durations
@@ -297,8 +297,8 @@ class _Executor:
         return all(np.isfinite(one).all() for one in (self.updates[task], *self.trips[task].send.values()))
 
     def step_vectors(self, action: core_events.Sum, model: Vector) -> None:
-        """Compute the next values of the strategy's vectors, and add to the model those that the strategy
-        adds."""
+        """Compute the next values of the strategy's vectors, and add them to the model with the weights
+        (``into_model``) that the strategy chose."""
         made, sent = {}, self.core.strategy.vectors
         for name, vector in self.result.vectors[-1].items():
             part = action.parts.get(name, VectorSum(action.weights if name in sent else ()))
