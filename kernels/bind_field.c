@@ -1,4 +1,4 @@
-/* Python bindings of the arithmetic modulo 2^32 - 5. */
+/* Python bindings of the arithmetic modulo 2^32 - 5, for secure aggregation. */
 #include "binding.h"
 
 static int is_words(PyObject *o, Py_buffer *view, int writable, int64_t n)
@@ -54,7 +54,7 @@ done:
     return Py_NewRef(ok ? Py_True : Py_None);
 }
 
-/* field_encode(out, update, mask, clip, factor, threads) -> the number of limited elements, or None */
+/* field_encode(out, update, mask, clip, factor, threads) -> the number of clipped elements, or None */
 PyObject *ef_py_field_encode(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[3] = {{0}};

@@ -5,7 +5,8 @@
 
 enum { TARGET, NETWORK, VECTORS };
 
-/* Read the updates and their scales; return their number, or -1 for a wrong argument. n < 0: any equal length. */
+/* Convert the updates and their scales. Return the number of updates, or -1 if an argument is invalid. If *n < 0, the
+ * updates may have any length, but all must have the same. */
 static Py_ssize_t updates_of(PyObject *updates, PyObject *scales, int64_t *n, ef_update **u, Py_buffer **views)
 {
     const Py_ssize_t count = PyTuple_Size(updates);
@@ -22,8 +23,8 @@ static Py_ssize_t updates_of(PyObject *updates, PyObject *scales, int64_t *n, ef
     return count;
 }
 
-/* trimmed_mean(out, updates, scales, network, trim, threads) -> True, or None; products(out, updates, scales,
- * threads) likewise, where out is float64 of count x count. */
+/* trimmed_mean(out, updates, scales, network, trim, threads) -> True, or None
+ * products(out, updates, scales, threads) -> True, or None; out is a float64 array of count x count elements */
 PyObject *ef_py_order(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer own[VECTORS] = {{0}}, *views = NULL;

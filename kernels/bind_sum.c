@@ -11,7 +11,7 @@ static int is_floats(PyObject *o, Py_buffer *view, int writable, int64_t n)
     return flat(o, view, writable) && is_format(view, 'f', 4) && (n < 0 || view->len == n * 4);
 }
 
-/* Read a step's arguments (kind, constants, old, new) and put its vectors into views[OLD] and the following. */
+/* Convert the arguments of a step (kind, constants, old, new), and store its vectors in views, from views[OLD] on. */
 static int step_of(PyObject *const *args, int64_t n, ef_step *step, Py_buffer *views)
 {
     double c[CONSTANTS];
@@ -36,7 +36,7 @@ static int step_of(PyObject *const *args, int64_t n, ef_step *step, Py_buffer *v
     return ok;
 }
 
-/* Whether an output overlaps an input or another output. In a plain sum base may be out itself. */
+/* Return 1 if an output overlaps an input or another output. In a sum without a step, base may be the same as out. */
 static int collides(const Py_buffer *views, Py_ssize_t count, int step)
 {
     static const int written[] = {OUT, NEW, NEW + 1};
@@ -49,8 +49,8 @@ static int collides(const Py_buffer *views, Py_ssize_t count, int step)
     return 0;
 }
 
-/* weighted_sum(out, base, updates, weights, scales, norms, checksums, threads) and weighted_step(those,
- * kind, constants, old, new) -> True, or None: see module.c */
+/* weighted_sum(out, base, updates, weights, scales, norms, checksums, threads) -> True, or None: see module.c
+ * weighted_step has the same arguments, followed by kind, constants, old, new. */
 PyObject *ef_py_weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer few_views[FIRST + 2 * SMALL] = {{0}}, *views = few_views;

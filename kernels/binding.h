@@ -9,8 +9,8 @@
 
 #include "edgefl_kernels.h"
 
-#define GIL_BYTES (1 << 18)    /* smaller work keeps the GIL: it ends before another thread could start */
-#define THREAD_BYTES (1 << 20) /* minimum work per thread, which takes about 10 us to wake */
+#define GIL_BYTES (1 << 18)    /* calls on fewer bytes keep the GIL: they end before another thread could use it */
+#define THREAD_BYTES (1 << 20) /* minimum bytes per thread, because waking a thread takes about 10 us */
 
 static inline int share(int64_t bytes, long threads)
 {
@@ -30,7 +30,8 @@ static inline int flat(PyObject *o, Py_buffer *view, int writable)
     return view->ndim == 1;
 }
 
-/* NumPy exports unaligned arrays, and some other native ones, with a prefix such as "=f". */
+/* Return 1 if a buffer has this format and item size. NumPy exports some arrays, such as unaligned ones, with a prefix
+ * ("=f"), which is ignored. */
 static inline int is_format(const Py_buffer *view, char code, Py_ssize_t itemsize)
 {
     const char *format = view->format ? view->format : "B";
@@ -74,7 +75,7 @@ static inline int number_of(PyObject *o, double *x)
     return 1;
 }
 
-/* Read the update `o` of n elements (n < 0: any length) and, for int8, its scales. */
+/* Convert the update `o` of n elements (any number if n < 0), and its scales if its type is int8. */
 static inline int update_of(PyObject *o, PyObject *scale, int64_t n, ef_update *u, Py_buffer *view, Py_buffer *scales)
 {
     if (!flat(o, view, 0) || (u->dtype = dtype_of(view)) < 0) return 0;

@@ -1,9 +1,9 @@
-/* The CPU kernels. cpu.c includes this file once for each instruction set, after that set's simd_*.h, which defines
- * the vector V of EF_W floats and the norm accumulator N of EF_LANES doubles.
+/* The CPU kernels. cpu.c includes this file once for each instruction set, after the simd_*.h of that set, which
+ * defines the vector V of EF_W floats and the norm accumulator N of EF_LANES doubles.
  *
- * All element types share the same loops and differ only in the load. Every product and every sum is rounded
- * (-ffp-contract=off), updates are added in ascending order, and a tile's norm is summed in EF_LANES interleaved
- * lanes, so all instruction sets give the same bits. */
+ * All element types use the same loops; only the load differs. All instruction sets give the same bits, because every
+ * product and every sum is rounded (-ffp-contract=off), updates are added in ascending order, and the norm of a tile
+ * is summed in EF_LANES interleaved lanes. */
 
 EF_PRIM EF(V) EF(load)(const int dtype, const char *p, int64_t i)
 {
@@ -35,8 +35,8 @@ EF_PRIM double EF(folded)(EF(N) n)
     return EF(fold)(l);
 }
 
-/* Squared norm of a tile of n int8, from its scale blocks' sums of squares (0 after the last block). Each block is a
- * lane of the norm; the square of its scale is exact in a double. */
+/* Return the squared norm of a tile of n int8 elements. `squares` has the sum of squares of each scale block, and
+ * zeros after the last block. Each block is one lane of the norm. The square of its scale is exact in a double. */
 EF_PRIM double EF(scaled)(const EF(V) *squares, const ef_loose_float *scales, int64_t n)
 {
     const int64_t blocks = (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK;
@@ -53,7 +53,7 @@ EF_PRIM double EF(scaled)(const EF(V) *squares, const ef_loose_float *scales, in
 #include "body_sum.h"
 
 #ifdef EF_ZEN4
-/* Zen 4 uses its own kernels for 16-bit types only; AVX-512's are faster for all else. */
+/* On Zen 4, special kernels are used for 16-bit types only. For everything else, the AVX-512 kernels are faster. */
 static const ef_isa EF(isa) = {
     EF_ISA_NAME,
     {group_f32_avx512, EF(group_f16), EF(group_bf16), group_i8_avx512},
@@ -70,7 +70,7 @@ static const ef_isa EF(isa) = {
     field_decode_avx512,
 };
 #else
-/* Squared norm of n <= EF_TILE elements. */
+/* Return the squared norm of n <= EF_TILE elements. */
 EF_PRIM double EF(norm)(const int dtype, const char *p, const ef_loose_float *scales, int64_t n)
 {
     EF(N) norm = EF(nzero)();
@@ -108,8 +108,8 @@ EF_TARGET static double EF(block_norm)(const ef_update *u, int64_t at, int64_t n
     }
 }
 
-/* Sums of the even and odd 32-bit words in 64-bit lanes. `later` sums the running sums, which gives the weighted sum
- * without multiplications: sum_j j*w_j = rounds*sum - later. */
+/* Sums of the even and the odd 32-bit words, in 64-bit lanes. `later_even` and `later_odd` are sums of the running
+ * sums. They give the checksum's weighted sum without a multiplication per word: sum_j j*w_j = rounds*sum - later. */
 typedef struct { EF(U) even, odd, later_even, later_odd; } EF(W);
 enum { EF(WORDS) = sizeof(EF(U)) / 4 };
 
@@ -123,7 +123,7 @@ EF_PRIM void EF(wadd)(EF(W) *w, const void *p)
     w->later_odd += w->odd;
 }
 
-/* Add both sums of `rounds` rounds of words, the first of which is word `at`, to s. */
+/* Add the sum and the weighted sum of `rounds` rounds of words to s. The first of these words has the index `at`. */
 EF_PRIM void EF(wfold)(const EF(W) *w, uint64_t rounds, uint64_t at, uint64_t s[2])
 {
     uint64_t s1 = 0, s2 = 0;

@@ -1,6 +1,7 @@
 /* The part of the CPU kernels that computes an update and its checksum in one pass over memory. */
 
-/* Processes four quarters in parallel to keep enough loads in flight; each has its own running sums. */
+/* Process the four quarters of the vectors in parallel, each with its own running sums, so that enough loads are in
+ * flight. */
 EF_TARGET static void EF(delta)(ef_loose_float *__restrict out, const ef_loose_float *trained,
                                 const ef_loose_float *base, int64_t n, int around, uint64_t s[2])
 {

@@ -1,8 +1,9 @@
 /* The part of the CPU kernels that computes modulo p = EF_PRIME = 2^32 - 5, for secure aggregation. All inputs are
- * below p. Since 2^32 = 5 modulo p, the upper half of a 64-bit number is folded into the lower half times 5. */
+ * below p. Because 2^32 is 5 modulo p, a 64-bit number is reduced by adding 5 times its upper half to its lower half
+ * (a fold). */
 
 EF_PRIM EF(U) EF(ufold)(EF(U) x) { return (x & 0xffffffffu) + (x >> 32) * 5; }
-/* A number below p that is congruent to any 64-bit number. After two folds it is below p + 30. */
+/* Return x modulo p for any 64-bit x. After two folds it is below p + 30, so at most one subtraction of p remains. */
 EF_PRIM EF(U) EF(ureduced)(EF(U) x)
 {
     x = EF(ufold)(EF(ufold)(x));
@@ -50,8 +51,8 @@ EF_TARGET static void EF(field_sum)(const ef_field_sum *s, int64_t at, int64_t n
     }
 }
 
-/* words[i] = round(floats[i] * factor) + mask[i] modulo p, where floats[i] is limited to clip, for n <= EF_TILE
- * elements from `at`. Return the number of elements that were limited; NaN is one of them. */
+/* words[i] = round(floats[i] * factor) + mask[i] modulo p, for n <= EF_TILE elements from `at`. floats[i] is first
+ * clipped to [-clip, clip]. Return the number of elements that clipping changed, including NaNs. */
 EF_TARGET static int64_t EF(field_encode)(const ef_field_code *c, int64_t at, int64_t n)
 {
     float x[EF_TILE], limited[EF_TILE];
@@ -73,12 +74,12 @@ EF_TARGET static int64_t EF(field_encode)(const ef_field_code *c, int64_t at, in
         memcpy(&after, limited + i, 4);
         over += before != after;
         const uint32_t s = (uint32_t)whole[i] - (whole[i] < 0 ? 5u : 0u), t = s + mask[i];
-        out[i] = t + (t < s || t >= EF_PRIME ? 5u : 0u); /* adding 5 is subtracting p */
+        out[i] = t + (t < s || t >= EF_PRIME ? 5u : 0u); /* modulo 2^32, adding 5 subtracts p */
     }
     return over;
 }
 
-/* floats[i] = c[i] * factor for c = (words - mask) modulo p in [-(p-1)/2, (p-1)/2]. Return the largest |c|. */
+/* floats[i] = c[i] * factor, where c = (words - mask) modulo p is in [-(p-1)/2, (p-1)/2]. Return the largest |c|. */
 EF_TARGET static uint32_t EF(field_decode)(const ef_field_code *c, int64_t at, int64_t n)
 {
     ef_loose_float *__restrict x = c->floats + at;

@@ -1,6 +1,7 @@
-/* The part of the CPU kernels that reads all updates element by element: trimmed means and inner products. */
+/* The part of the CPU kernels that combines the same element of all updates: trimmed means and inner products. */
 
-/* Decode elements at <= i < at + n of an update to x, padded with zeros to `width`; `at` is a multiple of 32. */
+/* Decode elements at <= i < at + n of an update into x, and pad x with zeros to `width` elements. `at` is a multiple
+ * of 32. */
 EF_PRIM void EF(decode_as)(const int dtype, const ef_update *u, int64_t at, int64_t n, int64_t width, float *x)
 {
     const char *p = (const char *)u->data + at * ef_size(dtype);
@@ -24,7 +25,8 @@ EF_PRIM void EF(decode)(const ef_update *u, int64_t at, int64_t n, int64_t width
     }
 }
 
-/* Put the smaller of each two elements into low, the larger into high; `width` is a multiple of 32. */
+/* For each i < width, move the smaller of low[i] and high[i] to low[i] and the larger to high[i]. `width` is a
+ * multiple of 32. */
 EF_PRIM void EF(exchange)(float *restrict low, float *restrict high, int64_t width)
 {
     for (int64_t i = 0; i < width; i += 32) {
@@ -36,7 +38,8 @@ EF_PRIM void EF(exchange)(float *restrict low, float *restrict high, int64_t wid
     }
 }
 
-/* Means of the elements of ranks trim <= r < count - trim, for n elements from `at`, a multiple of EF_TILE. */
+/* For n elements from `at`, a multiple of EF_TILE, compute the mean over the updates without the `trim` smallest and
+ * the `trim` largest values. */
 EF_TARGET static void EF(trimmed)(const ef_order *o, int64_t at, int64_t n)
 {
     const int64_t width = ef_order_width(o->count), kept = o->count - 2 * o->trim;
@@ -54,8 +57,8 @@ EF_TARGET static void EF(trimmed)(const ef_order *o, int64_t at, int64_t n)
     }
 }
 
-/* Inner products of all pairs j <= k over n elements from `at`, in the order (0,0), (0,1), …, (1,1), …: each is the
- * sum of EF_LANES interleaved lanes. `lanes` is scratch of EF_LANES doubles per pair. */
+/* Compute the inner products of all pairs j <= k of updates over n elements from `at`, in the order (0,0), (0,1), …,
+ * (1,1), …. Each is the sum of EF_LANES interleaved lanes. `lanes` is scratch memory of EF_LANES doubles per pair. */
 EF_TARGET static void EF(products)(const ef_order *o, int64_t at, int64_t n, double *lanes, double *out)
 {
     const int64_t width = ef_order_width(o->count), pairs = o->count * (o->count + 1) / 2;

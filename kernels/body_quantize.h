@@ -1,7 +1,7 @@
-/* The part of the CPU kernels that rounds a float32 vector to an update's type, block by block, so that values read
- * twice are in the cache. Compilers vectorise these plain loops for each instruction set. */
+/* The part of the CPU kernels that rounds a float32 vector to the type of an update. It works block by block, so that
+ * values that are read twice are still in the cache. The compiler vectorises these loops for each instruction set. */
 
-/* Bits of the largest |y[i]|. As integers, the bits of |y| have the order NaN > infinity > finite numbers. */
+/* Return the bits of the largest |y[i]|. Bits are compared as integers, so that NaN > infinity > finite numbers. */
 EF_PRIM uint32_t EF(largest)(const float *y, int64_t n)
 {
     int32_t most = 0;
@@ -14,15 +14,16 @@ EF_PRIM uint32_t EF(largest)(const float *y, int64_t n)
     return (uint32_t)most;
 }
 
-/* Round a block to integers in [-127, 127] times its scale. A non-finite block gets the scale NaN and zeros. */
+/* Round a block to integers in [-127, 127] and return their scale. If the block contains a value that is not finite,
+ * the integers are 0 and the scale is NaN. */
 EF_PRIM float EF(to_i8)(int8_t *out, const float *y, int64_t n)
 {
-    const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, ties to even */
+    const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding this rounds a float to an integer, ties to even */
     const uint32_t bits = EF(largest)(y, n);
     float most, scale;
     memcpy(&most, &bits, 4);
     scale = bits < 0x7f800000 ? most / 127.0f : __builtin_nanf("");
-    if (!(scale > 0.0f)) { /* zeros, denormals too small to divide, or not finite */
+    if (!(scale > 0.0f)) { /* all values are 0 or so small that the scale is 0, or one is not finite */
         memset(out, 0, (size_t)n);
         return scale;
     }
@@ -56,7 +57,8 @@ EF_PRIM void EF(to_f16)(char *out, const float *y, int64_t n)
     }
 }
 
-/* left = y - decoded(out), or 0 where it is not finite, so that a bad update does not corrupt later ones. */
+/* Compute the rounding error left = y - decoded(out), for error feedback. It is set to 0 where it is not finite, so
+ * that a bad update does not corrupt later ones. */
 EF_PRIM void EF(leave)(ef_loose_float *left, const float *y, const int dtype, const char *out, float scale, int64_t n)
 {
     float block[EF_SCALE_BLOCK];

@@ -1,10 +1,10 @@
-/* The part of the CPU kernels that applies the server optimiser's step to one tile's sum; see ef_step. */
+/* The part of the CPU kernels that applies the server optimiser's step to the sum of one tile (see ef_step). */
 
 typedef struct {
     EF(V) keep1, add1, keep2, add2, epsilon, lr;
 } EF(constants);
 
-/* Compute one SIMD vector of the next model; a and b are the state, updated in place. */
+/* Return one SIMD vector of the next model. a and b are the optimiser's state, which is updated in place. */
 EF_PRIM EF(V) EF(next)(const int kind, const EF(constants) *c, EF(V) base, EF(V) g, EF(V) *a, EF(V) *b)
 {
     if (kind == EF_MOMENTUM) {

@@ -1,24 +1,25 @@
-/* The part of the CPU kernels that computes to = from + sum_j weight_j * u_j over a span, for a group of updates of
- * one type.
+/* The part of the CPU kernels that computes to = from + sum_j weight_j * u_j over a span, for a group of updates u_j
+ * of one type.
  *
- * `count` and `dtype` are compile-time constants in every call. All functions are inlined and their loops over
- * updates and SIMD vectors unrolled, so each (count, dtype) has one loop with the updates' state in registers. */
+ * `count` and `dtype` are compile-time constants in every call. All functions are inlined, and the loops over updates
+ * and SIMD vectors are unrolled. So each (count, dtype) has one loop, with the state of the updates in registers. */
 
 /* State of one update of a group. */
 typedef struct {
-    const char *p; /* its first element in the span, unaligned */
+    const char *p; /* the update's first element in the span, possibly unaligned */
     EF(V) weight, scale;
-    EF(N) norm;    /* lanes of the tile's squared norm */
-    EF(V) squares; /* int8: sums of squares of the scale block */
+    EF(N) norm;    /* lanes of the squared norm of the current tile */
+    EF(V) squares; /* int8 only: sums of squares of the current scale block */
 } EF(member);
 
-/* SIMD vectors per iteration: at least one cache line (64 bytes) of each update if there are enough registers. */
+/* Return the number of SIMD vectors per iteration: one cache line (64 bytes) of each update or more, if there are
+ * enough registers. */
 EF_PRIM int EF(vectors)(const int dtype)
 {
     return dtype == EF_F32 ? EF_F32_VECTORS : dtype == EF_I8 ? 4 : EF_HALF_VECTORS;
 }
 
-/* Add one iteration's elements of an update, which start at p, to the sum and to the update's norm. */
+/* Add the elements of an update for one iteration, which start at p, to the sum and to the norm of the update. */
 EF_PRIM void EF(accumulate)(const int dtype, EF(member) *m, const char *p, EF(V) *sum)
 {
     EF_UNROLL for (int v = 0; v < EF(vectors)(dtype); v++) {
@@ -30,14 +31,14 @@ EF_PRIM void EF(accumulate)(const int dtype, EF(member) *m, const char *p, EF(V)
     }
 }
 
-/* Sum elements i to stop, a whole number of iterations, of `from` and all updates into `to`. */
+/* Sum elements i to stop - 1 of `from` and of all updates into `to`. Their number is a multiple of an iteration's. */
 EF_PRIM void EF(pass)(const int count, const int dtype, EF(member) *m, const float *from, float *to, int64_t i,
                       int64_t stop, int stream, int fresh)
 {
     const int vectors = EF(vectors)(dtype), size = ef_size(dtype), width = vectors * EF_W;
     for (; i < stop; i += width) {
         EF(V) sum[4];
-        /* Prefetch the base, too: with 10 int8 updates it is over a quarter of the bytes read. */
+        /* Prefetch `from`, too: with 10 int8 updates it is more than a quarter of the bytes that are read. */
         for (int64_t l = i; fresh && l < i + width; l += 16) EF_PREFETCH(from + l + EF_AHEAD / size, EF_F32);
         EF_UNROLL for (int v = 0; v < vectors; v++) sum[v] = EF(vload)(from + i + v * EF_W);
         EF_UNROLL for (int j = 0; j < count; j++) {
@@ -51,7 +52,8 @@ EF_PRIM void EF(pass)(const int count, const int dtype, EF(member) *m, const flo
     }
 }
 
-/* Sum the span's last elements, less than one iteration, padded with zeros, which add nothing to a norm. */
+/* Sum the last elements of the span, which are fewer than an iteration takes. They are padded with zeros, which add
+ * nothing to a norm. */
 EF_PRIM void EF(remainder)(const int count, const int dtype, EF(member) *m, const float *from, float *to, int64_t i,
                            int64_t end)
 {
@@ -74,7 +76,7 @@ EF_PRIM void EF(group)(const int count, const int dtype, const ef_group *g)
     const int64_t size = ef_size(dtype), width = EF(vectors)(dtype) * EF_W;
     const int64_t part = dtype == EF_I8 ? EF_SCALE_BLOCK : EF_TILE;
     EF(member) m[EF_GROUP];
-    EF(V) squares[EF_GROUP][EF_LANES]; /* int8: sums of squares of each scale block of the tile */
+    EF(V) squares[EF_GROUP][EF_LANES]; /* int8 only: sums of squares of each scale block of the tile */
     EF_UNROLL for (int j = 0; j < count; j++) {
         m[j].weight = EF(vset)(g->u[j].weight);
         m[j].p = (const char *)g->u[j].data + g->at * size;
@@ -101,7 +103,7 @@ EF_PRIM void EF(group)(const int count, const int dtype, const ef_group *g)
     }
 }
 
-/* Select the loop for this number of updates. */
+/* Call the loop that was compiled for this number of updates. */
 EF_PRIM void EF(groups)(const int dtype, int count, const ef_group *g)
 {
     switch (count) {

@@ -1,13 +1,13 @@
-/* edgefl.host._code: small programs of five classes of code, by which a calibration compares this host with devices
+/* edgefl.host._code: small programs of five classes of code. A calibration times them to compare this host with devices
  * (edgefl/host/code_operations.py). Each function does a given amount of work and returns a checksum.
  *
- *   integer  decode an LZMA-like stream: an adaptive binary range decoder that writes literals and matches
- *   memory   find matches like LZMA's encoder: binary trees of positions in a window that exceeds the caches
- *   crypto   chained rounds of AES-256, by AES instructions if the CPU has them, else by tables
- *   division search the primes up to 10,000 by 64-bit division
- *   floats   the five-body problem in double precision
+ *   integer  decode a stream like LZMA's: an adaptive binary range decoder, which writes literals and matches
+ *   memory   find matches as LZMA's encoder does: binary trees of positions in a window that exceeds the caches
+ *   crypto   encrypt with chained rounds of AES-256: with AES instructions if the CPU has them, otherwise with tables
+ *   division search for the primes up to 10,000 with 64-bit division
+ *   floats   solve the five-body problem in double precision
  *
- * `spin` measures nothing: it keeps a core busy (edgefl/host/awake.py).
+ * `spin` is not a class of code: it keeps a core busy (edgefl/host/awake.py).
  */
 #include "binding.h"
 
@@ -63,7 +63,7 @@ static uint32_t decode_tree(range_decoder *d, uint16_t *models, int bits)
     return symbol - (1u << bits);
 }
 
-/* Write `bytes` bytes: literals in the context of the byte before, and matches of 2 to 17 bytes. */
+/* Decode `bytes` bytes: literals in the context of the previous byte, and matches of 2 to 17 bytes. */
 static uint64_t run_integer(int64_t bytes)
 {
     static unsigned char stream[STREAM], dictionary[DICTIONARY];
@@ -104,7 +104,8 @@ typedef struct {
     uint32_t at;
 } match_finder;
 
-/* Text of random letters and of copies of earlier text, so that trees have long branches. */
+/* Create the text in which matches are found: random letters and copies of earlier text, which give the trees long
+ * branches. */
 static match_finder *make_finder(void)
 {
     match_finder *f = calloc(1, sizeof *f);
@@ -117,7 +118,7 @@ static match_finder *make_finder(void)
     return f;
 }
 
-/* Insert one position into the tree of its hash; return the length of its longest match (bt4 of the LZMA SDK). */
+/* Insert a position into the tree for its hash, and return the length of its longest match (bt4 of the LZMA SDK). */
 static uint32_t insert(match_finder *f, uint32_t now)
 {
     const unsigned char *here = f->data + (now & (WINDOW - 1));
@@ -147,7 +148,7 @@ static uint32_t insert(match_finder *f, uint32_t now)
     return longest;
 }
 
-/* Insert `positions` further positions; the full window stays allocated. Return 0 without memory. */
+/* Insert `positions` more positions into a full window, which stays allocated. Return 0 if memory is exhausted. */
 static uint64_t run_memory(int64_t positions)
 {
     static match_finder *finder;
@@ -192,7 +193,7 @@ static int has_aes(void) { return 0; }
 static uint64_t aes_instructions(int64_t blocks) { return (uint64_t)blocks; }
 #endif
 
-/* The table lookups of AES without instructions; the tables' values are random, which takes the same time. */
+/* Do the table lookups of an AES without AES instructions. The table has random values, which take the same time. */
 static uint64_t aes_tables(int64_t blocks)
 {
     static uint32_t table[256];
@@ -210,17 +211,18 @@ static uint64_t aes_tables(int64_t blocks)
     return block[0] | (uint64_t)block[1] << 32;
 }
 
-/* Encrypt `bytes` bytes in blocks of 16, each chained to the one before. */
+/* Encrypt `bytes` bytes in blocks of 16 bytes, each of which is chained to the previous block. */
 static uint64_t run_crypto(int64_t bytes) { return has_aes() ? aes_instructions(bytes / 16) : aes_tables(bytes / 16); }
 
 /* ---- division ---- */
 
 enum { LARGEST = 10000 };
 
-/* Count the primes up to LARGEST, `searches` times; each number is divided by all up to its root, until one divides. */
+/* Count the primes up to LARGEST, `searches` times. Each number is divided by 2, 3, … up to its square root, until a
+ * division leaves no remainder. */
 static uint64_t run_division(int64_t searches)
 {
-    volatile uint64_t largest = LARGEST; /* unknown to the compiler, so that it divides 64-bit numbers */
+    volatile uint64_t largest = LARGEST; /* volatile, so that the compiler cannot replace the 64-bit divisions */
     uint64_t primes = 0;
     for (int64_t i = 0; i < searches; i++)
         for (uint64_t number = 3; number < largest; number++) {
@@ -238,7 +240,8 @@ typedef struct {
     double x[3], v[3], mass;
 } body;
 
-/* Advance five bodies by `steps` steps; positions, speeds and masses are of the Sun's size and its planets'. */
+/* Advance five bodies by `steps` steps. Their positions, speeds and masses are similar to those of the Sun and its
+ * planets. */
 static uint64_t run_floats(int64_t steps)
 {
     body bodies[5];
@@ -261,7 +264,7 @@ static uint64_t run_floats(int64_t steps)
 
 /* ---- spin ---- */
 
-/* Wait for `hints` spin-wait hints, which leave most of a core to its other hardware thread. */
+/* Execute `hints` spin-wait hints, which leave most of the core to its other hardware thread. */
 static uint64_t run_spin(int64_t hints)
 {
     for (int64_t hint = 0; hint < hints; hint++) {
@@ -306,19 +309,19 @@ static PyObject *aes(PyObject *self, PyObject *none)
 }
 
 static PyMethodDef methods[] = {
-    {"integer", integer, METH_O, "integer(bytes): decode so many bytes"},
-    {"memory", memory, METH_O, "memory(positions): find the matches of so many positions"},
-    {"crypto", crypto, METH_O, "crypto(bytes): encrypt so many bytes"},
-    {"division", division, METH_O, "division(searches): count the primes up to 10,000, so many times"},
-    {"floats", floats, METH_O, "floats(steps): advance five bodies"},
-    {"spin", spin, METH_O, "spin(hints): wait for so many spin-wait hints"},
+    {"integer", integer, METH_O, "integer(bytes): decode this number of bytes"},
+    {"memory", memory, METH_O, "memory(positions): find the matches of this number of positions"},
+    {"crypto", crypto, METH_O, "crypto(bytes): encrypt this number of bytes"},
+    {"division", division, METH_O, "division(searches): count the primes up to 10,000 this number of times"},
+    {"floats", floats, METH_O, "floats(steps): advance five bodies by this number of steps"},
+    {"spin", spin, METH_O, "spin(hints): execute this number of spin-wait hints"},
     {"aes", aes, METH_NOARGS, "True if the CPU has AES instructions"},
     {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_code", "Programs of classes of code.", 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_code", "Programs that represent classes of code.", 0, methods, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__code(void) { return PyModuleDef_Init(&definition); }

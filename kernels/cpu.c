@@ -1,5 +1,5 @@
-/* The CPU back end: compiles body.h for each instruction set, selects one at run time, and splits flat arrays over
- * threads. */
+/* The CPU back end: compiles body.h for each instruction set, selects an instruction set at run time, and divides flat
+ * arrays among threads. */
 #include "edgefl_kernels.h"
 #include "fp_state.h"
 
@@ -15,9 +15,9 @@
 #error "checksums and float16 loads assume a little-endian machine"
 #endif
 
-#define EF_AHEAD 1024 /* prefetch distance in bytes, enough to hide memory latency */
-/* float32 is prefetched into L2: with streams at the same page offset, their prefetched lines would evict each other
- * from L1. Narrower types need fewer lines and are bound by L1 latency, so they are prefetched into L1. */
+#define EF_AHEAD 1024 /* prefetch distance in bytes, which is enough to hide the latency of memory */
+/* float32 is prefetched into L2, because updates at the same page offset would evict each other's lines from L1.
+ * Narrower types need fewer lines and are limited by L1 latency, so they are prefetched into L1. */
 #define EF_PREFETCH(p, dtype) __builtin_prefetch((p), 0, (dtype) == EF_F32 ? 2 : 3)
 #define EF_PRIM EF_TARGET static inline __attribute__((always_inline))
 
@@ -41,7 +41,7 @@ static const ef_isa *now;
 static pthread_once_t detected = PTHREAD_ONCE_INIT;
 
 #if defined(__x86_64__)
-/* Whether this is Zen 4, which executes a 512-bit operation as two 256-bit ones. */
+/* Return 1 if the CPU is an AMD Zen 4, which executes a 512-bit operation as two 256-bit operations. */
 static int halves_vectors(void)
 {
     unsigned a, b, c, d;
@@ -92,8 +92,9 @@ int ef_isa_set(const char *name)
 
 /* Combine the sums over all whole words with the remaining bytes and the length into the checksum.
  *
- * Each word's factor 1 + A*(i+1) is odd because A is even, so any change of one word changes the result. A/2 is
- * odd, so any swap of two words less than 2^31 apart does, too. The remaining operations are bijections. */
+ * Word i has the factor 1 + A*(i+1), which is odd because A is even. So a change of any one word changes the checksum.
+ * A/2 is odd, so swapping two different words less than 2^31 apart also changes it. The other operations are
+ * bijections, so they lose no information. */
 uint64_t ef_folded(const uint64_t s[2], const unsigned char *p, int64_t bytes)
 {
     const int64_t words = bytes / 4;
@@ -120,7 +121,8 @@ typedef struct {
     int stream, span; /* span: tiles per pass */
 } sum_job;
 
-/* Sum n elements from `at`, one group of updates of the same type after another; the partial sum stays in cache. */
+/* Sum n elements from `at`: one group of updates of the same type after another, while the partial sum is in the
+ * cache. */
 static void sum_span(const sum_job *job, int64_t at, int64_t n, double *norms, uint64_t *sums)
 {
     float scratch[EF_SPAN * EF_TILE] __attribute__((aligned(64)));
@@ -131,7 +133,7 @@ static void sum_span(const sum_job *job, int64_t at, int64_t n, double *norms, u
         const int dtype = u[j].dtype, most = job->isa->most[dtype];
         int64_t same = j, groups, size;
         while (same < job->count && u[same].dtype == dtype) same++;
-        /* Use groups of equal size: 8 updates are read as 4 + 4, not as 6 + 2. */
+        /* Use groups of equal size: 8 updates are read as 4 + 4, not as 6 + 2, which would be slower. */
         groups = (same - j + most - 1) / most;
         size = (same - j + groups - 1) / groups;
         const int last = j + size == job->count && !job->step;
@@ -182,7 +184,7 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
     uintptr_t written = (uintptr_t)out;
     if (step) written = (uintptr_t)step->out | (uintptr_t)step->new_a | (uintptr_t)step->new_b;
     job.stream = n * 4 >= EF_STREAM_BYTES && written % 64 == 0 && (step || out != base);
-    /* Long sequential reads use memory bandwidth better. int8 is bound by the L1 cache and keeps short spans. */
+    /* Long sequential reads use the memory bandwidth better. Spans stay short for int8, which the L1 cache limits. */
     for (int64_t j = 0; j < count; j++)
         if (u[j].dtype != EF_I8 && n * 4 >= EF_STREAM_BYTES) job.span = EF_SPAN;
     ef_pool_run(sum_grain, &job, grains, threads);
@@ -245,7 +247,7 @@ enum { ORDER_GRAIN = EF_GRAIN * EF_TILE };
 typedef struct {
     const ef_isa *isa;
     const ef_order *o;
-    double *partial; /* grains x 9 x pairs: lanes, then products */
+    double *partial; /* for each grain: EF_LANES x pairs lanes, then pairs products */
     int64_t pairs;
 } order_job;
 
@@ -274,8 +276,9 @@ static void products_grain(void *context, int64_t grain)
     fp_leave(fp);
 }
 
-/* Each grain's products are added in ascending order, for any number of threads. A window of grains is computed at a
- * time, since the lanes of all grains of a large model would not fit into memory. */
+/* The products of the grains are added in ascending order, so that the result does not depend on the number of threads.
+ * Only a window of grains is computed at a time, because the lanes of all grains of a large model would not fit into
+ * memory. */
 int ef_products(const ef_order *o, double *out, int threads)
 {
     enum { WINDOW = 16 };
@@ -310,7 +313,7 @@ int ef_products(const ef_order *o, double *out, int threads)
 /* ---- quantisation ---- */
 
 typedef struct {
-    norm_job norm; /* norm of the output */
+    norm_job norm; /* computes the norm of the output */
     const ef_quantization *q;
 } quantize_job;
 
@@ -423,7 +426,7 @@ static void checksum_piece(void *context, int64_t piece)
     const int64_t at = piece * PIECE_WORDS, left = job->words - at;
     uint64_t s[2] = {0, 0};
     job->isa->words(job->p + 4 * at, left < PIECE_WORDS ? left : PIECE_WORDS, s);
-    /* Sums modulo 2^64 do not depend on the order. */
+    /* The order of these additions does not matter, because they are modulo 2^64. */
     __atomic_fetch_add(&job->s[0], s[0], __ATOMIC_RELAXED);
     __atomic_fetch_add(&job->s[1], s[1] + (uint64_t)at * s[0], __ATOMIC_RELAXED);
 }

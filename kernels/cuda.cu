@@ -1,6 +1,6 @@
-/* The CUDA back end: sums, steps and masks of host memory, in a pipeline that copies one chunk while it sums another.
- * It is a separate shared library with a C interface, loaded by edgefl/kernels/backend_cuda.py, so that edgefl builds
- * and runs without CUDA.
+/* The CUDA back end: sums, steps and masks of vectors in host memory. A pipeline copies one chunk to the GPU while it
+ * sums another. The back end is a separate shared library with a C interface, which edgefl/kernels/backend_cuda.py
+ * loads, so that edgefl can be built and run without CUDA.
  *
  * This file is the host code; cuda_kernels.cuh is the device code. edgefl/kernels/cuda_library.py builds both. */
 #include <cuda_runtime.h>
@@ -18,7 +18,7 @@
 
 namespace {
 #ifndef EF_CHUNK_BYTES
-#define EF_CHUNK_BYTES (4 << 20) /* of an update per copy from the host: amortises the start of a copy */
+#define EF_CHUNK_BYTES (4 << 20) /* bytes of an update per copy from the host, enough to amortise the copy's latency */
 #endif
 constexpr int64_t CHUNK_BYTES = EF_CHUNK_BYTES;
 constexpr int STREAMS = 2;
@@ -36,7 +36,7 @@ thread_local char message[200];
 
 size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/* Growing device memory, reused between calls. Not thread-safe: calls hold `in_use`. */
+/* Device memory that grows on demand and is reused by later calls. It is not thread-safe, so a call locks `in_use`. */
 struct arena {
     char *memory = nullptr;
     size_t size = 0, used = 0;
@@ -61,7 +61,7 @@ std::mutex in_use;
 arena device;
 cudaStream_t streams[STREAMS];
 
-/* Copy host memory to new device memory, in `stream`. */
+/* Allocate device memory `name`, and copy host memory to it in `stream`. */
 #define TO(name, source, bytes)                                                                                \
     void *name = device.allocate(bytes);                                                                         \
     TRY(cudaMemcpyAsync(name, source, bytes, cudaMemcpyHostToDevice, stream))
@@ -78,7 +78,7 @@ int64_t tiles_of(int64_t n) { return (n + TILE - 1) / TILE; }
 static_assert(CHUNK_BYTES / 4 % TILE == 0 && TILE % EF_SCALE_BLOCK == 0, "chunks hold whole tiles and scale blocks");
 int64_t blocks_of(int64_t n) { return (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK; }
 
-/* Device memory for the results of a call other than vectors. */
+/* Device memory for those results of a call that are not vectors. */
 struct results {
     double *partial, *norms;
     words *sums;
@@ -108,7 +108,7 @@ results make_results(int64_t count, int64_t n)
 } // namespace
 EXPORT int efc_abi(void) { return EF_ABI; }
 EXPORT const char *efc_error(void) { return message; }
-/* Number of usable devices; -1 on failure, with the reason in efc_error. */
+/* Return the number of usable GPUs, or -1 on failure; efc_error then returns the reason. */
 EXPORT int efc_devices(void)
 {
     int count = 0;
@@ -116,7 +116,7 @@ EXPORT int efc_devices(void)
     return count;
 }
 
-/* Page-lock host memory (the parameter buffer, once), so that copies overlap the sum. */
+/* Page-lock host memory, so that copies from it overlap with the sum. This is done once for the parameter buffer. */
 EXPORT int efc_register(void *memory, int64_t bytes)
 {
     TRY(cudaHostRegister(memory, (size_t)bytes, cudaHostRegisterPortable));
@@ -128,7 +128,7 @@ EXPORT int efc_unregister(void *memory)
     return 0;
 }
 
-/* Sum host memory of any alignment, chunk by chunk, with two alternating streams. */
+/* Sum vectors in host memory, at any alignment, chunk by chunk in two alternating streams. */
 EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64_t count, int64_t n, double *norms,
                         uint64_t *sums, const ef_step *step)
 {
@@ -149,7 +149,7 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
         const int64_t m = std::min(n - first, chunk);
         const cudaStream_t stream = streams[turn % STREAMS];
         ef_update *mine = list.data() + turn % STREAMS * count;
-        TRY(cudaStreamSynchronize(stream)); /* the stream's list and buffers are reused now */
+        TRY(cudaStreamSynchronize(stream)); /* wait, because the list and the buffers of the stream are reused now */
         device.used = shared + turn % STREAMS * lane;
         float *total = (float *)device.allocate(m * 4);
         const float *model = step ? step->base : base;
@@ -187,11 +187,11 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
     return finish(r, count, n, norms, sums, streams[0]);
 }
 
-/* See ef_field_sum; each weight is below EF_PRIME. */
+/* Compute a weighted sum modulo EF_PRIME (see ef_field_sum). Each weight must be below EF_PRIME. */
 EXPORT int efc_field_sum(uint32_t *out, const uint32_t *const *v, const uint64_t *w, int64_t count, int64_t n)
 {
     const std::lock_guard<std::mutex> guard(in_use);
-    constexpr int64_t FULL = CHUNK_BYTES / 4, MOST = 128; /* vectors with chunks of full size */
+    constexpr int64_t FULL = CHUNK_BYTES / 4, MOST = 128; /* MOST: number of vectors above which chunks are smaller */
     static_assert(FULL % FIELD_TILE == 0, "chunks hold whole tiles");
     const int64_t chunk = std::max<int64_t>(FIELD_TILE, FULL * MOST / std::max(count, MOST) / FIELD_TILE * FIELD_TILE);
     const size_t lane = padded(std::min(n, chunk) * 4) * (count + 1) + 2 * padded(count * 8);
@@ -201,7 +201,7 @@ EXPORT int efc_field_sum(uint32_t *out, const uint32_t *const *v, const uint64_t
         const int64_t m = std::min(n - first, chunk);
         const cudaStream_t stream = streams[turn % STREAMS];
         void **mine = list.data() + turn % STREAMS * count;
-        TRY(cudaStreamSynchronize(stream)); /* the stream's list and buffers are reused now */
+        TRY(cudaStreamSynchronize(stream)); /* wait, because the list and the buffers of the stream are reused now */
         device.used = turn % STREAMS * lane;
         uint32_t *total = (uint32_t *)device.allocate(m * 4);
         for (int64_t k = 0; k < count; k++) {
@@ -219,8 +219,8 @@ EXPORT int efc_field_sum(uint32_t *out, const uint32_t *const *v, const uint64_t
     return 0;
 }
 
-/* Encode `floats` to `words` if `encodes`, else decode; see ef_field_code. *result receives the number of limited
- * elements or the largest magnitude. */
+/* Encode `floats` to `words` if `encodes` is 1, otherwise decode `words` to `floats` (see ef_field_code). Set *result
+ * to the number of clipped elements or to the largest magnitude. */
 EXPORT int efc_field_code(int encodes, float *floats, uint32_t *words, const uint32_t *mask, int64_t n, float clip,
                           float factor, uint32_t *result)
 {

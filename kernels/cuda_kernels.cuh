@@ -1,8 +1,9 @@
-/* CUDA kernels for sums and steps over tiles, for arithmetic modulo EF_PRIME, and their launches.
+/* CUDA kernels for sums and steps over tiles and for arithmetic modulo EF_PRIME, and the functions that launch them.
  *
- * Elements have the same bits as from the reference: __fmul_rn and __fadd_rn round every product and every sum
- * and are never fused, updates are added in ascending order, denormals are not flushed (no -ftz). Norms are summed
- * in double in an order fixed by the grid: the same bits in every run, within 1e-12 relative of the reference. */
+ * Elements have the same bits as those of the reference back end: __fmul_rn and __fadd_rn round every product and every
+ * sum and are never fused, updates are added in ascending order, and denormals are not flushed (no -ftz). Norms are
+ * summed in double precision, in an order that depends only on the grid. So they have the same bits in every run, and
+ * differ from those of the reference by less than 1e-12 (relative). */
 #pragma once
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -10,25 +11,25 @@
 
 #include "edgefl_kernels.h"
 
-#ifndef LAUNCH /* tests/cuda_shim defines one that runs the threads on the CPU */
+#ifndef LAUNCH /* tests/cuda_shim defines a LAUNCH that runs the threads on the CPU */
 #define LAUNCH(kernel, blocks, stream, ...) kernel<<<blocks, THREADS, 0, stream>>>(__VA_ARGS__)
 #endif
 
 namespace {
 constexpr int THREADS = 256, WARPS = THREADS / 32, QUAD = 4;
 constexpr int QUADS = 16;                     /* groups of four elements per thread */
-constexpr int TILE = THREADS * QUAD * QUADS;  /* elements per thread block, larger than EF_TILE of the CPU */
+constexpr int TILE = THREADS * QUAD * QUADS;  /* elements per thread block; larger than EF_TILE, the CPU's tile */
 
 struct quad {
-    float x[QUAD], scale; /* scale: int8 only */
-    int squares;          /* int8 only: sum of the integers' squares */
+    float x[QUAD], scale; /* scale is for int8 only */
+    int squares;          /* int8 only: sum of the squares of the integers */
 };
 struct words {
     uint64_t sum, weighted;
 };
 enum { NO_STEP = EF_OPTIMIZERS };
 
-/* Load four elements from i on as floats, padded with zeros after n. Adds their words to the sums `w`. */
+/* Load four elements from i on as floats; elements at n and above are zeros. If SUMS, add their words to the sums w. */
 template <int DTYPE, bool SUMS>
 __device__ __forceinline__ quad load(const ef_update &u, int64_t i, int64_t n, int64_t first, words *w)
 {
@@ -47,7 +48,7 @@ __device__ __forceinline__ quad load(const ef_update &u, int64_t i, int64_t n, i
             if (b < (int)(n - i) * SIZE) raw[b / 4] |= (uint32_t)(unsigned char)p[b] << (8 * (b % 4));
         }
     }
-    /* Loops are unrolled because arrays stay in registers only with compile-time indices. */
+    /* Loops are unrolled, because arrays stay in registers only if all indices are compile-time constants. */
     if (SUMS) {
         const uint64_t at = (uint64_t)(first + i) * SIZE / 4 + 1;
 #pragma unroll
@@ -72,7 +73,8 @@ __device__ __forceinline__ quad load(const ef_update &u, int64_t i, int64_t n, i
     return q;
 }
 
-/* total += weight * update over this block's tile; *partial receives the warp's part of the squared norm. */
+/* Add weight * update to `total` for the tile of this thread block. Set *partial to the warp's part of the squared
+ * norm. */
 template <int DTYPE, bool SUMS>
 __device__ __forceinline__ void accumulate(quad (&total)[QUADS], const ef_update &u, int64_t start, int64_t n,
                                            int64_t first, double *partial, words *sums)
@@ -87,7 +89,7 @@ __device__ __forceinline__ void accumulate(quad (&total)[QUADS], const ef_update
 #pragma unroll
         for (int j = 0; j < QUAD; j++) {
             total[g].x[j] = __fadd_rn(total[g].x[j], __fmul_rn(u.weight, q.x[j]));
-            if (DTYPE != EF_I8) norm = __fma_rn((double)q.x[j], (double)q.x[j], norm); /* exact products */
+            if (DTYPE != EF_I8) norm = __fma_rn((double)q.x[j], (double)q.x[j], norm); /* products are exact */
         }
         if (DTYPE == EF_I8) norm = __fma_rn((double)q.scale * (double)q.scale, (double)q.squares, norm);
     }
@@ -108,7 +110,7 @@ __device__ __forceinline__ float sign(float x)
     return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? 0.0f : x;
 }
 
-/* One element of a step: see ef_step. */
+/* Compute one element of a step (see ef_step). */
 template <int KIND>
 __device__ __forceinline__ void step(const ef_step &s, int64_t i, float g)
 {
@@ -128,8 +130,9 @@ __device__ __forceinline__ void step(const ef_step &s, int64_t i, float g)
     s.out[i] = __fadd_rn(s.base[i], __fmul_rn(direction, s.lr));
 }
 
-/* Sum one tile per thread block. The sum stays in registers; each update has QUADS wide loads in flight. `first` is
- * the index of out[0] in the whole vector; partial has tiles x count x WARPS elements, sums has count. */
+/* Sum one tile per thread block. The sum stays in registers, and each thread has QUADS wide loads of an update in
+ * flight. `first` is the index of out[0] in the whole vector. `partial` has tiles x count x WARPS elements, and `sums`
+ * has `count` elements. */
 template <int KIND, bool SUMS>
 __global__ void __launch_bounds__(THREADS) sum_tiles(float *out, const float *base, const ef_update *u, int64_t count,
                                                      int64_t n, int64_t first, double *partial, words *sums, ef_step s)
@@ -175,7 +178,8 @@ __global__ void __launch_bounds__(THREADS) sum_tiles(float *out, const float *ba
     }
 }
 
-/* norms[k] = the sum of all tiles' and warps' partial norms, in an order that depends only on their number. */
+/* Set norms[k] to the sum of the partial norms of all tiles and warps. The order of the sum depends only on their
+ * number. */
 __global__ void __launch_bounds__(THREADS) add_norms(const double *partial, int64_t tiles, int64_t count, double *norms)
 {
     __shared__ double shares[THREADS];
@@ -218,7 +222,7 @@ void sum_part(float *out, const float *base, const ef_update *u, int64_t count, 
 constexpr int FIELD_QUADS = 4;                           /* groups of four numbers per thread */
 constexpr int FIELD_TILE = THREADS * QUAD * FIELD_QUADS; /* numbers per thread block */
 
-/* 2^32 = 5 modulo EF_PRIME. */
+/* Return a smaller number that is congruent to x modulo EF_PRIME, because 2^32 is 5 modulo EF_PRIME. */
 __device__ __forceinline__ uint64_t folded(uint64_t x) { return (x & 0xffffffffu) + (x >> 32) * 5; }
 
 /* out[i] = sum_k w_k * v_k[i] modulo EF_PRIME, one tile per thread block. */
@@ -258,8 +262,9 @@ __global__ void __launch_bounds__(THREADS) field_tiles(uint32_t *out, const uint
         }
 }
 
-/* words[i] = round(floats[i] * factor) + mask[i] modulo EF_PRIME, where floats[i] is limited to clip; *over += the number
- * of limited elements, NaN among them. One element per thread; words may be mask. */
+/* words[i] = round(floats[i] * factor) + mask[i] modulo EF_PRIME, where floats[i] is first clipped to [-clip, clip].
+ * Add the number of elements that clipping changed, including NaNs, to *over. There is one element per thread. words
+ * and mask may be the same array. */
 __global__ void __launch_bounds__(THREADS) encode_field(const float *floats, uint32_t *words, const uint32_t *mask,
                                                         int64_t n, float clip, float factor, unsigned *over)
 {
@@ -270,14 +275,14 @@ __global__ void __launch_bounds__(THREADS) encode_field(const float *floats, uin
         limited = !(v == x);
         const int whole = __float2int_rn(__fmul_rn(v, factor));
         const uint32_t s = (uint32_t)whole - (whole < 0 ? 5u : 0u), t = s + mask[i];
-        words[i] = t + (t < s || t >= EF_PRIME ? 5u : 0u); /* adding 5 is subtracting EF_PRIME */
+        words[i] = t + (t < s || t >= EF_PRIME ? 5u : 0u); /* modulo 2^32, adding 5 subtracts EF_PRIME */
     }
     for (int d = 16; d; d /= 2) limited += __shfl_down_sync(~0u, limited, d);
     if (threadIdx.x % 32 == 0 && limited) atomicAdd(over, limited);
 }
 
-/* floats[i] = c[i] * factor for c = (words - mask) modulo EF_PRIME in [-(p-1)/2, (p-1)/2]; *largest receives the
- * largest |c|. One element per thread. */
+/* floats[i] = c[i] * factor, where c = (words - mask) modulo p = EF_PRIME is in [-(p-1)/2, (p-1)/2]. Set *largest to
+ * the largest |c| if that is larger. There is one element per thread. */
 __global__ void __launch_bounds__(THREADS) decode_field(float *floats, const uint32_t *words, const uint32_t *mask,
                                                         int64_t n, float factor, unsigned *largest)
 {

@@ -1,4 +1,4 @@
-/* Computes an update, out = trained - base, and its checksum in one pass over memory. */
+/* Python binding that computes an update, out = trained - base, and its checksum in one pass over memory. */
 #include "binding.h"
 #include "fp_state.h"
 

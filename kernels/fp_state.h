@@ -7,7 +7,8 @@
 #include <immintrin.h>
 #endif
 
-/* Round to nearest without flushing denormals, whatever the caller's thread is set to (torch can enable flushing). */
+/* Round to nearest, and do not flush denormals to zero, whatever the settings of the calling thread are (torch can
+ * enable flushing). */
 typedef struct {
     uint64_t saved;
 } fp_state;

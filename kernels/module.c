@@ -1,7 +1,7 @@
-/* The Python binding, with the limited API (one binary for CPython 3.11 and later).
+/* The Python binding. It uses the limited API, so that one binary is valid for CPython 3.11 and later versions.
  *
- * Functions that take arrays return None if an argument is invalid, without naming it: edgefl/kernels/arguments.py
- * then checks the arguments by name and raises the error. */
+ * Functions that take arrays return None if an argument is invalid. edgefl/kernels/arguments.py then checks each
+ * argument and raises an exception that names the invalid one. */
 #include "binding.h"
 
 #ifndef EF_SOURCES
@@ -59,8 +59,8 @@ static PyObject *checksum(PyObject *self, PyObject *const *args, Py_ssize_t narg
     return ok ? PyLong_FromUnsignedLongLong(sum) : Py_NewRef(Py_None);
 }
 
-/* observe(mode, width, decay, count, state, ids, values, means) -> True, or None. If ids is an int and values a
- * float, it returns the mean. All ids and values are checked before the first is applied. */
+/* observe(mode, width, decay, count, state, ids, values, means) -> True, or None. If ids is an int and values is a
+ * float, the function returns the mean. All ids and values are checked before the first value is added to its mean. */
 static PyObject *observe(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[5] = {{0}};
@@ -104,7 +104,7 @@ done:
     return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
 
-/* Access to the instruction sets and the pool, for benchmarks and tests. */
+/* Functions that read and set the instruction set and the thread pool, for benchmarks and tests. */
 static PyObject *isas(PyObject *self, PyObject *unused)
 {
     PyObject *names = PyList_New(0);
@@ -164,8 +164,8 @@ static PyMethodDef methods[] = {
     {"isas", isas, METH_NOARGS, "Available instruction sets, fastest first."},
     {"isa", isa, METH_NOARGS, "The instruction set in use."},
     {"set_isa", set_isa, METH_O, "Use this instruction set."},
-    {"pool_size", pool_size, METH_NOARGS, "Number of the pool's threads."},
-    {"close_pool", close_pool, METH_NOARGS, "Stop and join the pool's threads."},
+    {"pool_size", pool_size, METH_NOARGS, "Number of threads in the pool."},
+    {"close_pool", close_pool, METH_NOARGS, "Stop and join the threads of the pool."},
     {NULL, NULL, 0, NULL},
 };
 

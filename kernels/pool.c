@@ -1,6 +1,6 @@
-/* A thread pool. Threads start when they are first needed, again after a fork (the child has none of them), sleep
- * between jobs, and are joined by ef_pool_close. The pool runs one job at a time: if it is busy, or if no thread can
- * be created, the caller does the work itself. */
+/* A thread pool. Threads are created when they are first needed, and again in a forked child, which inherits none of
+ * them. They sleep between jobs, and ef_pool_close joins them. The pool runs one job at a time: if it is busy, or if no
+ * thread can be created, the calling thread does all the work. */
 #include "edgefl_kernels.h"
 
 #include <pthread.h>
@@ -14,10 +14,10 @@ static struct {
     pthread_mutex_t mutex;
     pthread_cond_t work, idle;
     pthread_t thread[MAX_THREADS];
-    int size;     /* existing threads */
-    int stopping; /* threads must end */
-    int inside;   /* threads working on the job */
-    int wanted;   /* threads that may still join the job */
+    int size;     /* number of existing threads */
+    int stopping; /* 1 if the threads must end */
+    int inside;   /* number of threads that work on the job */
+    int wanted;   /* number of threads that may still join the job */
     uint64_t job; /* number of the job; a thread joins each job once */
     ef_task task;
     void *context;
@@ -71,7 +71,7 @@ static void grow(int size)
 {
     sigset_t all, before;
     pthread_once(&once, register_fork_handler);
-    /* Block all signals in the pool's threads: the interpreter's threads handle them. */
+    /* Block all signals in the threads of the pool, so that the interpreter's threads handle them. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool.size < size && pool.size < MAX_THREADS &&
@@ -99,7 +99,7 @@ void ef_pool_run(ef_task task, void *context, int64_t count, int threads)
     pthread_mutex_unlock(&pool.mutex);
     run_tasks(task, context, count);
     pthread_mutex_lock(&pool.mutex);
-    pool.wanted = 0; /* a thread that wakes now must not join */
+    pool.wanted = 0; /* a thread that wakes up from now on must not join the job */
     while (pool.inside) pthread_cond_wait(&pool.idle, &pool.mutex);
     pthread_mutex_unlock(&pool.mutex);
     pthread_mutex_unlock(&in_use);

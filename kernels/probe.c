@@ -1,5 +1,5 @@
-/* edgefl.lab._probe: memory bandwidth limits to which `edgefl bench` compares the kernels. It is a separate extension
- * with its own copy of the thread pool. */
+/* edgefl.lab._probe: measures the limits of memory bandwidth with which `edgefl bench` compares the kernels. It is a
+ * separate extension with its own copy of the thread pool. */
 #include "binding.h"
 
 #define PIECE_BYTES (1 << 18)
@@ -11,8 +11,8 @@ typedef struct {
     uint64_t (*read)(const unsigned char *p, int64_t bytes);
 } move_job;
 
-/* Read memory, as the bandwidth limit. Four parallel streams, because one keeps too few loads in flight. Compilers map
- * the 64-byte vectors to the target's instructions. */
+/* Read memory as fast as possible, and return the exclusive or of its bytes. There are four parallel streams, because
+ * one stream has too few loads in flight. Compilers map the 64-byte vectors to instructions of the target. */
 typedef uint64_t line __attribute__((vector_size(64)));
 static inline __attribute__((always_inline)) uint64_t read_lines(const unsigned char *p, int64_t bytes)
 {
@@ -47,7 +47,7 @@ static void read_piece(void *context, int64_t piece)
     __atomic_fetch_xor(&job->all, x, __ATOMIC_RELAXED);
 }
 
-/* read(buffers, threads): read every byte of buffers of equal length; returns their exclusive or. */
+/* read(buffers, threads): read every byte of buffers of equal length, and return the exclusive or of their words. */
 static PyObject *read_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[64] = {{0}};
@@ -83,7 +83,7 @@ static PyObject *read_all(PyObject *self, PyObject *const *args, Py_ssize_t narg
     return PyLong_FromUnsignedLongLong(job.all);
 }
 
-/* The STREAM triad: reads two vectors and writes one, with a product and a sum per element. */
+/* The triad of the STREAM benchmark, a = b + scalar * c: reads two vectors and writes one. */
 typedef struct {
     ef_loose_float *a;
     const ef_loose_float *b, *c;

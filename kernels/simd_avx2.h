@@ -1,9 +1,9 @@
-/* Vectors of 8 floats in one AVX2 register. The square of a float32 is exact in a double, so a fused multiply-add of
- * norms rounds like a product and a sum; the float32 sum itself is never fused.
+/* Vectors of 8 floats in one AVX2 register. Norms use fused multiply-adds, which give the same bits as a product and a
+ * sum, because the square of a float32 is exact in a double. The float32 sum of updates is never fused.
  *
- * With EF_ZEN4, this file also has variants for 16-bit types on processors that execute 512-bit operations as two
- * 256-bit ones. They add norms in one 512-bit register of 8 doubles, converted from a whole vector of 8 floats. The
- * 16-float vectors of simd_avx512.h would have to be split first. */
+ * With EF_ZEN4, this file defines variants for 16-bit types on processors that execute a 512-bit operation as two
+ * 256-bit operations. They add norms in one 512-bit register of 8 doubles, which is converted from a vector of 8
+ * floats. The 16-float vectors of simd_avx512.h would have to be split before this conversion. */
 #ifdef EF_ZEN4
 #define EF(name) name##_zen4
 #define EF_ISA_NAME "zen4"
@@ -36,9 +36,9 @@ EF_PRIM EF(V) EF(vdiv)(EF(V) x, EF(V) y) { return _mm256_div_ps(x, y); }
 EF_PRIM EF(V) EF(vsqrt)(EF(V) x) { return _mm256_sqrt_ps(x); }
 EF_PRIM EF(V) EF(vmin)(EF(V) x, EF(V) y) { return _mm256_min_ps(x, y); } /* x < y ? x : y */
 EF_PRIM EF(V) EF(vmax)(EF(V) x, EF(V) y) { return _mm256_max_ps(x, y); } /* x > y ? x : y */
-/* Round to the nearest integers, ties to even. */
+/* Round to the nearest integers, with ties to even. */
 EF_PRIM void EF(vround)(int32_t *p, EF(V) v) { _mm256_storeu_si256((__m256i *)p, _mm256_cvtps_epi32(v)); }
-/* Products of the lower halves of 64-bit lanes. */
+/* Multiply the lower halves of the 64-bit lanes. */
 EF_PRIM EF(U) EF(uproduct)(EF(U) x, EF(U) y) { return (EF(U))_mm256_mul_epu32((__m256i)x, (__m256i)y); }
 EF_PRIM EF(V) EF(vsign)(EF(V) x)
 {
@@ -49,7 +49,8 @@ EF_PRIM EF(V) EF(vsign)(EF(V) x)
 }
 EF_PRIM void EF(vstore_f16)(void *p, EF(V) v) { _mm_storeu_si128(p, _mm256_cvtps_ph(v, 0)); }
 EF_PRIM EF(V) EF(vload_f16)(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-/* Load both 128-bit halves and shuffle within them; a widening conversion would move data across the halves. */
+/* Load the same data into both 128-bit halves and shuffle within each half. This is faster than a conversion that
+ * widens the elements, because that would move data from one half to the other. */
 #define EF_NONE (char)0x80
 #define EF_HIGH_WORD(i) EF_NONE, EF_NONE, i, i + 1
 EF_PRIM EF(V) EF(vload_bf16)(const void *p)
@@ -94,7 +95,7 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
 {
     return EF(nadd_halves)(n, _mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
 }
-/* Widening from memory saves two shuffles per vector. */
+/* Conversion to double directly from memory saves two shuffles per vector. */
 EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm_loadu_ps((const float *)p), _mm_loadu_ps((const float *)p + 4));
@@ -107,8 +108,8 @@ EF_PRIM void EF(nstore)(double *p, EF(N) n)
 #endif
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 
-/* sum + x^2, and below the sums of eight vectors. For a scale block of int8 both are exact, fused or not, in any
- * order, because the sum is an integer below 2^24. */
+/* vadd_square returns sum + x^2, and vsums returns the sum of the elements of each of eight vectors. For a scale block
+ * of int8, both are exact in any order, fused or not, because the sum is an integer below 2^24. */
 EF_PRIM EF(V) EF(vadd_square)(EF(V) sum, EF(V) x) { return _mm256_fmadd_ps(x, x, sum); }
 EF_PRIM void EF(vsums)(float *sums, const EF(V) *v)
 {

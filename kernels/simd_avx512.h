@@ -1,5 +1,5 @@
-/* Vectors of 16 floats in one AVX-512 register. The 8 lanes of norms add the lower half first, so every lane adds its
- * elements in ascending order, as with narrower instruction sets. */
+/* Vectors of 16 floats in one AVX-512 register. The 8 lanes of a norm add the lower half of a vector first. So every
+ * lane adds its elements in ascending order, as with narrower instruction sets. */
 #define EF(name) name##_avx512
 #define EF_ISA_NAME "avx512"
 #define EF_TARGET __attribute__((target("avx512f,avx512bw")))
@@ -42,9 +42,9 @@ EF_PRIM EF(V) EF(vload_i8)(const void *p)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-/* Round to the nearest integers, ties to even. */
+/* Round to the nearest integers, with ties to even. */
 EF_PRIM void EF(vround)(int32_t *p, EF(V) v) { _mm512_storeu_si512(p, _mm512_cvtps_epi32(v)); }
-/* Products of the lower halves of 64-bit lanes. */
+/* Multiply the lower halves of the 64-bit lanes. */
 EF_PRIM EF(U) EF(uproduct)(EF(U) x, EF(U) y) { return (EF(U))_mm512_mul_epu32((__m512i)x, (__m512i)y); }
 
 EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){_mm512_setzero_pd()}; }
@@ -62,18 +62,19 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm256_loadu_ps((const float *)p), _mm256_loadu_ps((const float *)p + 8));
 }
-/* Add a computed vector to a norm through the stack: widening from memory saves three shuffles. */
+/* Add the squares of a vector in a register to a norm. The vector is first stored on the stack, because conversion to
+ * double from memory saves three shuffles. */
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v)
 {
     float x[16] __attribute__((aligned(64)));
     _mm512_store_ps(x, v);
-    __asm__("" : "+m"(x)); /* keeps the compiler from optimising the store and load away */
+    __asm__("" : "+m"(x)); /* prevents the compiler from removing the store and the load */
     return EF(nadd_at)(n, x);
 }
 EF_PRIM void EF(nstore)(double *p, EF(N) n) { _mm512_storeu_pd(p, n.l); }
 
-/* sum + x^2, and below the sums of eight vectors. For a scale block of int8 both are exact, fused or not, in any
- * order, because the sum is an integer below 2^24. */
+/* vadd_square returns sum + x^2, and vsums returns the sum of the elements of each of eight vectors. For a scale block
+ * of int8, both are exact in any order, fused or not, because the sum is an integer below 2^24. */
 EF_PRIM EF(V) EF(vadd_square)(EF(V) sum, EF(V) x) { return _mm512_fmadd_ps(x, x, sum); }
 EF_PRIM void EF(vsums)(float *sums, const EF(V) *v)
 {

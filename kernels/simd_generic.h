@@ -30,7 +30,7 @@ EF_PRIM EF(v4f) EF(chosen)(EF(v4f) x, EF(v4f) y, EF(v4i) first)
 {
     return (EF(v4f))(((EF(v4i))x & first) | ((EF(v4i))y & ~first));
 }
-/* x < y ? x : y, and x > y ? x : y, as SSE's minimum and maximum. */
+/* Return x < y ? x : y and x > y ? x : y for each element, as SSE's minimum and maximum do, also for NaN. */
 EF_PRIM EF(V) EF(vmin)(EF(V) x, EF(V) y)
 {
     return (EF(V)){EF(chosen)(x.a, y.a, (EF(v4i))(x.a < y.a)), EF(chosen)(x.b, y.b, (EF(v4i))(x.b < y.b))};
@@ -60,7 +60,7 @@ EF_PRIM EF(V) EF(vsqrt)(EF(V) x)
 EF_PRIM void EF(vstream)(float *p, EF(V) v) { _mm_stream_ps(p, (__m128)v.a); _mm_stream_ps(p + 4, (__m128)v.b); }
 EF_PRIM EF(v2d) EF(low)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd((__m128)x); }
 EF_PRIM EF(v2d) EF(high)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd(_mm_movehl_ps((__m128)x, (__m128)x)); }
-/* Widening written by hand: compilers convert these vector types byte by byte. */
+/* The conversions to wider integers are written by hand, because compilers convert these vector types byte by byte. */
 EF_PRIM EF(v4u) EF(widened)(const void *p)
 {
     return (EF(v4u))_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i *)p), _mm_setzero_si128());
@@ -110,8 +110,8 @@ EF_PRIM EF(v4i) EF(low_half)(EF(v8i) x) { return (EF(v4i)){x[0], x[1], x[2], x[3
 EF_PRIM EF(v4i) EF(high_half)(EF(v8i) x) { return (EF(v4i)){x[4], x[5], x[6], x[7]}; }
 #endif
 
-/* Exponent and fraction, shifted to their float32 positions, give a value 2^112 too small, also for denormals. An
- * exponent of all ones (infinity, NaN) stays all ones. */
+/* Convert float16 to float32. If the exponent and the fraction are shifted to their positions in a float32, the value
+ * is 2^112 times too small, also for denormals. An exponent of all ones (infinity, NaN) must stay all ones. */
 EF_PRIM EF(v4f) EF(from_f16)(const void *p)
 {
     const EF(v4u) h = EF(widened)(p);
@@ -119,8 +119,9 @@ EF_PRIM EF(v4f) EF(from_f16)(const void *p)
     return (EF(v4f))(scaled | (h & 0x8000) << 16 | ((EF(v4u))((h & 0x7c00) == 0x7c00) & 0x7f800000));
 }
 EF_PRIM EF(V) EF(vload_f16)(const void *p) { return (EF(V)){EF(from_f16)(p), EF(from_f16)((const char *)p + 8)}; }
-/* Round to nearest, ties to even. A normal result keeps 11 of the 24 significand bits. A denormal result is the
- * fraction after adding 0.5, whose unit in the last place is float16's smallest step. */
+/* Convert float32 to float16, rounded to nearest with ties to even. A normal result keeps 11 of the 24 bits of the
+ * significand. For a denormal result, 0.5 is added, because the unit in the last place of 0.5 is float16's smallest
+ * step; the result is then the fraction of the sum. */
 EF_PRIM void EF(vstore_f16)(void *p, EF(V) v)
 {
     uint32_t w[8];
@@ -161,8 +162,8 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 EF_PRIM void EF(nstore)(double *p, EF(N) n) { memcpy(p, &n, 64); }
 
-/* sum + x^2, and below the sums of eight vectors. For a scale block of int8 both are exact in any order, because the
- * sum is an integer below 2^24. */
+/* vadd_square returns sum + x^2, and vsums returns the sum of the elements of each of eight vectors. For a scale block
+ * of int8, both are exact in any order, because the sum is an integer below 2^24. */
 EF_PRIM EF(V) EF(vadd_square)(EF(V) sum, EF(V) x) { return EF(vadd)(sum, EF(vmul)(x, x)); }
 EF_PRIM void EF(vsums)(float *sums, const EF(V) *v)
 {

@@ -1,4 +1,5 @@
-/* Moving averages in flat arrays indexed by client. `count` is the total number of a client's observations. */
+/* Moving averages of the staleness of each client, stored in flat arrays that are indexed by client. `count` is the
+ * total number of observations of a client. */
 #include "edgefl_kernels.h"
 
 double ef_mean(const ef_means *m, int64_t client)

@@ -1,11 +1,12 @@
-/* Measures the time per class of operation on a device without Python. Prints JSON to stdout.
+/* Measures the time that a device without Python takes for each class of operation. Prints JSON to stdout.
  *
  *     make measure-device CC=aarch64-linux-gnu-gcc    builds a static program to copy to the device
  *     measure-device [--quick]                        takes half a minute, or a few seconds
  *
- * The classes are those of edgefl.learning.operations.StepWork. `edgefl profiles fit` reads the result like that of
- * the Python kit. The rates are those of the loops in this file, so the result's runtime is "c". All cores are used;
- * OMP_NUM_THREADS=1 limits it to one. Each part's "value" is one computed number, checked by the tests.
+ * The classes are those of edgefl.learning.operations.StepWork. `edgefl profiles fit` reads the result in the same way
+ * as that of the kit in Python. The result's runtime is "c", because the rates are those of the loops in this file. All
+ * cores are used unless OMP_NUM_THREADS sets another number. The "value" of each part is one of the numbers that it
+ * computed, which the tests check.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
@@ -21,7 +22,7 @@
 enum { FLOATS = 1 << 22, MOST_STEPS = 200, COLUMNS = 512, DEPTH = 128 };
 
 typedef struct {
-  int channels, outputs, size, kernel, stride; /* of one image, size × size; padded to keep its size */
+  int channels, outputs, size, kernel, stride; /* the image has size × size pixels, and is padded to keep its size */
 } Shape;
 
 static float *in, *weight, *out, *scratch;
@@ -32,7 +33,7 @@ static double seconds(clockid_t clock) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* c[m × n] = a[m × k] · b[k × n], in blocks that fit the caches; each load of b is used for four rows. */
+/* c[m × n] = a[m × k] · b[k × n], in blocks that fit in the caches. Each load of b is used for four rows. */
 static void gemm(int m, int n, int k, const float *a, const float *b, float *c) {
 #pragma omp parallel for schedule(dynamic)
   for (int i = 0; i < m; i += 4) {
@@ -62,7 +63,7 @@ static void gemm(int m, int n, int k, const float *a, const float *b, float *c) 
   }
 }
 
-/* Unfold the image (im2col): tap t of output position p reads image coordinate p · stride + t − kernel / 2. */
+/* Unfold the image (im2col). Tap t of output position p is the image coordinate p · stride + t − kernel / 2. */
 static void columns(Shape s) {
   const int side = s.size / s.stride, taps = s.kernel * s.kernel;
 #pragma omp parallel for
@@ -84,7 +85,8 @@ static void convolution(Shape s) {
   gemm(s.outputs, side * side, s.channels * taps, weight, s.kernel > 1 ? scratch : in, out);
 }
 
-/* One plane and one tap: to += w · from shifted by (dy, dx), or with `gradient` return the sum of to · from. */
+/* For one plane and one tap, add w · from, shifted by (dy, dx), to `to`. With `gradient`, return the sum of to · from
+ * instead. */
 static float tap(int size, int dy, int dx, const float *from, float *to, float w, int gradient) {
   float sum = 0;
   const int x0 = dx < 0 ? -dx : 0, x1 = dx > 0 ? size - dx : size;
@@ -117,10 +119,10 @@ static void depthwise(Shape s, int backward) {
 static void forward(Shape s) { depthwise(s, 0); }
 static void backward(Shape s) { depthwise(s, 1); }
 
-/* [outputs × channels] · [channels × size]. */
+/* Multiply a matrix of outputs × channels by a matrix of channels × size. */
 static void matmul(Shape s) { gemm(s.outputs, s.size, s.channels, in, weight, out); }
 
-/* An LSTM layer without sigmoids: `size` steps, `channels` inputs, `outputs` units, batch `stride`. */
+/* Run an LSTM layer without sigmoids: `size` steps, `channels` inputs, `outputs` units, batch size `stride`. */
 static void recurrent(Shape s) {
   const int both = s.channels + s.outputs, gates = 4 * s.outputs;
   for (int step = 0; step < s.size; step++) {
@@ -165,7 +167,7 @@ static void pool(Shape s) {
     }
 }
 
-/* Copy with transposition. */
+/* Copy a matrix and transpose it. */
 static void copy(Shape s) {
 #pragma omp parallel for
   for (int y = 0; y < s.size; y++)
@@ -189,7 +191,7 @@ typedef struct {
   const char *name;
   void (*step)(Shape);
   Shape shape;
-  const char *flop, *bytes; /* classes of its operations and of its memory traffic */
+  const char *flop, *bytes; /* class of the part's operations, and class of its memory traffic */
 } Part;
 
 static const Part PARTS[] = {
@@ -215,8 +217,8 @@ static const Part PARTS[] = {
     {"recurrent/lstm", recurrent, {64, 256, 40, 0, 16}, "recurrent_flop", "elementwise_bytes"},
 };
 
-/* Print a part's amounts of work as JSON. They are counted by hand; tests/unit/test_measure_device.py compares them
- * to torch's. */
+/* Print the amounts of work of a part as JSON. They are computed by formulas, which tests/unit/test_measure_device.py
+ * compares with the work that edgefl counts for torch. */
 static void print_work(const Part *part) {
   const Shape s = part->shape;
   const double size = s.size, c = s.channels, o = s.outputs, k = s.kernel;
@@ -227,7 +229,7 @@ static void print_work(const Part *part) {
   } else if (part->step == forward) {
     flop = 2 * c * k * k * size * size;
     moved = 2 * c * size * size + c * k * k;
-  } else if (part->step == backward) { /* reads the gradient, input and weight; writes gradients of the last two */
+  } else if (part->step == backward) { /* reads the gradient, the input and the weight; writes two gradients */
     flop = 4 * c * k * k * size * size;
     moved = 3 * c * size * size + 2 * c * k * k;
   } else if (part->step == matmul) {
@@ -269,7 +271,7 @@ static void fill(void) {
   }
 }
 
-/* Run at least `least` steps and until budget_s is spent; print the median wall and CPU time. */
+/* Run steps until budget_s seconds have passed, but at least `least` steps. Print the median wall time and CPU time. */
 static void measure(const Part *part, int least, double budget_s) {
   static double wall[MOST_STEPS], cpu[MOST_STEPS];
   int steps = 0;
@@ -290,7 +292,7 @@ static void measure(const Part *part, int least, double budget_s) {
   printf("}");
 }
 
-/* Read the first line of a command's output, without characters that JSON must escape. */
+/* Read the first line of the output of a command. Omit characters that JSON would have to escape. */
 static int first_line(const char *command, char *line, int size) {
   FILE *pipe = popen(command, "r");
   if (!pipe) return 0;
