@@ -1,7 +1,8 @@
-"""The functions of `agreement.py`.
+"""The functions that `agreement.py` compares.
 
-``python agreed_functions.py NAME CALLS [CLOCK]`` prints the seconds of a call, the median of so many, by a
-clock of `time`, by default its ``perf_counter``. Freed memory is kept for the next call, as in a device test.
+``python agreed_functions.py NAME CALLS [CLOCK]`` calls a function CALLS times and prints the median time of a
+call in seconds. CLOCK is the name of a function of the module `time`, by default ``perf_counter``. Freed
+memory is kept for the next call, as in a device test.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
 
 
 def call_s(name: str, calls: int, clock: Callable[[], float]) -> float:
-    """Return the seconds of a call by that clock, the median of so many, after one more."""
+    """Return the median time of ``calls`` calls in seconds, after one call that is not timed."""
     run, found = FUNCTIONS[name], []
     run()
     for _ in range(calls):

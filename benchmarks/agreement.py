@@ -1,15 +1,17 @@
-"""Compare three answers to one question: how long does a device take for a function?
+"""Compare three methods of determining how long a device takes for a function.
 
     python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7] [--only step numpy] [--awake]
 
-For a Python loop, numpy, a training step in torch, compression, and a function that is half torch, half
-Python: seconds of a call on the device by `edgefl exec` (the program's own clock, divided by the time scale),
-by a device test (`pytest`, mark ``edge_device``), and by `edgefl predict` (this host's CPU time ÷ `relative`;
-a step's own time). Prints the median of each over the rounds, and its distance from the mean of the three.
-Run it on a quiet host: each answer contains this host's CPU time, which other guests of the same machine
-change by a third within seconds, so the three are measured in turn. Each function is timed in a process of
-its own that keeps freed memory, as device tests do: glibc otherwise returns large arrays to the system after
-each call until it has seen larger ones, and then every call pays for the page faults.
+The functions are a Python loop, numpy operations, a training step in torch, compression, and a function that
+is half torch and half Python. The time of a call on the device is determined by `edgefl exec` (the program's
+own clock, divided by the time scale), by a device test (`pytest` with the mark ``edge_device``), and by
+`edgefl predict` (this host's CPU time divided by `relative`; for the training step, the predicted time). The
+benchmark prints the median of each method over the rounds, and its difference from the mean of the three.
+
+Run it on a quiet host. Each result depends on this host's CPU time, which other guests of the same machine
+can change by a third within seconds, so the three methods take turns. Each function is timed in its own
+process, which keeps freed memory as device tests do. Otherwise glibc would return large arrays to the system
+after each call, and every call would spend time on page faults.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from agreed_functions import BATCH, MODEL, SHAPE
 HERE = Path(__file__).parent
 STEP = f"torch:{MODEL}@{BATCH}"
 CLASS = {"loop": "interpreter", "numpy": "interpreter", "gzip": "integer", "half": "interpreter"}
-"""Class of a function's code outside torch."""
+"""Class of code to which a function's code outside torch belongs."""
 TEST = """
 import pytest, agreed_functions
 @pytest.mark.edge_device({device!r}, like={like!r}, time_scale=0)
@@ -47,18 +49,18 @@ FUNCTION = {"loop": "loop", "numpy": "arrays", "step": "step", "gzip": "gzip", "
 
 
 def program(name: str, calls: int) -> tuple[str, ...]:
-    """Return the command that prints seconds of a call."""
+    """Return the command that prints the time of a call in seconds."""
     return (sys.executable, str(HERE / "agreed_functions.py"), name, str(calls))
 
 
 def here_s(name: str, calls: int) -> float:
-    """Return CPU seconds of a call on this host, in a process of its own."""
+    """Return the CPU time of a call on this host in seconds, measured in a separate process."""
     command = (*program(name, calls), "thread_time")
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def by_exec(device: str, name: str, like: str, calls: int, awake: bool) -> float:
-    """Return seconds of a call by the clock of a program under `edgefl exec`, at the device's pace."""
+    """Return the time of a call in emulated seconds, measured by a program under `edgefl exec`."""
     command = program(name, calls)
     threads = None if "torch" in like else 1
     phone = programs.Phone(device=device, command=command, like=like, threads=threads)
@@ -71,7 +73,7 @@ def by_exec(device: str, name: str, like: str, calls: int, awake: bool) -> float
 
 
 def by_plugin(device: str, name: str) -> float:
-    """Return seconds of a call by a device test."""
+    """Return the time of a call on the device in seconds, measured by a device test."""
     with tempfile.TemporaryDirectory() as folder:
         out, test = Path(folder) / "out", Path(folder) / "test_it.py"
         test.write_text(
@@ -90,7 +92,10 @@ def by_plugin(device: str, name: str) -> float:
 
 
 def one_round(name_of_device: str, names: list[str], calls: int, awake: bool) -> dict[str, tuple[float, ...]]:
-    """Return seconds of a call of these functions: here, by ``exec``, by a device test, by ``predict``."""
+    """Return the times of a call of each function in seconds.
+
+    They are the CPU time on this host, and the times by ``exec``, a device test and ``predict``.
+    """
     device, host = load_device(name_of_device), calibrate()
     module, _ = model_to_trace(MODEL)
     step_s = predict(module, BATCH, device=device, input_shape=SHAPE).seconds

@@ -1,10 +1,10 @@
-"""Run robust strategies against attackers on one experiment, experiments/attacks.toml, on FashionMNIST.
+"""Run robust strategies against attackers on FashionMNIST (experiments/attacks.toml).
 
     python benchmarks/attacks.py [--seeds 3] [--out runs/attacks] [--set KEY=VALUE …]
 
-makes sweeps of `STRATEGIES` × `ATTACKS` in ``--out`` (`edgefl.sweep`) and prints the table of
-docs/strategies.md: the final accuracy on the test examples, mean over the seeds ± half of its 95% interval.
-Runs that the folder already has are not repeated.
+The benchmark runs each of `STRATEGIES` against each of `ATTACKS` in the folder ``--out`` (`edgefl.sweep`) and
+prints the table in docs/strategies.md: the final accuracy on the test examples, as the mean over the seeds ±
+half of the 95% interval. Runs that the folder already contains are not repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "krum": {"attackers": 6, "selected": 14},
     "rfa": {"iterations": 8},
 }
-"""Fields that differ from the defaults. A buffer of 20 has 4 attackers on average and seldom more than 6."""
+"""Fields of each strategy that differ from the defaults. They assume up to 6 attackers; a buffer of 20
+updates has 4 attackers on average, rarely more than 6."""
 ATTACKS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "sign-flip, scale 4": {"kind": "sign-flip", "scale": 4.0},
@@ -40,7 +41,7 @@ SHARE = 0.2
 
 
 def attacked(out: Path, name: str, seeds: range, changes: list[str]) -> dict[str, str]:
-    """Run all strategies under one attack; return each one's accuracy as text."""
+    """Run all strategies against one attack; return the accuracy of each strategy as text."""
     rules = ATTACKS[name]
     fleet = [] if rules is None else [f"fleet.attackers.{key}={value}" for key, value in rules.items()]
     fleet += [] if rules is None else [f"fleet.attackers.share={SHARE}"]

@@ -1,5 +1,5 @@
-/* Runs kernels on cases read from stdin and writes what they gave to stdout: cross_check.py builds it for
- * another processor. A case: kind, dtype, n, count (int64 each), then its arrays, whole and one after the other. */
+/* Reads test cases from stdin, runs the kernels on them, and writes the results to stdout. cross_check.py builds this
+ * program for another type of processor. A case consists of kind, dtype, n and count (each int64) and of its arrays. */
 #include "edgefl_kernels.h"
 
 #include <stdio.h>
@@ -26,7 +26,7 @@ int main(void)
         const int dtype = (int)head[1];
         const int64_t n = head[2], count = head[3], size = size_of[dtype];
         const int64_t scales = dtype == EF_I8 ? (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK * 4 : 0;
-        if (head[0] == 0) { /* base, weights, updates each with its scales -> out, norms, checksums */
+        if (head[0] == 0) { /* base, weights, updates (each followed by its scales) -> out, norms, checksums */
             float *base = take(n * 4), *weights = take(count * 4), *out = malloc((size_t)n * 4 + 1);
             double *norms = malloc((size_t)count * 8 + 1);
             uint64_t *sums = malloc((size_t)count * 8 + 1);
@@ -39,7 +39,7 @@ int main(void)
             give(out, n * 4), give(norms, count * 8), give(sums, count * 8);
             for (int64_t k = 0; k < count; k++) free((void *)u[k].data), free((void *)u[k].scales);
             free(base), free(weights), free(out), free(norms), free(sums), free(u);
-        } else if (head[0] == 2) { /* trained, base -> out, with and without stream stores; whether their sums are its */
+        } else if (head[0] == 2) { /* trained, base -> out and 1 if its checksum is right, for each kind of store */
             float *trained = take(n * 4), *base = take(n * 4), *out = aligned_alloc(64, (size_t)(n * 4 + 127) / 64 * 64);
             if (!out) return 1;
             for (int around = 0; around < 2; around++) {

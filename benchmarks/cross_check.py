@@ -1,10 +1,11 @@
-"""Run the kernels built for another processor in an emulator, and compare their bits with the reference's.
+"""Run kernels for another type of processor in an emulator, and compare the bits with those of the reference.
 
     python benchmarks/cross_check.py --cc aarch64-linux-gnu-gcc --run "qemu-aarch64"
 
-Needs the cross compiler and the emulator (Debian: gcc-aarch64-linux-gnu, qemu-user). The cases are sums with
-norms and checksums, quantisation to all types, and updates with their checksums. Their inputs include vector
-tails, denormals, infinities and NaNs; the payload bits of NaNs are not compared. Exit code 1 on a difference.
+This needs the cross compiler and the emulator (on Debian: gcc-aarch64-linux-gnu, qemu-user). The test cases
+are sums with norms and checksums, quantisation to all types, and updates with their checksums. The inputs
+include lengths that are not a multiple of a SIMD vector's, denormals, infinities and NaNs. The payload bits
+of NaNs are not compared. The exit code is 1 if there is a difference.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def built(compiler: str, folder: Path) -> Path:
 
 
 def random_case(number: int, size: int) -> tuple[bytes, list[np.ndarray]]:
-    """Return a case as the program reads it, and the reference's results."""
+    """Return a test case in the format of the program's input, and the results of the reference."""
     rng = np.random.default_rng(number)
     kind, code, count = number % 3, number // 3 % 4, int(rng.integers(0, 9))
     blocks = -(-size // kernels.SCALE_BLOCK) if code == 3 else 0
@@ -60,7 +61,7 @@ def random_case(number: int, size: int) -> tuple[bytes, list[np.ndarray]]:
         out, scales = np.empty(size, DTYPES[code]), np.empty(blocks, np.float32)
         given = scales if code == 3 else None
         norm = kernels.quantize(out, x, scales=given, new_residual=left, backend="reference")
-        if code == 2:  # so that `same` recognises NaNs
+        if code == 2:  # convert bfloat16 to float32, so that `same` recognises NaNs
             out = (out.astype(np.uint32) << 16).view(np.float32)
         return head + x.tobytes(), [out, scales, left, np.array([norm])]
     base, weights = floats(size), rng.standard_normal(count).astype(np.float32)
@@ -92,7 +93,7 @@ def main() -> int:
     parser.add_argument("--run", default="qemu-aarch64", help="emulator of its programs")
     parser.add_argument("--rounds", type=int, default=48, help="cases per size")
     options = parser.parse_args()
-    warnings.simplefilter("ignore", RuntimeWarning)  # values overflow on purpose
+    warnings.simplefilter("ignore", RuntimeWarning)  # some values overflow on purpose
     cases = [random_case(number, size) for size in SIZES for number in range(options.rounds)]
     with tempfile.TemporaryDirectory() as folder:
         command = [*shlex.split(options.run), str(built(options.cc, Path(folder)))]

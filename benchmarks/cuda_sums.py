@@ -1,13 +1,13 @@
-"""Measure CUDA's sums and masks beside the rates at which this machine copies to and from its GPU.
+"""Compare the speed of sums and masks on the GPU with the rates at which this machine copies to and from it.
 
     python benchmarks/cuda_sums.py [--json FILE]
 
-Updates lie in host memory, so a call takes at least the time to copy its inputs to the GPU.
-`of copy` is that time, at the rate measured for page-locked memory in the same run, divided by the time of
-the call. `c` is the C back end on the same arrays with as many threads as it uses by default. `masked` rows
-are the sum modulo 2^32 - 5 of secure aggregation; `encode` masks an update and `decode` unmasks a sum.
-Every result is compared with the bits of C. Needs a torch built for CUDA. Times are medians of nine or more
-calls.
+Updates are in host memory, so a call takes at least the time to copy its inputs to the GPU. The column `of
+copy` is this copy time (at the rate that was measured for page-locked memory in the same run) divided by the
+time of the call. The column `c` is the time of the C back end on the same arrays, with its default number of
+threads. The rows `masked` are the sum modulo 2^32 - 5 of secure aggregation; `encode` masks an update, and
+`decode` unmasks a sum. The bits of every result are compared with those of the C back end. Times are medians
+of nine or more calls. The benchmark needs a torch that was built for CUDA.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "int8": 
 PAGE = 4096
 LARGE = 1 << 30
 CODED = (468_458, 25_000_000)
-"""Sizes of one update that is masked, or one sum that is unmasked."""
+"""Numbers of parameters of an update that is masked, and of a sum that is unmasked."""
 
 
 def paged(size: int, dtype: Any = np.float32) -> Any:
@@ -54,7 +54,10 @@ def median_s(call: Callable[[], object], least: int = 9) -> float:
 
 
 def copy_rates() -> dict[str, float]:
-    """Rates in GB/s of copies to the GPU, from it, and within its memory (bytes read plus bytes written)."""
+    """Return the rates in GB/s of copies to the GPU, from it, and within its memory.
+
+    Within its memory, bytes that are read and bytes that are written are both counted.
+    """
     there = torch.empty(LARGE, dtype=torch.uint8, device="cuda")
     other = torch.empty_like(there)
     pinned, pageable = torch.ones(LARGE, dtype=torch.uint8).pin_memory(), torch.ones(LARGE, dtype=torch.uint8)
@@ -78,7 +81,7 @@ def measured(parameters: int, updates: int, dtype: str, to_gpu: float) -> dict[s
     rng = np.random.default_rng([parameters, updates])
     base, outs = paged(parameters), {name: paged(parameters) for name in ("c", "cuda")}
     base[:] = rng.standard_normal(parameters, dtype=np.float32)
-    # One allocation for all updates, like the parameter buffer, so that one call page-locks it.
+    # Allocate all updates together, as in the parameter buffer, so that one call page-locks them.
     stride = -(-parameters // PAGE) * PAGE
     space = paged(updates * stride, DTYPES[dtype])
     stacked = space.reshape(updates, stride)[:, :parameters]
@@ -120,7 +123,7 @@ def measured_masks(parameters: int, updates: int, kind: str, to_gpu: float) -> d
 
 
 def timed(call: Callable[[str], object], arrays: Sequence[Any], least_s: float) -> dict[str, float]:
-    """Time `call(BACK END)` with C, with CUDA, and with CUDA and page-locked arrays."""
+    """Time ``call`` with the C back end, with CUDA, and with CUDA and page-locked arrays."""
     row = {"c_s": median_s(lambda: call("c")), "cuda_pageable_s": median_s(lambda: call("cuda"))}
     with ExitStack() as locked:
         for array in arrays:

@@ -1,12 +1,11 @@
 """Run every strategy on one experiment, experiments/strategies.toml, for the same emulated time.
 
-Each runs with its defaults, except for its fields in `SETTINGS`. Nothing is tuned, so the table shows what
-the algorithms do on this fleet, and does not rank them. docs/strategies.md contains it.
-
     python benchmarks/every_strategy.py [NAME …] [--seeds 3] [--out runs/strategies]
 
-makes a sweep of them in ``--out`` (`edgefl.sweep`) and prints the table. Runs that the folder already has are
-not repeated.
+Each strategy runs with its default settings, except for its fields in `SETTINGS`. Nothing is tuned, so the
+table shows how the algorithms behave on this fleet, but does not rank them. docs/strategies.md contains the
+table. The runs are a sweep in the folder ``--out`` (`edgefl.sweep`). Runs that the folder already contains
+are not repeated.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "scaffold": {},
     "trimmed-mean": {},
 }
-"""Fields of each strategy that differ from its defaults: an interval between polls near the time of a trip,
-server steps of a size that suits an adaptive optimiser or a sum, and a concurrency below the fleet's size, so
-that Pisces can choose clients."""
+"""Fields of each strategy that differ from its defaults. The interval between polls is near the time of a
+trip, the size of server steps suits an adaptive optimiser or a sum, and the concurrency is below the fleet's
+size, so that Pisces can choose clients."""
 
 
 def seconds(runs: Sequence[Run]) -> str:
-    """Format the emulated seconds until the smoothed accuracy reached `TARGET`, over all seeds."""
+    """Format the emulated seconds until the smoothed accuracy reached `TARGET`, estimated over all seeds."""
     found = estimate([RaceTarget(TARGET, "given").reached(run.record, "at_s") for run in runs])
     return "–" if math.isnan(found.mean) else f"{found.mean:.1f}"
 

@@ -3,7 +3,7 @@
     python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall]
     python benchmarks/faults.py bit-flips [--flips 20000] [--commands 50]
 
-Exit code 1 if the outcome of any fault is not an allowed one.
+The exit code is 1 if the outcome of any fault is not one of the allowed outcomes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the tests' parts
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to import modules of tests/
 
 from edgefl import Checkpoint, Experiment, Server, Stop, seeds
 from tests.fault import bit_flips as flipped
@@ -33,7 +33,10 @@ def small_run(clock: str, versions: int) -> Experiment:
 
 
 def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
-    """Judge several states after each file change of a recorded run; resume some with the command."""
+    """Check several states of the disk after each file change of a recorded run.
+
+    Some of the states are resumed with the command ``edgefl resume``.
+    """
     wanted = small_run(asked.clock, 60)
     changes = power_cut.record(wanted, place / "files", shim.build(place))
     judge = power_cut.Judge(wanted, changes, place / "judge")
@@ -50,7 +53,7 @@ def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
 
 
 def bit_flips(asked: argparse.Namespace, place: Path) -> Counter[str]:
-    """Flip bits in a finished and in a killed run, one at a time, and read the run after each flip."""
+    """Flip single bits in the files of a finished run and of a killed run; read the run after each flip."""
     changes = power_cut.record(small_run("virtual", 60), place / "files", shim.build(place))
     disk.write(flipped.killed(changes), place / "killed")
     said: Counter[str] = Counter()

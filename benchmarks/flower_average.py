@@ -1,11 +1,11 @@
-"""Measure how much faster Flower's FedAvg is with our kernels: the average alone, and `aggregate_train`.
+"""Measure how much faster Flower's FedAvg is with edgefl's kernels: the average alone, and `aggregate_train`.
 
     python benchmarks/flower_average.py [--replies 32] [--parameters 1000000] [--turns 15]
 
-Needs edgefl[flower]. The replies are whole messages, as a server has them. Both averages alternate with the
-limits of any average that reads every reply once: a loop that only reads the replies' bytes, with one thread
-and with all, and the creation of the result's bytes. The rest of `aggregate_train` is Flower's: it checks the
-replies and averages their metrics.
+This needs edgefl[flower]. The replies are whole messages, as a server receives them. The two averages
+alternate with operations that are a lower limit for the time of any average: a loop that only reads the bytes
+of the replies, with one thread and with all threads, and the creation of the bytes of the result. The
+remaining code of `aggregate_train` is Flower's: it checks the replies and averages their metrics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgefl.flower import fast
 
 
 def sizes(parameters: int, layers: int) -> list[int]:
-    """Return layer sizes like a network's: after each weight a bias of a hundredth of its size."""
+    """Return sizes of layers similar to a network's: each weight is followed by a bias of 1% of its size."""
     share = [1.0 if i % 2 == 0 else 0.01 for i in range(layers)]
     found = [int(parameters * each / sum(share)) for each in share]
     return [parameters - sum(found[1:]), *found[1:]]
@@ -69,8 +69,11 @@ def compare(layers: list[int], given: argparse.Namespace) -> None:
 
 
 def turn(calls: list[Callable[[], object]], number: int) -> list[float]:
-    """Return the seconds of each call. Flower's runs first; the others take turns at running right after it,
-    because that call finds the caches as Flower's left them."""
+    """Return the time of each call in seconds.
+
+    Flower's call runs first. The other calls take turns in being the next one, because the caches then still
+    contain data of Flower's call.
+    """
     rest = len(calls) - 1
     order = [0, *(1 + (number + k) % rest for k in range(rest))]
     took = {place: seconds(calls[place]) for place in order}
@@ -78,8 +81,8 @@ def turn(calls: list[Callable[[], object]], number: int) -> list[float]:
 
 
 def limits(records: list[RecordDict]) -> list[Callable[[], object]]:
-    """Return functions that read the bytes of all replies with one thread and with all, and a function that
-    creates the bytes of the result."""
+    """Return two functions that read the bytes of all replies, with one thread and with all threads, and a
+    function that creates the bytes of the result."""
     from edgefl.lab import _probe
 
     pages = [record["arrays"] for record in records]
@@ -87,7 +90,7 @@ def limits(records: list[RecordDict]) -> list[Callable[[], object]]:
 
     def read(threads: int) -> None:
         for files in layers:
-            for start in range(0, len(files), 64):  # maximum per call
+            for start in range(0, len(files), 64):  # `read` accepts at most 64 buffers per call
                 _probe.read(files[start : start + 64], threads)
 
     def result() -> list[bytes]:

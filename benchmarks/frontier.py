@@ -1,9 +1,9 @@
-"""Prints the tables of docs/findings.md on weights under a bounded step.
+"""Prints two tables of docs/findings.md: the weights of slow clients if the server's step is bounded.
 
     python -m benchmarks.frontier
 
-They show by how much, in per cent, slow clients' weight falls short of 1/n, and the effect of waiting for the
-step.
+The first table shows by how many per cent the weight of slow clients is below the fair share 1/n. The second
+table shows how this weight changes if clients wait for the step before they start again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(versions: int = 4_000, seeds: Sequence[int] = (1, 2, 3)) -> None:
 
 
 def waiting(restart: str, form: str, versions: int, seeds: Sequence[int]) -> str:
-    """Return a row with the weights of the running form without a cap, under a restart rule."""
+    """Return a row with the weights of FedStaleWeight's running form without a cap, under a restart rule."""
     fields: dict[str, Any] = {"buffer_size": 5, "restart": restart, "form": form}
     strategy = FedStaleWeight(**fields, normalize="running", max_step=1e9)
     runs = [simulate(strategy, versions, seed).applied() for seed in seeds]

@@ -1,11 +1,12 @@
-"""Compare random cases on every CPU back end, instruction set and thread count with the reference's bits.
+"""Run random test cases on every back end, instruction set and number of threads; compare all bits.
 
     python benchmarks/fuzz_kernels.py --cases 1000000 --seconds 3600 --seed 0
 
-A case is one call of one kernel on random sizes, types, values (denormals, infinities and NaNs among
-them) and addresses (any byte). It counts once, on however many back ends it ran. The first difference ends
-the run with its case number; ``--only N`` repeats that case. Exit code 1 on a difference, 0 otherwise.
-``--start`` splits a long run into slices.
+A case is one call of one kernel with random sizes, types, addresses (any byte) and values, which include
+denormals, infinities and NaNs. Its results are compared with those of the reference back end. A case is
+counted once, regardless of the number of back ends. At the first difference, the run prints the number of the
+case and ends with exit code 1; ``--only N`` repeats case N. ``--start`` is the number of the first case, so
+that a long run can be divided.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from edgefl.strategies import ServerOptimizer
 TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
 EDGES = (0, 1, 7, 8, 9, 15, 16, 17, BLOCK - 1, BLOCK, BLOCK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 3)
 LARGE = 5 * 65536 + 5
-"""Size for several parts and threads, written past the caches; one case in 500, and half of all time."""
+"""Number of elements that are divided among several threads and written with non-temporal stores. One case in
+500 has about this size; these cases take half of the time."""
 OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
 _LARGEST, _HALVES = (
     (65504, 65520, 3.4028235e38, np.inf, np.nan),
@@ -45,7 +47,7 @@ def _size(rng: np.random.Generator) -> int:
 
 
 def _placed(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return a copy that starts at a random byte."""
+    """Return a copy of the array that starts at a random address."""
     raw = np.zeros(array.nbytes + 128, dtype=np.uint8)
     start = -raw.ctypes.data % 64 + _place(rng)
     view = raw[start : start + array.nbytes].view(array.dtype)
@@ -54,7 +56,8 @@ def _placed(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _place(rng: np.random.Generator) -> int:
-    """Draw the start of an array, bytes after a 64-byte boundary; only results at 0 may bypass the caches."""
+    """Draw the offset of an array from a multiple of 64 bytes. At least half of the offsets are 0, because
+    non-temporal stores are used only for aligned results."""
     return int(rng.integers(0, 64)) * int(rng.random() < 0.5)
 
 
@@ -62,7 +65,7 @@ def _floats(size: int, rng: np.random.Generator) -> np.ndarray:
     kind = rng.integers(0, 5)
     if kind == 0:
         return rng.standard_normal(size, dtype=np.float32)
-    if kind == 4:  # finite squares, of which some are denormal in float32
+    if kind == 4:  # the squares are finite, and some of them are denormal in float32
         powers = np.float32(10) ** rng.integers(-24, 19, size).astype(np.float32)
         return rng.standard_normal(size, dtype=np.float32) * powers
     if kind == 1:
@@ -213,14 +216,15 @@ def _field_case(rng: np.random.Generator) -> Any:
 
 
 def _words(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw numbers below p; some arrays consist of the smallest and largest ones."""
+    """Draw numbers below p. Some arrays consist only of the numbers near 0, p/2 and p."""
     edges = np.array([0, 1, PRIME // 2, PRIME // 2 + 1, PRIME - 1], np.uint32)
     made = rng.choice(edges, size) if rng.random() < 0.2 else rng.integers(0, PRIME, size, dtype=np.uint32)
     return _placed(made, rng)
 
 
 def _same(a: np.ndarray, b: np.ndarray, backend: str) -> bool:
-    """Return True if the bits are equal; any NaN equals any other. CUDA adds norms in another order."""
+    """Return True if the bits are equal. All NaNs are regarded as equal. Norms computed with CUDA may differ
+    by 1e-12 (relative), because CUDA adds them in another order."""
     if a.dtype.kind == "f":
         nan = np.isnan(a)
         if not np.array_equal(nan, np.isnan(b)):
@@ -273,7 +277,7 @@ def main() -> int:
     parser.add_argument("--only", type=int)
     parser.add_argument("--backends", nargs="+", default=["c", "numba"])
     options = parser.parse_args()
-    warnings.simplefilter("ignore", RuntimeWarning)  # values overflow on purpose
+    warnings.simplefilter("ignore", RuntimeWarning)  # some values overflow on purpose
     ways, started, number = _ways(options.backends), time.monotonic(), options.start
     if options.only is not None:
         number, options.cases = options.only, 1

@@ -1,18 +1,16 @@
-"""Measure how often `pytest --edgefl-against` finds planted regressions, and how often it gives false alarms.
+"""Measure how often `pytest --edgefl-against` detects planted regressions or gives false alarms.
 
-A temporary repository has two commits. Of three functions (a training step in torch, arrays in numpy, pure
-Python), the second commit has an unchanged copy and one that does 5% more work: 21 units instead of 20.
-Each round compares all six, by new processes for each kind, beside busy loops that keep cores busy:
-
-    found     REGRESSION, of a function that does 5% more
-    false     REGRESSION, of an unchanged function
-    unjudged  COULD NOT BE JUDGED
+A temporary repository has two commits. There are three kinds of functions: a training step in torch,
+operations on numpy arrays, and pure Python. For each kind, the second commit contains an unchanged function
+and a function that does 5% more work (21 units instead of 20). Each round compares all six functions, with
+new processes for each kind, while busy loops occupy some cores. The table counts the outcomes. REGRESSION is
+right for a function that does more work, and a false alarm for an unchanged function.
 
     python benchmarks/gate_against.py [--rounds N] [--busy N] [--only CHANGE] [--kinds KIND…] [--rows FILE]
-    python benchmarks/gate_against.py --sum FILE…        the table of the rounds in files
+    python benchmarks/gate_against.py --sum FILE…        print the table of the rounds in files
 
-Each comparison is a line of FILE as soon as it is made. A run that is stopped is continued by the same
-command: FILE then has the rows of all runs, and the table counts all of them.
+Each comparison is appended to FILE as one line. If a run is stopped, the same command continues it: the table
+then counts the rows of all runs in FILE.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ VERSION = {version}
 
 
 def repository(folder: Path) -> Path:
-    """Make the repository, and return it."""
+    """Create the repository with both commits, and return its folder."""
     top = folder / "project"
     top.mkdir()
     git = ("git", "-C", str(top), "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost")
@@ -116,7 +114,7 @@ def repository(folder: Path) -> Path:
 
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """Keep so many processes computing."""
+    """Run ``loops`` processes that compute all the time in this context."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
     try:
@@ -128,7 +126,7 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def one_round(top: Path, kind: str, changes: Sequence[str], rows: Path, note: dict[str, Any]) -> None:
-    """Compare the functions of a kind once, and append a row for each."""
+    """Compare the functions of one kind once, and append a row for each function to the file ``rows``."""
     file = str(top / f"{kind}_steps.py")
     against = AgainstBase(find_base("HEAD~1", top))
     try:
@@ -152,7 +150,7 @@ def one_round(top: Path, kind: str, changes: Sequence[str], rows: Path, note: di
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the counts in Markdown."""
+    """Return a Markdown table with the number of outcomes for each function and load."""
     lines = [
         "| busy loops | function | change | runs | REGRESSION | OK | could not be judged | "
         "measured growth, 5% to 95% | wall, median |",

@@ -1,15 +1,15 @@
-"""Measure the counted tier of device tests: false alarms under many conditions, and planted work of 1%.
+"""Measure false alarms and detected regressions of device tests that count work.
 
-Three functions are counted, as `pytest --edgefl-compare` does, by a real measuring process under each
-combination of
+The work of three functions is counted as in `pytest --edgefl-compare`, by a real measuring process, with
+random hash seeds and under each combination of
 
     load        0, 1 or 3 other processes that compute all the time on the same cores
     cores       1 or 2 cores for all of these processes
     capability  ATEN_CPU_CAPABILITY: default or avx2
 
-and random hash seeds. Each count is the baseline of all other counts of its function, under all conditions:
-any growth is a false alarm, and anything that could not be judged is counted, too. Then 1% more work of one
-kind is planted, and compared with a baseline of another condition:
+Each count serves as a baseline for all other counts of the same function, under all conditions. Any growth
+is then a false alarm. Comparisons that could not be judged are counted, too. After that, 1% more work of one
+kind is planted, and compared with a baseline that was saved under another condition:
 
     torch       a batch of 101 examples instead of 100
     python      101 turns of a loop in Python instead of 100
@@ -18,8 +18,8 @@ kind is planted, and compared with a baseline of another condition:
 
     python benchmarks/gate_counts.py [--runs 8] [--planted 100] [--save FILE] [--against FILE]
 
-``--save`` writes the first baselines to a file, and ``--against`` also compares all counts with those of such
-a file, which another version of Python may have written.
+``--save`` writes the baselines of the first condition to a file. ``--against`` also compares all counts with
+the baselines in such a file, which another version of Python may have written.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ PLANTED = {
     "memory": ("upload", {"kib": 101}, {"tensor_kept_bytes"}),
     "sent": ("upload", {"kb": 101}, {"sent_bytes"}),
 }
-"""By kind of work: the function, what changes in its arguments, and the figures that must be named."""
+"""Maps each kind of work to the function, its changed arguments, and the metrics that must have grown."""
 
 
 # ---- conditions ----------------------------------------------------------------------------------
 
 
 class Condition(NamedTuple):
-    """A state of the host, and settings of the measuring process."""
+    """The load of the host, and settings of the measuring process."""
 
     load: int
     cores: int
@@ -133,13 +133,13 @@ class Condition(NamedTuple):
 
 
 def conditions() -> list[Condition]:
-    """Return all combinations that this host allows."""
+    """Return all combinations of load, cores and capability that are possible on this host."""
     cores = sorted({1, min(2, usable_cores())})
     return [Condition(*one) for one in itertools.product((0, 1, 3), cores, ("default", "avx2"))]
 
 
 def counted(process: MeasuringProcess, name: str, **changed: int) -> CountedRun:
-    """Count one of the functions."""
+    """Count the work of one of the functions, with the arguments in ``changed``."""
     function, setup, kwargs = FUNCTIONS[name]
     request = PrepareRequest(
         function=locate(function), setup=None if setup is None else locate(setup), args=[],
@@ -149,20 +149,20 @@ def counted(process: MeasuringProcess, name: str, **changed: int) -> CountedRun:
 
 
 class Counted(NamedTuple):
-    """All counts under one condition: of the unchanged functions, and of those with planted work."""
+    """All counts under one condition, for the unchanged functions (``runs``) and those with planted work."""
 
     condition: Condition
     runs: dict[str, list[CountedRun]]
     planted: list[tuple[str, CountedRun]]
 
     def entries(self) -> dict[str, list[CountedEntry]]:
-        """Return each count as a baseline, by function."""
+        """Return each count as a baseline, keyed by function."""
         here = baseline.versions()
         return {name: [entry_of("test", name, run, here) for run in runs] for name, runs in self.runs.items()}
 
 
 def count_all(condition: Condition, runs: int, planted: Sequence[str]) -> Counted:
-    """Count everything under one condition."""
+    """Count the work of all functions under one condition, without planted work and with it."""
     with condition.process() as process:
         plain = {name: [counted(process, name) for _ in range(runs)] for name in FUNCTIONS}
         more = [(kind, counted(process, PLANTED[kind][0], **PLANTED[kind][1])) for kind in planted]
@@ -173,7 +173,7 @@ def count_all(condition: Condition, runs: int, planted: Sequence[str]) -> Counte
 
 
 def false_alarms(found: Sequence[Counted], entries: dict[str, list[CountedEntry]]) -> Counter[str]:
-    """Compare every count with every baseline of its function; print what is not as it was."""
+    """Compare every count with every baseline of its function; print differences, and return the outcomes."""
     outcomes: Counter[str] = Counter()
     for one in found:
         for name, runs in one.runs.items():
@@ -187,7 +187,7 @@ def false_alarms(found: Sequence[Counted], entries: dict[str, list[CountedEntry]
 
 
 def detected(found: Sequence[Counted]) -> dict[str, Counter[str]]:
-    """Compare planted work with the baseline of the next condition."""
+    """Compare planted work with the baseline of the next condition; count how often it is detected."""
     outcomes: dict[str, Counter[str]] = {kind: Counter() for kind in PLANTED}
     for one, other in zip(found, [*found[1:], found[0]], strict=True):
         for kind, run in one.planted:

@@ -1,15 +1,17 @@
-"""Plant seven regressions in a repository, and print which tier of the gate catches each, and its line.
+"""Plant seven regressions in a repository, and print which kind of device test (tier) detects each of them.
 
     python benchmarks/gate_planted.py [--only NAME]
 
-Each is a function of its own, whose test is `edge_device.run(steps.NAME)`. Three gates judge the change:
+Each regression is a change of one function, whose test is `edge_device.run(steps.NAME)`. There are three
+tiers:
 
-    counted   `pytest --edgefl-compare` with the baseline that the commit before saved on this host
-    elsewhere the same, on another host's fingerprint: ATen without AVX, OpenBLAS for another processor
+    counted   `pytest --edgefl-compare` with a baseline that was saved for the previous commit on this host
+    elsewhere the same with the settings of another host: ATen without AVX, OpenBLAS for another processor
     against   `pytest --edgefl-against=HEAD~1`, which needs no baseline
 
-Prints a row for each plant: the tiers that caught it (REGRESSION), the one that has to (*), and its line. A
-function that is not changed is judged too, and has to be OK everywhere. Needs a C compiler and valgrind.
+For each regression, the table shows the tiers that detected it (REGRESSION), the tier that must detect it
+(*), and the message. An unchanged function is also tested, and must be OK in all tiers. The benchmark needs a
+C compiler and Valgrind.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ long total(const unsigned char *bytes, long count) {
 
 
 class Plant(NamedTuple):
-    """A function before and after the change, and the tier that has to catch it."""
+    """The body of a function before and after the change, and the tier that must detect the change."""
 
     name: str
     before: str
@@ -103,7 +105,7 @@ PLANTS = (
     Plant(
         "c_loop",
         "return library().total(bytes(400_000), ctypes.c_long(400_000))",
-        "",  # what is changed is the C source
+        "",  # the change is in the C source
         "counted",
         ', counted="native"',
     ),
@@ -123,7 +125,7 @@ TIERS = {
 
 
 def write(top: Path, plants: list[Plant], *, planted: bool) -> None:
-    """Write the repository's files as they are before or after the change."""
+    """Write the files of the repository, after the change if ``planted`` is True, otherwise before it."""
     functions, tests = [COMMON], ["import pytest\nimport steps\n"]
     for one in plants:
         body = one.after if planted and one.after else one.before
@@ -146,7 +148,7 @@ def commit(top: Path, message: str) -> None:
 
 
 def judged(top: Path, options: list[str], changed: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """Run the device tests; return each function's outcome and why."""
+    """Run the device tests; return the outcome for each function and its reason."""
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--edgefl-json=out.json", *options,
     ]  # fmt: skip

@@ -1,10 +1,10 @@
-"""Compare the speed of the numba back end's sums with that of the C back end, which calculates the same bits.
+"""Compare the speed of weighted sums in the numba back end and in the C back end, which give the same bits.
 
     python benchmarks/numba_ratio.py [--turns 41]
 
-Prints the time of `c` divided by that of numba (below 1: `c` is faster), the median over turns. In each turn
-both sum the same updates for about 20 ms, and the one that starts alternates. `edgefl bench aggregate`
-measures both beside other contenders, whose threads disturb them.
+Prints the ratio of the time in C to the time in numba (below 1: C is faster) as the median over turns. In
+each turn, both back ends sum the same updates for about 20 ms, and they alternate in which one starts.
+`edgefl bench aggregate` also measures both, but beside other libraries, whose threads disturb them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TURN_S = 0.02
 
 
 def seconds(parameters: int, updates: int, dtype: str, turns: int) -> list[tuple[float, ...]]:
-    """Return the seconds of a sum by `c` and by numba, in each turn."""
+    """Return, for each turn, the time of a sum in seconds in the C back end and in the numba back end."""
     arrays = arrays_of(parameters, updates, dtype, kernels.threads())
     calls = {name: call for name, call in contenders(arrays) if name in BACKENDS}
     count = max(1, round(TURN_S / min(timeit.repeat(calls[BACKENDS[0]], number=1, repeat=3))))

@@ -1,12 +1,14 @@
-"""Compare FedStaleWeight with FedBuff on phones: experiments/phones.toml, on plausible fleets and over seeds.
+"""Compare FedStaleWeight with FedBuff on phones (experiments/phones.toml), over plausible fleets and seeds.
 
     python -m benchmarks.phones [--world mixed] [--fleets 20] [--seeds 5] [--out runs/phones]
 
-In the world ``mixed``, each phone's classes are drawn (Dirichlet, α = 0.3), whatever its speed. In
-``slow-hold``, only the slowest third of the phones holds classes 0 to 2. Both strategies first get the step
-sizes of `GRID` that have the best mean accuracy over a run, on two other seeds. The table of docs/findings.md
-has, for each world, emulated time and energy until the target: of how many plausible fleets FedStaleWeight is
-ahead, and the ratio over seeds. Runs that the folder already has are not repeated.
+The speeds of a plausible fleet are drawn from the intervals in the device profiles. There are two
+distributions of the data (worlds). In ``mixed``, the classes of each phone are drawn (Dirichlet, α = 0.3),
+regardless of its speed. In ``slow-hold``, only the slowest third of the phones holds classes 0 to 2. The step
+sizes of each strategy are tuned first: the values of `GRID` with the best mean accuracy over a run, with two
+other seeds. The table in docs/findings.md compares the emulated time and the energy until the target in each
+world: in how many plausible fleets FedStaleWeight is ahead, and the ratio over seeds. Runs that the folder
+already contains are not repeated.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ TUNING_SEEDS = (101, 102)
 SLOW_SHARE = 1 / 3
 SLOW_CLASSES = 3
 Steps = tuple[float, ...]
-"""Values of `GRID`, in its order."""
+"""One value for each key of `GRID`, in the order of the keys."""
 TARGETS = {"mixed": (0.65, 0.7), "slow-hold": (0.6, 0.65)}
 
 
@@ -54,7 +56,7 @@ def slow_hold(
 ) -> list[NDArray[np.int64]]:
     """Split the classes below `SLOW_CLASSES` evenly among the slowest phones, and the others among the rest.
 
-    ``profiles`` has the profile of each client; the slowest are those of the lowest training rate.
+    ``profiles`` lists the profile of each client. The slowest phones have the lowest training rates.
     """
     rates = []
     for profile in profiles:
@@ -76,7 +78,7 @@ WORLDS: dict[str, Callable[..., Any] | None] = {"mixed": None, "slow-hold": slow
 
 @cache
 def typical(network: str) -> PowerDraw:
-    """Return the median power, on a network, of the bundled devices whose profile states it."""
+    """Return the median power on a network, over the bundled devices whose profiles state their power."""
     stated = []
     for name in bundled_names("devices"):
         with suppress(ProfileError):
@@ -88,9 +90,10 @@ def typical(network: str) -> PowerDraw:
 
 
 def joules(record: Record, until_s: float) -> float:
-    """Return the energy of all trips that arrived until ``until_s``; NaN if that is NaN.
+    """Return the energy in joules of all trips that arrived by ``until_s``; NaN if ``until_s`` is NaN.
 
-    A phone whose profile states no power, as most of phones-2020, gets the `typical` one.
+    A phone whose profile states no power, such as most phones of phones-2020, is assumed to have the
+    `typical` power.
     """
     if math.isnan(until_s):
         return math.nan
@@ -102,7 +105,7 @@ def mean_accuracy(record: Record) -> float:
 
 
 def tuned(experiment: Experiment, world: str, strategy: str, out: Path) -> Steps:
-    """Return the values of `GRID` with the best mean accuracy over a run and over `TUNING_SEEDS`."""
+    """Return the values of `GRID` with the best accuracy, averaged over a run and over `TUNING_SEEDS`."""
     found = edgefl.sweep(
         experiment,
         out / f"{world}-{strategy}-tuning",
@@ -123,7 +126,7 @@ def tuned(experiment: Experiment, world: str, strategy: str, out: Path) -> Steps
 def raced(
     experiment: Experiment, world: str, strategy: str, steps: Steps, out: Path, **how: Any
 ) -> list[Record]:
-    """Run one strategy for each seed or fleet; return the runs' records."""
+    """Run one strategy with each seed or fleet; return the records of the runs."""
     grid: dict[str, list[Any]] = {
         "strategy.name": [strategy],
         **{key: [value] for key, value in zip(GRID, steps, strict=True)},
@@ -135,7 +138,10 @@ def raced(
 
 
 def compared(world: str, target: float, runs: dict[str, list[Record]]) -> Iterator[str]:
-    """Yield a row for time and one for energy: means, how often FedStaleWeight is ahead, and the ratio."""
+    """Yield one table row for the time and one for the energy until the target accuracy.
+
+    A row has the mean for each strategy, how often FedStaleWeight is ahead, and the ratio of the strategies.
+    """
     goal = RaceTarget(target, "given")
     for cost in ("time", "energy"):
         costs, ends = dict[str, list[float]](), dict[str, list[float]]()

@@ -1,12 +1,13 @@
-"""Measure how well `edgefl exec` limits programs: ten phones at once, timed by the programs' own clocks.
+"""Measure how accurately `edgefl exec` limits programs on ten phones at once, with the programs' own clocks.
 
     python benchmarks/programs.py [--quick] [--phones 10] [--share 0.08] [--throttle sigstop|cgroup]
 
-For a busy loop and ``sha256sum`` of 100 MB, CPU time ÷ wall time, by the clocks of their parent process, is
-compared with the share. For ``curl`` of 10 MB (1 MB with --quick) from a server on this machine, over lte and
-3g-slow, its own time is compared with the network profile's time of a handshake, the request and the
-response. Prints medians of the absolute errors, the range of the errors (below 0: less CPU, or less time),
-and edgefl's own figures.
+For a busy loop and for ``sha256sum`` of 100 MB, the ratio of CPU time to wall time, as measured by the parent
+process, is compared with the phone's share of a core. ``curl`` downloads 10 MB (1 MB with --quick) from a
+server on this machine, over the networks lte and 3g-slow. The time that it reports is compared with the time
+that a handshake, the request and the response take according to the network profile. The benchmark prints
+medians of the absolute errors, the range of the errors (below 0: less CPU time, or less time), and the errors
+that edgefl itself measured.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class QuietServer(ThreadingHTTPServer):
 
 
 def printed(phones: list[programs.Phone], throttle: str) -> tuple[list[list[float]], programs.ProgramsResult]:
-    """Run the phones; return the numbers that each phone printed, and edgefl's own figures."""
+    """Run the phones; return the numbers that each phone printed, and edgefl's own result."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         options = programs.ProgramOptions(time_scale=1.0, throttle=throttle, out=out, print_lines=False)

@@ -1,16 +1,16 @@
-"""Run well-known programs under `edgefl exec` and compare them with what real boards were measured to reach.
+"""Run well-known programs under `edgefl exec`, and compare their speed with published results of real boards.
 
     python benchmarks/published_programs.py [--device pi-4]… [--only TEXT] [--awake]
 
-7-zip (``7zz``), OpenSSL, sysbench and two Python programs run as phones, each at the time scale that edgefl
-chooses for its threads; rates are multiplied by it, and times divided. Prints each figure beside the
-published one, and the factor between them (above 1: faster than the board). A program that is not installed
-is left out, and said. Run it on a quiet host: it takes some minutes.
+7-zip (``7zz``), OpenSSL, sysbench and two Python programs run as phones, at the time scale that edgefl
+chooses for their number of threads. Rates are multiplied by the time scale, and times are divided by it. For
+each program, the benchmark prints the result, the published result, and their ratio (above 1: faster than the
+board). It reports programs that are not installed. Run it on a quiet host; it takes some minutes.
 
-Published: 7-zip and AES of ThomasKaiser/sbc-bench's 64-bit results (Pixel 4: a Snapdragon 7c's core of the
-same type, at 2552 MHz, scaled to 2840), sysbench of leoncode.co.uk, n-body of chaitanyamehta.github.io
-(158.3 s for 5 million steps at 1.5 GHz, scaled to 1.8), the loop of alexdedyura/cpu-benchmark (79.2 s for
-10,000 rounds).
+Sources of the published results: ThomasKaiser/sbc-bench (64-bit) for 7-zip and AES (for the Pixel 4, a core
+of the same type in a Snapdragon 7c, scaled from 2552 to 2840 MHz), leoncode.co.uk for sysbench,
+chaitanyamehta.github.io for n-body (158.3 s for 5 million steps, scaled from 1.5 to 1.8 GHz), and
+alexdedyura/cpu-benchmark for the loop (79.2 s for 10,000 rounds).
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ print("took", time.perf_counter() - began_s)
 
 
 class Program(NamedTuple):
-    """A program, the figure that it prints, and that figure on real boards."""
+    """A program, the result (a rate or a time) that it prints, and this result on real boards."""
 
     name: str
     command: tuple[str, ...]
     printed: str
-    """Regular expression whose first group is the figure."""
+    """Regular expression for the program's output. Its first group is the result."""
     published: dict[str, tuple[float, float]]
-    """Lowest and highest figure by device."""
+    """Lowest and highest published result, keyed by device."""
     threads: int = 1
     is_rate: bool = True
-    """False: the figure is a time."""
+    """False if the result is a time."""
 
 
 SEVEN_ZIP = r"Tot:\s+\d+\s+\d+\s+(\d+)"
@@ -86,7 +86,7 @@ PROGRAMS = (
 
 
 def measured(program: Program, device: str, awake: bool) -> tuple[float, programs.ProgramsResult]:
-    """Return the program's figure in emulated time, and edgefl's own result."""
+    """Run a program as a phone; return the program's result in emulated time, and edgefl's result."""
     like = class_of(program.command)
     phone = programs.Phone(device=device, command=program.command, like=like, threads=program.threads)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,16 +1,17 @@
 """Measure the power of the regression tests: how often they detect planted regressions or raise false alarms.
 
-The step runs 10 batches of 32 through a perceptron of 784, 128 and 10 units: forward, backward and SGD. Runs
-are of three kinds. Each is compared with a baseline of the unchanged step as `pytest --edgefl-compare` does,
-by a real measuring process, which serves three runs and does not wait for the device:
+The measured function (the step) trains a perceptron with 784, 128 and 10 units on 10 batches of 32 examples
+with SGD. There are three kinds of runs. Each run is compared with a baseline of the unchanged step, as in
+`pytest --edgefl-compare`, by a real measuring process. A process serves three runs and does not wait for the
+device:
 
     unchanged           the step as it is; any alarm is false
     time +10%           11 batches instead of 10
     memory +20 MiB      a block of 20 MiB held during the step
 
-Only measured figures decide; the FLOP count is left out, because it always distinguishes 11 batches from 10.
-A run is an ALARM if the metric grew by the rule of `edgefl.regression.verdict`, INVALID if its figures are
-unreliable or not comparable, and OTHER if only a metric without a planted regression grew.
+Only measured metrics are judged. The number of FLOP is ignored, because it always distinguishes 11 batches
+from 10. A run is an ALARM if the metric grew according to `edgefl.regression.verdict`, INVALID if its metrics
+are unreliable or not comparable, and OTHER if only a metric without a planted regression grew.
 
     python benchmarks/regression_power.py [--runs 100] [--baselines 10] [--json FILE]
     python benchmarks/regression_power.py --load [--runs 20]      baselines under one load, runs under another
@@ -70,7 +71,7 @@ def training_step(parts: Any, batches: int = BATCHES, mib: int = 0) -> None:
 class Kind(NamedTuple):
     name: str
     metrics: tuple[str, ...]
-    """Metrics whose growth is an ALARM; the growth of any other is OTHER."""
+    """Metrics whose growth is an ALARM; the growth of any other metric is OTHER."""
     arguments: dict[str, int]
 
 
@@ -89,7 +90,7 @@ class Bench:
         self.before: baseline.BaselineEntry | None = None
 
     def save(self) -> None:
-        """Measure the unchanged step as the baseline. Raises `Invalid` if the figures are unreliable."""
+        """Measure the unchanged step as the baseline. Raises `Invalid` if the measurement is unreliable."""
         with _session(SessionOptions(save=True)) as session:
             device = self._device(session)
             entry = device.entry(device.run(training_step, setup=prepared))
@@ -98,7 +99,7 @@ class Bench:
         self.before = baseline.load(path)[entry.key]
 
     def runs(self, kinds: Sequence[Kind]) -> Iterator[dict[str, Any]]:
-        """Run each kind once, in one session with its own measuring process."""
+        """Run each kind once, all in one session with its own measuring process."""
         with _session(SessionOptions(compare=True)) as session:
             for kind in kinds:
                 yield self._run(session, kind)
@@ -131,7 +132,7 @@ class Bench:
 
 
 def circumstances(before: baseline.BaselineEntry, measured: Measurement) -> dict[str, float]:
-    """Return figures on the load of the host during a measurement."""
+    """Return metrics of the host's load during a measurement."""
     reference = measured.reference_cpu_s
     return {
         "repetitions": len(measured.repetitions),
@@ -162,7 +163,8 @@ def power(runs: int, baselines: int) -> Iterator[dict[str, Any]]:
 
 
 def portability(runs: int) -> Iterator[dict[str, Any]]:
-    """Compare baselines of an idle host with runs under load, and the reverse."""
+    """Compare runs under load with baselines of the idle host, and runs on the idle host with baselines under
+    load."""
     for saved, compared in (("idle", "loaded"), ("loaded", "idle")):
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder))
@@ -176,7 +178,7 @@ def portability(runs: int) -> Iterator[dict[str, Any]]:
 
 
 def _save(bench: Bench) -> None:
-    """Save a valid baseline, as a team would; under load this may take several attempts."""
+    """Save a valid baseline. Under load, this may take several attempts."""
     for _ in range(10):
         with contextlib.suppress(Invalid):
             bench.save()
@@ -186,7 +188,7 @@ def _save(bench: Bench) -> None:
 
 @contextlib.contextmanager
 def load(wanted: bool) -> Iterator[None]:
-    """Keep every core busy with an endless computation in this context, if ``wanted``."""
+    """If ``wanted`` is True, keep every core busy with an endless computation in this context."""
     command = [sys.executable, "-c", _COMPUTING]
     count = usable_cores() if wanted else 0
     others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
@@ -211,7 +213,7 @@ while os.getppid() == parent:  # stop when the parent ends, even if it is killed
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Format the number of outcomes for each kind."""
+    """Return a table with the number of each outcome for each kind of run."""
     lines = [f"{'':44}{'runs':>6}{'ALARM':>7}{'CLEAN':>7}{'INVALID':>9}{'OTHER':>7}{'s/run':>7}"]
     for name in dict.fromkeys(row["kind"] for row in rows):
         of = [row for row in rows if row["kind"] == name]

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer in a temporary folder and runs
-# the kernels' tests and a slice of the fuzzing driver on it. Nothing in the repository changes.
+# Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer in a temporary folder. Then runs
+# the tests of the kernels and some cases of fuzz_kernels.py with it. The repository is not changed.
 #
 #   benchmarks/sanitize.sh [PYTHON] [FUZZ_CASES]
 #
-# Needs gcc or clang with both sanitizers. Left out: numba (no C of ours), CUDA (nvcc does not run under them),
-# and the leak test (freed memory is kept back on purpose).
+# Needs gcc or clang with both sanitizers. Three kinds of tests are left out: numba (it has no C code), CUDA
+# (nvcc does not run under the sanitizers), and the leak test (AddressSanitizer keeps freed memory).
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${1:-$root/.venv/bin/python}
@@ -19,7 +19,8 @@ cp -R "$root/edgefl" "$root/kernels" "$root/profiles" "$root/tests" "$root/bench
 rm -f "$work"/edgefl/*/*.so
 cd "$work"
 
-# Threads that ask for the first kernel at once, with ThreadSanitizer: the choice of an instruction set, the pool.
+# Check with ThreadSanitizer that several threads may call the first kernel at the same time. This call
+# selects the instruction set and starts the thread pool.
 cat > first.c <<'END'
 #include "edgefl_kernels.h"
 #include <pthread.h>
@@ -42,7 +43,8 @@ TSAN_OPTIONS=halt_on_error=1 ./first
 flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 CFLAGS=$flags LDFLAGS=$flags EDGEFL_REQUIRE_C=1 "$python" setup.py -q build_ext --inplace
 
-# Python itself is not built for ASan, so its run-time library comes first; what Python never frees is not ours.
+# Python is not built with AddressSanitizer, so the run-time library must be loaded first. Leaks are not
+# reported, because Python never frees some of its memory.
 runtime=$($cc -print-file-name=libasan.so)
 export LD_PRELOAD="$runtime" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
 export PYTHONPATH="$work" PYTHONMALLOC=malloc OMP_NUM_THREADS=1

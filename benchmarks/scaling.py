@@ -1,9 +1,10 @@
-"""Measure the error of times that are scaled from one device to another, if both devices were measured.
+"""Measure the error of time models that are scaled from one device to another, for pairs of measured devices.
 
     python benchmarks/scaling.py
 
-Needs timm for the networks of the Raspberry Pis. Each line shows the device whose times were used, the device
-to which they were scaled, the median of predicted / measured, and the factor within which 90% of steps are.
+This needs timm for the networks that were measured on Raspberry Pis. Each line shows the device from which
+the times were scaled, the device to which they were scaled, the median ratio of predicted to measured time,
+and the factor within which the predictions for 90% of the steps are.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def compare(base: Device, device: Device, runtime: str, how: str) -> None:
 
 
 def blind(device: Device) -> Device:
-    """Return the device without its bandwidth."""
+    """Return a copy of the device without its memory bandwidth, so that only its GEMM rate is used."""
     return msgspec.structs.replace(device, memory=None)
 
 

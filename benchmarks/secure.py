@@ -1,7 +1,9 @@
-"""``python benchmarks/secure.py [PARAMETERS [UPDATES]]``: what secure aggregation costs on this host.
+"""Measure the cost of secure aggregation on this host.
 
-Per stage: seconds (the best of three), bytes of its inputs and outputs per second. The plain sum of the same
-updates is the comparison.
+    python benchmarks/secure.py [PARAMETERS [UPDATES]]
+
+For each stage, the benchmark prints the time in seconds (the best of several runs) and the number of bytes of
+inputs and outputs per second. It also measures the plain sum of the same updates for comparison.
 """
 
 from __future__ import annotations

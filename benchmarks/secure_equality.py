@@ -1,17 +1,19 @@
-"""``python benchmarks/secure_equality.py [--kind pairwise]``: sums under masks equal sums without.
+"""Check that sums of masked updates equal sums of the same updates without masks.
 
-For 10 and for 100 updates of 25,000,000 parameters, whose weights are those of staleness 0 to 20, the masks
-are made, shared among ten holders, summed, recovered and removed as in a run, with 0, 1 and 3 holders lost.
-With ``--kind pairwise`` the updates are those of a round's clients, of which 0, 10 and 30 % drop out before
-they upload. Each result is compared with three sums of the same updates:
+    python benchmarks/secure_equality.py [--kind pairwise]
 
-- of integers: Σ n·round(Δ/step) by numpy's int64 must be the same number in every element;
+There are 10 or 100 updates of 25,000,000 parameters, with weights for a staleness from 0 to 20. Their masks
+are created, shared among ten holders, summed, recovered and removed as in a run, while 0, 1 or 3 holders do
+not answer. With ``--kind pairwise``, the updates are from the clients of a round, and 0, 10 or 30 % of the
+clients drop out before they upload. Each result is compared with three sums of the same updates:
+
+- integers: Σ n·round(Δ/step), computed with numpy's int64, must be equal in every element;
 - exact: Σ n·Δ in float64 may differ by Σ n·step/2 and one rounding to float32;
-- plain: the kernel's Σ w·Δ in float32, also by the rounding of the weights and of its own additions.
+- plain: the kernel's Σ w·Δ in float32 may also differ by the rounding of the weights and of its additions.
 
-Sealed shares are kept in temporary files, 20 GB for 100 updates, so that memory stays below 8 GiB; with
-``--kind pairwise`` these are the masked updates, 10 GB, which memory holds while they are summed.
-Exit code 1 if a sum is wrong.
+Sealed shares are stored in temporary files (20 GB for 100 updates), so that memory use stays below 8 GiB.
+With ``--kind pairwise``, the files contain the masked updates (10 GB), which are in memory while they are
+summed. The exit code is 1 if a sum is wrong.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from edgefl.secure.pairwise import Participant, RoundRules, least_threshold, unm
 
 HOLDERS, RECOVER, PRIVATE = 10, 7, 2
 LOST = (0, 1, 3)
-"""Numbers of holders that do not answer: 0, 10 and 30 %. With pairwise masks: tenths of the clients."""
+"""Numbers of the ten holders that do not answer. With pairwise masks, tenths of the clients that drop out."""
 STALENESS, RESOLUTION, CLIP = 20, 256, 1.0
 DEVIATION = 0.1
-"""Standard deviation of the updates' elements: a tenth of the clip, so that none is limited."""
+"""Standard deviation of the elements of updates: a tenth of `CLIP`, so that no element is clipped."""
 GROUP = 10
 """Number of updates per call of a kernel."""
 
 
 class Sums(NamedTuple):
-    """Sums of the same updates."""
+    """Four sums of the same updates Δ."""
 
     masked: Words
     """Σ n·(round(Δ/step) + mask) modulo p."""
@@ -61,18 +63,18 @@ class Sums(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Differences between a sum under masks and the sums of `Sums`."""
+    """Differences between an unmasked sum and the sums in `Sums`."""
 
     unequal: int
-    """Number of elements that are not those of the integer sum."""
+    """Number of elements that differ from those of the integer sum."""
     exact: float
-    """Largest error, as a share of its bound."""
+    """Largest difference from the exact sum, as a share of its bound."""
     plain: float
     """Largest difference from the plain kernel's sum, as a share of its bound."""
 
 
 class Trial:
-    """K updates with their weights and keys; ``folder`` holds the sealed shares, a file per holder."""
+    """K updates with their weights and keys. ``folder`` contains the sealed shares, one file per holder."""
 
     def __init__(self, size: int, updates: int, folder: Path, seed: int = 0) -> None:
         self.size, self._folder, self._seed = size, folder, seed
@@ -92,7 +94,7 @@ class Trial:
         return np.float32(DEVIATION) * rng.standard_normal(self.size, np.float32)
 
     def sums(self) -> Sums:
-        """Mask all updates and sum them in groups."""
+        """Mask all updates, and sum them in groups of `GROUP` updates."""
         sums, count = self._zeros(), len(self.weights)
         for first in range(0, count, GROUP):
             group = range(first, min(first + GROUP, count))
@@ -116,7 +118,7 @@ class Trial:
         return Sums(masked, np.zeros(size, np.int64), np.zeros(size), plain)
 
     def _added(self, sums: Sums, k: int) -> Floats:
-        """Add an update to the sums without masks; return it."""
+        """Add update k to the sums without masks, and return the update."""
         update, step = self.update(k), np.float32(self.rules.fixed.step)
         sums.whole[:] += self.whole[k] * np.rint(update / step).astype(np.int64)
         sums.exact[:] += self.whole[k] * update.astype(np.float64)
@@ -131,7 +133,7 @@ class Trial:
                 file.write(share)
 
     def answers(self) -> Iterator[Answer]:
-        """The answers of all holders, one after another."""
+        """Yield the answer of each holder."""
         for number, key in self._held.items():
             with open(self._folder / str(number), "rb") as file:
                 pairs = enumerate(zip(self._names, self.whole, strict=True))
@@ -154,7 +156,7 @@ class Trial:
         bound = sum(counts) * fixed.step / 2
         rounding = np.abs(sums.exact) * 2.0**-23
         exact = np.max(np.abs(out - sums.exact) / (bound + rounding))
-        # Weights are rounded by up to unit/2; each of the plain sum's additions rounds once more.
+        # Weights are rounded by up to unit/2, and each addition of the plain sum is rounded, too.
         largest = sum(abs(n * self.unit - w) for n, w in zip(counts, weights, strict=True))
         element = CLIP * (largest + len(weights) * sum(weights) * 2.0**-23)
         plain = np.max(np.abs(self.unit * out.astype(np.float64) - sums.plain))
@@ -163,7 +165,7 @@ class Trial:
 
 
 class RoundTrial:
-    """A round of K clients with pairwise masks; ``folder`` holds the masked updates, a file per client."""
+    """A round of K clients with pairwise masks. ``folder`` contains a file for each masked update."""
 
     def __init__(self, size: int, updates: int, folder: Path) -> None:
         self.trial, self._folder = Trial(size, updates, folder), folder
@@ -178,11 +180,11 @@ class RoundTrial:
             one.masked(self.trial.update(k), self.trial.whole[k]).tofile(folder / str(one.client))
 
     def _participants(self) -> list[Participant]:
-        """The round's clients, each with its secret."""
+        """Create the clients of the round, each with its secret."""
         return [Participant(name, self._rules, secret) for name, secret in self._secrets.items()]
 
     def errors(self, lost: Collection[int]) -> Errors:
-        """Unmask the sum of all clients but the ``lost`` ones, and compare it."""
+        """Unmask the sum of all clients except the ``lost`` clients, and compare it."""
         arrived = frozenset(self._secrets.keys() - set(lost))
         revealed = []
         for one in self._participants():
@@ -212,7 +214,7 @@ def is_right(errors: Errors) -> bool:
 
 
 def of_holders(parameters: int, count: int, folder: Path) -> Iterator[tuple[str, Errors]]:
-    """Sum ``count`` updates under coded masks, for each number of lost holders."""
+    """Sum ``count`` updates with masks that holders share, for each number of lost holders."""
     trial = Trial(parameters, count, folder)
     sums, answers = trial.sums(), list(trial.answers())
     for lost in LOST:
@@ -224,7 +226,7 @@ def of_holders(parameters: int, count: int, folder: Path) -> Iterator[tuple[str,
 
 
 def of_rounds(parameters: int, count: int, folder: Path) -> Iterator[tuple[str, Errors]]:
-    """Sum ``count`` updates under pairwise masks, for each number of clients that drop out."""
+    """Sum ``count`` updates with pairwise masks, for each number of clients that drop out."""
     trial = RoundTrial(parameters, count, folder)
     for tenths in LOST:
         lost = np.random.default_rng([count, tenths]).choice(count, tenths * count // 10, replace=False) + 1

@@ -1,16 +1,21 @@
-"""Run an experiment for long under the wall clock, and check that its resources do not grow.
+"""Run an experiment for a long time under the wall clock, and check that its use of resources does not grow.
 
     python -m benchmarks.soak [experiments/soak.toml] [--set KEY=VALUE] [--minutes 60] [--samples soak.jsonl]
 
-Starts ``edgefl run`` with the experiment, samples all processes of the run at intervals, ends it as Ctrl-C
-does, and judges all but the first quarter of the time. Memory is flat if it grows by at most ``--most-mib``
-by its trend (the Theil-Sen estimate: the median of the slopes between all pairs of samples), and if the
-maximum of the last quarter is at most that much above that of the second. The memory of a process is its
-proportional share (PSS) without pages of files, which other programs share too. Descriptors, threads, files
-and shared memory are flat if the last quarter's minimum is at most the second's maximum: a leak stays, and a
-file that a process opens for an instant does not count. The numbers of processes and of the server's
-descriptors, one per client, may exceed it by eight. Exits with 1 if a figure is not flat. Linux only; run it
-from the repository's folder.
+The benchmark starts ``edgefl run`` with the experiment, samples all processes of the run at intervals, and
+ends the run as Ctrl-C does. The first quarter of the time is ignored.
+
+- Memory must not grow by more than ``--most-mib`` according to its trend (the Theil-Sen estimate: the median
+  of the slopes between all pairs of samples). The maximum in the last quarter of the time must not exceed the
+  maximum in the second quarter by more than ``--most-mib``. The memory of a process is its proportional set
+  size (PSS) without pages of files, which it shares with other programs.
+- For descriptors, threads, files and shared memory, the minimum in the last quarter must not exceed the
+  maximum in the second quarter. So a leak is detected, but not a file that is open only for a moment. The
+  number of processes and the number of the server's descriptors (one for each client) may exceed the maximum
+  by eight.
+
+The exit code is 1 if one of these conditions is not met. Run the benchmark on Linux, from the folder of the
+repository.
 """
 
 from __future__ import annotations
@@ -37,16 +42,21 @@ from edgefl.regression.memory import kib
 from edgefl.results.run_folder import CHECKPOINTS
 
 Sample = dict[str, float]
-"""Figures of one sample by name, such as ``server memory, MiB``."""
+"""Values of one sample, keyed by names such as ``server memory, MiB``."""
 MEMORY = "memory, MiB"
 MOST_MIB = 4.0
 PATIENCE_S = 600.0
 LEAST_SAMPLES = 20
-"""So that a quarter has several: a client that was just forked counts as its parent for an instant."""
+"""Minimum number of samples, so that each quarter has several. A single sample may be wrong, because a client
+has the name of its parent for a moment after it is forked."""
 
 
 class Trend(NamedTuple):
-    """A figure's maximum in the second and last quarter, the last one's minimum, and growth by trend."""
+    """Statistics of one value over the run.
+
+    ``second`` is its maximum in the second quarter, ``last`` its maximum in the last quarter, ``lowest`` its
+    minimum in the last quarter, and ``grown`` its growth according to the trend.
+    """
 
     name: str
     second: float
@@ -62,9 +72,9 @@ class Trend(NamedTuple):
 
 
 def look(command: Command, folder: Path) -> Sample:
-    """Sample the run's resources: the maximum over the processes of each kind, and the median over clients.
+    """Sample the resources of the run: the maximum over the processes of each kind; the median over clients.
 
-    A client that is reading a file of /proc has one more descriptor; a leak would show in all clients.
+    A client has one more descriptor while it reads a file in /proc, but a leak would affect all clients.
     """
     found: dict[str, list[float]] = defaultdict(list)
     for process, kind in command.family().items():
@@ -82,14 +92,14 @@ def look(command: Command, folder: Path) -> Sample:
 
 
 def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
-    """Yield each figure's trend; ``samples`` hold the seconds and the figures of each sample."""
+    """Yield the trend of each value. ``samples`` has the time in seconds and the values of each sample."""
     seconds = np.array([second for second, _ in samples])
     quarter = np.searchsorted(seconds, seconds[-1] / 4 * np.arange(1, 4))
     for name in sorted({name for _, sample in samples for name in sample}):
         values = np.array([sample.get(name, np.nan) for _, sample in samples])
         second, last = values[quarter[0] : quarter[1]], values[quarter[2] :]
         if np.isnan(second).all() or np.isnan(last).all():
-            continue  # a process that was sampled during its fork
+            continue  # the value has too few samples: a process was sampled during its fork
         i, j = np.triu_indices(len(values) - quarter[0], 1)
         y, x = values[quarter[0] :], seconds[quarter[0] :]
         grown = np.nanmedian((y[j] - y[i]) / (x[j] - x[i])) * (x[-1] - x[0])
@@ -99,10 +109,10 @@ def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
 def soak(
     file: Path, changes: Sequence[str], folder: Path, seconds: float, every_s: float, samples: Path
 ) -> list[tuple[float, Sample]]:
-    """Run the experiment for ``seconds``, and longer until there are `LEAST_SAMPLES`; return samples of its
-    resources, and write them to ``samples`` too.
+    """Run the experiment for ``seconds`` and until there are `LEAST_SAMPLES` samples of its resources.
 
-    The first sample is taken once the run has as many checkpoints as it keeps.
+    Return the samples, and write them to the file ``samples``. The first sample is taken when the run has as
+    many checkpoints as it keeps.
     """
     settings = [word for change in changes for word in ("--set", change)]
     arguments = ["run", str(file), *settings, "--out", str(folder), "--accept-invalid", "--quiet"]
@@ -125,7 +135,7 @@ def soak(
                 out.flush()
                 time.sleep(every_s)
         command.process.send_signal(signal.SIGINT)
-        command.process.wait(PATIENCE_S)  # it writes the summary, report and trace of all trips
+        command.process.wait(PATIENCE_S)  # it takes time to write the summary, report and trace of all trips
     finally:
         command.end()
     print("\n".join(command.output()), f"exit code {command.process.returncode}", sep="")
@@ -150,7 +160,7 @@ def main() -> None:
 
 
 def report(samples: Sequence[tuple[float, Sample]], most_mib: float) -> int:
-    """Print each figure's trend; return 1 if one is not flat."""
+    """Print the trend of each value; return 1 if one of them grows, otherwise 0."""
     print(f"{'':28}{'2nd quarter':>12}{'last':>10}{'trend':>10}")
     found = list(trends(samples))
     for each in found:

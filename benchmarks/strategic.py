@@ -1,10 +1,11 @@
-"""Prints the table of docs/findings.md on clients that throttle themselves.
+"""Prints the table in docs/findings.md about clients that slow themselves down to gain weight.
 
     python -m benchmarks.strategic
 
-Two thirds of the clients are fast, the others slow, as in FedStaleWeight's section 6.2. ``count`` fast
-clients take ``slowed`` times as long as they could, for the same emulated time. Nothing is trained. The table
-shows the remaining shares of their weight and of their trips.
+Two thirds of the clients are fast and the others are slow, as in section 6.2 of the FedStaleWeight paper.
+Some of the fast clients (``count``) take ``slowed`` times as long as they could. Nothing is trained. The
+table shows the weight and the number of trips of these clients, in per cent of the values at full speed in
+the same emulated time.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ FORMS: dict[str, Callable[[Restart], Strategy]] = {
 }
 RULES: tuple[Restart, ...] = ("after-step", "immediate")
 FLEETS = ((15, 600.0), (60, 200.0), (250, 200.0), (1000, 200.0))
-"""Number of clients, and emulated seconds of the run."""
+"""Number of clients and emulated duration in seconds of each run."""
 
 
 class FleetShares(NamedTuple):
-    """Figures of a run by client."""
+    """Share of weight and number of trips of each client in a run."""
 
     share: npt.NDArray[np.float64]
     """Share of all applied weight."""
@@ -61,7 +62,7 @@ def run(
 def gain(
     form: str, restart: Restart, clients: int, emulated_s: float, seed: int, count: int, slowed: float
 ) -> tuple[float, float]:
-    """Return the remaining shares of weight and trips of the first ``count`` clients when they slow down."""
+    """Return the ratios of weight and of trips after and before the first ``count`` clients slow down."""
     before, after = (
         run(form, restart, clients, emulated_s, seed, *how) for how in ((0, 1.0), (count, slowed))
     )
@@ -70,7 +71,7 @@ def gain(
 
 
 def main(slowed: float = 2.0, seeds: tuple[int, ...] = (1, 2, 3)) -> None:
-    """Print the remaining weight and trips of the clients that slow down, in per cent."""
+    """Print the table."""
     print("| clients | a contributor starts again | who slow down | " + " | ".join(FORMS) + " | trips |")
     print("|---|---|---|" + "---|" * (len(FORMS) + 1))
     for restart, clients, emulated_s in ((rule, *fleet) for rule in RULES for fleet in FLEETS):

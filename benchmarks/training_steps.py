@@ -1,10 +1,10 @@
-"""Measure built-in training beside bare torch loops: CPU milliseconds per step on one thread.
+"""Compare edgefl's built-in training with bare torch loops: CPU time per step on one thread, in milliseconds.
 
     python benchmarks/training_steps.py [--turns 9] [--json FILE]
 
-The bare loops draw the same batches and make the same steps with `torch.optim.SGD`: gradients set to None,
-with and without `foreach`, and gradients set to zero. `ratio` is the time of the fastest bare loop divided by
-edgefl's. All loops take turns; each figure is the minimum of the turns.
+The bare loops draw the same batches and do the same steps with `torch.optim.SGD`. Two loops set gradients to
+None, with and without `foreach`, and one loop sets gradients to zero. `ratio` is the time of the fastest bare
+loop divided by that of edgefl's training. All loops take turns, and each time is the minimum over the turns.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/two_clocks.py [--trips 400] [--repetitions 3]
 
-The host delays a wall-clock run. The benchmark prints these delays, as the fidelity report measures them, and
-the differences between the runs: arrival times, order of arrivals, and staleness.
+Under the wall clock, the host delays the run. The benchmark prints these delays, as measured in the fidelity
+report, and the differences between the runs: arrival times, order of arrivals, and staleness.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ class Agreement(NamedTuple):
     planned_alike: bool
     """True if every trip has the same declared duration in both runs."""
     round_error: float
-    """Largest error of a trip's duration in the wall-clock run, by the server's times:
-    ``|achieved / declared − 1|``."""
+    """Largest error ``|achieved / declared − 1|`` of a trip's duration in the wall-clock run, as measured by
+    the server."""
     round_error_median: float
     off_s: float
     """Largest difference between a trip's arrival times in the two runs."""
     off_share: float
     """Largest ratio of this difference to the virtual arrival time."""
     early_s: float
-    """Largest time by which a trip arrived before its virtual time or took less than it declared; 0 or less
-    if none did."""
+    """Largest time by which a trip arrived before its virtual arrival time, or was shorter than declared; 0
+    or less if no trip was early or short."""
     unexplained_s: float
-    """Largest part of an arrival's difference that its client's delayed trips and pauses do not explain."""
+    """Largest part of a difference between arrival times that the delays of the client do not explain."""
     inverted: int
-    """Pairs of trips that arrived in a different order; a missing trip counts as the last arrival."""
+    """Number of pairs of trips that arrived in different orders; a missing trip counts as the last."""
     inverted_gap_s: float
-    """Largest difference between the virtual arrival times of such a pair."""
+    """Largest difference between the virtual arrival times of a pair that arrived in different orders."""
     stale_otherwise: int
-    """Trips whose staleness differs between the runs."""
+    """Number of trips whose staleness differs between the runs."""
     staleness_moved: float
     """Mean difference, in versions, between the sorted staleness values of the two runs."""
 
@@ -58,8 +58,8 @@ class Agreement(NamedTuple):
 def agreement(wall: Record, virtual: Record) -> Agreement:
     """Compare two runs of one experiment.
 
-    The wall-clock run may differ only by the delays of its host. Two arrivals that are closer together than
-    these delays may swap, which may change a staleness by one.
+    The wall-clock run should differ only by the delays of the host. Two arrivals may be swapped if the time
+    between them is shorter than these delays, which may change their staleness by one.
     """
     ours, theirs = _arrived(wall), _arrived(virtual)
     both, either = sorted(ours.keys() & theirs.keys()), sorted(ours.keys() | theirs.keys())
@@ -93,16 +93,16 @@ def agreement(wall: Record, virtual: Record) -> Agreement:
 def _since_first(values: Floats, first: NDArray[np.bool_]) -> Floats:
     """Return running sums of ``values`` that restart at each client's first trip.
 
-    The delay at the end of a trip is the sum of the client's late start, its delayed trips and the pauses
-    between them: under the virtual clock its next trip starts when the last one arrives.
+    The delay at the end of a trip is the sum of the delays of the client's start and of its trips so far, and
+    of the pauses between them, because under the virtual clock a trip starts when the previous one arrives.
     """
     parts = np.split(values, np.flatnonzero(first)[1:])
     return np.concatenate([np.cumsum(part) for part in parts])
 
 
 def _arrived(record: Record) -> dict[tuple[int, int], tuple[float, float, float, float]]:
-    """Map the client and number of each trip that arrived to its sent, arrived and declared seconds and its
-    staleness."""
+    """Map (client, trip number) of each trip that arrived to its start time, arrival time and declared
+    duration in seconds, and its staleness."""
     rows = zip(*(record.trips[name].tolist() for name in COLUMNS), strict=True)
     return {(int(client), int(trip)): tuple(rest) for client, trip, *rest in rows if not np.isnan(rest[1])}
 

@@ -1,14 +1,16 @@
 """Measure the share of the machine's training speed that an experiment reaches under the virtual clock.
 
-FedStaleWeight's setting (Ma 2024, section 6.2): 15 clients, of which 10 take U(1, 2) s per trip and hold the
-labels 4 to 9, and 5 take U(8, 12) s and hold 0 to 3; the 468,458-parameter CNN with GroupNorm, one SGD step
-on 32 MNIST images per trip, a version every 5 updates; 2,000 test images at version 0 and every 500 versions.
-
-The limit, measured alternately in the same run, is a torch loop that makes the same step on batches of the
-same data, in one single-threaded process per core, without server, updates or evaluation. It is measured
-with the C library's default, and with freed memory kept as in workers (`processes.keep_freed_memory`).
-
     EDGEFL_DATA=… python benchmarks/virtual_ratio.py [--alternations 5] [--seconds 30]
+
+The experiment is that of FedStaleWeight (Ma 2024, section 6.2). There are 15 clients: 10 clients take
+U(1, 2) s per trip and hold the labels 4 to 9, and 5 clients take U(8, 12) s and hold the labels 0 to 3. A
+trip is one SGD step of a CNN with GroupNorm (468,458 parameters) on 32 MNIST images. There is a version every
+5 updates, and an evaluation on 2,000 test images every 500 versions.
+
+The limit is a torch loop that does the same step on batches of the same data, in one single-threaded process
+per core, without server, updates or evaluation. The experiment and the loop take turns. The loop is measured
+with the default allocator settings of the C library, and with freed memory kept as in workers
+(`edgefl.host.process.keep_freed_memory`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def experiment(trips: int, workers: int) -> edgefl.Experiment:
 
 
 def whole(trips: int, workers: int) -> float:
-    """Return the trips per second of an experiment, from its start to its last version."""
+    """Run the experiment; return the number of trips per second from its start to its last version."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         subprocess.run(
@@ -72,7 +74,7 @@ edgefl.run(experiment(int(sys.argv[1]), int(sys.argv[2])), Path(sys.argv[3]))
 
 
 def bare(seconds: float, processes: int, *, keeping: bool) -> float:
-    """Return the steps per second of all torch loops; if ``keeping``, they keep freed memory."""
+    """Run the torch loops; return their total steps per second. If ``keeping``, they keep freed memory."""
     command = [sys.executable, __file__, "--bare", str(seconds), "--processes", str(processes)]
     if keeping:
         command.append("--keeping")
@@ -82,7 +84,7 @@ def bare(seconds: float, processes: int, *, keeping: bool) -> float:
 
 
 def _bare(seconds: float, processes: int, keeping: bool) -> None:
-    """Run the loops: load data and model once, then fork a process per core."""
+    """Load the data and the model once, then fork a process per core, each of which runs a torch loop."""
     import torch
 
     from edgefl.learning.data import load_data

@@ -1,12 +1,13 @@
-"""Measure the cost of a trip under the virtual clock without its training, by stage.
+"""Measure the time that edgefl itself needs for a trip under the virtual clock, for each stage of a trip.
 
-The whole run is real (server, workers, evaluator, messages, parameter buffer, record), except for the
-training: `IdleWorkload` changes one number. All remaining time is the system's own.
+The run is complete (server, workers, evaluator, messages, parameter buffer, record), except that training is
+replaced by `IdleWorkload`, which changes one number. So the remaining time is edgefl's overhead.
 
     python benchmarks/virtual_speed.py [--trips 50000] [--parameters 1000] [--workers 2] [--clients 200]
 
-With `--registered` the size of the fleet varies: one line per number of registered phones, of which
-`CONCURRENCY` train at a time; with `--train` they really train, on their own examples (`load`, `split`).
+With `--registered`, the size of the fleet varies. The benchmark prints one line for each number of registered
+phones, of which `CONCURRENCY` train at the same time. With `--train`, the phones really train on their own
+examples (`load`, `split`).
 
     python benchmarks/virtual_speed.py --registered 1000 100000 1000000 [--train] [--trips 50000]
 """
@@ -47,12 +48,13 @@ FLEETS = {
     "drawn": (["paper-fast-u1-2", "paper-slow-u8-12"], "none"),
     "phones": (["pixel-4", "moto-g4"], "lte"),
 }
-"""Trips with a time drawn from a distribution, and trips of devices on a network without jitter or losses."""
+"""Two fleets, each with its profiles and its network. Trip times are drawn from distributions (``drawn``), or
+are those of real phones on a network without jitter or losses (``phones``)."""
 NEVER = 10**9
 CONCURRENCY = 200
-"""Number of phones of a large fleet that train at a time."""
+"""Number of phones of a large fleet that train at the same time."""
 EXAMPLES, HELD = 100_000, 8
-"""Total number of examples, and number per phone; the phones of large fleets share examples."""
+"""Total number of examples, and number of examples per phone. The phones of large fleets share examples."""
 
 
 def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: int) -> Experiment:
@@ -72,7 +74,7 @@ def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: i
 
 
 def measured(fleet: str, given: argparse.Namespace) -> dict[str, float]:
-    """Return the trips per second, and the server's time per trip in each stage, µs."""
+    """Run a fleet; return the trips per second, and the server's time per trip in each stage, in µs."""
     wanted = experiment(fleet, given.clients, given.parameters, given.trips, given.workers)
     with tempfile.TemporaryDirectory() as folder:
         record = supervisor.run(wanted, Path(folder) / "run", quiet=True, workload=workloads.IDLE).record
@@ -90,13 +92,13 @@ def load(spec: Data, seed: int) -> tuple[Any, ...]:
 
 
 def split(labels: Any, profiles: Sequence[str], rng: np.random.Generator) -> list[Any]:
-    """Give each phone `HELD` consecutive examples, which other phones may hold too."""
+    """Assign `HELD` consecutive examples to each phone. Several phones may hold the same example."""
     starts = rng.integers(len(labels) - HELD, size=len(profiles))
     return list(starts[:, None] + np.arange(HELD))
 
 
 def registered(clients: int, given: argparse.Namespace) -> Experiment:
-    """Return an experiment with ``clients`` phones, of which few train at a time."""
+    """Return an experiment with ``clients`` phones, of which `CONCURRENCY` train at the same time."""
     here = Path(__file__).stem
     return Experiment(
         seed=1,
@@ -114,20 +116,20 @@ def registered(clients: int, given: argparse.Namespace) -> Experiment:
 
 
 def look_at(process: psutil.Process) -> tuple[float, float, float]:
-    """Return the time, the memory of a process and its descendants, MiB, and the server's CPU seconds."""
+    """Return the time, the memory in MiB of a process and its descendants, and the server's CPU time in s."""
     mib = cpu_s = 0.0
     for each in [process, *process.children(recursive=True)]:
         try:
             mib += each.memory_full_info().pss / 2**20
             if each.name() == "edgefl-server":
                 cpu_s = sum(each.cpu_times()[:2])
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # the process has just ended
             continue
     return time.time(), mib, cpu_s
 
 
 def of_fleet(clients: int, given: argparse.Namespace) -> dict[str, float]:
-    """Return the figures of a run with ``clients`` registered phones, in its own processes."""
+    """Run a fleet of ``clients`` registered phones in a separate process, and return its measurements."""
     with tempfile.TemporaryDirectory() as folder:
         run, looks, started = Path(folder) / "run", [(0.0, 0.0, 0.0)], time.time()
         command = [sys.executable, __file__, *sys.argv[1:], "--one", str(clients), str(run)]
@@ -156,14 +158,15 @@ def of_fleet(clients: int, given: argparse.Namespace) -> dict[str, float]:
 def _seconds(
     record: Record, started: float, ended: float, server: list[tuple[float, float]]
 ) -> dict[str, float]:
-    """Return the trips per second from the first version on, when all phones have joined, and the seconds
-    before and after.
+    """Return the trips per second after the first version, the server's CPU time per trip, and the times in
+    seconds that the start and the end of the run take.
 
-    ``server`` holds the server's CPU seconds by time. They give its cost of a trip even on a busy host.
+    At the first version, all phones have joined. ``server`` is a list of (time, CPU time of the server). The
+    CPU time per trip is accurate even on a busy host.
     """
     at_s, wall_s = record.versions["at_s"], record.versions["wall_s"]
     arrived = int((record.trips["arrived_s"] > at_s[0]).sum())
-    # The last checkpoint is written when the run's clock stops.
+    # The time at which the last checkpoint was written is the time at which the run's clock stopped.
     stopped = max(path.stat().st_mtime for path in (record.folder / "checkpoints").iterdir())
     first = stopped - record.meta.wall_s + float(wall_s[0])
     spent_s = server[-1][1] - float(np.interp(first, *zip(*server, strict=True)))
@@ -176,7 +179,8 @@ def _seconds(
 
 
 def _sizes(record: Record, clients: int) -> dict[str, float]:
-    """Return the recorded bytes per trip, with its events and sums, and per phone, with its join."""
+    """Return the size of the record in bytes per trip (with its events and sums) and per phone (with its join
+    event)."""
     pages = dict(record.select("SELECT name, SUM(pgsize) FROM dbstat GROUP BY name"))
     ((joins,),) = record.select(
         "SELECT TOTAL(LENGTH(event)) FROM journal WHERE instr(event, ?)", (b"\xa6joined",)
