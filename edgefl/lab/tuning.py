@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import math
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -115,10 +116,15 @@ def written(
     of = COSTS[tuning.over]
     command = f"edgefl reproduce {study.name}{f' --settings {settings}' if settings else ''} --tune"
     given = "".join(f" --set {change}" for change in study.changes)
-    seeds = ", ".join(map(str, tuning.seeds_at.get(settings, tuning.seeds)))
+    used = tuning.seeds_at.get(settings, tuning.seeds)
+    seeds = ", ".join(map(str, used))
+    what = (
+        f"{command}{given}: for each arm, the step sizes in its grid with the largest mean accuracy over "
+        f"{tuning.budget[settings]:g} {of}, "
+        f"{f'with seed {seeds}' if len(used) == 1 else f'averaged over the seeds {seeds}'}."
+    )
     lines = [
-        f"# {command}{given}: for each arm, the step sizes in its grid with the largest",
-        f"# mean accuracy over {tuning.budget[settings]:g} {of}, averaged over the seeds {seeds}.",
+        *(f"# {line}" for line in textwrap.wrap(what, 108, break_long_words=False, break_on_hyphens=False)),
         'evaluated_on = "validation"',
         "",
         "[steps]",

@@ -412,6 +412,12 @@ def test_races_take_the_steps_that_were_tuned_on_their_data(
     scored[1] = (0.7, points[1])  # server's step 1, at an end of the grid, and local step 0.2
     best = [tuning.choose("a", scored, grid), tuning.choose("c", [(0.2, ["training.lr=0.3"])], own)]
     text = tuning.written(one, one.tuning, "quick", best, [grid, own])  # type: ignore[arg-type]
+    about = text.partition("evaluated_on")[0]
+    assert about.replace("\n# ", " ").endswith("over 60 client trips, averaged over the seeds 101, 102.\n")
+    long = replace(one, name="n" * 60, tuning=replace(one.tuning, seeds=(7,)))  # type: ignore[type-var]
+    about = tuning.written(long, long.tuning, "quick", best, [grid, own]).partition("evaluated_on")[0]  # type: ignore[arg-type]
+    assert max(map(len, about.splitlines())) <= 110
+    assert about.replace("\n# ", " ").endswith("over 60 client trips, with seed 7.\n")
     kept = one.steps_file("quick")
     assert kept == tmp_path / "tuned" / "fedbuff-quick-digits.toml"
     kept.parent.mkdir()
