@@ -51,7 +51,7 @@ from edgefl.cli import (
     run,
     sweep,
 )
-from edgefl.errors import ConfigError, EdgeflError, of_system
+from edgefl.errors import ConfigError, EdgeflError, of_system, shortened
 from edgefl.terminal import printable, say
 
 app = typer.Typer(
@@ -192,7 +192,11 @@ def _misused(error: Any) -> int:
         say(error.format_message(), err=True)
         return 2
     command = error.ctx.command_path if error.ctx is not None else "edgefl"
-    return _say(2, f"{error.format_message().rstrip('.')}; see: {command} --help")
+    message = error.format_message().rstrip(".")
+    for found in getattr(error.__cause__, "errors", list)()[:1]:  # of pydantic, which knows the value
+        given = repr(shortened(str(found["input"])))
+        message += "" if given in message else f", got {given}"
+    return _say(2, f"{message}; see: {command} --help")
 
 
 def _flush() -> None:

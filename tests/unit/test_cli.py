@@ -243,6 +243,11 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     assert runs == []
 
 
+@pytest.mark.parametrize("value", ["0", "x", "1.5"])
+def test_a_wrong_number_on_the_command_line_is_named(here: Path, edgefl: Shell, value: str) -> None:
+    assert value in edgefl.refuses(2, "sweep", "e.toml", "--jobs", value).partition("; see: ")[0]
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
