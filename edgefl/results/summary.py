@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.core.events import Joined, Unmasking
+from edgefl.core.events import Arrived, Failed, Joined, Unmasking
 from edgefl.files import json_text, write_text
 from edgefl.host.fidelity import Seconds, assess
 from edgefl.host.verdict import Conditions
@@ -380,7 +380,8 @@ def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.flo
 
     A client's accuracy is the last model's accuracy on the client's own held-out examples if they were used
     in the evaluation, and otherwise on the test examples of the client's classes. Failed trips are those in
-    which the user's own attack function failed.
+    which the user's own attack function failed. They are counted in the journal, because incidents contain a
+    trip twice if a resumed run repeated it.
     """
     accuracy, basis = accuracy_by_client(record)
     known, found = np.array(list(accuracy)), np.array(list(accuracy.values()))
@@ -394,7 +395,9 @@ def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.flo
             "weight": rounded(theirs.mean()) if len(theirs) else None,
             "accuracy": rounded(scores.mean()) if len(scores) else None,
         }
-    failed = [row.detail for row in record.incidents if "fleet.attackers.kind: " in row.detail]
+    ends = (event for _, event in record.events() if isinstance(event, Failed | Arrived))
+    reasons = (event.reason if isinstance(event, Failed) else event.failed for event in ends)
+    failed = [reason for reason in reasons if "fleet.attackers.kind: " in reason]
     return {
         "clients": len(record.meta.attackers),
         "weight_share": groups["attacking"]["weight_share"],

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from edgefl.core.events import Arrived, Died, Event, Joined, Left, Summed
+from edgefl.core.events import Arrived, Died, Event, Failed, Joined, Left, Summed
 from edgefl.experiment import Privacy
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results import summary
@@ -314,6 +314,21 @@ def test_every_shape_of_run_has_summary_report_trace_and_comparison(tmp_path: Pa
         assert max(map(len, table.getvalue().splitlines())) <= 80
         read_json(tmp_path / "out" / "summary.json")
         Page(tmp_path / "out" / "report.html")
+
+
+def test_a_failed_attack_that_a_resumed_run_repeats_is_one_trip(tmp_path: Path) -> None:
+    why = "fleet.attackers.kind: 'mine:attack' raised ValueError: no"
+    with Store(tmp_path) as store:
+        store.set_meta(attackers=(0,))
+        for _ in range(2):
+            store.truncate(0)  # of a run that was killed, and resumed from its start
+            store.incident(3.0, 0, "failed", why)
+            store.journal(Failed(client=0, task=1, at_s=3.0, reason=why))
+        store.journal(Failed(client=1, task=2, at_s=4.0, reason="training raised ValueError: no"))
+    found = summarize(tmp_path)
+    assert found["incidents"] == {"failed": 2}  # both happened
+    assert found["attackers"]["failed_trips"] == 1
+    assert found["attackers"]["first_failure"] == "'mine:attack' raised ValueError: no"
 
 
 def test_an_empty_record_has_a_report_and_a_summary(tmp_path: Path) -> None:
