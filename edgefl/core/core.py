@@ -54,8 +54,9 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 MOST_IDLE_WAKES = 100_000
-"""A run without ``stop.emulated_s`` ends when its strategy has been woken this many times in a row without a
-new version, if no client has trained in that time and none can still join."""
+"""A run without ``stop.emulated_s`` ends when its strategy has been woken this many times in a row, by itself or
+by `Strategy.arrivals`, without a new version, if no client has trained in that time and none can still join.
+Held updates do not prevent this, because they may belong to a strategy that never uses them."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 
@@ -334,7 +335,8 @@ class Core(Ledger):
             self._idle_wakes = 0
             if self._stop.emulated_s is None and not self._awaits_clients():
                 idle = f"the strategy was woken {MOST_IDLE_WAKES:,} times in a row while no client trained"
-                self._halt = self._halt or f"{NO_PROGRESS}: {idle}"
+                way_on = "if it waits on purpose, set stop.emulated_s"
+                self._halt = self._halt or f"{NO_PROGRESS}: {idle}; {way_on}"
         return True
 
     def _measured(self, event: events.Evaluated, actions: list[Action]) -> bool:

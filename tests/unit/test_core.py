@@ -425,7 +425,8 @@ def test_a_strategy_that_only_wakes_itself_does_not_run_for_ever(
         if core.stopped:
             break
     said = "no progress: the strategy was woken 50 times in a row while no client trained"
-    assert core.stopped == (said if ends else None)
+    way_on = "; if it waits on purpose, set stop.emulated_s"
+    assert core.stopped == (said + way_on if ends else None)
 
 
 def test_every_so_many_versions_and_the_last_are_evaluated() -> None:
