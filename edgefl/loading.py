@@ -145,9 +145,14 @@ def code_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     >>> code_change({"mine": "a1"}, {"mine": "a1"})
     ''
     """
-    names = listed(name for name in before if now.get(name, before[name]) != before[name])
+    names = listed(changed_modules(before, now))
     changed = f"your own code has changed since the run began ({names}): the run goes on with the new code"
     return changed if names else ""
+
+
+def changed_modules(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the modules in both mappings whose digests differ."""
+    return [name for name in before if now.get(name, before[name]) != before[name]]
 
 
 def _require_allowed(module: str, key: str, folders: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ from edgefl.loading import own_code
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Secret, Source, source_of
 from edgefl.results import run_folder
+from edgefl.results.own_code import resumed_code
 from edgefl.results.record import Record
 from edgefl.results.report import FILE_NAME as REPORT_FILE
 from edgefl.results.report import is_whole
@@ -93,7 +94,12 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
             )
         replay = _Replay(experiment, record, code or Path.cwd())
         with closing(replay.buffer):
-            return replay.run(folder, say)
+            try:
+                return replay.run(folder, say)
+            except RunError as error:
+                if changed := resumed_code(record):
+                    raise RunError(f"{error}; it {changed}") from None
+                raise
 
 
 class _Replay:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -15,7 +14,6 @@ from rich.console import Group as RenderGroup
 from rich.console import RenderableType
 from rich.text import Text
 
-from edgefl.errors import listed
 from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_json, write_text
 from edgefl.results import fleets, page, trace
@@ -30,6 +28,7 @@ from edgefl.results.grouping import (
     rows_of,
 )
 from edgefl.results.groups import profiles_by_speed
+from edgefl.results.own_code import mixed_code
 from edgefl.results.page import html_table
 from edgefl.results.pictures import Curve, close_fonts, curves_picture, learning_figures, series
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
@@ -95,7 +94,7 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceT
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
     spent = together(run.record for run in runs)
-    notes = (in_a_sentence(rows, target), spent, *unfinished(runs), mixed_code(runs))
+    notes = (in_a_sentence(rows, target), spent, *unfinished(runs), *mixed_code([run.record for run in runs]))
     parts = [*tables, *(Text(note) for note in notes if note)]
     return RenderGroup(*[each for part in parts for each in (Text(), part)][1:])
 
@@ -107,14 +106,6 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
         for run in runs
         if not run.finished
     ]
-
-
-def mixed_code(runs: Sequence[Run]) -> str:
-    """Return a warning if one of the user's modules differs between runs that use it; otherwise ""."""
-    codes = [run.record.meta.code for run in runs]
-    kinds = Counter(name for name, _ in {each for code in codes for each in code.items()})
-    names = listed(name for name, count in kinds.items() if count > 1)
-    return f"Some of your own modules differ between runs that use them: {names}." if names else ""
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
@@ -285,7 +276,7 @@ def comparison_page(
     stuck = ", ".join(row.label for row in rows if row.stuck)
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
     stuck += "".join(f"<p><b>{UNFINISHED.capitalize()}:</b> {escape(line)}</p>" for line in unfinished(runs))
-    each_run = together(run.record for run in runs), mixed_code(runs)
+    each_run = together(run.record for run in runs), *mixed_code([run.record for run in runs])
     race: list[str] = []
     if target is not None:
         times = html_table(RACE_HEADS, _race_cells(rows))

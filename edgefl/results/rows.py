@@ -214,6 +214,17 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """The node's ``used``, ``others``, ``steal`` and ``throttled``, as defined in `Meta`."""
 
 
+class EarlierCode(msgspec.Struct, frozen=True):
+    """The user's own code before it changed and the run was resumed; see `edgefl.results.own_code`."""
+
+    version: int
+    trips: int
+    """The last version that this code made, and the number of trips that had ended when the run was resumed
+    with other code."""
+    code: dict[str, str]
+    """See `Meta.code`."""
+
+
 class SecureCost(msgspec.Struct, frozen=True):
     """The settings of a run's secure aggregation, and its costs per trip and per version."""
 
@@ -312,6 +323,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """The resolved experiment file."""
     code: dict[str, str] = {}
     """SHA-256 of the file of each of the user's modules, keyed by module, at the last start or resume."""
+    earlier_code: list[EarlierCode] = []
+    """The code before each resume with changed code, in the order of use."""
 
 
 TABLES: dict[str, type[msgspec.Struct]] = {

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 
@@ -51,7 +52,8 @@ from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Source, source_of
-from edgefl.results.rows import ClientRow, SecureCost
+from edgefl.results.own_code import earlier_code
+from edgefl.results.rows import ClientRow, EarlierCode, SecureCost
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail
@@ -147,8 +149,11 @@ def build(
     store.set_meta(status="running")
     if plan.resume and not plan.restarts:
         if plan.code_change:
-            store.incident(emulated_s, None, "code", plan.code_change)
-        store.set_meta(code=prepared.code)
+            since = f", from version {core.version} on, after {many(core.trips, 'trip')}"
+            store.incident(emulated_s, None, "code", plan.code_change + since)
+        codes = msgspec.convert(store.meta("earlier_code") or [], list[EarlierCode])
+        before = earlier_code(codes, store.meta("code") or {}, prepared.code, core.version, core.trips)
+        store.set_meta(code=prepared.code, earlier_code=before)
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
         what = f"the {plan.killed} was killed: the run goes on {from_here}"

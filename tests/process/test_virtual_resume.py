@@ -242,7 +242,7 @@ def test_own_code_that_changed_before_a_resume_is_named_where_people_look(tmp_pa
     command.interrupt()
     command.ends(130)
     assert {"own_model", "helper"} <= set(meta_of(folder).code)
-    assert not {"torch", "json", "edgefl"} & set(meta_of(folder).code)
+    assert not {"torch", "json", "edgefl"} & set(first := meta_of(folder).code)
     (tmp_path / "helper.py").write_text("SIZE = 8 * 8\n")
     changed = "your own code has changed since the run began (helper): the run goes on with the new code"
     for resumed in (True, False):  # the second time it is the code with which the run went on
@@ -251,7 +251,11 @@ def test_own_code_that_changed_before_a_resume_is_named_where_people_look(tmp_pa
         wait_for(lambda before=before: versions_of(folder) > before, "a version", command)
         command.interrupt()
         assert (changed in command.ends(130)) is resumed
-        assert [(row.kind, row.detail) for row in incidents_of(folder)] == [("code", changed)]
+        (before_it,) = meta_of(folder).earlier_code
+        assert before_it.code == first
+        assert 0 < before_it.version <= before_it.trips
+        since = f", from version {before_it.version} on, after {before_it.trips} trips"
+        assert [(row.kind, row.detail) for row in incidents_of(folder)] == [("code", changed + since)]
     assert changed in (folder / "report.html").read_text()
 
 

@@ -276,6 +276,20 @@ def test_runs_of_different_own_code_are_named(tmp_path: Path) -> None:
     assert "your own modules" not in text.getvalue()
 
 
+def test_code_that_changed_before_a_resume_is_named_with_the_part_that_it_made(tmp_path: Path) -> None:
+    earlier = [{"version": 3, "trips": 30, "code": {"mine": "a1", "helper": "b1"}}]
+    changed = run_of(
+        tmp_path / "1", "fedbuff", 1, lambda s: s / 50, code={"mine": "a2"}, earlier_code=earlier
+    )
+    same = run_of(tmp_path / "2", "fedbuff", 2, lambda s: s / 50, code={"mine": "a2"})
+    text = StringIO()
+    Console(file=text, width=400).print(compare([changed, same], tmp_path / "out"))
+    said = f"{changed} was resumed with changed code after version 3 and 30 trips: mine."
+    for page in text.getvalue(), Page(tmp_path / "out" / "report.html").text:
+        assert "Some of your own modules differ between runs that use them: mine." in page
+        assert said in page
+
+
 def test_the_sentence_has_the_ratio_of_the_table_whichever_row_is_first(tmp_path: Path) -> None:
     folders = two(tmp_path)
     text = StringIO()

@@ -1,0 +1,67 @@
+"""Which of the user's own code made which part of a run that was resumed with changed code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from edgefl.errors import listed
+from edgefl.loading import changed_modules
+from edgefl.results.record import Record
+from edgefl.results.rows import EarlierCode
+from edgefl.results.tables import many
+
+
+def earlier_code(
+    parts: Iterable[EarlierCode], last: Mapping[str, str], now: Mapping[str, str], version: int, trips: int
+) -> list[EarlierCode]:
+    """Return the earlier code of a run that goes on with the digests ``now`` after a version and its trips.
+
+    ``parts`` and ``last`` are the earlier code and the last digests on record. Of a part that the run
+    repeats, because it goes on from an older checkpoint, nothing is left.
+
+    >>> one = earlier_code([], {"mine": "a"}, {"mine": "b"}, version=3, trips=30)
+    >>> one
+    [EarlierCode(version=3, trips=30, code={'mine': 'a'})]
+    >>> earlier_code(one, {"mine": "b"}, {"mine": "c"}, version=3, trips=30) == one
+    True
+    >>> earlier_code(one, {"mine": "b"}, {"mine": "a"}, version=3, trips=30)
+    []
+    """
+    made: list[EarlierCode] = []
+    for part in (*parts, EarlierCode(version, trips, dict(last))):
+        if part.trips >= trips and part.version >= version:
+            made.append(EarlierCode(version, trips, part.code))
+            break
+        made.append(part)
+    if not changed_modules(made[-1].code, now):
+        made.pop()
+    return made
+
+
+def mixed_code(records: Sequence[Record]) -> list[str]:
+    """Return sentences about the user's own modules: which of them differ between runs that use them, and
+    which of them changed before a run was resumed."""
+    codes = [code for record in records for code in _codes(record)]
+    kinds = Counter(name for name, _ in {each for code in codes for each in code.items()})
+    names = listed(name for name, count in kinds.items() if count > 1)
+    said = [f"Some of your own modules differ between runs that use them: {names}."] if names else []
+    return said + [f"{record.folder} {text}." for record in records if (text := resumed_code(record))]
+
+
+def resumed_code(record: Record) -> str:
+    """Return which modules changed before the run was resumed, and from where on; "" if none did.
+
+    Trips under way when the run was interrupted may be of either code.
+    """
+    codes, parts = _codes(record), record.meta.earlier_code
+    changes = [
+        f"after version {part.version} and {many(part.trips, 'trip')}: {listed(changed_modules(old, new))}"
+        for part, (old, new) in zip(parts, pairwise(codes), strict=True)
+    ]
+    return f"was resumed with changed code {'; '.join(changes)}" if changes else ""
+
+
+def _codes(record: Record) -> list[dict[str, str]]:
+    return [*(part.code for part in record.meta.earlier_code), record.meta.code]
