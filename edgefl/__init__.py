@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import functools
 import importlib
-import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -121,8 +120,10 @@ def run(
     from edgefl.config import objects
     from edgefl.run import supervisor
     from edgefl.run.web import page_socket
+    from edgefl.validation import path, whole
 
     _not_while_imported("run")
+    port = None if web is False else 0 if web is True else whole("web", web, 0, 65535)
     given, home = objects.opened(experiment)
     named = objects.name_objects(given, home, strategy=strategy, model=model, data=data, partition=partition)
 
@@ -130,12 +131,12 @@ def run(
         with (
             objects.trusting(named.trusted),
             objects.with_arrays(named, folder) as wanted,
-            page_socket(None if web is False else 0 if web is True else web) as page,
+            page_socket(port) as page,
         ):
             return supervisor.run(wanted, folder, quiet, named.base, page)
 
     if out is not None:
-        return into(Path(out))
+        return into(path("out", out))
     while True:
         with suppress(FolderTaken):  # another run took this name at the same moment, so try another name
             return into(new_run_folder(given.name))
@@ -179,11 +180,12 @@ def sweep(
     from edgefl.config import objects
     from edgefl.run import sweep as sweeping
     from edgefl.terminal import say
+    from edgefl.validation import path, whole
 
     _not_while_imported("sweep")
-    jobs = _whole("jobs", jobs, 1, 256)
+    jobs = whole("jobs", jobs, 1, 256)
     if fleets is not None:
-        fleets = _whole("fleets", fleets, 2, 10_000)
+        fleets = whole("fleets", fleets, 2, 10_000)
     given, home = objects.opened(experiment)
     silent = not sys.stderr.isatty() if quiet is None else quiet
     if grid is not None and not isinstance(grid, Mapping):
@@ -198,7 +200,7 @@ def sweep(
         choices["strategy"] = [
             each if isinstance(each, Mapping) else next(tables) for each in choices["strategy"]
         ]
-    folder = Path("runs") / f"{given.name}-sweep" if out is None else Path(out)
+    folder = Path("runs") / f"{given.name}-sweep" if out is None else path("out", out)
     with objects.trusting(named.trusted), objects.with_arrays(named, folder) as wanted:
         return sweeping.sweep(
             wanted,
@@ -233,20 +235,6 @@ def _values(what: str, given: Iterable[Any]) -> list[Any]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigError(f"{what}: must be a list of values, got {given!r}")
     return list(given)
-
-
-def _whole(what: str, given: Any, least: int, most: int) -> int:
-    """Return ``given``, which may be a numpy integer, as an int.
-
-    Raises `ConfigError` unless it is a whole number from ``least`` to ``most``.
-    """
-    try:
-        number = None if isinstance(given, bool) else operator.index(given)
-    except TypeError:
-        number = None
-    if number is None or not least <= number <= most:
-        raise ConfigError(f"{what}: must be a whole number from {least} to {most}, got {given!r}")
-    return number
 
 
 def _not_while_imported(what: str) -> None:

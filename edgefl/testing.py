@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client, Strategy, TripInputs, Update, VectorSum
+from edgefl.validation import require, whole
 
 Vector = npt.NDArray[Any]
 Durations = Callable[[int, int], float] | Sequence[float]
@@ -41,6 +43,7 @@ def fleet(clients: int, examples: int = 100) -> list[Client]:
     >>> [(device.client, device.examples) for device in fleet(2)]
     [(0, 100), (1, 100)]
     """
+    clients, examples = whole("clients", clients, 0), whole("examples", examples, 0)
     return [Client(client, "test", examples) for client in range(clients)]
 
 
@@ -120,7 +123,19 @@ def run_in_memory(
     6.0
     """
     first = np.zeros(1) if model is None else model
-    each = [steps] * len(core.devices) if isinstance(steps, int) else list(steps)
+    require("core", core, isinstance(core, Core), "a Core")
+    require("model", model, isinstance(first, np.ndarray), "an array of numpy, or None")
+    timed = callable(durations) or _is_list(durations)
+    require("durations", durations, timed, "a list of seconds or a function")
+    counted = isinstance(steps, Integral) or _is_list(steps)
+    require("steps", steps, counted, "a whole number or a list of whole numbers")
+    require("lr", lr, isinstance(lr, Real), "a number")
+    require("events", events, isinstance(events, Iterable), "a list of events")
+    require("train", train, callable(train), "a function")
+    for name, function in (("trip", trip), ("accuracy", accuracy)):
+        require(name, function, function is None or callable(function), "a function or None")
+    max_events = whole("max_events", max_events, 1)
+    each: list[int] = list(steps) if isinstance(steps, Sequence | np.ndarray) else [steps] * len(core.devices)
     for what, given in (("durations", durations), ("steps", each)):
         if not callable(given) and len(given) != len(core.devices):
             raise ConfigError(
@@ -129,6 +144,10 @@ def run_in_memory(
     executor = _Executor(core, durations, MemoryRun(models=[first]), train, each, lr, trip, accuracy)
     joined = [core_events.Joined(device.client, 0.0) for device in core.devices] if join else []
     return executor.run((*joined, *events), max_events)
+
+
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
 
 
 @dataclass
@@ -350,8 +369,9 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     >>> check_strategy(FedBuff(buffer_size=4)).models[-1].shape
     (3,)
     """
-    if not isinstance(strategy, Strategy):
-        raise ConfigError(f"strategy: must be a Strategy object, such as FedBuff(), got {strategy!r}")
+    require("strategy", strategy, isinstance(strategy, Strategy), "a Strategy object, such as FedBuff()")
+    clients, versions = whole("clients", clients, 1), whole("versions", versions, 1)
+    seed = whole("seed", seed, 0)
     strategy.check(clients)
     rng = stream(seed, "check-strategy")
     speed = rng.uniform(1.0, 5.0, clients)

@@ -7,6 +7,8 @@ contain this description instead of the type and its bounds. Numbers must be fin
 
 from __future__ import annotations
 
+import operator
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +16,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from itertools import chain
 from operator import ge, gt, le, lt
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -34,6 +37,35 @@ class Fault(ConfigError):
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
         self.key = key
+
+
+def require(what: str, given: object, fits: bool, allowed: str) -> None:
+    """Raise `ConfigError` unless an argument of a function fits.
+
+    >>> require("runs", 3, False, "a list of runs")
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: runs: must be a list of runs, got 3
+    """
+    if not fits:
+        raise ConfigError(f"{what}: must be {allowed}, got {shortened(repr(given))}")
+
+
+def path(what: str, given: object) -> Path:
+    """Return an argument that must be a path."""
+    require(what, given, isinstance(given, str | os.PathLike) and given != "", "a path")
+    return Path(given)  # type: ignore[arg-type]
+
+
+def whole(what: str, given: object, least: int, most: int = sys.maxsize) -> int:
+    """Return an argument that must be a whole number, which may be of numpy, from ``least`` to ``most``."""
+    try:
+        number = None if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    allowed = f"a whole number from {least}{'' if most == sys.maxsize else f' to {most}'}"
+    require(what, given, number is not None and least <= number <= most, allowed)
+    assert number is not None
+    return number
 
 
 def convert(value: Any, of: type[T], key: str = "") -> T:

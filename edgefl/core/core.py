@@ -54,9 +54,9 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 MOST_IDLE_WAKES = 100_000
-"""A run without ``stop.emulated_s`` ends when its strategy has been woken this many times in a row, by itself or
-by `Strategy.arrivals`, without a new version, if no client has trained in that time and none can still join.
-Held updates do not prevent this, because they may belong to a strategy that never uses them."""
+"""A run without ``stop.emulated_s`` ends when its strategy has been woken this many times in a row, by itself
+or by `Strategy.arrivals`, without a new version, if no client has trained in that time and none can still
+join. Held updates do not prevent this, because the strategy may never use them."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.statistics import Points, summary_curve
 from edgefl.results.summary import measured, metric_names
+from edgefl.validation import path, require
 
 Runs = Sequence[Result | str | Path]
 
@@ -73,16 +75,19 @@ def plot(
     Raises `ConfigError` if a run does not have the metric, if ``file`` has another suffix, or if another
     argument has a value that is not allowed.
     """
-    file = Path(file)
+    file = path("file", file)
     if file.suffix not in ENDINGS:
         raise ConfigError(f"{file}: must end in one of {', '.join(ENDINGS)}")
+    for name, text in (("y", y), ("over", over), ("band", band)):
+        require(name, text, isinstance(text, str), "a name")
     if over not in AXES:
         raise ConfigError(f"over: {unknown('axis', over, AXES)}")
     if band not in BANDS:
         raise ConfigError(f"band: {unknown('band', band, BANDS)}")
-    for name, size_in in (("width_in", width_in), ("height_in", height_in)):
-        if not 0.0 < size_in <= WIDEST_IN:
-            raise ConfigError(f"{name}: expected inches above 0 and at most {WIDEST_IN:g}, got {size_in:g}")
+    sizes: tuple[tuple[str, Any], ...] = (("width_in", width_in), ("height_in", height_in))
+    for name, size_in in sizes:
+        fits = isinstance(size_in, Real) and 0.0 < float(size_in) <= WIDEST_IN
+        require(name, size_in, fits, f"a number of inches above 0 and at most {WIDEST_IN:g}")
     curves = {
         label: [_curve(result, y, over) for result in found] for label, found in _by_label(runs).items()
     }
@@ -119,6 +124,8 @@ def look(place: int) -> tuple[str, Any]:
 
 def _by_label(runs: Mapping[str, Runs] | Runs) -> dict[str, list[Result]]:
     if isinstance(runs, Mapping):
+        for label in runs:
+            require("runs", label, isinstance(label, str), "a mapping from names")
         return {label: _results(f"runs of {label!r}", found) for label, found in runs.items()}
     rows = grouping.group(grouping.load([run.dir for run in _results("runs", runs)]))
     return {row.label: [Result(run.folder) for run in row.runs] for row in rows}

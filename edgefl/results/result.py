@@ -16,6 +16,7 @@ from edgefl.results.columns import Table
 from edgefl.results.record import Record
 from edgefl.results.run_folder import CHECKPOINTS, SUMMARY_FILE, refuse_sweep
 from edgefl.results.tables import FittedTable, as_text
+from edgefl.validation import path
 
 
 def summary_in(folder: Path) -> dict[str, Any]:
@@ -23,15 +24,15 @@ def summary_in(folder: Path) -> dict[str, Any]:
 
     Raises `ConfigError` if the file cannot be read.
     """
-    path = folder / SUMMARY_FILE
+    file = folder / SUMMARY_FILE
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{folder} has no {SUMMARY_FILE}: the run did not end") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        raise ConfigError(f"{file} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} does not hold a summary")
+        raise ConfigError(f"{file} does not hold a summary")
     return found
 
 
@@ -39,7 +40,7 @@ class Result:
     """A finished run's folder. Raises `ConfigError` if the folder does not exist or is a sweep's."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.dir = Path(folder)
+        self.dir = path("folder", folder)
         if not self.dir.is_dir():
             raise ConfigError(f"run folder {self.dir} not found")
         refuse_sweep(self.dir)
@@ -119,10 +120,10 @@ class Result:
 
         from edgefl.parameters.checkpoint import read_sealed
 
-        path = self.dir / CHECKPOINTS / "final.safetensors"
-        if not path.is_file():
-            raise ConfigError(f"{self.dir} has no {path.relative_to(self.dir)}: the run did not end")
+        file = self.dir / CHECKPOINTS / "final.safetensors"
+        if not file.is_file():
+            raise ConfigError(f"{self.dir} has no {file.relative_to(self.dir)}: the run did not end")
         try:
-            return read_sealed(path)[1]
+            return read_sealed(file)[1]
         except (SafetensorError, OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
+            raise ConfigError(f"{file} cannot be read: {error}") from None

@@ -19,6 +19,7 @@ from edgefl.results.result import Result, summary_in
 from edgefl.results.run_folder import RUNS, SUMMARY_FILE, is_sweep
 from edgefl.results.tables import FittedTable, as_text
 from edgefl.results.targets import RaceTarget
+from edgefl.validation import path
 
 FIGURES_OF_A_RUN = ("accuracy", "best_accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s",
                     "staleness_mean", "staleness_max", "slow_accuracy", "slow_weight", "trips_to_target",
@@ -39,7 +40,7 @@ class Sweep:
     """A finished sweep's folder. Raises `ConfigError` if the folder holds no sweep."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.dir = Path(folder)
+        self.dir = path("folder", folder)
         if not self.dir.is_dir():
             raise ConfigError(f"sweep folder {self.dir} not found")
         if (self.dir / RUNS).is_dir() and not (self.dir / SUMMARY_FILE).exists():

@@ -48,10 +48,10 @@ class Copied(NamedTuple):
     tags: dict[str, str]
 
 
-def require(name: str) -> None:
+def require(name: object) -> None:
     """Raise `ConfigError` if there is no tracker called ``name``, or its package is not installed."""
-    if name not in TRACKERS:
-        raise ConfigError(unknown("tracker", name, [*TRACKERS]))
+    if not isinstance(name, str) or name not in TRACKERS:
+        raise ConfigError(unknown("tracker", str(name), [*TRACKERS]))
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:  # a folder instead of a module, for example W&B's output folder
         raise ConfigError(f"tracker {name!r} is not installed: pip install 'edgefl[{name}]'")

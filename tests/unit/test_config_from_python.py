@@ -1,16 +1,26 @@
-"""Experiments made in Python are checked as those of a file are."""
+"""Experiments made in Python are checked as those of a file are, and so are the arguments of functions."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+import edgefl
 from edgefl import config
-from edgefl.errors import ConfigError
+from edgefl.core import Core
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.experiment import Data, Evaluation, Experiment, Fleet, Model, Stop, Training
+from edgefl.results.trackers import track
+from edgefl.run import supervisor
+from edgefl.strategies.fedavg import FedAvg
+from edgefl.testing import check_strategy, fleet, run_in_memory
+from tests.reports import write_run
 
 
 def test_python_may_give_tables_and_numpy_scalars() -> None:
@@ -57,3 +67,68 @@ def test_fednova_is_for_plain_sgd(setting: dict[str, Any]) -> None:
     assert config.validate(plain).strategy == {"name": "fednova"}
     with pytest.raises(ConfigError, match=rf"training\.{next(iter(setting))}: must be \S+ with fednova"):
         config.validate(msgspec.structs.replace(plain, training=Training(**setting)))
+
+
+def in_memory(**given: Any) -> object:
+    core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=Stop(versions=1))
+    return run_in_memory(**{"core": core, "durations": [1.0, 1.0], **given})
+
+
+def checked(**given: Any) -> object:
+    return check_strategy(**{"strategy": FedAvg(cohort=2), **given})
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "folder": edgefl.Result,
+    "folder: must be": edgefl.Sweep,
+    "runs": lambda value: edgefl.plot(value, "x.pdf"),
+    "file": lambda value: edgefl.plot(["r"], value),
+    "y": lambda value: edgefl.plot(["r"], "x.pdf", y=value),
+    "over": lambda value: edgefl.plot(["r"], "x.pdf", over=value),
+    "band": lambda value: edgefl.plot(["r"], "x.pdf", band=value),
+    "width_in": lambda value: edgefl.plot(["r"], "x.pdf", width_in=value),
+    "out": lambda value: edgefl.run(Experiment(**PHONE), value),
+    "web": lambda value: edgefl.run(Experiment(**PHONE), "new", web=value),
+    "tracker": lambda value: track(Path("r"), value),
+    "clients": fleet,
+    "examples": lambda value: fleet(2, value),
+    "core": lambda value: in_memory(core=value),
+    "durations": lambda value: in_memory(durations=value),
+    "model": lambda value: in_memory(model=value),
+    "train": lambda value: in_memory(train=value),
+    "steps": lambda value: in_memory(steps=value),
+    "lr": lambda value: in_memory(lr=value),
+    "trip": lambda value: in_memory(trip=value),
+    "events": lambda value: in_memory(events=value),
+    "accuracy": lambda value: in_memory(accuracy=value),
+    "max_events": lambda value: in_memory(max_events=value),
+    "strategy": lambda value: checked(strategy=value),
+    "clients: must": lambda value: checked(clients=value),
+    "versions": lambda value: checked(versions=value),
+    "seed": lambda value: checked(seed=value),
+}
+UNUSABLE = object()
+
+
+@pytest.mark.parametrize("argument", CALLS)
+@pytest.mark.parametrize(
+    "value",
+    [None, 3, "", [], math.nan, UNUSABLE],
+    ids=["None", "3", "empty text", "empty list", "nan", "object"],
+)
+def test_a_wrong_argument_is_one_line_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str, value: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(supervisor, "run", lambda *_: None)
+    write_run(tmp_path / "r")
+    said = ""
+    try:
+        CALLS[argument](value)  # some calls may take the value
+    except EdgeflError as error:
+        said = str(error)
+    assert len(said.splitlines()) <= 1
+    if value is UNUSABLE:
+        name = argument.partition(":")[0]
+        assert said.startswith((f"{name}: must be ", f"{name} '<object"))
+        assert "<object object" in said

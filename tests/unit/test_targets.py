@@ -496,8 +496,8 @@ def test_small_times_and_ratios_keep_their_digits(tmp_path: Path) -> None:
     [
         ({"band": "sd"}, "band: band 'sd' not found"),
         ({"over": "hours"}, "over: axis 'hours' not found"),
-        ({"width_in": 0.0}, "width_in: expected inches above 0 and at most 200, got 0"),
-        ({"height_in": math.nan}, "height_in: expected inches above 0 and at most 200, got nan"),
+        ({"width_in": 0.0}, "width_in: must be a number of inches above 0 and at most 200, got 0.0"),
+        ({"height_in": math.nan}, "height_in: must be a number of inches above 0 and at most 200, got nan"),
     ],
 )
 def test_a_figure_rejects_what_it_cannot_draw(tmp_path: Path, how: dict[str, Any], says: str) -> None:
