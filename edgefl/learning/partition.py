@@ -247,6 +247,7 @@ def _dirichlet(
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
     left = np.array([len(pool) for pool in pools])
     present = np.flatnonzero(left)
+    alpha = min(max(alpha, 1e-300), 1e300)  # beyond these, the next line gives 0 or infinity
     prior = alpha * left[present] / len(labels)
     quotas = np.full(clients, len(labels) // clients)
     quotas[rng.permutation(clients)[: len(labels) % clients]] += 1

@@ -132,6 +132,17 @@ def test_dirichlet_is_skewed_by_a_small_alpha_and_even_with_a_large_one():
     assert largest_share(1000.0) < 0.25
 
 
+@pytest.mark.parametrize(("alpha", "like"), [(5e-324, 1e-300), (1e-310, 1e-300), (1e308, 1e300)])
+def test_dirichlet_with_the_smallest_and_largest_numbers_is_as_with_small_and_large_ones(alpha, like):
+    """They became 0 and infinity, so that the smallest gave even shares, and the largest a warning."""
+    labels = np.repeat(np.arange(10), 100)
+    one, other = (
+        partition(Data(partition="dirichlet", alpha=value), labels, [FAST] * 20, 10, seed=1)
+        for value in (alpha, like)
+    )
+    assert all(map(np.array_equal, one, other))
+
+
 def test_dirichlet_shares_follow_the_data():
     # A class that is 1% of the data must not be a tenth of what clients hold, whatever α.
     labels = np.repeat(np.arange(2), (9900, 100))
