@@ -185,7 +185,7 @@ class ConditionModel(NamedTuple):
 
 
 class Power(NamedTuple):
-    """Power of a device in each state, in watts, and the charge of its battery, in joules.
+    """Power of a device in each state, in watts, and the energy in its battery, in joules.
 
     The power for computing and for transfers is in addition to ``idle_w``.
     """

@@ -151,7 +151,7 @@ class Dynamics:
         return (state.forced if self._experiment.fleet.on_leave == "finish" else state.move).at_s
 
     def moved(self) -> Iterable[int]:
-        """Return the clients whose next change was updated since this method was last called."""
+        """Return the clients whose next change was rescheduled since the last call of this method."""
         moved, self._moved = self._moved, {}
         return moved
 

@@ -381,7 +381,7 @@ class Trips:
         return fixed_s, example_s
 
     def _error_factor(self, model: TimeModel) -> float:
-        """Return the factor of the 90% interval for the time of a step on a full batch."""
+        """Return f such that the 90% interval of the time t of a full-batch step is t/f to t·f."""
         return model.error_factor_of(self._work.at(self._rule.batch_size))
 
     def _unit(self, info: ClientInfo) -> float:
@@ -444,7 +444,7 @@ class Trips:
         return 0.0 if trip or task >= self._first_tasks else self._part_s(client)
 
     def returns_after_s(self, client: int, resumption: int) -> float:
-        """Return how long after the resumption of a wall-clock run a client returns, in emulated seconds.
+        """Return the time from the resumption of a wall-clock run to a client's return, in emulated seconds.
 
         As at the start of the run, phones are at random points in their trips, drawn anew for each
         ``resumption``.

@@ -154,7 +154,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return joined(self.error_factor, min(_factor(off), most))
 
     def _unsure(self, parts: Mapping[str, float]) -> tuple[str, ...]:
-        """List the terms that widen the interval more than half as much as the worst term.
+        """Return the terms that widen the interval by more than half of what the worst term does.
 
         Each term is named after its largest part.
         """

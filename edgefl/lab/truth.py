@@ -262,7 +262,7 @@ def _seconds(step: dict[str, Any]) -> tuple[float, float]:
 
 
 def _label(step: dict[str, Any]) -> str:
-    """Return the device and runtime, and *fitted* for a fitted step if no fit leaves out its network."""
+    """Return the device and runtime, plus *fitted* if every fit that could predict the step includes it."""
     return f"{_titled(step)}, fitted" if step["fitted"] and step["unseen_s"] is None else _titled(step)
 
 

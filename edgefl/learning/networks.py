@@ -133,7 +133,9 @@ def cnn_groupnorm(
     for rate in dropout:
         _rate("dropout", rate)
     if hidden < 32 or hidden % 32:
-        raise ConfigError(f"model.args.hidden must be a multiple of its norm's 32 groups (got {hidden})")
+        raise ConfigError(
+            f"model.args.hidden must be a multiple of 32, the number of groups of its GroupNorm (got {hidden})"
+        )
     if stages not in (1, 2, 3):
         raise ConfigError(f"model.args.stages must be 1, 2 or 3 (got {stages})")
     layers: list[nn.Module] = []

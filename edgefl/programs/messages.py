@@ -91,7 +91,7 @@ class SwitchOff(msgspec.Struct, frozen=True, tag=True):
 
 
 class EndPhones(msgspec.Struct, frozen=True, tag=True):
-    """Order to end the phones.
+    """Tells the keeper and the relay to shut down the phones.
 
     The keeper kills all phones. The relay delivers the data in transit unless ``now`` is set, and exits.
     """

@@ -73,7 +73,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
         try:
             process.communicate(msgspec.msgpack.encode(request), timeout=request.limit_s)
         except subprocess.TimeoutExpired:
-            raise NotMet(f"{name}: the count in Valgrind took longer than {request.limit_s:g} s") from None
+            raise NotMet(f"{name}: counting under Valgrind took longer than {request.limit_s:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -139,7 +139,7 @@ def _unlimited() -> None:
 
 
 def _steady(counter: PartCounter, run: Callable[[], Any], handle: DeviceHandle) -> _Part:
-    """Reset the number of sent bytes, seed the random numbers, and run the counter."""
+    """Reset the number of sent bytes, seed the random number generators, and run the counter."""
     handle.begin(None)
     seed()
     return counter(run, handle)

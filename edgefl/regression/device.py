@@ -424,7 +424,7 @@ class EdgeDevice:
 
     @contextlib.contextmanager
     def judged(self) -> Iterator[Reasons]:
-        """Judge the results of the test that runs in this context; at the end, set the yielded `Reasons`.
+        """Judge the test that runs in this context; on exit, fill the yielded `Reasons` for the verdict.
 
         edgefl's exceptions are recorded as reasons. Other exceptions propagate, except that an AssertionError
         makes the test INVALID if the measurements are unreliable.

@@ -1,4 +1,4 @@
-"""The results of a session: the file that `edgefl gate` reads, and the content of the HTML page.
+"""The results of a pytest session: the JSON file for `edgefl gate`, and the content of the HTML report.
 
 pytest --edgefl-json results.json
 edgefl gate comment results.json

@@ -66,7 +66,7 @@ class MeasurementPlan(NamedTuple):
     network: Network | None
     request: PrepareRequest
     repetitions: int
-    """Minimum number of repetitions; if times vary, there are more."""
+    """Minimum number of repetitions; more are run if the times vary."""
     time_scale: float
 
 

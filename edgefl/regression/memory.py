@@ -38,7 +38,7 @@ class TreeWatch:
         self._page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
 
     def reset(self) -> None:
-        """Prepare for the process of the next call."""
+        """Reset the recorded process and peak before the next measured call starts its process."""
         self._page[0] = self._page[1] = 0
 
     def begin(self) -> int:

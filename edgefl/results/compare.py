@@ -176,7 +176,7 @@ def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
 
 
 def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
-    """Return a table of the final metrics; narrow terminals do not show the loss if a run has an accuracy."""
+    """Return a table of the final metrics; on narrow terminals, accuracy takes precedence over the loss."""
     slow, scored = first.slow, _scored(rows)
     found = []
     for row in rows:

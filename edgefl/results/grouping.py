@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
     @property
     def ranked(self) -> bool:
-        """True if the run ended and its model learned something."""
+        """True if the run ended and its model made progress, so that it can be compared with other runs."""
         return self.finished and not self.summary["no_progress"]
 
 
@@ -75,12 +75,12 @@ class RunGroup(NamedTuple):
 
     @property
     def ranked(self) -> bool:
-        """True if every run ended and its model learned something."""
+        """True if all runs ended and their models made progress, so that the row can be ranked."""
         return all(run.ranked for run in self.runs)
 
     @property
     def stuck(self) -> bool:
-        """True if the model of at least one run learned nothing."""
+        """True if the model of at least one run made no progress."""
         return any(run.summary["no_progress"] for run in self.runs)
 
     @property

@@ -90,7 +90,7 @@ class Activity(msgspec.Struct, frozen=True, tag="activity"):
 
 
 class Described(msgspec.Struct, frozen=True, tag="described"):
-    """The fleet, a description of the workload, and the time scale."""
+    """The text on a run's fleet, workload and time scale that its live views show."""
 
     fleet: list[tuple[str, str, int]]
     """Profile, network and number of clients of each group, in the order of the clients' numbers."""

@@ -212,7 +212,7 @@ def phones_secret(experiment: Experiment, folder: Path, *, begun: bool = True) -
     if not path.exists():
         if begun:
             raise ConfigError(
-                f"{path} is missing: nobody can decrypt the updates that wait for the next version"
+                f"{path} is missing: without it, the updates held for the next version cannot be decrypted"
             )
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(file, "wb") as key:

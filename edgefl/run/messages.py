@@ -136,7 +136,7 @@ class TaskResult(_Message, frozen=True, tag=23):
     def measured(self) -> TripTimes:
         """Return the measured times. Raises `WireError` if they are missing."""
         if self.times is None:
-            raise WireError(f"an update of task {self.task} without the times of its trip")
+            raise WireError(f"the update of task {self.task} lacks the times of its trip")
         return self.times
 
 

@@ -68,8 +68,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
 
     @property
     def cipher_bytes(self) -> int:
-        """Number of bytes that a client encrypts for one upload: the key streams for the mask and the sealed
-        shares."""
+        """Bytes that a client's cipher processes for one upload: the mask's key stream and the sealed shares."""
         return 4 * (self.code.size + self.code.noise_size) + self.code.holders * self.sealed_bytes
 
     @property

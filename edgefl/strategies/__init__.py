@@ -126,7 +126,9 @@ def kind(name: Any, search_path: Iterable[str | Path] = ()) -> type[Strategy]:
     """Return the class of the strategy ``name``. Raises `ConfigError` if there is no such strategy."""
     if not isinstance(name, str):
         have = ", ".join(names())
-        raise ConfigError(f"strategy.name must be one of {have} or 'my_module:Mine', got {name!r}")
+        raise ConfigError(
+            f"strategy.name must be one of {have}, or your own class, such as 'my_module:Mine' (got {name!r})"
+        )
     cls = load_attribute(name, "strategy.name", search_path) if ":" in name else _built_in(name)
     if not (isinstance(cls, type) and issubclass(cls, Strategy) and cls is not Strategy):
         raise ConfigError(f"strategy.name {name!r} must be a dataclass derived from Strategy, got {cls!r}")

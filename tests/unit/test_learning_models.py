@@ -127,7 +127,7 @@ def test_arguments_reach_the_model():
         (Model(name="cnn-defedavg", args={"hidden": 0}), MNIST, "hidden must be a positive whole number"),
         (Model(name="cnn-groupnorm", args={"dropout": [0.3, 1.0]}), MNIST, r"dropout must be in \[0, 1\)"),
         (Model(name="cnn-groupnorm", args={"dropout": [0.3]}), MNIST, "dropout must be two rates"),
-        (Model(name="cnn-groupnorm", args={"hidden": 40}), MNIST, "multiple of its norm's 32"),
+        (Model(name="cnn-groupnorm", args={"hidden": 40}), MNIST, "multiple of 32"),
         (Model(name="cnn-fedbuff", args={"dropout": "no"}), MNIST, "dropout must be in"),
         (Model(name="cnn-fedbuff", args={"width": 1.5}), MNIST, "width must be a positive whole number"),
         (Model(name="cnn-celeba", args={"width": 0}), MNIST, "width must be a positive whole number"),

@@ -101,7 +101,7 @@ def test_a_whole_update_comes_through_once(parts: Parts) -> None:
     ("changed", "detail"),
     [
         ({"task": 99}, "the sender does not hold"),
-        ({"times": None}, "without the times of its trip"),
+        ({"times": None}, "lacks the times of its trip"),
         ({"checksum": 1}, "whose checksum differs"),
     ],
 )

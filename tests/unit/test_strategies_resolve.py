@@ -104,7 +104,7 @@ OUT_OF_RANGE = [
     ("table", "message"),
     [
         ({}, "strategy.name must be one of aso-fed, asyncfeded, asysg, ca2fl, "),
-        ({"name": 3}, "or 'my_module:Mine', got 3"),
+        ({"name": 3}, "such as 'my_module:Mine' (got 3)"),
         ({"name": "fedbufff"}, "strategy.name: strategy 'fedbufff' not found; did you mean 'fedbuff'?"),
         ({"name": "../base"}, "strategy '../base' not found"),
         (

@@ -61,7 +61,7 @@ def test_a_loss_may_be_nan_because_training_may_diverge() -> None:
 def test_a_trip_lasts_as_long_as_its_phases_and_is_measured_or_refused() -> None:
     assert TIMES.trip == messages.Spent(1.0 + 1.5 + 0.5, 1.25 + 1.5 + 0.75)
     assert DONE.measured() == TIMES
-    with pytest.raises(WireError, match="an update of task 40 without the times of its trip"):
+    with pytest.raises(WireError, match="the update of task 40 lacks the times of its trip"):
         msgspec.structs.replace(DONE, times=None).measured()
 
 
