@@ -121,7 +121,7 @@ def read(path: Path) -> Key:
     secret = _secret(path, key)
     if "server" not in key:
         raise ConfigError(
-            f"{path}: this is the key of a server; to create one for a node, run: edgefl keygen {path.parent} NAME"
+            f"{path}: this is a server's key; to create one for a node, run: edgefl keygen {path.parent} NAME"
         )
     return Key(key["name"], secret, bytes.fromhex(key["server"]))
 

@@ -113,7 +113,7 @@ def spoil(folder: Path, what: str) -> None:
         ("public", r"one.key: this is a public key; expected the secret key, one.key"),
         (
             "the server's",
-            r"one.key: this is the key of a server; to create one for a node, run: edgefl keygen \S+keys NAME",
+            r"one.key: this is a server's key; to create one for a node, run: edgefl keygen \S+keys NAME",
         ),
         (
             "short",
