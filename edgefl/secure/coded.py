@@ -68,7 +68,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
 
     @property
     def cipher_bytes(self) -> int:
-        """Bytes that a client's cipher processes for an upload: the mask's key stream and the sealed shares."""
+        """Bytes that a client's cipher processes per upload: the mask's key stream and the sealed shares."""
         return 4 * (self.code.size + self.code.noise_size) + self.code.holders * self.sealed_bytes
 
     @property
