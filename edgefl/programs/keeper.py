@@ -399,9 +399,7 @@ class Keeper:
         phone.ended()
         code = self._codes.pop(phone.launch.phone)
         again, phone.leaving = phone.leaving and code == -signal.SIGKILL, False
-        if (
-            phone.why
-        ):  # the emulation ended the phone; this reason also applies if its first process had already exited
+        if phone.why:  # the emulation ended the phone, even if its first process had exited before
             code = -signal.SIGKILL
         if not again or self._ending or phone.why:
             self._finish(phone, code)
