@@ -272,8 +272,8 @@ class Secure(Settings, frozen=True, kw_only=True):
     """N, the number of clients that hold shares of all masks with ``masks``. They are drawn with the
     experiment's seed."""
     recover: Annotated[int, Meta(ge=2, le=1000)] = 4
-    """U, the number of holders whose shares are needed to recover a sum with ``masks``. It must be above
-    (N + T) / 2."""
+    """U: with the method ``masks``, the number of holders whose shares are needed to recover a sum. It must
+    be above (N + T) / 2."""
     private: Annotated[int, Meta(ge=1, le=1000)] = 1
     """With ``masks``, T, the number of holders that may collude with the server and still learn nothing but
     sums."""
@@ -424,7 +424,7 @@ class Evaluation(Settings, frozen=True, kw_only=True):
     """Number of client trips from one evaluation to the next, if it is not given in versions. The next
     version after these trips is evaluated."""
     every_s: Positive | None = None
-    """Number of emulated seconds from one evaluation to the next, if it is not given in versions."""
+    """Emulated seconds between evaluations; None if the interval is given in versions or trips."""
     max_examples: Count | None = None
     """Number of test examples, from the first on, that are used for an evaluation. If it is not set, all are
     used."""

@@ -41,7 +41,7 @@ def run_or_sweep(text: str) -> Path:
 def named_folder(text: str) -> Path:
     """Parse an option or argument DIR that names a folder. Raises `ConfigError` for an empty name."""
     if not text:
-        raise ConfigError("DIR '': no name, expected a folder")
+        raise ConfigError("DIR '': must be the name of a folder")
     return Path(text)
 
 

@@ -106,7 +106,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ms: tuple[Positive, ...]
     """Time that each of `CLASSES` takes in a typical network, in milliseconds."""
     error_factor: Factor
-    """The times of 90% of the networks outside the fit are within this factor of their predictions."""
+    """For 90% of the networks outside the fit, the measured time is within this factor of the predicted."""
 
 
 class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

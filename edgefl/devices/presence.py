@@ -77,7 +77,7 @@ class Windows:
 
 
 class AlternatingRenewal:
-    """Source of presence that alternates between on and off, for exponentially distributed times.
+    """Presence of a client that is alternately on and off, each for an exponentially distributed time.
 
     This is an alternating renewal process, which is on for ``mean_on_s / (mean_on_s + mean_off_s)`` of the
     time on average. Times are drawn from ``rng`` on demand.

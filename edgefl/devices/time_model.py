@@ -206,7 +206,7 @@ ERRORS: Final = ("error_factor", "cost_errors")
 MOST_UNSURE: Final = 7.0
 """Maximum error factor of a cost without measurements, and of its effect on a step."""
 WIDER: Final = 1.5
-"""Ratio of the interval factor of a step to ``error_factor`` above which `Prediction.unsure` lists parts."""
+"""`Prediction.unsure` lists parts of a step if its interval is more than this many times ``error_factor``."""
 _EACH = ("us", "ns", "ms")
 """Suffixes of fields that hold a time per unit; all other fields are rates."""
 

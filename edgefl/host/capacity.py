@@ -153,7 +153,7 @@ def choose_time_scale(
 def _smallest(
     asked: float, largest: float, demands: Sequence[Demand], cores: float, together: Together, active: int
 ) -> tuple[float, str]:
-    """Return the smallest scale that satisfies all rules, and a text that explains the decisive rule."""
+    """Return the smallest scale that satisfies all rules, and the reason: the rule that determines it."""
     one = min(1.0, cores)
     bursts = [burst for demand in demands if (burst := demand.due()) and burst.emulated_s > 0]
     densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)

@@ -43,7 +43,7 @@ CLASSES = {
 }
 """Class of code that each program of the C extension measures."""
 PROGRAMS = ("copy", "interpreter", *CLASSES.values())
-"""Classes of code that a program measures: all except ``simd``."""
+"""Classes of code whose speed is measured by running a program: all except ``simd``."""
 PYTHON_STEPS = 2000
 NO_EXTENSION = "edgefl was installed without a C compiler; install a C compiler, then edgefl again"
 _MIB = 1 << 20

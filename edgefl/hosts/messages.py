@@ -32,7 +32,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     device: str = ""
     """Device profile of the node's only client; empty if the node may host any number of clients."""
     as_is: bool = False
-    """If True, the node's only client is not slowed down, because the node runs on such a device."""
+    """If True, the node's only client is not slowed down: the node itself is the device of its profile."""
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):

@@ -119,7 +119,7 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
 # ---- threads ---------------------------------------------------------------------------------------
 
 _MOST = 16
-"""Default limit. Memory bandwidth is the bottleneck, and a few of a large host's cores saturate it."""
+"""Default limit on the number of threads: a few cores of a large host saturate its memory bandwidth."""
 
 _threads = 0
 

@@ -262,7 +262,7 @@ def _seconds(step: dict[str, Any]) -> tuple[float, float]:
 
 
 def _label(step: dict[str, Any]) -> str:
-    """Return the device and runtime, plus *fitted* if every fit that could predict the step includes it."""
+    """Return the device and runtime, plus *fitted* if the step is in the data of the fit that predicts it."""
     return f"{_titled(step)}, fitted" if step["fitted"] and step["unseen_s"] is None else _titled(step)
 
 

@@ -172,7 +172,7 @@ def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:
 
 
 def _validating(dataset: Dataset, fraction: float, evaluate_on: str) -> Dataset:
-    """Remove validation examples from the training part.
+    """Hold out a fraction of the training examples for validation.
 
     They replace the test examples if ``evaluate_on`` is "validation".
     """

@@ -304,7 +304,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live.release(parameter.grad)
 
     def moves(self, tensor: Tensor) -> bool:
-        """Return True if a tensor was used in an addition or a copy, as a positional embedding is."""
+        """Return True if an addition or a copy read the tensor; a positional embedding is such a tensor."""
         return tensor.untyped_storage()._cdata in self._moved
 
     @property

@@ -38,7 +38,7 @@ class Source(Protocol):
         """Return ``size`` random numbers from N(0, 1), as float32."""
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """Return a digest of the weights and updates of a step, which becomes part of the noise's name; "" if
+        """Return a digest of the weights and updates of a step, from which the step's noise is derived; "" if
         the source does not need a digest."""
 
 

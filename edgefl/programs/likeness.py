@@ -184,7 +184,7 @@ class HostSpeeds:
     def steps_per_s(self, step: TorchStep, dtype: str) -> calibration.Rate:
         """Return how many training steps like ``step`` one thread performs per CPU second.
 
-        ``dtype`` is the type of an input, whose shape is in ``step``.
+        ``dtype`` is the data type of the inputs, whose shape is in ``step``.
         """
         if (step, dtype) not in self._steps:
             found = calibration.measure_step(step.model, step.batch, dtype, step.input_shape or ())

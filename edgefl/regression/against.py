@@ -269,7 +269,7 @@ class _RunningPair:
         if it must not import any."""
 
     def measure(self, layout: int, *, reverse: bool) -> ProcessPair:
-        """Time shots (groups of calls) of base and head in turns, then end both processes.
+        """Time shots (groups of calls) of base and head alternately, then end both processes.
 
         Raises `_Fault` if a side fails.
         """

@@ -33,8 +33,8 @@ PRECISE = 0.0125
 median."""
 
 COUNTED_CALLS = 10
-"""Ratio of the time limit for counting to the time limit for one process. Counting calls the function up to
-ten times, and most of these calls are slowed down by a counter."""
+"""Time limit for counting, as a multiple of the time limit for one process. To count, the function is called
+up to ten times, and a counter slows down most of these calls."""
 
 Tell = Callable[[str], None]
 

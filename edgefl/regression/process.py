@@ -298,7 +298,7 @@ def _hidden(function: Any) -> str | None:
 
 
 def _is_simple(owner: Any) -> bool:
-    """Return True for a class whose objects need no arguments, such as a class of tests."""
+    """Return True for a class that can be instantiated without arguments, such as a test class."""
     if not inspect.isclass(owner) or inspect.isabstract(owner):
         return False
     try:

@@ -246,7 +246,7 @@ def loads_apart(before: Samples, now: Samples) -> str | None:
 
 
 def drift(before: Samples, now: Samples) -> float:
-    """Return the share by which the host's load may have changed the CPU time; 0 for equal loads."""
+    """Return the fraction by which a changed load of the host may have changed the CPU time, or 0."""
     slower = max(0.0, abs(math.log(_load(before, now))) - math.log(LOAD_SAME))
     return DRIFT * slower + DRIFT_WAITED * abs(now.waited - before.waited)
 

@@ -241,7 +241,7 @@ class _Supervisor:
         """Number of restarts of the server, number of consecutive deaths without a new version, and model
         version at the last death."""
         self._broken = ""
-        """Error message if the zygote's end has led to the state LEAVING; otherwise empty."""
+        """Error message if the state is LEAVING because the zygote ended; otherwise ""."""
         self._uncleared: set[str] = set()
         """Names of hosts on which peers of a killed server may still be running."""
         self._wakeup = os.pipe()

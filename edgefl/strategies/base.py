@@ -382,7 +382,7 @@ class Strategy:
         raise NotImplementedError
 
     def until(self, state: Any, client: int, view: View) -> Until | None:
-        """Return the end of the task that ``client`` is about to start.
+        """Return the condition that ends the task which ``client`` is about to start.
 
         If this method returns None, the task ends after the number of steps that ``[training]`` sets.
         """

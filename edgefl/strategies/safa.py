@@ -141,8 +141,8 @@ class SAFA(Strategy):
     def stepped(self, state: Cache, step: Step, view: View) -> None:
         made, used = view.version, {update.task for update in step.updates}
         arrived = self.arrived(state, view)
-        # A client that delivered its model receives the new version now, so its cache entry remains its own
-        # model, however large its lag was.
+        # A client that delivered its model receives the new version now. Its cache entry is therefore kept,
+        # not replaced with the global model, however large its lag was.
         state.given.update(dict.fromkeys((update.client for update in arrived), made))
         state.picked = frozenset(update.client for update in arrived if update.task in used)
         state.bypassed = {update.client: update for update in arrived if update.task not in used}

@@ -55,7 +55,7 @@ def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
         (["file", "a"], "file: cannot be written: File exists"),
         (["file/inside", "a"], "file/inside: cannot be written: Not a directory"),
         (["new", "a", "a"], "name 'a' is given twice"),
-        (["", "a"], "DIR '': no name, expected a folder"),
+        (["", "a"], "DIR '': must be the name of a folder"),
     ],
 )
 def test_keys_that_cannot_be_written_are_one_line_and_none_is_made(

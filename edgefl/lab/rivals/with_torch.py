@@ -1,4 +1,4 @@
-"""The program for training alone: processes train for random clients, without sending or summing updates."""
+"""A program that only trains: its processes train for random clients, and no update is sent or summed."""
 
 from __future__ import annotations
 
