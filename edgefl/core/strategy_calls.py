@@ -91,6 +91,8 @@ def check_answers(strategy: Strategy, clients: int) -> None:
     check("arrivals", process, valid, "None, or constant or poisson Arrivals with a finite rate above 0")
 
 
+MOST_STEPS = 10**9
+"""Maximum of `Until.steps`, as of ``training.steps``."""
 _OPTIMIZER_NUMBERS = ("lr", "momentum", "beta1", "beta2", "epsilon")
 
 
@@ -141,10 +143,10 @@ def until(result: Any) -> Until | None:
 def possible(until: Until, now_s: float) -> bool:
     """Return True if a task can end as ``until`` requires.
 
-    ``until`` must set at least one step, or a finite time; the time must not have passed, and the gain must
-    be finite.
+    ``until`` must set from 1 to `MOST_STEPS` steps or a finite time; the time must not have passed, and the gain
+    must be finite.
     """
-    ends = until.at_s < math.inf if until.steps is None else until.steps >= 1
+    ends = until.at_s < math.inf if until.steps is None else 1 <= until.steps <= MOST_STEPS
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
 
 

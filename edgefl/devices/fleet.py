@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -399,7 +398,7 @@ class Trips:
     def _whole_s(self, info: ClientInfo, held: int, steps: int | None = None) -> float:
         key = (_speed_of(info), held, steps)
         if (found := self._work_s.get(key)) is None:
-            sizes = Counter(self._rule.batches(held, steps))
+            sizes = self._rule.sizes(held, steps)
             found = sum(count * self._model_step_s(info, size) for size, count in sizes.items())
             _keep(self._work_s, key, found)
         return found * self._unit(info)
@@ -411,7 +410,7 @@ class Trips:
         draws, which are the same for all profiles and seeds.
         """
         held, found = int(np.median(self.data.final)), dict[str, float]()
-        sizes, (down, up) = Counter(self._rule.batches(held)), (self._down_bytes, self._up_bytes)
+        sizes, (down, up) = self._rule.sizes(held), (self._down_bytes, self._up_bytes)
         for info in kinds_of(self._clients).values():
             device, network = _in_runtime(info.profile, self._experiment.fleet.runtime), self._network(info)
             fixed_s, example_s = self._line(device, info.profile)

@@ -62,16 +62,35 @@ class LocalRule:
 
         The last batch of an epoch may be smaller. ``steps`` overrides the rule's number of steps.
         """
-        epoch = math.ceil(examples / self.batch_size)
-        if steps is None:
-            steps = self.steps if self.steps is not None else epoch * (self.epochs or 1)
+        epoch, steps = self._lengths(examples, steps)
         for step in range(steps):
             yield min(self.batch_size, examples - step % epoch * self.batch_size)
 
+    def sizes(self, examples: int, steps: int | None = None) -> dict[int, int]:
+        """Return the number of steps with each batch size, for the arguments of `batches`.
+
+        The time that this takes does not depend on the number of steps.
+
+        >>> LocalRule(epochs=2, batch_size=4).sizes(10)
+        {4: 4, 2: 2}
+        """
+        epoch, steps = self._lengths(examples, steps)
+        whole, rest = divmod(examples, self.batch_size)
+        epochs, further = divmod(steps, epoch) if steps else (0, 0)
+        counts = {self.batch_size: epochs * whole + min(further, whole), rest: epochs if rest else 0}
+        return {size: count for size, count in counts.items() if count}
+
+    def _lengths(self, examples: int, steps: int | None) -> tuple[int, int]:
+        """Return the number of steps of an epoch and of a trip."""
+        epoch = math.ceil(examples / self.batch_size)
+        if steps is None:
+            steps = self.steps if self.steps is not None else epoch * (self.epochs or 1)
+        return epoch, steps
+
     def work(self, examples: int) -> Work:
         """Return the work of one trip for a client with this number of examples."""
-        sizes = list(self.batches(examples))
-        return Work(len(sizes), sum(sizes))
+        sizes = self.sizes(examples)
+        return Work(sum(sizes.values()), sum(size * count for size, count in sizes.items()))
 
 
 def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) -> None:

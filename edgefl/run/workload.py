@@ -470,7 +470,7 @@ class Workload:
         if self.experiment.data.growth is not None:
             least = min(self._trips.data.held(client, 0) for client in range(len(self._clients)))
             sizes = set(range(least, min(max(sizes), least + self.rule.batch_size) + 1))
-        smallest = {size: min(self.rule.batches(size), default=size) for size in sizes}
+        smallest = {size: min(self.rule.sizes(size), default=size) for size in sizes}
         size = min(smallest, key=lambda examples: (smallest[examples], examples))
         if self._custom is None and smallest[size] < self.rule.batch_size:
             with _refusing_model(self.experiment.model.name):

@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +56,19 @@ def batches_of(rule: LocalRule, rows: np.ndarray, rng: np.random.Generator) -> l
         epochs.append(np.array(order[:size]))
         del order[:size]
     return epochs
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 40) | st.none())
+def test_batches_are_counted_as_they_are_yielded(held: int, batch: int, steps: int | None) -> None:
+    rule = LocalRule(epochs=3, batch_size=batch)
+    assert list(rule.sizes(held, steps).items()) == list(Counter(rule.batches(held, steps)).items())
+
+
+def test_counting_the_most_steps_does_not_make_them() -> None:
+    """A trip's time was summed over its steps, which takes centuries for so many."""
+    rule = LocalRule(steps=10**18, batch_size=4)
+    assert rule.sizes(6) == {4: 10**18 // 2, 2: 10**18 // 2}
+    assert rule.work(6) == Work(10**18, 3 * 10**18)
 
 
 def test_the_proximal_term_pulls_to_the_downloaded_model_even_if_begin_trip_changed_the_weights() -> None:

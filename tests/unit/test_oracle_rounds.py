@@ -338,6 +338,8 @@ IMPOSSIBLE = [
     Until(1.0, math.nan),
     Until(math.nan, steps=1),
     Until(steps=0),
+    Until(steps=10**9 + 1),
+    Until(5.0, steps=2**70),
 ]
 
 
@@ -350,5 +352,5 @@ def test_an_instant_that_cannot_be_is_refused(until: Until) -> None:
     core = Core(Odd(), fleet(1), 0, experiment.Stop())
     with pytest.raises(RunError) as caught:
         core.handle(Joined(0, 0.0))
-    wanted = "strategy Odd.until must return a time from now on, or one or more steps, and a finite"
+    wanted = "strategy Odd.until must return a time from now on, or 1 to 1,000,000,000 steps, and a finite"
     assert str(caught.value).startswith(wanted)
