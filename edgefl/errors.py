@@ -120,13 +120,13 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def shortened(name: str) -> str:
-    """Return a name, shortened to at most 60 characters.
+def shortened(name: str, most: int = LONGEST_NAME) -> str:
+    """Return a name, shortened to at most 60 characters, or a text to ``most`` characters.
 
     >>> shortened("pixel-4"), len(shortened("k" * 4000))
     ('pixel-4', 60)
     """
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def near(got: str, allowed: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from edgefl import terminal
 from edgefl.devices.fleet import fleet_of
-from edgefl.errors import ConfigError, EdgeflError, RunError
+from edgefl.errors import ConfigError, EdgeflError, RunError, shortened
 from edgefl.experiment import Experiment
 from edgefl.host.capacity import machine
 from edgefl.host.channel import Refused
@@ -32,6 +32,7 @@ from edgefl.results.tables import many
 from edgefl.run import control
 from edgefl.run.demands import shape_of
 from edgefl.run.hosting import Seat, Share
+from edgefl.run.peers import MOST_DETAIL
 from edgefl.strategies import resolve
 from edgefl.zeromq import keys
 from edgefl.zeromq.door import DoorSocket, endpoint
@@ -233,7 +234,7 @@ class Nodes:
         return on_nodes(experiment, base)
 
     def open(self, fd: int, say: Callable[[str], None]) -> None:
-        self.say = say
+        self.say = lambda text: say(shortened(text, MOST_DETAIL))  # nodes send the names and reasons in it
         self._door.watch(fd)
         if self.invitation:
             terminal.say(self.invitation, err=True)
@@ -417,6 +418,7 @@ class Nodes:
         self._waiting.pop(name, None)
         if (node := self._nodes.pop(name, None)) is None:
             return
+        why = shortened(why, MOST_DETAIL)
         self.say(f"node {name} is lost: {why}")
         self._share_cores()
         self._reserved = {client: of for client, of in self._reserved.items() if of != name}

@@ -92,6 +92,20 @@ def test_peers_go_where_there_is_most_room_and_a_lost_nodes_have_departed(world:
     assert (row.name, row.peers, row.lost) == ("a", [0, 1], "interrupted")
 
 
+def test_a_node_cannot_print_long_lines(world: World) -> None:
+    with socket.socket() as wakes:
+        world.open(wakes.fileno(), world.lines.append)
+        world.hear("a", msgspec.structs.replace(joining(), host=("c" * 10_000, 2, "Linux")))
+        world.hear("b", joining(torch="9" * 10_000))
+        world.hear("a", Refused("w" * 10_000, config=False))
+    assert [line.split(":")[0] for line in world.lines] == [
+        "node a joined",
+        "node b was rejected",
+        "node a is lost",
+    ]
+    assert max(map(len, world.lines)) <= 500
+
+
 def test_peers_without_a_node_wait_for_one(world: World) -> None:
     world.ready("a", joining())
     world.adopt(Shape(8, 5, 3))
