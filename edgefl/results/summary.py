@@ -467,7 +467,8 @@ def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
     """Return the share of time that clients were online, and the numbers of departures and returns.
 
     Departures are also counted by reason. A client that finishes its task before it leaves is counted as
-    online until it was due to leave.
+    online until it was due to leave, and then as offline until it joins again. It joins when the task has
+    ended, even if it was due back earlier.
     """
     since: dict[int, float] = {}
     joined, reasons = Counter[int](), Counter[str]()
