@@ -42,6 +42,9 @@ ALIVE_MS = 1000
 """Interval between checks that the nodes are still connected, in milliseconds."""
 GRACE_S = 15.0
 """Time limit in seconds for the nodes to end their peers. It exceeds a node's own limit for its zygote."""
+ENDING_S = 40.0
+"""Seconds that a node may take to end a process that the run has given up. A node that takes longer is
+stopped, or hangs, and counts as lost. TCP takes as long to detect that a host has disappeared."""
 MOST_BYTES = 4 * 2**20
 """Maximum size of a message from a node, in bytes."""
 BITS = ("python", "torch", "numpy")
@@ -129,6 +132,8 @@ class Node:
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
     """For each peer that is ended because it moves to another node, the reason, keyed by role and ID. The
     peer's current task does not count as failed."""
+    ending: dict[tuple[control.Role, int], float] = field(default_factory=dict)
+    """Time of the monotonic clock at which the node was told to end each peer that has not ended yet."""
     cleared: int = 0
     outbox: deque[messages.ToNode] = field(default_factory=deque)
 
@@ -265,6 +270,11 @@ class Nodes:
         if time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + ALIVE_MS / 1000
             yield from self._update_wanted()
+            for node in [node for node in self._nodes.values() if node.ending]:
+                if time.monotonic() - min(node.ending.values()) > ENDING_S:
+                    why = f"it has not ended a process of the run for {ENDING_S:g} s, as if it were stopped"
+                    self._answer(node.name, why)  # it ends if it goes on
+                    yield from self._lose(node.name, why)
             for node in [node for node in self._nodes.values() if not self._reachable(node)]:
                 yield from self._lose(node.name, "its connection broke")
 
@@ -312,6 +322,7 @@ class Nodes:
             case control.Departed(role=role, peer=peer, epoch=epoch):
                 if node.peers.get((role, peer)) == epoch:
                     del node.peers[role, peer]
+                    node.ending.pop((role, peer), None)
                     moved = node.moved.pop((role, peer), "")
                     yield control.Departed(role, peer, epoch, moved) if moved else message
             case control.Cleared(restarts=restarts):
@@ -514,6 +525,7 @@ class Nodes:
             return control.Departed(*who, message.epoch, "no node could run it")
         for node in self._nodes.values():
             if node.peers.get(who) == message.epoch:
+                node.ending.setdefault(who, time.monotonic())
                 node.outbox.append(message)
         return None
 
@@ -522,6 +534,7 @@ class Nodes:
         self._unplaced.clear()
         for node in self.agreed:
             node.peers.clear()
+            node.ending.clear()
             node.outbox.append(control.Clear(restarts))
         yield from self._all_clear()
 

@@ -55,6 +55,12 @@ def disturb(file):
     if deed == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     leader = psutil.Process(int(whose or os.getsid(0)))
+    if deed == "stop it":
+        for process in (leader, *leader.children(recursive=True)):
+            if process.pid != os.getpid():
+                process.suspend()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
     if deed in SIGNALS:
         leader.send_signal(SIGNALS[deed])
         while deed == "kill it" and not whose:

@@ -64,6 +64,27 @@ def test_a_node_that_is_killed_changes_no_bit(alone: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_node_that_is_stopped_changes_no_bit_and_ends_when_it_goes_on(
+    alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgefl.hosts.nodes.ENDING_S", 5.0)
+    wanted = virtual(model=made_in(tmp_path))
+    plan(tmp_path, {4: "stop it"})
+    with opened(ANY, None, 2) as nodes:
+        joined = [join(nodes.address, tmp_path) for _ in range(2)]
+        figures = serve(wanted, tmp_path / "run", nodes).summary()
+    stopped = [command.process.pid for command in joined if command.process.poll() is None]
+    for node in map(psutil.Process, stopped):
+        for process in (*node.children(recursive=True), node):
+            process.resume()
+    # the stopped one reads the rejection, or that the run is over
+    assert sorted(command.finish()[0] for command in joined) in ([0, 1], [0, 2])
+    assert figures["model_sha256"] == alone
+    lost = incidents(tmp_path / "run", "hang")
+    assert any("silent for" in one.detail for one in lost)
+
+
+@pytest.mark.slow
 def test_whatever_ends_a_node_the_other_goes_on(alone: str, tmp_path: Path) -> None:
     """Its zygote is killed, or somebody presses Ctrl-C; a worker that is killed is replaced where it was."""
     wanted = virtual(4, model=made_in(tmp_path))

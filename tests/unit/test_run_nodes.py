@@ -106,6 +106,30 @@ def test_a_node_cannot_print_long_lines(world: World) -> None:
     assert max(map(len, world.lines)) <= 500
 
 
+def test_the_workers_of_a_node_that_is_stopped_go_elsewhere(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped node ends no silent worker, and Linux acknowledges for it: a virtual run waited for ever."""
+    monkeypatch.setattr(world, "_reachable", lambda node: True)
+    for name in "ab":
+        world.ready(name, joining(workers=2))
+    world.adopt(Shape(8, 5, 3))
+    for number in range(4):
+        world.spawn(spawn(number))
+    for number in range(2):  # both are silent, but only b ends its worker
+        assert world.expel(control.Expel("worker", number, 0)) is None
+    ended = control.Departed("worker", 1, 0, "signal 9")
+    assert world.hear("b", ended) == [ended]
+    assert list(world.receive()) == []
+    monkeypatch.setattr("edgefl.hosts.nodes.ENDING_S", -1.0)
+    world._next_check_s = 0.0
+    why = "node a is lost: it has not ended a process of the run for -1 s, as if it were stopped"
+    assert list(world.receive()) == [control.Departed("worker", number, 0, why) for number in (0, 2)]
+    world.told("b")
+    world.spawn(msgspec.structs.replace(spawn(0), epoch=1))
+    assert world.told("b") == [msgspec.structs.replace(spawn(0), epoch=1)]
+
+
 def test_peers_without_a_node_wait_for_one(world: World) -> None:
     world.ready("a", joining())
     world.adopt(Shape(8, 5, 3))
