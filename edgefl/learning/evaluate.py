@@ -64,17 +64,21 @@ class OwnEvaluation:
     def measure(self, flat: FlatModel, x: Examples, y: NDArray[Any]) -> dict[str, float]:
         """Call the user's function on the model in evaluation mode; return its finite metrics.
 
-        The function receives the first ``len(y)`` rows of ``x``, and ``y``, as tensors on the model's device.
+        The function receives copies of the first ``len(y)`` rows of ``x``, and of ``y``, as tensors on the
+        model's device. Its changes to the model are undone.
         Raises a one-line `ConfigError` if it fails or does not return a mapping of names to numbers.
         """
         module, device, training = flat.module, flat.vector.device, flat.module.training
+        first = flat.array.copy()
         flat.push()
         module.eval()
-        tensors = [torch.from_numpy(values).to(device) for values in (x[: len(y)], y)]
+        tensors = [torch.tensor(values, device=device) for values in (x[: len(y)], y)]
         try:
             with torch.no_grad(), torch_seed(self._seed, device):
                 return self._checked(call(lambda: self._function(module, *tensors), self._name, KEY))
         finally:
+            flat.restore()
+            np.copyto(flat.array, first)
             module.train(training)
 
     def _checked(self, found: Any) -> dict[str, float]:
@@ -110,7 +114,8 @@ def evaluate(
 ) -> EvalResult:
     """Evaluate the model on the first ``len(y)`` rows of ``x``, ``batch`` examples at a time.
 
-    The model is in evaluation mode and computes in float32, even if the training does not.
+    The model is in evaluation mode and computes in float32, even if the training does not. Model and loss
+    receive copies of the examples, because they may change their inputs in place.
     ``classes`` is None for float targets. Raises ValueError if there are no examples or if a class is not in
     [0, classes).
 
@@ -133,8 +138,8 @@ def evaluate(
         with torch.no_grad():
             for first in range(0, len(y), batch):
                 wanted = y[first : first + batch]
-                outputs = module(torch.from_numpy(x[first : first + len(wanted)]).to(device))
-                total += loss(outputs, torch.from_numpy(wanted).to(device)).item() * len(wanted)
+                outputs = module(torch.tensor(x[first : first + len(wanted)], device=device))
+                total += loss(outputs, torch.tensor(wanted, device=device)).item() * len(wanted)
                 if classes is not None and _are_logits(outputs, wanted):
                     right.append(outputs.argmax(-1).cpu().numpy() == wanted)
     finally:

@@ -190,7 +190,7 @@ def _own(
 ) -> Parts:
     """Call the user's own split function and check its result."""
     split = load_attribute(name, "data.partition", search_path)
-    arguments = {"labels": targets, "profiles": list(profiles), "rng": rng}
+    arguments = {"labels": targets.copy(), "profiles": list(profiles), "rng": rng}
     try:
         parts = [np.asarray(part) for part in call(split, name, "data.partition", **arguments)]
     except (TypeError, ValueError):

@@ -73,6 +73,7 @@ class Assessor:
         measured before the failure.
         """
         data, found = self._data, EvalResult(math.nan, math.nan)
+        self._flat.prepare()  # personal models of the last evaluation may have changed integer buffers
 
         def on_forward(*_: object) -> None:
             beat()

@@ -484,7 +484,7 @@ class Workload:
         training = module.training
         module.eval()
         with torch.no_grad():
-            outputs = module(torch.from_numpy(data.test_x[:1]))
+            outputs = module(torch.tensor(data.test_x[:1]))
         module.train(training)
         if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] <= data.classes:
             return ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -205,6 +207,21 @@ def test_splits_that_cannot_be_made_say_why(spec, profiles, message):
 def test_labels_beyond_the_classes_are_refused():
     with pytest.raises(ConfigError, match=r"labels must be in \[0, 2\) \(got 0 to 2\)"):
         partition(Data(), np.array([0, 1, 2]), [FAST], 2, seed=0)
+
+
+def test_an_own_split_does_not_change_the_labels(monkeypatch) -> None:
+    module = ModuleType("splitting")
+
+    def split(labels, profiles, rng):
+        labels.sort()
+        return np.array_split(np.arange(len(labels)), len(profiles))
+
+    vars(module)["split"] = split
+    monkeypatch.setitem(sys.modules, "splitting", module)
+    monkeypatch.setenv("EDGEFL_MODULES", "splitting")
+    labels = np.array([2, 0, 1, 0])
+    partition(Data(partition="splitting:split"), labels, ["a", "b"], 3, seed=1)
+    assert labels.tolist() == [2, 0, 1, 0]
 
 
 def test_a_name_is_its_text() -> None:

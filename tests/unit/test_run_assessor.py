@@ -77,6 +77,70 @@ def test_a_users_function_gets_the_test_examples_and_a_model_that_does_not_train
     assert flat.module.training
 
 
+def test_a_users_function_changes_neither_the_model_nor_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may train a classifier on the model's features, or scale its inputs in place."""
+
+    def measure(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, float]:
+        found = {"first": float((model(x) - y).square().mean())}
+        model[0].weight.zero_()
+        model[0].bias.data = torch.ones(2)
+        model[1] = nn.Flatten()
+        x.mul_(2)
+        y.zero_()
+        return found
+
+    flat, x, y = FlatModel(nn.Sequential(nn.Linear(3, 2), nn.ReLU())), X.copy(), Y.copy()
+    before, own = flat.array.copy(), offer(monkeypatch, measure)
+    found = own.measure(flat, x, y)
+    assert np.array_equal(flat.array, before)
+    assert isinstance(flat.module[1], nn.ReLU)  # type: ignore[index]
+    assert (x.tolist(), y.tolist()) == (X.tolist(), Y.tolist())
+    assert own.measure(flat, x, y) == found
+    flat.load(np.zeros(flat.size, np.float32))
+    assert own.measure(flat, x, y) == {"first": 4.0}  # the module still has the vector's weights
+
+
+def test_a_model_and_a_loss_that_change_their_inputs_do_not_change_the_examples() -> None:
+    class Centred(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.sub_(0.5))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets.mul_(2)).square().mean()
+
+    flat, x, y = FlatModel(Centred(3, 2)), X.copy(), Y.copy()
+    found = [evaluate(flat, x, y, None, loss=loss) for _ in range(2)]
+    assert found[0].loss == found[1].loss
+    assert (x.tolist(), y.tolist()) == (X.tolist(), Y.tolist())
+
+
+class Counting(nn.Linear):
+    """A layer that divides its outputs by its number of training steps."""
+
+    def __init__(self) -> None:
+        super().__init__(10, 1)
+        self.register_buffer("steps", torch.ones((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return super().forward(x) / self.steps
+
+
+def test_an_evaluation_does_not_depend_on_the_personal_models_of_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offer(monkeypatch, None)
+    vars(sys.modules["measuring"])["make"] = lambda input_shape, classes: Counting()
+    made = workload(model=Model(name="measuring:make"))
+    first = made.flat.array.copy()
+    found = []
+    for _ in range(2):
+        made.flat.load(first)
+        found.append(made.assess(0, lambda: None))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -154,7 +218,8 @@ def test_an_evaluator_is_heard_at_every_batch_also_in_a_users_function(
 
     offer(monkeypatch, one_by_one)
     made = workload(evaluation=Evaluation(function="measuring:evaluate", clients="personal"))
-    made.flat.module.register_forward_hook(lambda *_: did.append("batch"))
+    first = next(made.flat.module.children())
+    monkeypatch.setattr(type(first), "forward", lambda self, x: did.append("batch") or x.flatten(1))
     did.clear()
     made.assess(0, lambda: did.append("beat"))
     of = {"evaluate": did[: did.index("own")], "own": did[did.index("own") + 1 :]}
