@@ -285,7 +285,7 @@ class _Executor:
         own = {name: vector.copy() for name, vector in kept.get(client, zeros).items()}
         now = self.result.vectors[version]
         vectors = {name: now[name] for name in strategy.vectors}
-        return TripInputs(version, model, vectors, {name: np.zeros_like(model) for name in vectors}, own)
+        return TripInputs.of(version, model, vectors, {name: np.zeros_like(model) for name in vectors}, own)
 
     def trained(self, client: int, trip: int, steps: int, given: TripInputs) -> Vector:
         """Return the model after ``steps`` steps with the terms that the strategy adds to the gradient. The

@@ -24,7 +24,6 @@ from torch import Tensor, float32, from_numpy, set_default_dtype, set_grad_enabl
 from torch.nn.functional import cross_entropy
 
 from edgefl.errors import ConfigError, TrainingError
-from edgefl.kernels.arguments import Floats
 from edgefl.learning.arithmetic import Arithmetic, torch_seed
 from edgefl.learning.dataset import Examples
 from edgefl.learning.flat import FlatModel
@@ -65,8 +64,7 @@ class Context:
         self.criterion = criterion
         self.client, self.trip, self.version = client, trip, given.version
         self.rule, self.rng = rule, rng
-        self.start = _read_only(given.start)
-        self.vectors = {name: _read_only(vector) for name, vector in given.vectors.items()}
+        self.start, self.vectors = given.start, given.vectors
         self.send, self.kept = given.send, given.kept
         self.metrics: dict[str, float] = {}
         """The values that were passed to `log`, keyed by name."""
@@ -328,9 +326,3 @@ def _place(function: Any) -> str:
 
 def _figure(value: float | Tensor) -> float:
     return value.item() if isinstance(value, Tensor) else float(value)
-
-
-def _read_only(vector: Floats) -> Floats:
-    view = vector.view()
-    view.flags.writeable = False
-    return view

@@ -122,7 +122,7 @@ class UpdateMaker:
         start, *vectors = (base[block] for block in self._blocks)
         send = [whole[block] for block in self._blocks[1:]]
         names = workload.vectors
-        return TripInputs(
+        return TripInputs.of(
             version,
             start,
             dict(zip(names, vectors, strict=True)),

@@ -382,7 +382,7 @@ class Workload:
         vectors, send, kept = (
             {name: np.zeros(self.flat.size, np.float32) for name in each} for each in names
         )
-        return TripInputs(0, self.flat.array.copy(), vectors, send, kept, self.flat.buffers)
+        return TripInputs.of(0, self.flat.array.copy(), vectors, send, kept, self.flat.buffers)
 
     def assess(self, version: int, beat: Callable[[], None]) -> tuple[EvalResult, ClientScores]:
         """Evaluate this version, whose model is in `flat` and may be overwritten; see `Assessor.assess`."""

@@ -43,6 +43,20 @@ class Update(NamedTuple):
 Vector = npt.NDArray[Any]
 
 
+class Vectors(dict[str, Vector]):
+    """Vectors that a client changes, keyed by their names. An assignment writes into the vector.
+
+    >>> own = np.zeros(2)
+    >>> vectors = Vectors(c=own)
+    >>> vectors["c"] = np.ones(2)
+    >>> own.tolist()
+    [1.0, 1.0]
+    """
+
+    def __setitem__(self, name: str, values: Any) -> None:
+        self[name][:] = values
+
+
 class TripInputs(NamedTuple):
     """Inputs of a client's trip other than the module to train. In a run, vectors are float32[size]."""
 
@@ -51,14 +65,34 @@ class TripInputs(NamedTuple):
     """w_k, the downloaded model."""
     vectors: Mapping[str, Vector] = {}
     """Vectors that are broadcast with the model, keyed by their names."""
-    send: Mapping[str, Vector] = {}
+    send: Vectors = Vectors()
     """For each broadcast vector, a vector of zeros that the client changes in place and uploads with its
     update."""
-    kept: Mapping[str, Vector] = {}
+    kept: Vectors = Vectors()
     """The client's own vectors, which persist from trip to trip; the client changes them in place."""
     statistics: int = 0
     """Number of elements at the end of the model that are running statistics (of batch normalisation) or
     other float buffers of the module."""
+
+    @classmethod
+    def of(
+        cls,
+        version: int,
+        start: Vector,
+        vectors: Mapping[str, Vector],
+        send: Mapping[str, Vector],
+        kept: Mapping[str, Vector],
+        statistics: int = 0,
+    ) -> TripInputs:
+        """Create the inputs with ``start`` and ``vectors`` read-only: they may be the server's own."""
+        common = {name: _read_only(vector) for name, vector in vectors.items()}
+        return cls(version, _read_only(start), common, Vectors(send), Vectors(kept), statistics)
+
+
+def _read_only(vector: Vector) -> Vector:
+    view = vector.view()
+    view.flags.writeable = False
+    return view
 
 
 class VectorSum(NamedTuple):

@@ -76,7 +76,7 @@ def test_half_way_starts_where_it_says(guide: Path) -> None:
     wanted = {"training": Training(steps=1, lr=1e-30), "stop": Stop(versions=2)}  # nobody moves
     rounds = {"name": "half_way:HalfWay", "cohort": 6, "server_lr": 2.0, "weighting": "uniform"}
     still = weights(run(guide / "still", strategy=rounds, **wanted))
-    (guide / "half_way.py").write_text(FILES["half_way.py"].replace("= model\n", "= model + 1.0\n"))
+    (guide / "half_way.py").write_text(FILES["half_way.py"].replace("[:] = model\n", " = model + 1.0\n"))
     moved = weights(run(guide / "moved", strategy=rounds, **wanted))
     np.testing.assert_allclose(moved - still, 1.0, atol=1e-5)  # half of 1.0 each, twice as far by the server
 

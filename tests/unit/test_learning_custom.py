@@ -80,11 +80,11 @@ def test_the_function_is_told_what_it_trains_on_and_where_it_starts():
                 vector[0] = 1.0
         assert model.training
         context.send["c"] += context.vectors["c"]
-        context.kept["own"][:] = 2.0
+        context.kept["own"] = context.kept["own"] + 1.0  # writes into the vector
 
     flat = model()
     c, send, kept = (np.full(flat.size, value, np.float32) for value in (3.0, 0.0, 1.0))
-    run(train, flat=flat, given=TripInputs(7, flat.array.copy(), {"c": c}, {"c": send}, {"own": kept}))
+    run(train, flat=flat, given=TripInputs.of(7, flat.array.copy(), {"c": c}, {"c": send}, {"own": kept}))
     assert seen == {"client": 4, "trip": 2, "version": 7}
     assert (send == 3.0).all()
     assert (kept == 2.0).all()

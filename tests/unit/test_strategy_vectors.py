@@ -181,3 +181,28 @@ def test_terms_of_what_is_not_there_or_not_plain_are_refused() -> None:
     check_terms(Scaffold(), LocalRule(terms=LocalTerms(lr=np.array([1.0, 0.5]))), FLEET)
     with pytest.raises(ConfigError, match=r"^training.momentum: must be 0 with Scaffold, .* got 0.9$"):
         check_terms(Scaffold(), LocalRule(terms=Scaffold().local_rule(), momentum=0.9), FLEET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Careless(FedAvg):
+    vectors: ClassVar = ("c",)
+    client_vectors: ClassVar = ("own",)
+    what: str = ""
+
+    def end_trip(self, model: Any, given: Any) -> None:
+        if self.what:
+            vector = given.start if self.what == "start" else given.vectors["c"]
+            vector += 1.0
+        given.kept["own"] = given.kept["own"] + 1.0
+
+
+@pytest.mark.parametrize("what", ["", "start", "vectors"])
+def test_a_client_writes_into_its_own_vectors_and_not_into_the_servers(what: str) -> None:
+    """The downloaded model is the server's own memory, from which other clients train too."""
+    core = Core(Careless(what=what, cohort=2), fleet(2), seed=1, stop=experiment.Stop(versions=3))
+    if what:
+        with pytest.raises(ValueError, match="read-only"):
+            run_in_memory(core, [1.0, 1.0])
+    else:
+        kept = run_in_memory(core, [1.0, 1.0]).kept
+        assert {client: own["own"].tolist() for client, own in kept.items()} == {0: [3.0], 1: [3.0]}
