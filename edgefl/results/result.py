@@ -48,6 +48,10 @@ class Result:
     def __repr__(self) -> str:
         return f"Result({str(self.dir)!r})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the folder alone, because an open `record` can be neither pickled nor copied."""
+        return {"dir": self.dir}
+
     def __str__(self) -> str:
         """Return the results that `edgefl run` prints."""
         try:

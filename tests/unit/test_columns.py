@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import math
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -188,3 +190,12 @@ def test_a_result_shows_what_its_run_printed(tmp_path: Path, monkeypatch: pytest
     assert re.search(r"^model +[0-9a-f]{16}$|^client trips +\d+", str(result), re.MULTILINE)
     assert "<td" in str(result._repr_html_())
     assert repr(result) == f"Result({str(result.dir)!r})"
+
+
+def test_a_result_whose_record_was_read_can_be_pickled_and_copied(tmp_path: Path) -> None:
+    """A pool's process returns it, or a study keeps it in a cache."""
+    result = Result(write_run(tmp_path / "run", trips=20))
+    assert len(result.record.trips["task"]) == 20
+    pickled = pickle.loads(pickle.dumps(result))  # noqa: S301 (its own bytes)
+    for other in (pickled, copy.copy(result), copy.deepcopy(result)):
+        assert (other.dir, len(other.record.trips["task"])) == (result.dir, 20)
