@@ -79,8 +79,8 @@ class FlatModel:
     are not in the vector; they are reset at the start of each training, so that no trip sees another trip's
     values.
 
-    Raises `ConfigError` if the module has no trainable parameters, or if any of its tensors is not dense, not
-    float32 or not on the CPU.
+    Raises `ConfigError` if the module is a TorchScript module or has no trainable parameters, or if any of
+    its tensors is not dense, not float32 or not on the CPU.
 
     >>> flat = FlatModel(nn.Linear(3, 2))
     >>> flat.size, [(entry.name, entry.shape, entry.offset) for entry in flat.layout]
@@ -283,6 +283,8 @@ def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], ...]:
     They are the trainable parameters, the frozen parameters, the persistent float buffers and all other
     buffers.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError("model: it is a TorchScript module; give the module without torch.jit")
     persistent = module.state_dict(keep_vars=True).keys()
     trainable: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
