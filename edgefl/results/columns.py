@@ -160,7 +160,8 @@ def evaluations(record: Record) -> Table:
     """Return the learning curve: one row per evaluation, ordered by version.
 
     ``at_s`` is the time at which the version was published, in emulated seconds, and ``trips`` is the number
-    of client trips that had ended by then. The columns after ``accuracy`` and ``loss`` are the metrics of the
+    of client trips that had ended by then. If the last version is evaluated only because the run ends, both
+    refer to the end of the run. The columns after ``accuracy`` and ``loss`` are the metrics of the
     user's ``evaluation.function`` and, in a private run, ``epsilon``: the ε spent up to the version.
     """
     rows = record.evaluations

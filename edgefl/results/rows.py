@@ -130,7 +130,7 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at_s: float
     wall_s: float
     trips: int
-    """Number of client trips that had ended before the version was published."""
+    """Number of client trips that had ended at ``at_s``."""
     accuracy: float
     """NaN for a task without classes, unless the user's function returns an accuracy."""
     loss: float
