@@ -68,8 +68,21 @@ def private_mib(pids: Collection[int]) -> float:
     and otherwise up to 10 µs for each MiB of each process.
     """
     forks = {pid for pid in pids if is_fork(pid)} if len(pids) > 1 else set()
-    counted = [pid for pid in pids if pid not in forks or not parent_waits(pid)]
+    counted = [_live_thread(pid) for pid in pids if pid not in forks or not parent_waits(pid)]
     return sum(map(_proportional_kib if forks else _private_kib, counted)) / 1024
+
+
+def _live_thread(pid: int) -> int:
+    """Return ``pid``, or another thread of the process if its first thread has ended.
+
+    /proc shows no memory for an ended first thread, although the other threads keep all of it.
+    """
+    if process_stat(pid)[:1] == ["Z"]:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                if process_stat(f"{pid}/task/{task}")[:1] != ["Z"]:
+                    return int(task)
+    return pid
 
 
 def _private_kib(pid: int) -> float:

@@ -198,6 +198,32 @@ def test_a_process_that_waits_for_its_exec_has_no_memory_of_its_own(tmp_path: Pa
     assert 100 < used_mib < 150
 
 
+THREAD = """
+import ctypes, sys, threading
+
+def hold():
+    kept = bytearray(100 << 20)
+    print("ready", flush=True)
+    sys.stdin.read()
+
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_the_memory_of_a_process_whose_first_thread_has_ended_counts() -> None:
+    """/proc/PID/statm shows no memory then."""
+    command = [sys.executable, "-I", "-S", "-c", THREAD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+            assert child.poll() is None
+        used_mib = private_mib([child.pid])
+        child.kill()
+    assert 100 < used_mib < 150
+
+
 def test_a_phone_whose_battery_gets_low_is_switched_off() -> None:
     """Its charge is just above what it keeps back, and computing takes it there."""
     battery = load_device("moto-g4").battery
