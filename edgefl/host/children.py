@@ -8,7 +8,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -133,6 +133,25 @@ def collect(pid: int) -> Exit:
     """Wait for the end of a child and reap it. Raises ChildProcessError if ``pid`` is not a child."""
     _, status, used = os.wait4(pid, 0)
     return Exit(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime)
+
+
+@contextmanager
+def waiting_for_children() -> Iterator[Callable[[], None]]:
+    """Set SIGCHLD's default action, so that a handler of the user's code cannot reap this process's children.
+
+    Yield a function that sets the former action again, for a forked child.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+
+    def restore() -> None:
+        if before is not None:  # None for a handler that was not set by Python
+            signal.signal(signal.SIGCHLD, before)
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield restore
+    finally:
+        restore()
 
 
 def exit_of(child: Child, timeout_s: float) -> Exit | None:

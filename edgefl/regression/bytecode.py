@@ -27,14 +27,17 @@ class CodeName(NamedTuple):
     qualname: str
 
 
-class TooManyInstructions(BaseException):
-    """Raised inside a function to end it when it has executed more instructions than allowed."""
+class NotCounted(BaseException):
+    """Raised if a function's instructions cannot all be counted.
+
+    It is raised inside a function to end it when it has executed more instructions than allowed.
+    """
 
 
 def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[CodeName, int]:
     """Call ``run``; return how many instructions each function executed, in all threads that ``run`` uses.
 
-    Raises `TooManyInstructions` if a function executes more than ``most`` instructions.
+    Raises `NotCounted` if a function executes more than ``most`` instructions or ends the counting.
 
     >>> def add(a, b):
     ...     return a + b
@@ -66,7 +69,7 @@ class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
                 if event == "opcode":
                     cell[0] += 1
                     if cell[0] > most:
-                        raise TooManyInstructions
+                        raise NotCounted
 
             known = self[id(code)] = code, cell, count
         return known[2]
@@ -89,6 +92,9 @@ def _traced(run: Callable[[], object], cells: _Cells) -> None:
     sys.settrace(enter)
     try:
         run()
+        # Python also removes a trace function that raised an exception, such as a RecursionError.
+        if sys.gettrace() is not enter:
+            raise NotCounted
     finally:
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type,unused-ignore]
@@ -106,7 +112,7 @@ def _monitored(run: Callable[[], object], cells: _Cells) -> None:
         cell = known[1]
         cell[0] += 1
         if cell[0] > cells.most:
-            raise TooManyInstructions
+            raise NotCounted
 
     monitoring.use_tool_id(tool, "edgefl")
     monitoring.register_callback(tool, events.INSTRUCTION, count)

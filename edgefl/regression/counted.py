@@ -13,6 +13,7 @@ import inspect
 import os
 import random
 import resource
+import select
 import sys
 import sysconfig
 import tracemalloc
@@ -27,11 +28,11 @@ import torch
 
 from edgefl.devices.code import clusters_of, throughput
 from edgefl.devices.schema import Device
-from edgefl.host.children import collect, fork
+from edgefl.host.children import collect, fork, waiting_for_children
 from edgefl.host.process import keep_stops
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
-from edgefl.regression.bytecode import CodeName, TooManyInstructions, count_instructions
+from edgefl.regression.bytecode import CodeName, NotCounted, count_instructions
 from edgefl.regression.counts import BY_TORCH, CountedRun, Counts
 from edgefl.regression.process import Failure, failure_of
 from edgefl.regression.repetition import DeviceCall, DeviceHandle, device_s, error_factor, used_s
@@ -152,6 +153,7 @@ def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
 
     def main() -> None:
         restore_stops()
+        restore_sigchld()
         os.close(read)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
@@ -166,17 +168,39 @@ def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
             with os.fdopen(write, "wb") as pipe:
                 pipe.write(msgspec.msgpack.encode((part, failure)))
 
-    pid = fork("edgefl-count", main)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        data = pipe.read()
-    end = collect(pid)
+    with waiting_for_children() as restore_sigchld:
+        pid = fork("edgefl-count", main)
+        os.close(write)
+        data = _written(read, pid)
+        end = collect(pid)
     if not data:
         return Failure("signal" if end.signal else "raised", str(end))
     part, failure = msgspec.msgpack.decode(data, type=tuple[_Part | None, Failure | None])
     found = part or failure
     assert found is not None
     return found
+
+
+def _written(read: int, pid: int) -> bytes:
+    """Return what a child wrote into a pipe until it ended, and close the pipe.
+
+    Processes that the child leaves running may keep the other end open.
+    """
+    data, child, poller = bytearray(), os.pidfd_open(pid), select.poll()
+    try:
+        for descriptor in (read, child):
+            poller.register(descriptor, select.POLLIN)
+        while ready := {descriptor for descriptor, _ in poller.poll()}:
+            if read not in ready:  # the child has ended, and all that it wrote has been read
+                break
+            part = os.read(read, 1 << 16)
+            data += part
+            if not part:
+                poller.unregister(read)
+    finally:
+        os.close(child)
+        os.close(read)
+    return bytes(data)
 
 
 # ---- counters ------------------------------------------------------------------------------------
@@ -195,10 +219,16 @@ def _work(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
 
 def _memory(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
     tracemalloc.start(1)
+    tracemalloc.reset_peak()  # the first call may have started it
     before, _ = tracemalloc.get_traced_memory()
-    run()
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    stop = tracemalloc.stop
+    vars(tracemalloc)["stop"] = lambda: None  # the function may measure its own memory
+    try:
+        run()
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        vars(tracemalloc)["stop"] = stop
+        stop()
     grew = {"python_peak_bytes": peak - before, "python_kept_bytes": kept - before}
     return _Part(figures={name: max(0, count) for name, count in grew.items()})
 
@@ -206,7 +236,7 @@ def _memory(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
 def _executed(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
     try:
         return _Part(instructions=by_owner(count_instructions(run)))
-    except TooManyInstructions:
+    except NotCounted:
         return _Part()
 
 

@@ -18,8 +18,10 @@ INSTRUCTIONS, NATIVE = "instructions", "native_instructions"
 NOTHING = 3
 """Maximum number of instructions that an empty function executes; a function with one call executes at least
 five."""
-SMALLER = "make the test's inputs smaller"
-"""Advice for a function that executes too many instructions."""
+NOT_COUNTED = (
+    "not counted: there are too many (make the test's inputs smaller), or the function calls sys.settrace or "
+    "catches a RecursionError, which ends the counting in Python before 3.12"
+)
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -90,7 +92,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The counts other than instructions, keyed by their names in `FIGURES`."""
     instructions: dict[str, int] | None
     """Numbers of executed bytecode instructions, keyed by function for the user's code, and by package and
-    version (``torch 2.13.0``) for other code; None if there are too many to be counted."""
+    version (``torch 2.13.0``) for other code; None if they were not counted."""
     native: dict[str, int] | None = None
     """Numbers of native instructions, keyed by function; None if they are not counted."""
 
@@ -137,7 +139,8 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     @property
     def seconds(self) -> float | None:
         """Predicted time on the device in seconds; None if the counts may miss most of the work."""
-        return self.model_s + self.python_s if self.covered and not self.processes else None
+        known = self.covered and not self.processes and self.first.instructions is not None
+        return self.model_s + self.python_s if known else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
         """Return this run with ``native`` as the native instructions of both counts.
@@ -194,7 +197,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def uncounted(self) -> bool:
-        """True if the function executed too many instructions to count under at least one Python version."""
+        """True if the function's instructions were not counted under at least one Python version."""
         return INSTRUCTIONS not in self.varying and any(
             one.instructions is None for one in self.python.values()
         )
@@ -359,9 +362,9 @@ def _judged(
     figure = FIGURES[name]
     first, second = new
     if first is None or second is None:
-        return f"{figure.text}: too many to be counted; {SMALLER}"
+        return f"{figure.text}: {NOT_COUNTED}"
     if old is None:
-        return f"{figure.text}: too many to be counted when the baseline was saved; save it again"
+        return f"{figure.text}: not counted when the baseline was saved; save it again"
     most = _allowed(name, old, tolerance)
     if max(first, second) <= most:
         return None
@@ -459,7 +462,7 @@ def summary(run: CountedRun) -> str:
         sum(count for name, count in counts.figures.items() if name.endswith("_flop")),
     )
     parts = [
-        "too much bytecode to count" if executed is None else f"{executed:,} bytecode",
+        "bytecode not counted" if executed is None else f"{executed:,} bytecode",
         "" if counts.native is None else f"{sum(counts.native.values()):,} native",
         f"{counts.figures.get('calls', 0):,} torch operations, {flop / 1e6:.4g} MFLOP" if flop else "",
         *(

@@ -27,7 +27,7 @@ import msgspec
 
 from edgefl.errors import ConfigError
 from edgefl.host.channel import Channel, Closed
-from edgefl.host.children import collect, end_children, fork
+from edgefl.host.children import collect, end_children, fork, waiting_for_children
 from edgefl.host.process import adopt_orphans, become_child, keep_freed_memory, outlive_parent
 from edgefl.regression import sides
 from edgefl.regression.calls import bound, takes_device
@@ -153,16 +153,18 @@ class SideBranch:
         self._watch.reset()
 
         def main() -> None:
+            restore_sigchld()
             _Function(self, self._channel, request, self._watch, early=self._early).serve(function, setup)
 
-        pid = fork("edgefl-device", main)
-        child = os.pidfd_open(pid)
-        try:
-            self._wait(child)
-            end = collect(pid)
-        finally:
-            os.close(child)
-            end_children()
+        with waiting_for_children() as restore_sigchld:
+            pid = fork("edgefl-device", main)
+            child = os.pidfd_open(pid)
+            try:
+                self._wait(child)
+                end = collect(pid)
+            finally:
+                os.close(child)
+                end_children()
         return sides.Ended() if not end.code else Failure("signal", str(end))
 
     def _wait(self, child: int) -> None:

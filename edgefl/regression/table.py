@@ -12,7 +12,7 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.host.verdict import Outcome
 from edgefl.regression.baseline import BaselineEntry, save
-from edgefl.regression.counts import FIGURES, INSTRUCTIONS, SMALLER, CountedEntry, summary
+from edgefl.regression.counts import FIGURES, INSTRUCTIONS, NOT_COUNTED, CountedEntry, summary
 from edgefl.regression.device import EdgeDevice
 from edgefl.regression.gate import Word, device_time
 from edgefl.results.tables import number, short_time
@@ -222,4 +222,4 @@ def _left_out(entry: CountedEntry) -> Iterator[str]:
         names = ", ".join(FIGURES[name].text for name in entry.varying)
         yield f"{start}two counts of one call differ: {names}"
     if entry.uncounted:
-        yield f"{start}there are too many of them to be counted: {FIGURES[INSTRUCTIONS].text}; {SMALLER}"
+        yield f"{start}{FIGURES[INSTRUCTIONS].text} were {NOT_COUNTED}"

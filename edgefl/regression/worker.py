@@ -25,7 +25,7 @@ import psutil
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.host.channel import Channel, Closed
-from edgefl.host.children import collect, end_children, fork, has_children
+from edgefl.host.children import collect, end_children, fork, has_children, waiting_for_children
 from edgefl.host.process import adopt_orphans, become_child, keep_stops, outlive_parent
 from edgefl.regression import process
 from edgefl.regression.counts import CountedRun
@@ -128,19 +128,21 @@ class RegressionWorker:
         read, write = os.pipe()
 
         def main() -> None:
+            restore_sigchld()
             os.close(read)
             self._channel.close()
             _be_device(write, measure, quiet)
 
-        pid = fork("edgefl-device", main)
-        os.close(write)
-        child = os.pidfd_open(pid)
-        try:
-            return self._answer(read, child, pid, self._watch)
-        finally:
-            os.close(child)
-            os.close(read)
-            end_children()
+        with waiting_for_children() as restore_sigchld:
+            pid = fork("edgefl-device", main)
+            os.close(write)
+            child = os.pidfd_open(pid)
+            try:
+                return self._answer(read, child, pid, self._watch)
+            finally:
+                os.close(child)
+                os.close(read)
+                end_children()
 
     def _answer(self, read: int, child: int, pid: int, watch: TreeWatch) -> process.Answer:
         """Return the result that the process wrote before it ended.

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,6 +140,25 @@ def ends_a_program_and_a_fork() -> None:
         os._exit(0)
     os.kill(pid, signal.SIGTERM)
     assert os.waitpid(pid, 0) == (pid, signal.SIGTERM)
+
+
+def leaves_a_fork() -> int:
+    if os.fork() == 0:
+        time.sleep(3600)
+        os._exit(0)
+    return sum(number for number in range(100))
+
+
+def ignores_its_children() -> int:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    return sum(number for number in range(100))
+
+
+def measures_its_memory(keep: int = 100_000) -> int:
+    tracemalloc.start()
+    size = len(bytes(keep))
+    tracemalloc.stop()
+    return size
 
 
 def leaves_a_thread() -> int:

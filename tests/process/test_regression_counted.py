@@ -160,6 +160,17 @@ def test_a_function_can_end_what_it_started(process: MeasuringProcess) -> None:
     assert counted(process, steps.ends_a_program_and_a_fork).processes
 
 
+@pytest.mark.parametrize("name", ["leaves_a_fork", "ignores_its_children"])
+def test_a_function_can_leave_processes_and_ignore_their_end(process: MeasuringProcess, name: str) -> None:
+    """A process that is left has the other end of the pipe to the measuring process."""
+    assert counted(process, getattr(steps, name)).first.instructions
+
+
+def test_the_memory_of_a_function_that_measures_it_too_is_counted(process: MeasuringProcess) -> None:
+    less, more = (counted(process, steps.measures_its_memory, keep=size) for size in (100_000, 200_000))
+    assert [one.name for one in against(less, more).grew] == ["python_peak_bytes"]
+
+
 def test_an_exception_of_a_later_call_is_the_functions(process: MeasuringProcess) -> None:
     with pytest.raises(
         NotMet, match=r"fails_when_it_is_called_again failed on moto-g4:(.|\n)*ValueError: called again"

@@ -261,12 +261,12 @@ def test_what_was_not_counted_is_not_saved_and_never_called_ok(run: Run) -> None
     long, instructions = TEST.replace("mib=10", "long=True"), "Python bytecode instructions"
     found = run(long, "--edgefl-save")
     found.stdout.fnmatch_lines(
-        [f"not saved for step of test_step?pixel-4?, because there are too many *: {instructions}; make *"]
+        [f"not saved for step of test_step?pixel-4?, because {instructions} were not counted: there are *"]
     )
     found = run(long, "--edgefl-compare")
     found.assert_outcomes(failed=1)
     found.stdout.fnmatch_lines(
-        [f"COULD NOT BE JUDGED: step on pixel-4: {instructions}: too many to be counted; make the *"]
+        [f"COULD NOT BE JUDGED: step on pixel-4: {instructions}: not counted: there are too many *"]
     )
     varies = TEST.replace("mib=10", "varies=True")
     found = run(varies, "--edgefl-save")

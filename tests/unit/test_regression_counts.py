@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,10 +18,11 @@ from edgefl.devices import load_device
 from edgefl.devices.code import clusters_of, throughput
 from edgefl.host.code_operations import python_bodies
 from edgefl.regression import baseline
-from edgefl.regression.bytecode import CodeName, TooManyInstructions, count_instructions
+from edgefl.regression.bytecode import CodeName, NotCounted, count_instructions
 from edgefl.regression.counted import by_owner, python_seconds
 from edgefl.regression.counts import (
     FIGURES,
+    NOT_COUNTED,
     CountedEntry,
     CountedRun,
     CountedVerdict,
@@ -144,20 +147,38 @@ def test_counts_that_differ_from_themselves_are_not_judged_by_chance() -> None:
     assert found == CountedVerdict(left_out=("instructions",))  # and the table says so
 
 
-TOO_MANY = "too many to be counted; make the test's inputs smaller"
-
-
-def test_too_many_instructions_are_not_a_count() -> None:
+def test_what_was_not_counted_is_neither_compared_nor_timed() -> None:
     uncounted = run_of(None, figures={"calls": 10})
     for before in (counted(100, calls=10), uncounted):
         found = against(before, uncounted)
-        assert found == CountedVerdict(unjudged=(f"Python bytecode instructions: {TOO_MANY}",))
+        assert found == CountedVerdict(unjudged=(f"Python bytecode instructions: {NOT_COUNTED}",))
     found = against(uncounted, counted(100, calls=11))
     assert [one.name for one in found.grew] == ["calls"]  # is judged all the same
-    assert found.unjudged[0].endswith(": too many to be counted when the baseline was saved; save it again")
+    assert found.unjudged[0].endswith(": not counted when the baseline was saved; save it again")
     once = run_of({"steps.train": 100}, None)
     assert [entry(one).uncounted for one in (uncounted, once, counted(100))] == [True, True, False]
-    assert summary(run_of(None)) == "counted: too much bytecode to count"
+    assert summary(run_of(None)) == "counted: bytecode not counted"
+    assert run_of(None).seconds is None  # the time of torch's operations alone would be far too short
+
+
+def recurse() -> None:
+    recurse()
+
+
+def catches_a_recursion() -> None:
+    with pytest.raises(RecursionError):
+        recurse()
+
+
+def replaces_the_trace_function() -> None:
+    sys.settrace(None)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="no trace function counts")
+@pytest.mark.parametrize("function", [catches_a_recursion, replaces_the_trace_function])
+def test_a_count_that_the_function_ended_is_not_a_count(function: Callable[[], object]) -> None:
+    with pytest.raises(NotCounted):
+        count_instructions(function)
 
 
 def add(a: int, b: int) -> int:
@@ -190,7 +211,7 @@ def endless() -> None:
 
 
 def test_counting_ends_at_its_limit_and_leaves_no_trace() -> None:
-    with pytest.raises(TooManyInstructions):
+    with pytest.raises(NotCounted):
         count_instructions(endless, most=1000)
     assert instructions_of(lambda: add(1, 2)) > 1
 
