@@ -42,6 +42,7 @@ PARTS = {
 }
 SHOWN = 0.01
 """Smallest share of a step that is shown separately."""
+BATCH = 16
 BAR = 30
 """Maximum length of a bar, in columns of the terminal."""
 
@@ -83,7 +84,7 @@ def predict(
     runtime: Annotated[
         str | None, typer.Option(metavar="R", help="A library: torch, mnn, dl4j, …; by default the device's.")
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Number of examples in a step.")] = 16,
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Number of examples in a step.")] = BATCH,
     input_: Annotated[
         str | None,
         typer.Option("--input", metavar="C,H,W", help="Shape of an example; by default the model's."),
@@ -96,6 +97,12 @@ def predict(
     The prediction is for a real device; a step's time is shown part by part.
     """
     if code is not None:
+        for name, used in (
+            ("--runtime", runtime is not None), ("--batch", batch != BATCH),
+            ("--input", input_ is not None), ("--inference", inference),
+        ):  # fmt: skip
+            if used:
+                raise ConfigError(f"{name}: only together with a MODEL, not with --code")
         predict_code(code, model, device or [], cores, threads, as_json, without_aes)
         return
     if model is None:

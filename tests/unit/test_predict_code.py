@@ -112,6 +112,10 @@ def test_without_json_it_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         ("mlp --device pi-4 --threads 2", "--threads: only together with --code"),
         ("mlp --device pi-4 --without-aes", "--without-aes: only together with --code"),
         ("--code crypto --device pi-4 --without-aes", "--without-aes: allowed only with --cores"),
+        ("--code integer --device pi-4 --batch 8", "--batch: only together with a MODEL, not with --code"),
+        ("--code integer --device pi-4 --input 3,8,8", "--input: only together with a MODEL"),
+        ("--code integer --device pi-4 --inference", "--inference: only together with a MODEL"),
+        ("--code integer --device pi-4 --runtime mnn", "--runtime: only together with a MODEL"),
         ("mlp --device pi-4 --cores Cortex-A7@1", "--cores: only together with --code"),
     ],
 )
