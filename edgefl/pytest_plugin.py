@@ -95,6 +95,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_SessionReport(config), "edgefl-rows")
     for option in ("tolerance", "time_scale", "repetitions", "limit"):
         _number(config, option)
+    for option in ("json", "report"):
+        if config.getoption(f"edgefl_{option}") == "":  # an unset variable of a shell
+            raise pytest.UsageError(f"--edgefl-{option}: must be the name of a file (got '')")
     config.stash[_BASE] = _base(config)
 
 
@@ -406,7 +409,7 @@ class _SessionReport:
             lost = GateRow(test="pytest", function="", device=UNKNOWN, outcome="FAIL", why=why)
             results = msgspec.structs.replace(results, rows=(*results.rows, lost))
         outlets = Outlets(
-            *(Path(file) if file else None for file in map(option, ("edgefl_json", "edgefl_report")))
+            *(None if file is None else Path(file) for file in map(option, ("edgefl_json", "edgefl_report")))
         )
         return publish(results, {one.file for one in placed}, outlets)
 

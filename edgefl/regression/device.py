@@ -447,7 +447,7 @@ class EdgeDevice:
             if not (self.doubt and isinstance(error, AssertionError)) or isinstance(error, NotMet):
                 found.failed = shortened(str(error)) or type(error).__name__
                 raise
-            found.invalid = self.doubt
+            found.invalid = f"{self.doubt}; the test's own assertion failed: {shortened(str(error))}"
 
     def verdict(self, result: DeviceResult, before: Samples | str | None) -> Verdict:
         """Judge a result by its budgets and a baseline; measure again if needed."""

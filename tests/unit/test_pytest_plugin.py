@@ -154,6 +154,13 @@ def test_what_cannot_be_believed_fails_or_is_skipped(run: Run, outcome: str, bas
     assert not baseline.exists()
 
 
+def test_the_message_of_an_assertion_about_what_cannot_be_believed_is_kept(run: Run) -> None:
+    found = run(TEST.replace("mib=10)", "stolen=True)\n    raise AssertionError('a wrong result')"))
+    found.assert_outcomes(failed=1)
+    stolen = "COULD NOT BE JUDGED: step on pixel-4: time stolen by the hypervisor *"
+    found.stdout.fnmatch_lines([f"{stolen}; the test's own assertion failed: a wrong result*"])
+
+
 def test_on_a_busy_host_a_budget_with_wide_head_room_passes_with_a_note_and_nothing_else_does(
     run: Run,
 ) -> None:

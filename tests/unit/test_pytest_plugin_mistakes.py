@@ -20,6 +20,8 @@ run = plugin.run
         ("repetitions", "8", "a whole number of at least 9"),
         ("repetitions", "9.5", "a whole number of at least 9"),
         ("limit", "0", "a number of at least 1"),
+        ("json", "", "the name of a file"),
+        ("report", "", "the name of a file"),
     ],
 )
 def test_a_wrong_option_is_a_usage_error(run: Run, option: str, value: str, says: str) -> None:
