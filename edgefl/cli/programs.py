@@ -176,7 +176,7 @@ def phones_of(
         Phone(
             device=name,
             command=tuple(command),
-            network=network or networks.get(name),
+            network=networks.get(name) if network is None else network,
             connects=connects,
             share=None if share is None else read_share(share),
             like=like_of(like, name, command),
@@ -248,8 +248,8 @@ def say_result(result: ProgramsResult, quiet: bool) -> None:
     held = result.held
     verdict = "VALID" if held.valid else f"INVALID: {'; '.join(held.reasons)}"
     error = errors(held.median_abs_error, held.p95_abs_error)
-    if held.valid and held.median_abs_error is None:
-        verdict, error = "not judged", "the phones hardly computed or sent anything"
+    if result.unjudged:
+        verdict, error = "not judged", result.unjudged
     ran = sorted(phone.wall_s / result.time_scale for phone in result.phones)
     took = " to ".join(dict.fromkeys(map(seconds, (ran[0], ran[-1]))))
     scale = f"{took} of emulated time, time_scale {result.time_scale:g}"

@@ -59,6 +59,8 @@ def checked(options: ProgramOptions) -> ProgramOptions:
     if options.awake:
         check_awake(throttle)
     if options.out is not None:
+        options = options._replace(out=Path(options.out))  # callers may pass a string
+        assert options.out is not None
         require_free(options.out, "programs")
         try:
             make_folder(options.out)

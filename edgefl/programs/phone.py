@@ -112,7 +112,7 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
         for core in cores or (0.0,):
             if not 0 < core < 1e6:
                 raise ConfigError(f"{where}: share must be a finite number of cores above 0, got {core:g}")
-        network = load_network(phone.network or device.network or "none")
+        network = load_network(device.network or "none" if phone.network is None else phone.network)
         used = tuple(sorted(cores, reverse=True)[: phone.threads])
         found.append(HeldPhone(phone, device, network, used, error_factor))
     return found
@@ -138,6 +138,10 @@ def check_charge(phones: Sequence[HeldPhone], charge: float) -> None:
 def _check_command(phone: Phone, where: str) -> None:
     if not phone.command:
         raise ConfigError(f"{where}: there is no command; give one after --")
+    command: Any = phone.command
+    if isinstance(command, str) or not all(isinstance(word, str) for word in command):
+        words = "must be a sequence of strings, such as ('sleep', '5')"
+        raise ConfigError(f"{where}: command {words}, got {command!r}")
     if any("\0" in word for word in (*phone.command, *phone.environment, *phone.environment.values())):
         raise ConfigError(f"{where}: its command or environment contains a NUL byte")
     for name in phone.environment:

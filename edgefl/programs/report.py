@@ -13,8 +13,11 @@ from edgefl.results.tables import many, number, percent, seconds
 def programs_page(result: ProgramsResult, name: str) -> str:
     """Return the HTML page with the verdict and a row per phone."""
     median, p95 = percent(result.held.median_abs_error, 2), percent(result.held.p95_abs_error, 2)
+    fidelity = ("VALID", "", "good") if result.held.valid else ("INVALID", "", "bad")
+    if result.unjudged:
+        fidelity = ("not judged", result.unjudged, "")
     headline = [
-        stat("Fidelity", *(("VALID", "", "good") if result.held.valid else ("INVALID", "", "bad"))),
+        stat("Fidelity", *fidelity),
         stat("Enforcement error", median, f"median; 95th percentile {p95}"),
         stat("Phones", str(len(result.phones)), f"exit code {result.exit_code}"),
         stat("Wall time", seconds(result.wall_s), f"{result.time_scale:g} × the emulated time"),

@@ -147,6 +147,15 @@ class ProgramsResult(NamedTuple):
         return self.held.reasons
 
     @property
+    def unjudged(self) -> str:
+        """Why there was no enforcement error to judge; "" if there was one, or if the result is INVALID."""
+        if not self.valid or self.held.median_abs_error is not None:
+            return ""
+        if self.throttle == "off":
+            return "the phones' computing was not limited, and they hardly sent anything"
+        return "the phones hardly computed or sent anything"
+
+    @property
     def exit_code(self) -> int:
         """The first nonzero exit code in the order of the phones; 0 if all are 0."""
         return next((phone.exit_code for phone in self.phones if phone.exit_code), 0)

@@ -123,7 +123,7 @@ def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
         f"cores are busy, the phones need {needed:.1f} cores of this host at time_scale 1; it has {cores:g}"
     )
     text += VERDICT_TEXT[scale.verdict]
-    if scale.value > 1.0 and any(one.phone.threads is None for one in held):
+    if scale.value > 1.0 and any(len(one.cores) > 1 and one.phone.threads is None for one in held):
         text += ". If the program has at most N busy threads, --threads N makes it faster"
     return text
 

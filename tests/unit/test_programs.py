@@ -50,6 +50,8 @@ def test_a_commands_class_of_code_is_the_given_one_or_by_its_name(
     [
         ({"device": "moto-g5"}, "did you mean 'moto-g4'"),
         ({"command": ()}, "no command"),
+        ({"command": "sleep 5"}, "command must be a sequence of strings, .*, got 'sleep 5'"),
+        ({"command": ("sleep", 5)}, r"command must be a sequence of strings, .*, got \('sleep', 5\)"),
         ({"command": ("no-such-program",)}, "'no-such-program' not found"),
         ({"command": ("/dev/null",)}, "'/dev/null' not found, or not executable"),
         ({"command": ("cat", "a\0b")}, "NUL"),
@@ -60,6 +62,7 @@ def test_a_commands_class_of_code_is_the_given_one_or_by_its_name(
         ({"share": 0.0}, "share must be a finite number of cores above 0, got 0"),
         ({"share": math.nan}, "got nan"),
         ({"network": "6g"}, "network"),
+        ({"network": ""}, "network profile '' not found"),
         ({"folder": "/no/such"}, "folder '/no/such'"),
     ],
 )

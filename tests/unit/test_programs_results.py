@@ -99,6 +99,38 @@ def test_the_report_page_has_the_verdict_and_its_reasons() -> None:
     assert result.summary()["phones"][0]["up"]["bytes"] == 1000
 
 
+@pytest.mark.parametrize(
+    ("throttle", "why"),
+    [
+        ("sigstop", "the phones hardly computed or sent anything"),
+        ("off", "the phones' computing was not limited, and they hardly sent anything"),
+    ],
+)
+def test_what_was_not_judged_is_not_called_valid(
+    throttle: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edgefl.programs.report import programs_page
+
+    held = HeldVerdict(None, None, (), Conditions())
+    result = ProgramsResult((phone_result(),), 1.0, 0, 10.0, throttle, "off", held)
+    say_result(result, quiet=False)
+    assert capsys.readouterr().err.startswith("edgefl: not judged; ")
+    assert why == result.unjudged
+    text = programs_page(result, "name")
+    assert ("not judged" in text, ">VALID<" in text) == (True, False)
+
+
+@pytest.mark.parametrize(("share", "advised"), [(0.4, False), ((0.2, 0.2), True)])
+def test_an_option_is_advised_only_where_it_is_allowed(
+    share: float | tuple[float, ...], advised: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edgefl.host.capacity import Demand, choose_time_scale
+
+    held = look_up([Phone(device="pi-4", command=("cat",), share=share)])
+    PhonesView(quiet=False).begin(held, choose_time_scale([Demand(0.4, 1.0)], scale=2.0))
+    assert ("--threads N" in capsys.readouterr().err) == advised
+
+
 def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[str]) -> None:
     from edgefl.host.capacity import Demand, capacity_cores, choose_time_scale
     from edgefl.programs.messages import PhoneState, TrafficState
@@ -110,7 +142,6 @@ def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().err
     assert said.startswith("edgefl: time_scale 2: a second of a phone takes 2 s here.")
     assert "need 3.0 cores of this host at time_scale 1" in said
-    assert "--threads N" in said
     states = {
         number: PhoneState(
             phone=number, state="ended" if number < 5 else "running", wall_s=10.0, age_s=10.0, cpu_s=0.5,
