@@ -68,11 +68,11 @@ def private_mib(pids: Collection[int]) -> float:
     and otherwise up to 10 µs for each MiB of each process.
     """
     forks = {pid for pid in pids if is_fork(pid)} if len(pids) > 1 else set()
-    counted = [_live_thread(pid) for pid in pids if pid not in forks or not parent_waits(pid)]
+    counted = [live_thread(pid) for pid in pids if pid not in forks or not parent_waits(pid)]
     return sum(map(_proportional_kib if forks else _private_kib, counted)) / 1024
 
 
-def _live_thread(pid: int) -> int:
+def live_thread(pid: int) -> int:
     """Return ``pid``, or another thread of the process if its first thread has ended.
 
     /proc shows no memory for an ended first thread, although the other threads keep all of it.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgefl.host.children import children_of
-from edgefl.host.memory import is_fork, parent_waits
+from edgefl.host.memory import is_fork, live_thread, parent_waits
 
 LOOK_S = 0.005
 """Minimum time in seconds between two samples of the memory of the processes that a repetition started."""
@@ -136,8 +136,8 @@ def _started_kib(pid: int) -> int:
     that a forked process shares with its parent are attributed to the parent. After vfork, the process
     appears to own its parent's memory until it calls exec; the parent waits until then.
     """
-    fork = is_fork(pid)
-    now, highest = kib("smaps_rollup", pid), kib("status", pid).get("VmHWM", 0)
+    fork, thread = is_fork(pid), live_thread(pid)
+    now, highest = kib("smaps_rollup", thread), kib("status", thread).get("VmHWM", 0)
     private = now.get("Private_Dirty", 0)
     if not fork:
         return max(private, highest - (now.get("Rss", highest) - private))

@@ -17,6 +17,7 @@ from edgefl.host.memory import private_mib
 from edgefl.programs import run, start
 from edgefl.programs.options import no_group
 from edgefl.programs.tree import ProcessTree
+from edgefl.regression.memory import _started_kib
 
 from .runs import UNPRIVILEGED, Command, needs_unprivileged, options, phone, python
 
@@ -219,9 +220,10 @@ def test_the_memory_of_a_process_whose_first_thread_has_ended_counts() -> None:
         assert child.stdout.readline() == b"ready\n"
         while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
             assert child.poll() is None
-        used_mib = private_mib([child.pid])
+        used_mib, in_a_device_test_mib = private_mib([child.pid]), _started_kib(child.pid) / 1024
         child.kill()
     assert 100 < used_mib < 150
+    assert 100 < in_a_device_test_mib < 150
 
 
 def test_a_phone_whose_battery_gets_low_is_switched_off() -> None:
