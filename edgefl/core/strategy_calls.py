@@ -143,8 +143,8 @@ def until(result: Any) -> Until | None:
 def possible(until: Until, now_s: float) -> bool:
     """Return True if a task can end as ``until`` requires.
 
-    ``until`` must set from 1 to `MOST_STEPS` steps or a finite time; the time must not have passed, and the gain
-    must be finite.
+    ``until`` must set from 1 to `MOST_STEPS` steps or a finite time; the time must not have passed, and the
+    gain must be finite.
     """
     ends = until.at_s < math.inf if until.steps is None else 1 <= until.steps <= MOST_STEPS
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
