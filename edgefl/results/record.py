@@ -75,7 +75,7 @@ class Columns(dict[str, NDArray[Any]]):
 
     def __init__(self, record: Record, table: str) -> None:
         self._record, self._table = record, table
-        self.kinds = column_types(TABLES[table])
+        self.kinds = dict(column_types(TABLES[table]))
         """The type of each column, and whether its values may be missing: see `column_types`."""
         if table == "trips":
             self.kinds["uses"] = (int, False)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -337,7 +339,8 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def column_types(row: type[msgspec.Struct]) -> dict[str, tuple[type, bool]]:
+@cache
+def column_types(row: type[msgspec.Struct]) -> Mapping[str, tuple[type, bool]]:
     """Return each column's Python type (tuple or dict for JSON), and whether a value may be missing.
 
     >>> column_types(CostRow)["seconds"], column_types(TripRow)["loss"]
