@@ -31,6 +31,8 @@ from edgefl import (
     Training,
     kernels,
 )
+from edgefl.devices.fleet import fleet_of
+from edgefl.experiment import Growth
 from edgefl.host.process import start_process
 from edgefl.results import run_folder
 from edgefl.results.record import Record
@@ -38,6 +40,7 @@ from edgefl.results.result import Result
 from edgefl.results.rows import TripRow
 from edgefl.results.store import Store
 from edgefl.run import control, supervisor
+from edgefl.run.workload import Workload
 from edgefl.strategies import resolve
 from tests import reports
 
@@ -221,6 +224,30 @@ def test_a_run_on_natural_clients(kind: str, model: Model, tmp_path: Path) -> No
     assert figures["versions"] == 4
     with Record(tmp_path / "run") as record:
         assert sorted(row.examples for row in record.clients) == [4 + user for user in range(8)]
+
+
+@pytest.mark.parametrize("kind", ["virtual", "wall"])
+def test_updates_weigh_by_the_examples_of_their_trip(kind: Any, tmp_path: Path) -> None:
+    """ASO-Fed's n_k and N are those of each client's last update; before it, of its first trip."""
+    wanted = experiment(
+        fleet=Fleet(devices={"pi-4": 2, "moto-g4": 1}, network="lte", variation=0),
+        data=Data(growth=Growth(start=0.1, least_per_trip=0.05, most_per_trip=0.2)),
+        training=Training(epochs=2, batch_size=16),
+        strategy={"name": "aso-fed", "dynamic_step": False},
+        clock=Clock(kind=kind),
+        stop=Stop(versions=30),
+    )
+    found, record = Workload(wanted, fleet_of(wanted), Path()), Record(edgefl.run(wanted, tmp_path).dir)
+    first = [len(found._rows_on(client, 0)) for client in range(3)]
+    counts, versions = [*first], 0
+    for _, (task,), (weight,) in record.sums():
+        trip = record.trip(int(task))
+        assert trip.examples == len(found._rows_on(trip.client, trip.trip))
+        counts[trip.client] = trip.examples
+        assert weight == pytest.approx(trip.examples / sum(counts))
+        versions += 1
+    assert versions == 30
+    assert sum(counts) > 2 * sum(first)
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -1,4 +1,4 @@
-"""Local data that grow during a run: how many examples, which ones, and what a trip then takes and weighs."""
+"""Local data that grow during a run: how many examples, which ones, and what a trip then takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Growth
 from edgefl.learning.growth import GrowingData
-from edgefl.results.record import Record
 from edgefl.run.workload import Workload
 
 
@@ -77,23 +76,6 @@ def test_a_trip_takes_the_time_of_the_examples_that_there_are() -> None:
     assert times_s[-1] > 5 * times_s[0]
     assert found.known[0].examples == len(found._rows_on(0, 0))
     assert found.known[0].steps == 2 * -(-found.known[0].examples // 16)
-
-
-@pytest.mark.parametrize("kind", ["virtual", pytest.param("wall", marks=pytest.mark.process)])
-def test_updates_weigh_by_the_examples_of_their_trip(kind: Any, tmp_path: Path) -> None:
-    """ASO-Fed's n_k and N are those of each client's last update; before it, of its first trip."""
-    result = edgefl.run(experiment(clock=edgefl.Clock(kind=kind)), tmp_path / "run")
-    found, record = workload(), Record(result.dir)
-    first = [len(found._rows_on(client, 0)) for client in range(3)]
-    counts, versions = [*first], 0
-    for _, (task,), (weight,) in record.sums():
-        trip = record.trip(int(task))
-        assert trip.examples == len(found._rows_on(trip.client, trip.trip))
-        counts[trip.client] = trip.examples
-        assert weight == pytest.approx(trip.examples / sum(counts))
-        versions += 1
-    assert versions == 30
-    assert sum(counts) > 2 * sum(first)
 
 
 def test_the_smallest_batch_to_come_is_tried_before_the_run(tmp_path: Path) -> None:
