@@ -217,7 +217,7 @@ def test_a_comparison_names_the_best_and_links_every_run(tmp_path: Path) -> None
     for name, seed in (("fedbuff", 1), ("fedbuff", 2), ("fedavg", 1)):
         folders.append(write_run(tmp_path / "far" / f"{name} {seed}", trips=60 if name == "fedbuff" else 30,
                                  strategy=name, seed=seed))  # fmt: skip
-        write_report(folders[-1])
+        (folders[-1] / "report.html").touch()
     compare(folders, tmp_path / "out")
     found = Page(tmp_path / "out" / "report.html")
     assert (
