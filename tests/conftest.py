@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 SHARING = {
     "tests/process/test_nodes.py": "alone",
-    "tests/process/test_regression_counted.py": "unchanged",
+    "tests/process/test_regression_counted.py": "warm_measuring",
     "tests/process/test_pytest_plugin.py": "warm_measuring",
     "tests/process/test_regression_worker.py": "warm_measuring",
     "tests/process/test_results.py": "runs",
