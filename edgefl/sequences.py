@@ -164,7 +164,7 @@ class LazySequence(Sequence[T]):
     """
 
     def make(self, index: int) -> T:
-        """Create the item at ``index``, which is from 0 to the length minus 1."""
+        """Create the item at ``index``, where 0 ≤ ``index`` < length."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T]:

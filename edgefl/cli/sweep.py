@@ -84,7 +84,9 @@ def sweep(
     if seeds is not None and fleets is not None:
         raise ConfigError("--seeds and --fleets: give only one of them; each fleet has its own seed")
     if jobs > 1 and ray is not None:
-        raise ConfigError("--jobs and --ray: give only one of them; each run uses the whole cluster")
+        raise ConfigError(
+            "--jobs and --ray: give only one of them; with --ray, each run uses the whole cluster"
+        )
     numbers = seeds_of(seeds or "1..3") if fleets is None else [*range(1, fleets + 1)]
     experiment = read_experiment(file, set_, None, clock, None, on_nodes=ray is not None)
     base, folder = file.parent.absolute(), out or Path("runs") / f"{experiment.name}-sweep"

@@ -41,7 +41,7 @@ HEAP_SOURCE: Final = (
 def profile_tables(table: PhoneTable, phone: Phone, bridge: TimeModel) -> dict[str, Any]:
     """Return a measured phone's profile as the tables of a profile file.
 
-    ``bridge`` is the time model of training on the phone `BRIDGE`.
+    ``bridge`` is the time model of training on the phone `BRIDGE`, from which training times are transferred.
     """
     trains, slower = training(table, of_phone(phone), bridge)
     inference = f"derived: {table.source}; model {phone.model}"

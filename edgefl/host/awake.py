@@ -25,7 +25,7 @@ from edgefl.host.code_operations import NO_EXTENSION
 from edgefl.host.process import become_child
 
 HINTS = 1_000_000
-"""Number of spin-wait hints between two returns to Python, which take some tens of milliseconds."""
+"""Number of spin-wait hints between two returns to Python; that many take some tens of milliseconds."""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):

@@ -223,11 +223,11 @@ class GroupMemory:
 
 
 class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
-    """Limits process ``pid`` to ``limit_mib`` MiB more than it uses now, by a control group, until `close`.
+    """Until `close`, a control group limits process ``pid`` to ``limit_mib`` MiB above its current use.
 
-    The kernel kills the process if it exceeds the limit. Raises a one-line ConfigError if control groups
-    cannot be used, and ValueError if the limit is not finite or not above 0. See `MemoryLimit` for use
-    without privileges.
+    The kernel kills the process if it exceeds the limit. Raises ConfigError if control groups cannot be
+    used, and ValueError if the limit is not finite or not above 0. See `MemoryLimit` for use without
+    privileges.
     """
 
     def __init__(self, pid: int, limit_mib: float) -> None:

@@ -59,8 +59,8 @@ class BoardRate(NamedTuple):
 def run(quick: bool = False, *, boards: Path | None = None, say: Say = silent) -> dict[str, Any]:
     """Compare the measured rates of boards with predicted rates.
 
-    Boards in the file ``boards`` are predicted by ``cores.toml``. Without a file, each bundled board is
-    predicted by a fit to all other boards.
+    The rates of boards in the file ``boards`` are predicted from ``cores.toml``. Without a file, the rates of
+    each bundled board are predicted from a fit to all other boards.
 
     In the result, ``boards`` contains an entry for each measured rate, and ``quantities`` contains the errors
     of each quantity. If no file is given and ``quick`` is False, ``unseen_socs`` contains the errors of fits

@@ -131,7 +131,7 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     except KeyboardInterrupt:
         findings.interrupted = True
     with contextlib.suppress(OSError):
-        folder.rmdir()  # fails if the folder of a round with a violation remains
+        folder.rmdir()  # fails if the folder still holds that of a round with a violation
     return findings
 
 

@@ -347,7 +347,7 @@ def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, fl
 
 
 def fedstaleweight_as_printed(quick: bool = False) -> Finding:
-    """Run from the optimum with fresh updates only; the printed bound does not hold for this run.
+    """Run from the optimum with fresh updates only; the bound as printed in the paper fails for this run.
 
     The term U of the bound is 0, and only noise remains.
     """

@@ -230,7 +230,7 @@ def _figures(record: Record) -> IngestFigures:
         first = f" ({incidents[0].kind}: {incidents[0].detail})" if incidents else ""
         raise RunError(
             f"ingest: {len(incidents)} incidents{first}, {altered} altered updates, "
-            f"{int(applied.sum())} applied of {summed} summed, {count} trips; "
+            f"{int(applied.sum())} of {summed} summed updates applied, {count} trips; "
             "every update must be applied, unaltered"
         )
     if count < 2:

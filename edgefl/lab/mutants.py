@@ -64,7 +64,7 @@ class FourthRootWeights(FedStaleWeight):
 
 
 class OnlyTheStalest(FedStaleWeight):
-    """Gives the weight of the whole buffer to the update with the largest α."""
+    """Gives the weight of the whole buffer to the stalest update, which has the largest weight α."""
 
     def weights(self, state: Expectation, updates: Sequence[Update], view: View) -> Sequence[float]:
         right = super().weights(state, updates, view)

@@ -49,7 +49,7 @@ class Finding(NamedTuple):
     verdict: Verdict
     note: str = ""
     mine: tuple[str, ...] = ()
-    """Labels of the arms (algorithms) that the claim is about, which mutants (wrong versions) replace."""
+    """Labels of the arms (algorithms) that the claim is about; mutants (wrong versions) take their place."""
     others: tuple[str, ...] = ()
     """Labels of the arms with which the arms ``mine`` are compared."""
     p: float | None = None
@@ -310,7 +310,7 @@ class Study:
         return folder() / "tuned" / f"{self.file(settings).stem}-{data.replace(':', '-')}.toml"
 
     def tuned(self, settings: str = "") -> dict[str, tuple[str, ...]]:
-        """Return the tuned step sizes of each arm as changes; the result is empty if no arm was tuned."""
+        """Return each arm's tuned step sizes as changes to its settings; empty if no arm was tuned."""
         steps = self._tuning_file(settings).get("steps", {})
         return {label: tuple(changes) for label, changes in steps.items()}
 

@@ -85,7 +85,7 @@ def convert(splits: Mapping[str, Any]) -> bytes:
     Raises `ConfigError` if the splits contain no images with classes.
     """
     if "train" not in splits:
-        raise ConfigError(f"must have a split 'train', got {', '.join(splits)}")
+        raise ConfigError(f"must have a 'train' split, got {', '.join(splits)}")
     features = splits["train"].features
     kinds = {name: type(feature).__name__ for name, feature in features.items()}
     images = [name for name, kind in kinds.items() if kind == "Image"]

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 VERSION = 1
-"""Version of the workloads. It is part of each result, because it determines the operations of each part."""
+"""Version of the workloads, recorded in every result: results of different versions cannot be compared."""
 BATCH = 4
 MINUTES = 8.0
 QUICK_MINUTES = 0.4

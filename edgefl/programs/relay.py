@@ -40,7 +40,7 @@ from edgefl.seeds import stream
 AHEAD_S = 0.02
 """Emulated seconds by which data may be read before the link is free to send it."""
 LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 18, 1 << 24
-"""Minimum and maximum number of bytes that may be in transit in one direction of a connection."""
+"""Bounds of the window: the number of bytes that may be in transit in one direction of a connection."""
 STALL_S = 20.0
 """Wall seconds without progress after which data from ended phones to their servers is dropped."""
 REPORT_S = 0.5

@@ -133,7 +133,7 @@ class ProgramsResult(NamedTuple):
     memory: str
     held: HeldVerdict
     model_errors: tuple[ModelError, ...] = ()
-    """Model errors of the devices in the classes of code that the phones run; empty if no class is given."""
+    """Errors of the devices' models for the classes of code that the phones run; empty without a class."""
     awake: bool = False
     """True if this host's cores were kept from going idle."""
 

@@ -17,7 +17,7 @@ from edgefl.regression.counts import FIGURES, INSTRUCTIONS, Figure
 
 MOST_COMMITS = 200
 LEAST_STEP = 0.02
-"""Changes of a metric's level by this share or less are ignored."""
+"""Relative changes in a metric's level up to this size are ignored."""
 SURE = 4.0
 """Minimum size of a change of level, in standard errors; smaller changes are ignored."""
 

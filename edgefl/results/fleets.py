@@ -18,9 +18,9 @@ from edgefl.results.statistics import ratio_digits
 
 
 class Ahead(NamedTuple):
-    """The number of fleets in which a setting reached the target before the first setting did.
+    """The number of fleets in which a setting reached the target before the baseline did.
 
-    The first setting is the one that all others are compared with.
+    The baseline is the first setting; all others are compared with it.
     """
 
     fleets: int

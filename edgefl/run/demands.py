@@ -61,7 +61,7 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
     if rules.min_separation > 1 and rules.min_separation * held > clients:
         raise ConfigError(
             f"privacy.min_separation must be at most {max(1, clients // held)} for {clients} "
-            f"clients and {held} updates a version, got {rules.min_separation}"
+            f"clients and {held} updates per version, got {rules.min_separation}"
         )
 
 

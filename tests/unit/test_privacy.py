@@ -459,7 +459,7 @@ UNIFORM = {"weighting": "uniform"}
         (
             {"min_separation": 3},
             {"strategy": {"name": "fedbuff", "buffer_size": 3}},
-            "privacy.min_separation must be at most 2 for 6 clients and 3 updates a version, got 3",
+            "privacy.min_separation must be at most 2 for 6 clients and 3 updates per version, got 3",
         ),
         (
             {"mechanism": "gaussian", "honaker": True},
