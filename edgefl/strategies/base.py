@@ -44,7 +44,7 @@ Vector = npt.NDArray[Any]
 
 
 class Vectors(dict[str, Vector]):
-    """Vectors that a client changes, keyed by their names. An assignment writes into the vector.
+    """Vectors that a client changes, keyed by their names. An assignment or `update` writes into the vector.
 
     >>> own = np.zeros(2)
     >>> vectors = Vectors(c=own)
@@ -55,6 +55,18 @@ class Vectors(dict[str, Vector]):
 
     def __setitem__(self, name: str, values: Any) -> None:
         self[name][:] = values
+
+    def update(self, *given: Any, **values: Any) -> None:
+        for name, each in dict(*given, **values).items():
+            self[name] = each
+
+    def __ior__(self, given: Any) -> Vectors:  # type: ignore[override,misc]
+        self.update(given)
+        return self
+
+    def __reduce__(self) -> tuple[type[Vectors], tuple[dict[str, Vector]]]:
+        """Copy and unpickle by creating the object, because an assignment needs the vector."""
+        return type(self), (dict(self),)
 
 
 class TripInputs(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,6 +20,7 @@ from edgefl.learning.rule import LocalRule, check_terms
 from edgefl.parameters.buffer import ParameterBuffer, Shape, blocks, with_scales
 from edgefl.run.aggregator import Aggregator
 from edgefl.strategies import LocalTerms, Step, VectorSum
+from edgefl.strategies.base import TripInputs
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.scaffold import Scaffold
 from edgefl.testing import fleet, run_in_memory
@@ -206,3 +209,19 @@ def test_a_client_writes_into_its_own_vectors_and_not_into_the_servers(what: str
     else:
         kept = run_in_memory(core, [1.0, 1.0]).kept
         assert {client: own["own"].tolist() for client, own in kept.items()} == {0: [3.0], 1: [3.0]}
+
+
+def test_a_clients_inputs_can_be_copied_and_each_kind_of_assignment_writes() -> None:
+    own = np.zeros(2)
+    given = TripInputs.of(0, np.zeros(2), {}, {}, {"own": own})
+    pickled = pickle.loads(pickle.dumps(given))  # noqa: S301 (its own bytes)
+    for made in (copy.copy(given.kept), copy.deepcopy(given).kept, pickled.kept):
+        made["own"] = np.ones(2)
+        assert made["own"].tolist() == [1.0, 1.0]
+    given.kept.update(own=np.full(2, 2.0))
+    assert own.tolist() == [2.0, 2.0]
+    kept = given.kept
+    kept |= {"own": np.full(2, 3.0)}
+    assert own.tolist() == [3.0, 3.0]
+    with pytest.raises(KeyError, match="other"):
+        given.kept.update({"other": own})
