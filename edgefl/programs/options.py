@@ -16,6 +16,7 @@ from edgefl.host.groups import Groups, NoGroup
 from edgefl.programs.messages import Absence
 from edgefl.programs.phone import HeldPhone, check_charge
 from edgefl.results.run_folder import require_free
+from edgefl.validation import path
 
 THROTTLES = ("sigstop", "cgroup", "off")
 MEMORIES = ("auto", "cgroup", "watch", "off")
@@ -59,7 +60,7 @@ def checked(options: ProgramOptions) -> ProgramOptions:
     if options.awake:
         check_awake(throttle)
     if options.out is not None:
-        options = options._replace(out=Path(options.out))  # callers may pass a string
+        options = options._replace(out=path("out", options.out))  # callers may pass a string
         assert options.out is not None
         require_free(options.out, "programs")
         try:

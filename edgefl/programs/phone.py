@@ -139,7 +139,8 @@ def _check_command(phone: Phone, where: str) -> None:
     if not phone.command:
         raise ConfigError(f"{where}: there is no command; give one after --")
     command: Any = phone.command
-    if isinstance(command, str) or not all(isinstance(word, str) for word in command):
+    sequence = isinstance(command, Sequence) and not isinstance(command, str)
+    if not sequence or not all(isinstance(word, str) for word in command):
         words = "must be a sequence of strings, such as ('sleep', '5')"
         raise ConfigError(f"{where}: command {words}, got {command!r}")
     if any("\0" in word for word in (*phone.command, *phone.environment, *phone.environment.values())):

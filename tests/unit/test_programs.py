@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock, Mock, call
 
 import msgspec
@@ -52,6 +53,8 @@ def test_a_commands_class_of_code_is_the_given_one_or_by_its_name(
         ({"command": ()}, "no command"),
         ({"command": "sleep 5"}, "command must be a sequence of strings, .*, got 'sleep 5'"),
         ({"command": ("sleep", 5)}, r"command must be a sequence of strings, .*, got \('sleep', 5\)"),
+        ({"command": 5}, "command must be a sequence of strings, .*, got 5"),
+        ({"command": {"sleep"}}, "command must be a sequence of strings, .*, got {'sleep'}"),
         ({"command": ("no-such-program",)}, "'no-such-program' not found"),
         ({"command": ("/dev/null",)}, "'/dev/null' not found, or not executable"),
         ({"command": ("cat", "a\0b")}, "NUL"),
@@ -104,6 +107,13 @@ def test_a_folder_that_takes_no_files_is_refused_before_anything_starts(
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
     with pytest.raises(ConfigError, match="no file can be created"):
         start([CAT], ProgramOptions(out=tmp_path))
+
+
+def test_a_folder_of_another_type_or_without_a_name_is_refused() -> None:
+    given: list[Any] = [5, ""]
+    for out in given:
+        with pytest.raises(ConfigError, match=f"^out: must be a path, got {out!r}$"):
+            start([CAT], ProgramOptions(out=out))
 
 
 @pytest.mark.parametrize(
