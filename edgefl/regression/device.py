@@ -444,10 +444,11 @@ class EdgeDevice:
             found.skipped = True
             raise
         except BaseException as error:
+            why = shortened(str(error)) or type(error).__name__
             if not (self.doubt and isinstance(error, AssertionError)) or isinstance(error, NotMet):
-                found.failed = shortened(str(error)) or type(error).__name__
+                found.failed = why
                 raise
-            found.invalid = f"{self.doubt}; the test's own assertion failed: {shortened(str(error))}"
+            found.invalid = f"{self.doubt}; the test's own assertion failed: {why}"
 
     def verdict(self, result: DeviceResult, before: Samples | str | None) -> Verdict:
         """Judge a result by its budgets and a baseline; measure again if needed."""

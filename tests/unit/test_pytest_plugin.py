@@ -9,6 +9,8 @@ import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -159,6 +161,13 @@ def test_the_message_of_an_assertion_about_what_cannot_be_believed_is_kept(run: 
     found.assert_outcomes(failed=1)
     stolen = "COULD NOT BE JUDGED: step on pixel-4: time stolen by the hypervisor *"
     found.stdout.fnmatch_lines([f"{stolen}; the test's own assertion failed: a wrong result*"])
+
+
+def test_an_assertion_without_a_message_about_what_cannot_be_believed_is_named() -> None:
+    doubtful: Any = SimpleNamespace(doubt="stolen time", judge=lambda: None)
+    with device.EdgeDevice.judged(doubtful) as found:
+        raise AssertionError
+    assert found.invalid == "stolen time; the test's own assertion failed: AssertionError"
 
 
 def test_on_a_busy_host_a_budget_with_wide_head_room_passes_with_a_note_and_nothing_else_does(
