@@ -78,6 +78,7 @@ class OwnEvaluation:
                 return self._checked(call(lambda: self._function(module, *tensors), self._name, KEY))
         finally:
             flat.restore()
+            flat.prepare()
             np.copyto(flat.array, first)
             module.train(training)
 

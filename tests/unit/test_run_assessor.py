@@ -80,20 +80,24 @@ def test_a_users_function_gets_the_test_examples_and_a_model_that_does_not_train
 def test_a_users_function_changes_neither_the_model_nor_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may train a classifier on the model's features, or scale its inputs in place."""
 
-    def measure(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, float]:
+    def measure(model: Any, x: Tensor, y: Tensor) -> dict[str, float]:
         found = {"first": float((model(x) - y).square().mean())}
         model[0].weight.zero_()
         model[0].bias.data = torch.ones(2)
         model[1] = nn.Flatten()
+        model.calls.add_(1)
         x.mul_(2)
         y.zero_()
         return found
 
-    flat, x, y = FlatModel(nn.Sequential(nn.Linear(3, 2), nn.ReLU())), X.copy(), Y.copy()
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    model.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    flat, x, y = FlatModel(model), X.copy(), Y.copy()
     before, own = flat.array.copy(), offer(monkeypatch, measure)
     found = own.measure(flat, x, y)
     assert np.array_equal(flat.array, before)
-    assert isinstance(flat.module[1], nn.ReLU)  # type: ignore[index]
+    assert isinstance(model[1], nn.ReLU)
+    assert model.get_buffer("calls").item() == 0  # no vector holds integers
     assert (x.tolist(), y.tolist()) == (X.tolist(), Y.tolist())
     assert own.measure(flat, x, y) == found
     flat.load(np.zeros(flat.size, np.float32))
