@@ -267,16 +267,27 @@ class Nodes:
                 continue
             for message in received:
                 yield from self._handle(name.decode(), message)
-        if time.monotonic() >= self._next_check_s:
+        if (late_s := time.monotonic() - self._next_check_s) >= 0.0:
             self._next_check_s = time.monotonic() + ALIVE_MS / 1000
             yield from self._update_wanted()
-            for node in [node for node in self._nodes.values() if node.ending]:
-                if time.monotonic() - min(node.ending.values()) > ENDING_S:
-                    why = f"it has not ended a process of the run for {ENDING_S:g} s, as if it were stopped"
-                    self._answer(node.name, why)  # it ends if it goes on
-                    yield from self._lose(node.name, why)
+            yield from self._lose_stopped(late_s)
             for node in [node for node in self._nodes.values() if not self._reachable(node)]:
                 yield from self._lose(node.name, "its connection broke")
+
+    def _lose_stopped(self, late_s: float) -> Iterator[control.FromHosts]:
+        """Give up the nodes that have not ended a process in time.
+
+        ``late_s`` is the delay of this check. If it is long, this process itself was held up and has not read
+        the nodes' answers yet, so the delay does not count.
+        """
+        now = time.monotonic()
+        for node in [node for node in self._nodes.values() if node.ending]:
+            if late_s > 2 * ALIVE_MS / 1000:
+                node.ending = {who: min(now, since_s + late_s) for who, since_s in node.ending.items()}
+            if now - min(node.ending.values()) > ENDING_S:
+                why = f"it has not ended a process of the run for {ENDING_S:g} s, as if it were stopped"
+                self._answer(node.name, why)  # it ends if it goes on
+                yield from self._lose(node.name, why)
 
     def _update_wanted(self) -> Iterator[control.FromHosts]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,12 +123,29 @@ def test_the_workers_of_a_node_that_is_stopped_go_elsewhere(
     assert world.hear("b", ended) == [ended]
     assert list(world.receive()) == []
     monkeypatch.setattr("edgefl.hosts.nodes.ENDING_S", -1.0)
-    world._next_check_s = 0.0
+    world._next_check_s = time.monotonic()
     why = "node a is lost: it has not ended a process of the run for -1 s, as if it were stopped"
     assert list(world.receive()) == [control.Departed("worker", number, 0, why) for number in (0, 2)]
     world.told("b")
     world.spawn(msgspec.structs.replace(spawn(0), epoch=1))
     assert world.told("b") == [msgspec.structs.replace(spawn(0), epoch=1)]
+
+
+def test_the_time_for_which_edgefl_serve_itself_was_stopped_does_not_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not read the nodes' answers yet when it goes on."""
+    monkeypatch.setattr(world, "_reachable", lambda node: True)
+    world.ready("a", joining())
+    world.adopt(Shape(8, 5, 3))
+    world.spawn(spawn(0))
+    world.expel(control.Expel("worker", 0, 0))
+    world._nodes["a"].ending["worker", 0] -= 100.0
+    world._next_check_s = time.monotonic() - 99.0
+    assert list(world.receive()) == []
+    world._nodes["a"].ending["worker", 0] -= 100.0
+    world._next_check_s = time.monotonic()
+    assert [type(found) for found in world.receive()] == [control.Departed]
 
 
 def test_peers_without_a_node_wait_for_one(world: World) -> None:
