@@ -132,8 +132,9 @@ class Node:
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
     """For each peer that is ended because it moves to another node, the reason, keyed by role and ID. The
     peer's current task does not count as failed."""
-    ending: dict[tuple[control.Role, int], float] = field(default_factory=dict)
-    """Time of the monotonic clock at which the node was told to end each peer that has not ended yet."""
+    ending: dict[tuple[control.Role, int] | None, float] = field(default_factory=dict)
+    """Time of the monotonic clock at which the node was told to end each peer that has not ended yet. The key
+    None stands for all peers of a killed server."""
     cleared: int = 0
     outbox: deque[messages.ToNode] = field(default_factory=deque)
 
@@ -338,6 +339,8 @@ class Nodes:
                     yield control.Departed(role, peer, epoch, moved) if moved else message
             case control.Cleared(restarts=restarts):
                 node.cleared = restarts
+                if restarts == self._clearing:
+                    node.ending.pop(None, None)
                 yield from self._all_clear()
             case Refused():
                 yield from self._lose(name, message.message)
@@ -545,7 +548,7 @@ class Nodes:
         self._unplaced.clear()
         for node in self.agreed:
             node.peers.clear()
-            node.ending.clear()
+            node.ending = {None: time.monotonic()}
             node.outbox.append(control.Clear(restarts))
         yield from self._all_clear()
 

@@ -131,6 +131,23 @@ def test_the_workers_of_a_node_that_is_stopped_go_elsewhere(
     assert world.told("b") == [msgspec.structs.replace(spawn(0), epoch=1)]
 
 
+def test_a_new_server_does_not_wait_for_a_node_that_is_stopped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never confirms that the peers of the killed server have ended."""
+    monkeypatch.setattr(world, "_reachable", lambda node: True)
+    for name in "ab":
+        world.ready(name, joining())
+    world.adopt(Shape(8, 5, 3))
+    assert list(world.clear(1)) == []
+    assert world.hear("b", control.Cleared(1)) == []
+    assert list(world.receive()) == []
+    monkeypatch.setattr("edgefl.hosts.nodes.ENDING_S", -1.0)
+    world._next_check_s = time.monotonic()
+    assert list(world.receive()) == [control.Cleared(1)]
+    assert [node.name for node in world.agreed] == ["b"]
+
+
 def test_the_time_for_which_edgefl_serve_itself_was_stopped_does_not_count(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
