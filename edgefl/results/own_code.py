@@ -43,8 +43,7 @@ def earlier_code(
 def mixed_code(records: Sequence[Record]) -> list[str]:
     """Return sentences about the user's own modules: which of them differ between runs that use them, and
     which of them changed before a run was resumed."""
-    codes = [code for record in records for code in _codes(record)]
-    kinds = Counter(name for name, _ in {each for code in codes for each in code.items()})
+    kinds = Counter(name for name, _ in {each for record in records for each in _digests(record).items()})
     names = listed(name for name, count in kinds.items() if count > 1)
     said = [f"Some of your own modules differ between runs that use them: {names}."] if names else []
     return said + [f"{record.folder} {text}." for record in records if (text := resumed_code(record))]
@@ -65,3 +64,10 @@ def resumed_code(record: Record) -> str:
 
 def _codes(record: Record) -> list[dict[str, str]]:
     return [*(part.code for part in record.meta.earlier_code), record.meta.code]
+
+
+def _digests(record: Record) -> dict[str, frozenset[str]]:
+    """Return the digests of all codes of a run, keyed by module."""
+    codes = _codes(record)
+    names = {name for code in codes for name in code}
+    return {name: frozenset(code[name] for code in codes if name in code) for name in names}

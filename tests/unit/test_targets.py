@@ -288,6 +288,11 @@ def test_code_that_changed_before_a_resume_is_named_with_the_part_that_it_made(t
     for page in text.getvalue(), Page(tmp_path / "out" / "report.html").text:
         assert "Some of your own modules differ between runs that use them: mine." in page
         assert said in page
+    text = StringIO()
+    other = run_of(tmp_path / "3", "fedbuff", 3, lambda s: s / 50, code={"other": "c1"})
+    Console(file=text, width=400).print(compare([changed, other]))
+    assert said in text.getvalue()
+    assert "differ between runs" not in text.getvalue()  # one run uses the module
 
 
 def test_the_sentence_has_the_ratio_of_the_table_whichever_row_is_first(tmp_path: Path) -> None:
