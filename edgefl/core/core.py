@@ -114,9 +114,7 @@ class Core(Ledger):
         self._failed_in_a_row = 0  # failed tasks and bad updates since the last version with a valid update
         self._lost_in_a_row = 0  # lost tasks since the last arrival of an update
         self._wakes: set[float] = set()  # times of the pending ``Wake`` actions
-        self._idle_wakes = (
-            0  # due ``Wake`` actions since the last training or the last version, whichever is later
-        )
+        self._idle_wakes = 0  # due ``Wake`` actions since the last training and the last version
         self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # if False, `wake_s` is not called
         self._cuts = type(strategy).until is not Strategy.until
         self._state = calls.call(strategy, "begin", self.devices)

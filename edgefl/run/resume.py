@@ -136,8 +136,8 @@ def restore(
     if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
         raise ConfigError(
             f"{folder}: killed under the wall clock, with secure noise or local noise: resuming would repeat "
-            "with different noise steps that were already seen, which spends the privacy budget twice; start "
-            "a new run"
+            "steps that were already seen, with different noise, which spends the privacy budget twice; "
+            "start a new run"
         )
     replay = _JournalReplay(core, dynamics)
     for _, event in store.replay(until=last.journal_seq):
