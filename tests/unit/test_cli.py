@@ -465,6 +465,7 @@ def test_exec_ends_as_its_command_and_else_as_its_verdict(
         time_scale=1.0,
         held=held,
         model_errors=(),
+        unjudged="",
     )
     monkeypatch.setattr("edgefl.programs.run", lambda *_: result)
     assert main(["exec", "-q", *options, "--device", "pi-4", "true"]) == code
@@ -477,7 +478,7 @@ def test_exec_says_that_python_is_run_as_interpreted_code(
     held = HeldVerdict(0.1, 0.1, (), Conditions())
     phones = [SimpleNamespace(wall_s=1.0, why="")]
     result = SimpleNamespace(
-        exit_code=0, valid=True, phones=phones, time_scale=1.0, held=held, model_errors=()
+        exit_code=0, valid=True, phones=phones, time_scale=1.0, held=held, model_errors=(), unjudged=""
     )
     monkeypatch.setattr("edgefl.programs.run", lambda *_: result)
     for options, told in (([], True), (["--share", "0.2"], False), (["--like", "interpreter"], False)):

@@ -31,7 +31,9 @@ def test_a_run_that_lost_its_phones_keys_does_not_go_on_with_others(tmp_path: Pa
     assert phones_secret(wanted, tmp_path) == phones_secret(wanted, tmp_path, begun=False) == secret
     assert len(secret) == 32
     (tmp_path / "phones.key").unlink()
-    with pytest.raises(ConfigError, match=r"phones\.key is missing: nobody can decrypt the updates"):
+    with pytest.raises(
+        ConfigError, match=r"phones\.key is missing: without it, the updates held for the next version"
+    ):
         phones_secret(wanted, tmp_path)
 
 
