@@ -21,6 +21,8 @@ from edgefl.host.process import read_kernel_file
 PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
 ACCOUNTING = "cpuacct"
+PHONE_GROUP = "phone-"
+"""Prefix of the names of phones' groups, whose processes are killed after a crash of the group's owner."""
 _OWN = "own"
 """Subgroup into which processes are moved, because a version 2 group that delegates controllers may not hold
 any process itself."""
@@ -265,18 +267,17 @@ class _OwnFolders:
             remove(outer.folder / self._name)
 
 
-def remove_orphans(outer: Path, kill: str = "") -> list[str]:
+def remove_orphans(outer: Path) -> list[str]:
     """Remove the groups in ``outer`` whose owner has ended; return their names.
 
-    Processes in subgroups whose names start with ``kill`` are killed, unless ``kill`` is empty; all others
-    are moved to ``outer``.
+    Processes in groups of phones (`PHONE_GROUP`) are killed; all others are moved to ``outer``.
     """
     removed = []
     for folder in _children(outer):
         match = _NAME.fullmatch(folder.name)
         if match and started(int(match[1])) != match[2]:
-            for group in _children(folder) if kill else ():
-                if group.name.partition("-")[2].startswith(kill):  # groups are named NUMBER-NAME
+            for group in _children(folder):
+                if group.name.partition("-")[2].startswith(PHONE_GROUP):  # groups are named NUMBER-NAME
                     _kill(group)
             _empty(folder, outer)
             remove(folder)

@@ -20,7 +20,7 @@ from edgefl.devices.presence import AlternatingRenewal
 from edgefl.errors import EdgeflError, RunError
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import ChildWatch, children_of, collect, end_children, fork
-from edgefl.host.groups import ACCOUNTING, ControlGroup, Groups, NoGroup, used_ns
+from edgefl.host.groups import ACCOUNTING, PHONE_GROUP, ControlGroup, Groups, NoGroup, used_ns
 from edgefl.host.memory import GroupMemory
 from edgefl.host.pacing import set_time_slice, set_timer_slack
 from edgefl.host.process import (
@@ -32,7 +32,7 @@ from edgefl.host.process import (
 )
 from edgefl.host.throttle import Account, DutyCycle, Quota, Throttled, TurnQueue, reduce_wakeup_latency
 from edgefl.programs import messages
-from edgefl.programs.tree import PHONE_GROUP, ProcessTree, phone_of
+from edgefl.programs.tree import ProcessTree, phone_of
 
 CHECK_NS = 100_000_000
 """Interval between checks of the phones' memory and of orphans, in ns."""

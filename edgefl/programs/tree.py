@@ -30,8 +30,6 @@ MEMORY_PAUSE = 20
 RUN_VARIABLE = "EDGEFL_RUN"
 """Environment variable that marks every process of a run, so that all are found if the keeper is killed."""
 _ASLEEP = (["S"], ["D"], ["Z"])
-PHONE_GROUP = "phone-"
-"""Prefix of the names of the phones' control groups."""
 CERTAIN = 0.05
 """Maximum share of an interval without CPU use at which the processes are assumed not to have slept."""
 
@@ -328,4 +326,4 @@ def end_marked(run_id: str) -> None:
     kill_marked(f"{RUN_VARIABLE}={run_id}")
     for controller in (ACCOUNTING, "cpu", "memory"):
         with contextlib.suppress(NoGroup):
-            remove_orphans(find(controller).folder, kill=PHONE_GROUP)
+            remove_orphans(find(controller).folder)

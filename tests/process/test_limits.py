@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -162,6 +163,32 @@ def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_n
     finally:
         owner.kill()
         owner.wait()
+        owner.stdin.close()
+        owner.stdout.close()
+
+
+def test_a_phone_of_a_killed_owner_is_killed_by_the_next_process_that_makes_groups() -> None:
+    """Programs side by side: it would be moved out of its group, and its own run would not find it."""
+    needs_groups("cpu")
+    code = (
+        "import subprocess\n"
+        "from edgefl.host.groups import Groups\n"
+        "phone = subprocess.Popen(['sleep', '300'], stdout=subprocess.DEVNULL)\n"
+        "Groups(['cpu']).group('phone-0').enter(phone.pid); print(phone.pid, flush=True); input()"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert owner.stdin is not None
+    assert owner.stdout is not None
+    phone = psutil.Process(int(owner.stdout.readline()))
+    try:
+        owner.kill()
+        owner.wait()
+        with Groups(["cpu"]) as own:
+            own.group("x")
+            assert not phone.is_running() or phone.status() == psutil.STATUS_ZOMBIE
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            phone.kill()
         owner.stdin.close()
         owner.stdout.close()
 
