@@ -10,8 +10,7 @@ the same number of arrivals at uniformly distributed times.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,6 @@ from edgefl.seeds import stream
 NEAR = 0.01
 """Two arrivals coincide if they are closer than this fraction of the mean gap between arrivals."""
 SIMULATED = 400
-AT_ONCE = 100_000
-"""Number of updates of simulated runs that are examined at once."""
 MOST_UPDATES = 20_000
 """Maximum number of updates to examine, counted from the end of the run."""
 LEAST_UPDATES = 20
@@ -98,10 +95,13 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
     rng = stream(0, "phase")
     one_profile = None
     if len(profiles) > 1 and (sizes > 1).any():
-        share_of = partial(_one_profile, starts=starts, sizes=sizes)
-        one_profile = _compared(share_of, codes, lambda: rng.permutation(codes))
+        one_profile = _compared(
+            _one_profile(codes, starts, sizes),
+            [_one_profile(rng.permutation(codes), starts, sizes) for _ in range(SIMULATED)],
+        )
     at_s = np.sort(arrives_s[used])
-    coincident = _compared(_coincident, at_s, lambda: np.sort(rng.random(len(at_s))))
+    uniform = (np.sort(rng.random(len(at_s))) for _ in range(SIMULATED))
+    coincident = _compared(_coincident(at_s), [_coincident(one) for one in uniform])
     if not by_design and not trips["staleness"][used].any():
         by_design = "no update was stale, so the strategy has rounds"
     return Phase(one_profile, coincident, by_design)
@@ -109,35 +109,23 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
 
 def _one_profile(
     codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """For each row, return the share of the buffers with several updates that have updates of one profile."""
-    most, least = (extreme.reduceat(codes, starts, axis=1) for extreme in (np.maximum, np.minimum))
-    shares: npt.NDArray[np.float64] = (most == least)[:, sizes > 1].mean(axis=1)
-    return shares
+) -> float:
+    """Return the share of the buffers with several updates in which all updates are from one profile."""
+    same = np.maximum.reduceat(codes, starts) == np.minimum.reduceat(codes, starts)
+    return float(np.mean(same[sizes > 1]))
 
 
-def _coincident(at_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """For each row of ascending times, return the share of those that have a neighbour within `NEAR` times
-    the row's mean gap."""
+def _coincident(at_s: npt.NDArray[np.float64]) -> float:
+    """Return the share of times that have a neighbour within `NEAR` times the mean gap.
+
+    The times are in ascending order.
+    """
     gaps = np.diff(at_s)
-    near = gaps <= NEAR * gaps.mean(axis=1, keepdims=True)
-    either = np.zeros(at_s.shape, dtype=bool)
-    either[:, :-1] = near
-    either[:, 1:] |= near
-    shares: npt.NDArray[np.float64] = either.mean(axis=1)
-    return shares
+    near = gaps <= NEAR * float(gaps.mean())
+    return float(np.mean(np.append(near, False) | np.insert(near, 0, False)))
 
 
-def _compared(
-    shares_of: Callable[[npt.NDArray[Any]], npt.NDArray[np.float64]],
-    real: npt.NDArray[Any],
-    simulate: Callable[[], npt.NDArray[Any]],
-) -> ObservedShare:
-    """Compare the share of the real run with those of simulated runs; ``shares_of`` takes a run per row."""
-    rows, simulated = max(1, AT_ONCE // len(real)), list[float]()
-    while len(simulated) < SIMULATED:
-        runs = [simulate() for _ in range(min(rows, SIMULATED - len(simulated)))]
-        simulated += shares_of(np.stack(runs)).tolist()
+def _compared(share: float, simulated: Sequence[float]) -> ObservedShare:
     tail = (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(simulated, (tail, 1.0 - tail)).tolist()
-    return ObservedShare(float(shares_of(real[None])[0]), math.fsum(simulated) / SIMULATED, low, high)
+    return ObservedShare(share, math.fsum(simulated) / len(simulated), low, high)

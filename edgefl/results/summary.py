@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.core.events import Arrived, Failed, Joined, Unmasking
+from edgefl.core.events import Joined, Unmasking
 from edgefl.files import json_text, write_text
 from edgefl.host.fidelity import Seconds, assess
 from edgefl.host.verdict import Conditions
@@ -395,9 +395,7 @@ def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.flo
             "weight": rounded(theirs.mean()) if len(theirs) else None,
             "accuracy": rounded(scores.mean()) if len(scores) else None,
         }
-    ends = (event for _, event in record.events() if isinstance(event, Failed | Arrived))
-    reasons = (event.reason if isinstance(event, Failed) else event.failed for event in ends)
-    failed = [reason for reason in reasons if "fleet.attackers.kind: " in reason]
+    failed = [reason for reason in record.trips["reason"].tolist() if "fleet.attackers.kind: " in reason]
     return {
         "clients": len(record.meta.attackers),
         "weight_share": groups["attacking"]["weight_share"],

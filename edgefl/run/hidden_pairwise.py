@@ -203,7 +203,7 @@ def uploads_of(
             allowed = f"1 to {rules.resolution} is allowed"
             raise SecureError(f"the weight of client {upload.client} is {upload.weight}; {allowed}")
     if len(uploads) < one.threshold:
-        raise SecureError(f"{len(uploads)} clients arrived; at least {one.threshold} are required")
+        raise SecureError(f"{len(uploads)} clients uploaded; at least {one.threshold} are required")
     return one, uploads
 
 

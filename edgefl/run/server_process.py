@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -374,7 +373,6 @@ def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
     return found
 
 
-@cache
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

@@ -332,7 +332,7 @@ class Participant:
         if not arrived <= rules.clients or self.client not in arrived:
             raise SecureError("the list of clients that uploaded does not fit this round")
         if len(arrived) < rules.threshold:
-            raise SecureError(f"{len(arrived)} clients arrived; at least {rules.threshold} are required")
+            raise SecureError(f"{len(arrived)} clients uploaded; at least {rules.threshold} are required")
         self._revealed = True
         seeds = {peer: self._held[peer].seed for peer in sorted(arrived)}
         return Revealed(
@@ -376,7 +376,7 @@ def unmasked(
     if len({one.client for one in revealed}) < len(revealed):
         raise SecureError("a client revealed its shares twice")
     if len(masked) < rules.threshold:
-        raise SecureError(f"{len(masked)} clients arrived; at least {rules.threshold} are required")
+        raise SecureError(f"{len(masked)} clients uploaded; at least {rules.threshold} are required")
     terms = _terms(rules, adverts, masked, revealed)
     total, out = _added(list(masked.values()), [1] * len(masked), terms), np.empty(rules.size, np.float32)
     rules.fixed.decode(out, total, np.zeros_like(total), [weights[client] for client in masked])

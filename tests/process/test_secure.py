@@ -170,7 +170,7 @@ def test_dropouts_are_recovered_up_to_the_threshold_of_pairwise_masks(tmp_path: 
     found, refusals = summary(folder), incidents(folder, "refused")
     assert (found["versions"], found["dropped_updates"]) == (5, 1)
     assert [row.detail.partition(": ")[2] for row in refusals] == [
-        "1 clients arrived; at least 2 are required"
+        "1 clients uploaded; at least 2 are required"
     ]
     with Record(folder) as record:
         assert record.versions["updates"].tolist() == [2, 3, 3, 3, 3]
@@ -191,7 +191,7 @@ def test_members_that_die_and_leave_are_dropouts(tmp_path: Path) -> None:
     assert min(sizes) < 5
     refusals = incidents(tmp_path / "run", "refused")
     assert found["dropped_updates"] == len(refusals)
-    assert all(row.detail.endswith("clients arrived; at least 3 are required") for row in refusals)
+    assert all(row.detail.endswith("clients uploaded; at least 3 are required") for row in refusals)
     assert verify(tmp_path / "run").model_sha256 == found["model_sha256"]
 
 

@@ -96,5 +96,5 @@ def test_a_killed_run_is_resumed_under_the_wall_clock(
     assert summary(folder)["versions"] == 30
     refusals = incidents(folder, "refused")
     assert summary(folder)["dropped_updates"] == len(refusals)
-    reasons = ("another sum", "clients arrived; at least 3 are required")
+    reasons = ("another sum", "clients uploaded; at least 3 are required")
     assert all(row.detail.endswith(reasons) for row in refusals)

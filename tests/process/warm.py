@@ -32,7 +32,7 @@ from edgefl.host.process import STOPS, become_child, child_environment, start_pr
 from edgefl.results.page import Picture
 from edgefl.results.result import Result
 from edgefl.results.rows import TABLES, column_types
-from edgefl.run import server_process, supervisor
+from edgefl.run import supervisor
 
 RUN_MODULES = (
     *fork_server.IMPORTED,
@@ -403,13 +403,11 @@ def ready_for_commands() -> None:
 
 
 def read_ahead() -> None:
-    """Read once what the processes of nearly every run read: profiles, versions, and types of fields."""
+    """Read once what the processes of nearly every run read: profiles and the types of fields."""
     for device in ("pixel-4", "moto-g4", "pi-zero-2w", "watch-a7"):
         load_device(device)
     for network in ("fios", "lte"):
         load_network(network)
-    for package in ("edgefl", *server_process.SOFTWARE):
-        server_process._version(package)
     for row in TABLES.values():
         column_types(row)
     config.validate(Experiment(fleet=Fleet(devices={"pixel-4": 1}, network="lte"), stop=Stop(versions=1)))

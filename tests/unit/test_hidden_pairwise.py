@@ -93,9 +93,9 @@ def test_the_sum_of_those_that_arrived_is_the_plain_sum_to_the_step(
 def test_half_of_a_round_reveals_nothing(world: World) -> None:
     """Mutant: a threshold of half of the round, with which two disjoint sums could be revealed."""
     world.write(1, 3)
-    world.refused("2 clients arrived; at least 3 are required", 1, 3)
+    world.refused("2 clients uploaded; at least 3 are required", 1, 3)
     reply = world.ask([(1, 1, 1.0), (3, 3, 1.0)], [1, 3])  # a server that asks nevertheless
-    assert (reply.revealed, reply.refused) == ([], "2 clients arrived; at least 3 are required")
+    assert (reply.revealed, reply.refused) == ([], "2 clients uploaded; at least 3 are required")
 
 
 def test_clients_that_are_offline_reveal_nothing_and_the_others_suffice(world: World) -> None:

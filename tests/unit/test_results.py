@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from edgefl.core.events import Arrived, Died, Event, Failed, Joined, Left, Summed
+from edgefl.core.events import Arrived, Died, Event, Joined, Left, Summed
 from edgefl.experiment import Privacy
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results import summary
@@ -323,8 +323,8 @@ def test_a_failed_attack_that_a_resumed_run_repeats_is_one_trip(tmp_path: Path) 
         for _ in range(2):
             store.truncate(0)  # of a run that was killed, and resumed from its start
             store.incident(3.0, 0, "failed", why)
-            store.journal(Failed(client=0, task=1, at_s=3.0, reason=why))
-        store.journal(Failed(client=1, task=2, at_s=4.0, reason="training raised ValueError: no"))
+            store.trip(trip(1, 0, 1.0, fate="failed", reason=why))
+        store.trip(trip(2, 1, 1.0, fate="failed", reason="training raised ValueError: no"))
     found = summarize(tmp_path)
     assert found["incidents"] == {"failed": 2}  # both happened
     assert found["attackers"]["failed_trips"] == 1

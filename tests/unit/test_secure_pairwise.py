@@ -56,9 +56,9 @@ def test_a_masked_sum_is_the_plain_sum_to_the_step(lost: tuple[int, ...]) -> Non
 def test_too_few_uploads_or_reveals() -> None:
     world = Round()
     masked = world.masked(1, 2, 3)
-    with pytest.raises(SecureError, match="2 clients arrived; at least 3 are required"):
+    with pytest.raises(SecureError, match="2 clients uploaded; at least 3 are required"):
         world.clients[4].reveal(frozenset(masked))
-    with pytest.raises(SecureError, match="2 clients arrived; at least 3 are required"):
+    with pytest.raises(SecureError, match="2 clients uploaded; at least 3 are required"):
         world.sum(masked, [])
     world = Round()
     masked = world.masked()
