@@ -68,8 +68,10 @@ def private_mib(pids: Collection[int]) -> float:
     and otherwise up to 10 µs for each MiB of each process.
     """
     forks = {pid for pid in pids if is_fork(pid)} if len(pids) > 1 else set()
-    counted = [live_thread(pid) for pid in pids if pid not in forks or not parent_waits(pid)]
-    return sum(map(_proportional_kib if forks else _private_kib, counted)) / 1024
+    counted = [pid for pid in pids if pid not in forks or not parent_waits(pid)]
+    if forks:
+        return sum(_proportional_kib(live_thread(pid)) for pid in counted) / 1024
+    return sum(map(_private_kib, counted)) / 1024
 
 
 def live_thread(pid: int) -> int:
@@ -87,8 +89,10 @@ def live_thread(pid: int) -> int:
 
 def _private_kib(pid: int) -> float:
     with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = read_kernel_file(f"/proc/{pid}/statm").split()
-        return (int(fields[1]) - int(fields[2])) * _PAGE_KIB
+        resident, shared = map(int, read_kernel_file(f"/proc/{pid}/statm").split()[1:3])
+        if not resident and (thread := live_thread(pid)) != pid:
+            return _private_kib(thread)
+        return (resident - shared) * _PAGE_KIB
     return 0.0
 
 

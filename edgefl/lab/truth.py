@@ -25,7 +25,7 @@ from edgefl.devices.profiles import bundled_folder, load_device
 from edgefl.errors import ConfigError
 from edgefl.lab import board_truth
 from edgefl.lab.bench import Say, machine, silent
-from edgefl.learning.models import timm_network
+from edgefl.learning.models import timm_module, timm_network
 from edgefl.learning.work import step_work
 from edgefl.measure import kit
 from edgefl.results import tables
@@ -49,6 +49,8 @@ def run(
     ``limits`` an entry for each metric that has a limit, and ``rates`` the result of `board_truth.run`.
     """
     began_s = time.monotonic()
+    if not files:
+        timm_module()  # an error now, and not after a minute of work
     measured: list[MeasuredStep] = []
     for file in files or sorted((bundled_folder() / "measured").glob("*.csv")):
         say(f"counting the work of the steps in {file.name}")

@@ -144,10 +144,10 @@ def timm_network(name: str, input_shape: Shape, classes: int, **args: Any) -> nn
     """
     own = timm_input(name)
     arguments: dict[str, Any] = {"in_chans": input_shape[0], "num_classes": classes, **args}
-    if input_shape[1:] != own[1:] and _timm().get_pretrained_cfg(name).fixed_input_size:
+    if input_shape[1:] != own[1:] and timm_module().get_pretrained_cfg(name).fixed_input_size:
         arguments["img_size"] = input_shape[1:]
     try:
-        network: nn.Module = _timm().create_model(name, **arguments)
+        network: nn.Module = timm_module().create_model(name, **arguments)
     except Exception as error:
         line = " ".join(str(error).split())
         shape = "×".join(map(str, input_shape))
@@ -157,7 +157,7 @@ def timm_network(name: str, input_shape: Shape, classes: int, **args: Any) -> nn
 
 def timm_input(name: str) -> Shape:
     """Return the shape (channels, height, width) of the images for which a timm network was designed."""
-    timm = _timm()
+    timm = timm_module()
     if not timm.is_model(name):
         raise ConfigError(
             f"timm has no network {name!r};{near(name, timm.list_models())} see timm.list_models()"
@@ -167,7 +167,8 @@ def timm_input(name: str) -> Shape:
 
 
 @cache
-def _timm() -> Any:
+def timm_module() -> Any:
+    """Return the module timm. Raises `ConfigError` if it is not installed."""
     try:
         return _imported()
     except ImportError:

@@ -20,7 +20,7 @@ from edgefl.devices.presence import AlternatingRenewal
 from edgefl.errors import EdgeflError, RunError
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import ChildWatch, children_of, collect, end_children, fork
-from edgefl.host.groups import ACCOUNTING, PHONE_GROUP, ControlGroup, Groups, NoGroup, used_ns
+from edgefl.host.groups import ACCOUNTING, PHONE_GROUP, ControlGroup, GroupCpuTime, Groups, NoGroup
 from edgefl.host.memory import GroupMemory
 from edgefl.host.pacing import set_time_slice, set_timer_slack
 from edgefl.host.process import (
@@ -72,10 +72,11 @@ class KeptPhone:
         """Start the command. It is limited from its first instruction on."""
         throttle = self.launch.throttle
         place = self._group.place("cpu") if self._group is not None and throttle == "cgroup" else None
-        accounting = self._group.place(ACCOUNTING) if self._group is not None and self._accounted else None
-        before_ns = 0 if accounting is None else used_ns(accounting)
+        accounting = None
+        if self._group is not None and self._accounted:
+            accounting = GroupCpuTime(self._group.place(ACCOUNTING))
         pid = fork("edgefl-phone", lambda: _become_command(self.launch, self._group))
-        self.tree = ProcessTree(pid, place, accounting, before_ns)
+        self.tree = ProcessTree(pid, place, accounting)
         self._began_ns = time.monotonic_ns()
         self._account = Account(self.launch.cores, self._began_ns, 0, MOST_SAVED_NS)
         if place is not None:

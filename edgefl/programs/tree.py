@@ -14,9 +14,17 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from edgefl.errors import ConfigError
-from edgefl.host import groups
 from edgefl.host.children import children_of, kill_marked
-from edgefl.host.groups import ACCOUNTING, NoGroup, Place, find, process_stat, remove_orphans, throttled_ns
+from edgefl.host.groups import (
+    ACCOUNTING,
+    GroupCpuTime,
+    NoGroup,
+    Place,
+    find,
+    process_stat,
+    remove_orphans,
+    throttled_ns,
+)
 from edgefl.host.memory import private_mib
 from edgefl.host.process import read_kernel_file
 from edgefl.host.throttle import Target, cpu_ns
@@ -37,15 +45,13 @@ CERTAIN = 0.05
 class ProcessTree:
     """Process ``root`` and all its descendants, which together are one `ThrottleTarget` for a throttle."""
 
-    def __init__(
-        self, root: int, place: Place | None = None, accounting: Place | None = None, before_ns: int = 0
-    ) -> None:
-        """``place`` is the control group with the CPU quota; ``accounting`` is the one that counts CPU time.
+    def __init__(self, root: int, place: Place | None = None, accounting: GroupCpuTime | None = None) -> None:
+        """``place`` is the control group with the CPU quota; ``accounting`` counts the processes' CPU time.
 
-        ``before_ns`` is the CPU time that the group ``accounting`` had counted before the processes started.
+        The tree closes ``accounting``.
         """
         self.root, self.stopped = root, False
-        self._place, self._accounting, self._before_ns = place, accounting, before_ns
+        self._place, self._accounting = place, accounting
         self.uncounted_ns = 0
         """Upper estimate of the CPU time, in ns, of children that were neither waited for nor seen."""
         self.unwaited: dict[int, int] = {}
@@ -118,7 +124,14 @@ class ProcessTree:
         self._waited_for_ns = sum(map(waited_for_ns, alive))
 
     def _refresh_if_old(self) -> None:
-        if time.monotonic_ns() - self._refreshed_ns > REFRESH_NS:
+        if time.monotonic_ns() - self._refreshed_ns <= REFRESH_NS:
+            return
+        known = self.orphans <= self._members.keys()
+        if self._accounting is not None and known and last_pid() == self._last_pid:
+            self._refreshed_ns = (
+                time.monotonic_ns()
+            )  # no process was started; `used_ns` sees which have ended
+        else:
             self.refresh()
 
     def _refresh_if_more(self) -> None:
@@ -145,10 +158,15 @@ class ProcessTree:
         """
         self._refresh_if_old()
         used_ns = self.ended_ns + self._waited_for_ns
+        ended = False
         for target in self._members.values():
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 used_ns += target.cpu_ns()
-        accounted_ns = 0 if self._accounting is None else groups.used_ns(self._accounting) - self._before_ns
+            except ProcessLookupError:
+                ended = True
+        if ended:
+            self.refresh()
+        accounted_ns = 0 if self._accounting is None else self._accounting.used_ns()
         self._used_ns = max(self._used_ns, used_ns, accounted_ns)
         return self._used_ns
 
@@ -248,6 +266,9 @@ class ProcessTree:
         for target in self._members.values():
             target.close()
         self._members = {}
+        if self._accounting is not None:
+            self._accounting.close()
+            self._accounting = None
 
     def rss_mib(self) -> float:
         """Return the private resident memory, in MiB. Reading it uses at most 5% of a core."""

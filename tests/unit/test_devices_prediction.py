@@ -167,7 +167,7 @@ def test_a_module_of_ones_own_is_predicted(
 
 def test_without_timm_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    models._timm.cache_clear()
+    models.timm_module.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'edgefl\[timm\]'"):
         model_to_trace("timm:resnet18")
 

@@ -14,7 +14,7 @@ import pytest
 
 from edgefl.host import capacity, groups, memory
 from edgefl.host.capacity import ThrottleMeter
-from edgefl.host.groups import NoGroup, Place, find, read_counters, read_words, write
+from edgefl.host.groups import GroupCpuTime, NoGroup, Place, find, read_counters, read_words, write
 from edgefl.host.memory import GroupMemory, MemoryLimit
 
 
@@ -74,10 +74,16 @@ def test_version_2_if_it_has_the_controller(machine: Machine) -> None:
 
 
 def test_cpu_time_of_a_group(tmp_path: Path) -> None:
-    (tmp_path / "cpuacct.usage").write_text("1234567\n")
-    (tmp_path / "cpu.stat").write_text("usage_usec 42\nuser_usec 40\n")
-    assert [groups.used_ns(Place(tmp_path, version)) for version in (1, 2)] == [1_234_567, 42_000]
-    assert [groups.used_ns(Place(tmp_path / "gone", version)) for version in (1, 2)] == [0, 0]
+    v1, v2 = tmp_path / "cpuacct.usage", tmp_path / "cpu.stat"
+    v1.write_text("1234567\n")
+    v2.write_text("usage_usec 42\nuser_usec 40\n")
+    times = [GroupCpuTime(Place(tmp_path, version)) for version in (1, 2)]
+    v1.write_text("1234667\n")
+    v2.write_text("usage_usec 43\nuser_usec 40\n")
+    assert [time.used_ns() for time in times] == [100, 1_000]
+    for time in times:
+        time.close()
+        assert time.used_ns() == 0  # as for a group that was removed
 
 
 def test_a_controller_of_version_1_is_not_looked_for_in_version_2(machine: Machine) -> None:

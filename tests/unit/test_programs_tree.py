@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from edgefl.host.groups import GroupCpuTime, Place
 from edgefl.programs import tree
 from edgefl.programs.tree import ProcessTree, ThreadSchedule
 
@@ -58,3 +61,37 @@ def test_a_second_thread_that_is_awake_is_no_sleep(monkeypatch: pytest.MonkeyPat
     """The state of a process is that of its first thread."""
     assert not TwoThreads(monkeypatch, "R").tree.sleeps()
     assert TwoThreads(monkeypatch, "S").tree.sleeps()
+
+
+def test_processes_are_listed_again_only_if_one_was_started_or_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their control group counts the CPU time exactly, so an old list is as good as a new one."""
+    (tmp_path / "cpuacct.usage").write_text("0\n")
+    newest = [b"100"]
+    monkeypatch.setattr(tree, "last_pid", lambda: newest[0])
+    monkeypatch.setattr(tree, "REFRESH_NS", 0)
+    listed: list[int] = []
+    children_of = tree.children_of
+    monkeypatch.setattr(tree, "children_of", lambda pid: listed.append(pid) or children_of(pid))
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as first,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as second,
+    ):
+        kept = ProcessTree(first.pid, accounting=GroupCpuTime(Place(tmp_path, 1)))
+        for _ in range(3):
+            kept.used_ns()
+        assert listed == [first.pid]
+        newest[0] = b"101"
+        kept.used_ns()
+        assert listed == [first.pid] * 2
+        kept.orphans.add(second.pid)  # the keeper found it; it may have been started before the last listing
+        kept.used_ns()
+        assert len(kept) == 2
+        second.communicate()
+        kept.used_ns()
+        assert len(kept) == 1
+        first.communicate()
+        with pytest.raises(ProcessLookupError):
+            kept.cpu_ns()
+        kept.close()
