@@ -1,19 +1,14 @@
-"""Small data sets in LEAF's format, as its scripts split them: some users a file, two folders."""
+"""Small data sets in LEAF's format: folders for training and test, each with files of some users."""
 
 from __future__ import annotations
 
 import json
 import random
 import string
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-
-from edgefl.learning.leaf import LETTERS
-
-Example = Callable[[random.Random, int], tuple[Any, Any]]
 
 
 def femnist(rng: random.Random, user: int) -> tuple[Any, Any]:
@@ -41,25 +36,17 @@ def celeba(rng: random.Random, user: int) -> tuple[Any, Any]:
     return f"{rng.randrange(40):06d}.png", float(rng.randrange(2))
 
 
-KINDS: dict[str, Example] = {
-    "femnist": femnist,
-    "numbers": numbers,
-    "sent140": sent140,
-    "shakespeare": shakespeare,
-    "celeba": celeba,
-}
+KINDS = {each.__name__: each for each in (femnist, numbers, sent140, shakespeare, celeba)}
 
 
-def write_leaf(folder: Path, kind: str, users: int = 6, files: int = 2, seed: int = 0) -> Path:
-    """User i has 4 + i training examples and 2 for the test; every file holds ``users/files`` of them."""
-    rng = random.Random(seed)
-    assert all(letter in LETTERS for letter in string.ascii_lowercase)
+def write_leaf(folder: Path, kind: str, users: int = 6, files: int = 2) -> Path:
+    """User i has 4 + i training examples and 2 test examples; every file holds ``users/files`` users."""
+    rng = random.Random(0)
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
         for file in range(files):
-            numbers_of = range(file, users, files)
             data = {}
-            for user in numbers_of:
+            for user in range(file, users, files):
                 count = 4 + user if split == "train" else 2
                 examples = [KINDS[kind](rng, user) for _ in range(count)]
                 data[f"user-{user}"] = {"x": [x for x, _ in examples], "y": [y for _, y in examples]}

@@ -1,4 +1,4 @@
-"""Data sets: digits, files of MNIST's kind, a user's own; what does not fit is one line."""
+"""Tests of data sets: digits, IDX files, a user's data, and the one-line errors for invalid data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from edgefl.learning.published_sets import held_out
 STEMS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
 
-def idx(array: np.ndarray, magic: bytes | None = None) -> bytes:
-    head = magic if magic is not None else bytes([0, 0, 8, array.ndim])
-    return head + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def write_mnist(folder: Path, *, end: str = "-ubyte", train: int = 20, test: int = 10) -> list[np.ndarray]:
@@ -42,6 +41,7 @@ def write_mnist(folder: Path, *, end: str = "-ubyte", train: int = 20, test: int
 
 @pytest.fixture
 def no_other_data(monkeypatch, tmp_path):
+    """Hide this machine's data sets; return the temporary folder."""
     monkeypatch.delenv("EDGEFL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("edgefl.learning.data.DEBIAN", tmp_path / "debian")
@@ -52,7 +52,7 @@ def mnist(folder):
     return load_data(Data(name="mnist", path=str(folder)), seed=0)
 
 
-def test_digits_are_whole_and_split_by_class():
+def test_digits_have_1797_examples_and_each_class_is_split_in_the_same_proportion():
     data = load_data(Data(test_fraction=0.2), seed=3)
     assert data.train_x[:].shape[1:] == data.input_shape == (1, 8, 8)
     assert (data.train_x[:].dtype, data.train_y.dtype) == (np.float32, np.int64)
@@ -68,7 +68,7 @@ def test_digits_are_whole_and_split_by_class():
     np.testing.assert_array_equal(data.test_y, labels[test])
 
 
-def test_max_examples_keeps_a_seeded_part_of_the_training_examples():
+def test_max_examples_keeps_a_random_part_of_the_training_examples_set_by_the_seed():
     whole, again, other = (load_data(Data(), seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(whole.test_x[:], again.test_x[:])
     assert (whole.test_x[:] != other.test_x[:]).any()
@@ -96,13 +96,13 @@ def test_images_are_normalised_by_channel():
 @pytest.mark.parametrize(
     "raw", [np.zeros((2, 1, 3, 3), np.float32), np.zeros((2, 3), np.uint8), np.zeros((2, 3, 4, 4), np.uint8)]
 )
-def test_images_of_another_kind_are_refused(raw):
+def test_images_of_another_type_or_shape_are_refused(raw):
     with pytest.raises(ValueError, match=r"raw must be uint8 of shape \(n, 1, height, width\)"):
         Images(raw, top=255, mean=[0.0], std=[1.0])
 
 
 @pytest.mark.parametrize("end", ["-ubyte", "-ubyte.gz", ".idx"])
-def test_idx_files_are_read_gzipped_or_not(tmp_path, end):
+def test_plain_and_gzipped_idx_files_are_read(tmp_path, end):
     arrays = write_mnist(tmp_path, end="-ubyte.gz" if end == "-ubyte.gz" else "-ubyte")
     if end == ".idx":
         for stem in STEMS:
@@ -114,14 +114,10 @@ def test_idx_files_are_read_gzipped_or_not(tmp_path, end):
     assert (data.classes, data.input_shape, data.name) == (10, (1, 28, 28), "mnist")
 
 
-def _cut(content: bytes) -> bytes:
-    return content[:-1]
-
-
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        (0, _cut, "train-images.*: truncated: 15679 bytes, its header declares 20×28×28 = 15680"),
+        (0, lambda c: c[:-1], "train-images.*: truncated: 15679 bytes, its header declares 20×28×28 = 15680"),
         (0, lambda c: c + b"x", "extra bytes after the 20×28×28 = 15680"),
         (0, lambda c: b"\0\0\x0d\x03" + c[4:], r"start with 00000803 \(got 00000d03\)"),
         (1, lambda c: b"\0\0\x08\x03" + c[4:], r"start with 00000801 \(got 00000803\)"),
@@ -135,7 +131,7 @@ def _cut(content: bytes) -> bytes:
     ],
 )
 @pytest.mark.parametrize("end", ["-ubyte", "-ubyte.gz"])
-def test_bad_idx_files_are_one_line(tmp_path, file, change, message, end):
+def test_an_invalid_idx_file_gives_a_one_line_error(tmp_path, file, change, message, end):
     write_mnist(tmp_path, end=end)
     path = tmp_path / (STEMS[file] + end)
     pack, unpack = (gzip.compress, gzip.decompress) if end.endswith(".gz") else (bytes, bytes)
@@ -145,8 +141,10 @@ def test_bad_idx_files_are_one_line(tmp_path, file, change, message, end):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", [_cut, lambda c: b"not gzip", lambda c: c[:40] + b"\xff" * 40 + c[80:]])
-def test_damaged_gzip_is_one_line(tmp_path, damage):
+@pytest.mark.parametrize(
+    "damage", [lambda c: c[:-1], lambda c: b"not gzip", lambda c: c[:40] + b"\xff" * 40 + c[80:]]
+)
+def test_a_damaged_gzip_file_is_refused(tmp_path, damage):
     write_mnist(tmp_path, end="-ubyte.gz")
     path = tmp_path / (STEMS[0] + "-ubyte.gz")
     path.write_bytes(damage(path.read_bytes()))
@@ -162,7 +160,7 @@ def test_damaged_gzip_is_one_line(tmp_path, damage):
     ],
 )
 @pytest.mark.parametrize("way", ["path", "environment", "cache", "debian"])
-def test_data_are_found_where_they_usually_lie(no_other_data, monkeypatch, name, folder, way):
+def test_data_are_found_in_the_usual_folders(no_other_data, monkeypatch, name, folder, way):
     root = no_other_data / {"cache": "cache/edgefl/data", "debian": "debian"}.get(way, "somewhere")
     write_mnist(root / folder)
     if way == "environment":
@@ -171,7 +169,7 @@ def test_data_are_found_where_they_usually_lie(no_other_data, monkeypatch, name,
     assert len(load_data(spec, seed=0).train_y) == 20
 
 
-def test_a_relative_path_starts_at_the_experiments_folder(no_other_data, monkeypatch):
+def test_a_relative_path_is_relative_to_the_experiments_folder(no_other_data, monkeypatch):
     write_mnist(no_other_data / "experiment" / "files", train=7)
     write_mnist(no_other_data / "here" / "files", train=8)
     monkeypatch.chdir(no_other_data / "here")
@@ -181,7 +179,7 @@ def test_a_relative_path_starts_at_the_experiments_folder(no_other_data, monkeyp
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar-10"])
-def test_missing_files_are_named_with_the_folders_looked_in(no_other_data, monkeypatch, name):
+def test_an_error_names_the_missing_files_and_the_searched_folders(no_other_data, monkeypatch, name):
     monkeypatch.setenv("EDGEFL_DATA", str(no_other_data / "nothing"))
     with pytest.raises(ConfigError) as caught:
         load_data(Data(name=name), seed=0)
@@ -191,6 +189,9 @@ def test_missing_files_are_named_with_the_folders_looked_in(no_other_data, monke
     found = f"data.name {name!r}: files not found and not downloaded, because EDGEFL_DATA is set; need "
     for said in (found, file, str(no_other_data / "nothing"), "set data.path or EDGEFL_DATA"):
         assert said in message
+
+
+def test_an_unknown_name_gets_a_suggestion():
     with pytest.raises(ConfigError, match="data set 'minst' not found; did you mean 'mnist'"):
         load_data(Data(name="minst"), seed=0)
 
@@ -208,7 +209,7 @@ def test_without_a_home_folder_data_need_a_path(no_other_data, monkeypatch):
 
 
 @pytest.mark.parametrize("path", [None, "~no-such-user/mnist"])
-def test_the_home_of_nobody_is_a_folder_that_is_not_there(no_other_data, monkeypatch, path):
+def test_the_home_folder_of_an_unknown_user_does_not_exist(no_other_data, monkeypatch, path):
     monkeypatch.setenv("EDGEFL_DATA", "~no-such-user/mnist")
     with pytest.raises(ConfigError, match=r"files not found .* searched .*~no-such-user/mnist"):
         load_data(Data(name="mnist", path=path), seed=0)
@@ -231,7 +232,7 @@ def load(spec, seed):
 
 @pytest.fixture
 def users(tmp_path, monkeypatch):
-    """A user's data set, whose function returns what an expression says."""
+    """Load a user's data set from a function that returns the value of an expression."""
 
     def load(returned, seed=0, **spec):
         (tmp_path / "my_data.py").write_text(USERS_MODULE.format(returned))
@@ -252,8 +253,8 @@ def test_a_users_arrays_become_a_data_set(users):
     assert data.test_x[0].tolist() == [5.0, 6.0]
 
 
-def test_a_users_arrays_lie_flat_whatever_their_strides(users):
-    """A model that takes ``view`` of a batch fails on others."""
+def test_a_users_arrays_become_contiguous(users):
+    """``view`` of a batch fails on an array that is not contiguous."""
     for kind in ("float", "np.float32", "int"):
         x = f"(a := np.arange(48).reshape(6, 2, 4).astype({kind}).transpose(0, 2, 1))"
         data = users(f"{x}, [0, 1] * 3, a[:2], [0, 1]")
@@ -262,20 +263,15 @@ def test_a_users_arrays_lie_flat_whatever_their_strides(users):
         assert data.test_x[0].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-def test_a_users_tokens_stay_whole_numbers(users):
+def test_a_users_tokens_stay_integers(users):
     data = users("(a := np.ones((3, 7), np.int32)), [0, 1, 0], a, [0, 1, 0]")
     assert data.train_x[:].dtype == np.int64
 
 
-def test_a_users_data_set_is_taken_as_it_is(users):
-    data = users("made([0, 1, 0], classes=9)")
-    assert isinstance(data, Dataset)
-    assert (data.name, data.classes) == ("mine", 9)
-
-
-def test_a_users_data_set_has_owners(users):
+def test_a_users_dataset_object_is_used_unchanged(users):
     data = users("made([0, 1, 0], 9, np.array([7, 5, 7]))")
-    assert data.owners.tolist() == [7, 5, 7]
+    assert isinstance(data, Dataset)
+    assert (data.name, data.classes, data.owners.tolist()) == ("mine", 9, [7, 5, 7])
 
 
 @pytest.mark.parametrize(
@@ -302,37 +298,35 @@ def test_a_users_data_set_has_owners(users):
         ("made([0, 1, 2], 3, [0, 1, 2])", r"owners must be an array of whole numbers .* \(got list\)"),
     ],
 )
-def test_a_users_data_that_do_not_fit_are_one_line(users, returned, message):
+def test_a_users_invalid_data_give_a_one_line_error(users, returned, message):
     with pytest.raises(ConfigError, match=message) as caught:
         users(returned)
     assert "\n" not in str(caught.value)
 
 
-def test_debians_fashion_mnist_is_found_without_being_told(monkeypatch):
+def test_debians_fashion_mnist_is_found_without_a_path(monkeypatch):
     monkeypatch.delenv("EDGEFL_DATA", raising=False)
     if not (DEBIAN / "fashion-mnist").is_dir():
         pytest.skip("the papers' data: Debian's package dataset-fashion-mnist is not installed")
     data = load_data(Data(name="fashion-mnist"), seed=0)
     assert np.bincount(data.train_y).tolist() == [6000] * 10
     assert np.bincount(data.test_y).tolist() == [1000] * 10
-    counts, values = np.bincount(data.train_x.raw.ravel(), minlength=256), np.arange(256) / 255
-    mean, square = (np.average(values**power, weights=counts) for power in (1, 2))
-    assert (round(mean, 3), round((square - mean**2) ** 0.5, 3)) == (0.286, 0.353)  # FashionMNIST's own
+    mean = data.train_x.raw.mean() / 255
+    square = np.square(data.train_x.raw, dtype=np.uint16).mean() / 255**2
+    assert (round(mean, 3), round((square - mean**2) ** 0.5, 3)) == (0.286, 0.353)  # the published values
 
 
-def test_a_fifth_of_all_images_can_be_the_test(tmp_path):
+def test_a_drawn_test_split_takes_a_fifth_of_each_class_of_all_images(tmp_path):
     write_mnist(tmp_path, train=400, test=100)
-    known, drawn = (
-        load_data(Data(name="mnist", path=str(tmp_path), test_split=how), seed=3)
-        for how in ("published", "drawn")
+    known, drawn, other = (
+        load_data(Data(name="mnist", path=str(tmp_path), test_split=how), seed)
+        for how, seed in (("published", 3), ("drawn", 3), ("drawn", 4))
     )
     assert (len(known.test_y), len(drawn.train_y) + len(drawn.test_y)) == (100, 500)
     everything = np.concatenate([known.train_y, known.test_y])
     shares = np.bincount(drawn.test_y, minlength=10) / np.bincount(everything, minlength=10)
     assert np.allclose(shares, 0.2, atol=0.02)
-    images = {one.tobytes() for part in (drawn.train_x, drawn.test_x) for one in part.raw}
-    assert images == {one.tobytes() for part in (known.train_x, known.test_x) for one in part.raw}
-    other = load_data(Data(name="mnist", path=str(tmp_path), test_split="drawn"), seed=4)
+    assert set.union(*parts(drawn)) == set.union(*parts(known))
     assert other.test_x.raw.tobytes() != drawn.test_x.raw.tobytes()
 
 
@@ -352,8 +346,8 @@ def loaded(folder, seed, split, evaluate_on):
 
 
 @pytest.mark.parametrize("split", ["published", "drawn"])
-def test_no_seed_tests_or_trains_on_the_validation_examples(tmp_path, split):
-    """Steps that are tuned on seed 101 must not have seen what seed 1 is tested on."""
+def test_all_seeds_hold_out_the_same_validation_examples(tmp_path, split):
+    """Otherwise a learning rate that is tuned with seed 101 has seen the test examples of seed 1."""
     write_mnist(tmp_path, train=400, test=100)
     trained, held = loaded(tmp_path, 101, split, "validation")
     assert len(held) == (100 if split == "drawn" else 80)
@@ -365,7 +359,7 @@ def test_no_seed_tests_or_trains_on_the_validation_examples(tmp_path, split):
     assert loaded(tmp_path, 101, split, "test")[0] == trained
 
 
-def test_digits_validation_examples_are_drawn_before_the_test():
+def test_validation_examples_of_digits_are_drawn_before_the_test_examples():
     held = parts(load_data(Data(validation_fraction=0.1, evaluate_on="validation"), 101))[1]
     for seed in (1, 2):
         train, test = parts(load_data(Data(validation_fraction=0.1), seed))
@@ -373,7 +367,7 @@ def test_digits_validation_examples_are_drawn_before_the_test():
     assert parts(load_data(Data(), 1)) != [train, test]
 
 
-def test_validation_keeps_the_owners_of_training_examples():
+def test_the_validation_split_keeps_the_owners_of_training_examples():
     one = Dataset(
         name="", train_x=np.arange(10.0, dtype=np.float32).reshape(-1, 1), train_y=np.arange(10) % 2,
         test_x=np.zeros((1, 1), np.float32), test_y=np.zeros(1, np.int64), classes=2, input_shape=(1,),
@@ -386,10 +380,6 @@ def test_validation_keeps_the_owners_of_training_examples():
         data._validating(data._with_train_rows(one, np.array([4])), 0.3, "validation")
 
 
-def test_only_images_are_drawn_anew(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import numpy as np\n"
-        "def load(spec, seed): x = np.zeros((4, 2)); y = np.arange(4) % 2; return x, y, x, y\n"
-    )
+def test_a_drawn_test_split_needs_images(users):
     with pytest.raises(ConfigError, match=r"data\.test_split: 'drawn' needs images with classes"):
-        load_data(Data(name="mine:load", test_split="drawn"), 0, [tmp_path])
+        users("x, [0, 1, 0], x, [0, 1, 0]", test_split="drawn")

@@ -1,3 +1,5 @@
+"""Tests of CIFAR-10's binary files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -35,7 +37,7 @@ def cifar(folder: Path):
 
 
 @pytest.mark.parametrize("batches", [(1, 2, 3, 4, 5), (1, 2), (4,)])
-def test_the_images_are_the_files_bytes(tmp_path, batches):
+def test_images_and_labels_have_the_bytes_of_the_files(tmp_path, batches):
     train, test = write(tmp_path, batches)
     data = cifar(tmp_path)
     for images, labels, table in ((data.train_x, data.train_y, train), (data.test_x, data.test_y, test)):
@@ -47,7 +49,7 @@ def test_the_images_are_the_files_bytes(tmp_path, batches):
 
 
 @pytest.mark.parametrize("folder", ["cifar-10-batches-bin", "."])
-def test_the_usual_folders_are_found(tmp_path, monkeypatch, folder):
+def test_data_are_found_in_the_usual_folders(tmp_path, monkeypatch, folder):
     write(tmp_path / folder)
     monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
     assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 20
@@ -61,7 +63,7 @@ def test_the_usual_folders_are_found(tmp_path, monkeypatch, folder):
         (bytes(RECORD) + b"\x0a" + bytes(RECORD - 1), r"labels must be in \[0, 10\) \(got 10\)"),
     ],
 )
-def test_bad_binary_files_are_one_line(tmp_path, content, message):
+def test_an_invalid_file_is_refused(tmp_path, content, message):
     write(tmp_path)
     (tmp_path / "data_batch_3.bin").write_bytes(content)
     with pytest.raises(ConfigError, match="data_batch_3.bin: " + message):
@@ -69,7 +71,7 @@ def test_bad_binary_files_are_one_line(tmp_path, content, message):
 
 
 @pytest.mark.parametrize("missing", [["test_batch.bin"], [f"data_batch_{n}.bin" for n in range(1, 6)]])
-def test_a_set_without_its_test_or_any_training_batch_is_missing(tmp_path, missing):
+def test_files_are_missing_without_the_test_batch_or_without_any_training_batch(tmp_path, missing):
     write(tmp_path)
     for name in missing:
         (tmp_path / name).unlink()

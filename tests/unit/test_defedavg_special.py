@@ -1,4 +1,4 @@
-"""DeFedAvg with one local step (K = 1), and without delays (λ of Assumption 4): its special cases."""
+"""Tests of DeFedAvg's special cases: one local step (K = 1), and no delays (λ of Assumption 4)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CLIENTS, VERSIONS = 12, 40
 
 
 def trained(client: int, model: Vector, trip: int) -> Vector:
-    """One step on a quadratic of the client's own, with noise."""
+    """Take one step on the client's quadratic function, with noise."""
     noise = stream(3, "noise", client, trip).normal(size=model.size).astype(np.float32)
     return model - np.float32(0.1) * (model - np.float32(client % 5) + noise)
 
 
 def run(strategy: Strategy, *, equal: bool = False, clients: int = CLIENTS) -> MemoryRun:
-    """Run with float32 numbers; all clients are equally fast if ``equal``, else each trip differs."""
+    """Run with float32 numbers. If ``equal``, all trips take the same time; otherwise each takes another."""
 
     def duration(client: int, trip: int) -> float:
         return 1.0 if equal else float(stream(1, "time", client, trip).uniform(0.5, 3.0 + client))
@@ -42,7 +42,7 @@ def bits(run: MemoryRun) -> list[bytes]:
 
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_one_local_step_of_iid_is_asysg_with_a_step_of_one_nth_bit_for_bit(size: int) -> None:
-    """Theorem 2's remark on K = 1; dividing by a power of 2 rounds nothing."""
+    """The remark on K = 1 after Theorem 2. Division by a power of 2 is exact."""
     mine = run(DeFedAvgIID(buffer_size=size, server_lr=0.7))
     theirs = run(AsySG(buffer_size=size, server_lr=0.7 / size))
     assert bits(mine) == bits(theirs)
@@ -57,7 +57,7 @@ def test_one_local_step_of_iid_is_asysg_to_rounding_for_any_n() -> None:
 
 
 def test_one_local_step_of_niid_is_asynchronous_sgd() -> None:
-    """Equation 8 for K = 1: each drawn client's one gradient, at the version that it was trained from."""
+    """Equation 8 for K = 1: one gradient of each drawn client, at the version from which it was trained."""
     seen = run(DeFedAvgNIID(participants=5, server_lr=0.5))
     trips = {action.task: action.trip for action in seen.actions if isinstance(action, Train)}
     w = [np.zeros(7)]
@@ -74,7 +74,7 @@ def test_one_local_step_of_niid_is_asynchronous_sgd() -> None:
 
 
 def test_without_delays_iid_is_fedavg_bit_for_bit() -> None:
-    """All clients in every version, none of which starts before the step."""
+    """Every version uses updates of all clients, and no client starts before the step."""
     mine = run(DeFedAvgIID(buffer_size=CLIENTS, restart="after-step", server_lr=0.7), equal=True)
     theirs = run(FedAvg(cohort=CLIENTS, weighting="uniform", server_lr=0.7), equal=True)
     assert set(delays_of(mine)) == {0}
@@ -90,11 +90,11 @@ def test_with_one_client_both_forms_are_fedavg_bit_for_bit() -> None:
     assert bits(found[0]) == bits(found[1]) == bits(found[2])
 
 
-def test_lambda_of_one_still_permits_a_delay_of_one_version() -> None:
+def test_lambda_of_one_permits_a_delay_of_one_version() -> None:
     """Assumption 4 with λ = 1 is τ_i(t) ≥ t − 1.
 
-    Equal clients that restart at once, as in Algorithm 2, meet it. But all updates except the last that
-    arrives are one version old, so this is not FedAvg: w_{t+1} = w_t + Δ(w_{t−1}).
+    Equally fast clients that restart at once, as in Algorithm 2, satisfy it. But all updates except the last
+    that arrives are one version old, so this is not FedAvg: w_{t+1} = w_t + Δ(w_{t−1}).
     """
     mine = run(DeFedAvgIID(buffer_size=CLIENTS), equal=True)
     delays = delays_of(mine)

@@ -1,4 +1,4 @@
-"""Boards measured by sbc-bench: reading, the fit of core types, and `edgefl bench truth --boards`."""
+"""Tests of boards measured by sbc-bench: reading, fitted core types, and `edgefl bench truth --boards`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.devices.boards import Board, bundled_boards, read_boards
-from edgefl.devices.code import CodeCluster, core_table, rate
+from edgefl.devices.code import CodeCluster, CoreTable, core_table, rate
 from edgefl.devices.code_fit import fit, write
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError
@@ -36,63 +36,57 @@ def boards() -> tuple[Board, ...]:
     return read_boards(bundled_boards())
 
 
-def test_the_bundled_file_is_the_fit_of_the_bundled_boards(boards: tuple[Board, ...]) -> None:
-    assert write(fit(boards)) == (bundled_folder() / "cores.toml").read_text()
+@pytest.fixture(scope="module")
+def refit(boards: tuple[Board, ...]) -> CoreTable:
+    return fit(boards)
 
 
-def test_a_board_s_clusters_have_the_cores_of_its_soc(tmp_path: Path) -> None:
-    (board,) = read_boards(written(tmp_path, RK3399))
-    clusters, known = board.clusters()
-    assert known
-    assert [(each.core, each.cores, each.mhz) for each in clusters] == [
-        ("Cortex-A53", 4, 1500.0),
-        ("Cortex-A72", 2, 2000.0),
-    ]
+def test_the_bundled_file_is_the_fit_of_the_bundled_boards(refit: CoreTable) -> None:
+    assert write(refit) == (bundled_folder() / "cores.toml").read_text()
 
 
-def test_without_a_known_soc_the_next_cluster_ends_the_one_before(tmp_path: Path) -> None:
-    (board,) = read_boards(written(tmp_path, RK3399.replace("RK3399", "RK9999")))
-    clusters, known = board.clusters()
-    assert not known
-    assert [each.cores for each in clusters] == [4, 4]
+@pytest.mark.parametrize(("soc", "known", "cores"), [("RK3399", True, (4, 2)), ("RK9999", False, (4, 4))])
+def test_clusters_have_the_cores_of_a_known_soc_or_end_at_the_next_cluster(
+    tmp_path: Path, soc: str, known: bool, cores: tuple[int, int]
+) -> None:
+    (board,) = read_boards(written(tmp_path, RK3399.replace("RK3399", soc)))
+    clusters = [("Cortex-A53", cores[0], 1500.0), ("Cortex-A72", cores[1], 2000.0)]
+    found = board.clusters()
+    assert ([(each.core, each.cores, each.mhz) for each in found[0]], found[1]) == (clusters, known)
 
 
-def test_of_two_clusters_the_aes_value_is_the_second_s(tmp_path: Path) -> None:
+def test_one_aes_value_of_two_clusters_is_that_of_the_second(tmp_path: Path) -> None:
     (board,) = read_boards(written(tmp_path, RK3399))
     assert board.aes_row(0).core == "Cortex-A72"
 
 
-def test_of_four_clusters_the_aes_values_are_the_second_s_and_the_fourth_s(boards: tuple[Board, ...]) -> None:
+def test_two_aes_values_of_four_clusters_are_those_of_the_second_and_fourth(
+    boards: tuple[Board, ...],
+) -> None:
     """The Minisforum MS-R1: 520 and 1234 MB/s are 0.29 of a Cortex-A520's MHz, 0.56 of a Cortex-A720's."""
     board = next(each for each in boards if each.result == "1ET4")
     assert [board.aes_row(number).mhz for number in (0, 1)] == [1795.0, 2198.0]
 
 
-def test_the_soc_names_the_core_that_a_line_lacks(tmp_path: Path) -> None:
+def test_the_soc_gives_the_core_of_a_line_without_one(tmp_path: Path) -> None:
     line = "x,Raspberry Pi 4 B (BCM2711),Raspbian Buster,0,,1500,1300,2000,,,,,\n"
     (board,) = read_boards(written(tmp_path, line))
     assert (board.rows[0].core, board.system_bits, board.aes) == ("Cortex-A72", 32, False)
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("old", "new", "why"),
     [
-        (
-            RK3399.replace("1500", "-1"),
-            r"line 2: mhz must be a number above 0 and at most 100000, or empty, got '-1'",
-        ),
-        (
-            RK3399.replace("2130", "1e300"),
-            r"line 3: zip_decompress_mips must be a number above 0 and at most 1e\+09",
-        ),
-        (RK3399.replace("1500", ""), r"line 2: mhz must be above 0"),
-        (RK3399.replace("2130", "many"), r"line 3: zip_decompress_mips must be a number"),
-        (RK3399.replace(",4,Cortex-A72", ",four,Cortex-A72"), r"line 3: cpu must be a whole number"),
+        ("1500", "-1", r"line 2: mhz must be a number above 0 and at most 100000, or empty, got '-1'"),
+        ("2130", "1e300", r"line 3: zip_decompress_mips must be a number above 0 and at most 1e\+09"),
+        ("1500", "", r"line 2: mhz must be above 0"),
+        ("2130", "many", r"line 3: zip_decompress_mips must be a number"),
+        (",4,Cortex-A72", ",four,Cortex-A72", r"line 3: cpu must be a whole number"),
     ],
 )
-def test_invalid_lines_are_named(tmp_path: Path, text: str, why: str) -> None:
+def test_an_error_names_the_invalid_line(tmp_path: Path, old: str, new: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        read_boards(written(tmp_path, text))
+        read_boards(written(tmp_path, RK3399.replace(old, new)))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -104,7 +98,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_boards(tmp_path / "none.csv")
 
 
-def test_a_core_with_one_board_is_drawn_to_its_relatives(boards: tuple[Board, ...]) -> None:
+def test_the_fit_of_a_core_with_one_board_is_shrunk_towards_related_cores(boards: tuple[Board, ...]) -> None:
     own = [each for each in boards if each.result == "4kiu"]
     doubled = [
         each._replace(rows=tuple(row._replace(compress=2 * (row.compress or 0)) for row in each.rows))
@@ -115,19 +109,21 @@ def test_a_core_with_one_board_is_drawn_to_its_relatives(boards: tuple[Board, ..
     assert 1.2 < more / plain < 1.9
 
 
-def test_fewer_boards_mean_a_wider_interval(boards: tuple[Board, ...]) -> None:
+def test_a_core_with_fewer_boards_has_a_wider_interval() -> None:
     cores = core_table().cores
     assert cores["Cortex-A53"].integer.spread < cores["Cortex-A710"].integer.spread
     assert cores["Cortex-A710"].integer.boards == 0
 
 
-def test_a_row_whose_mhz_contradict_its_rate_is_not_fitted(boards: tuple[Board, ...]) -> None:
-    """Old versions of sbc-bench read an idle clock: 92 MHz of a Cortex-A53 with the rate of 1400."""
+def test_a_row_whose_rate_contradicts_its_frequency_is_not_fitted(
+    boards: tuple[Board, ...], refit: CoreTable
+) -> None:
+    """Old versions of sbc-bench read an idle clock: 92 MHz for a Cortex-A53 with the rate of 1400 MHz."""
     without = [each for each in boards if each.result != "1iSQ"]
-    assert fit(without).cores["Cortex-A53"].integer == fit(boards).cores["Cortex-A53"].integer
+    assert fit(without).cores["Cortex-A53"].integer == refit.cores["Cortex-A53"].integer
 
 
-def test_a_file_of_boards_is_judged(tmp_path: Path) -> None:
+def test_predictions_are_compared_with_a_file_of_boards(tmp_path: Path) -> None:
     result = board_truth.run(boards=written(tmp_path, RK3399 + STRANGE))
     rows = [(row["quantity"], row["core"]) for row in result["boards"] if row["result"] == "x"]
     one = ["decompress", "compress", "memcpy"]
@@ -151,13 +147,11 @@ def test_a_file_of_boards_is_judged(tmp_path: Path) -> None:
 
 
 def test_unseen_boards_are_predicted_within_the_limits(boards: tuple[Board, ...]) -> None:
-    """A third of the boards, each by a fit without all of these; the limits are those of docs/truth.md."""
+    """A third of the boards is predicted by a fit to the others; the limits are those of docs/truth.md."""
     left = boards[::3]
     table = fit([each for each in boards if each not in left])
-    found = {
-        each["quantity"]: each
-        for each in board_truth.summaries(list(board_truth.compared(left, lambda _: table)))
-    }
+    compared = list(board_truth.compared(left, lambda _: table))
+    found = {each["quantity"]: each for each in board_truth.summaries(compared)}
     assert found["decompress"]["median"] < 0.08
     assert found["compress"]["median"] < 0.15
     assert found["all_cores_decompress"]["median"] < 0.20

@@ -1,4 +1,4 @@
-"""Rates of code that is not torch: names of cores, classes, several threads, systems on a chip."""
+"""Tests of the rates of code that does not use torch: names of cores, classes, threads, systems on a chip."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from edgefl.devices import device_names, load_device
 from edgefl.devices.code import (
     CLASSES,
     CodeCluster,
+    _socs,
     clusters_of,
     core_table,
     find_core,
@@ -29,18 +30,21 @@ PI_5 = CodeCluster("Cortex-A76", 2400.0, 4)
 BIG, LITTLE = CodeCluster("Cortex-A76", 2400.0, 4), CodeCluster("Cortex-A55", 1800.0, 4)
 
 
-@pytest.mark.parametrize("name", ["cortex a76", "CORTEXA76", "Cortex-A76", "ARM Cortex-A76"])
-def test_case_spaces_dashes_and_the_maker_do_not_matter(name: str) -> None:
-    assert find_core(name) == "Cortex-A76"
+@pytest.mark.parametrize(
+    ("name", "core"),
+    [
+        *((name, "Cortex-A76") for name in ("cortex a76", "CORTEXA76", "Cortex-A76", "ARM Cortex-A76")),
+        ("Kryo 999 Gold (Cortex-A76)", "Cortex-A76"),
+        ("Kryo 485 Gold (Cortex-A76)", "Qualcomm Kryo 4XX Gold"),
+    ],
+)
+def test_a_core_is_found_by_its_name_or_by_the_base_core_in_brackets(name: str, core: str) -> None:
+    """Case, spaces, dashes and the maker do not matter."""
+    assert find_core(name) == known_core(name) == core
 
 
-def test_a_name_with_its_base_in_brackets_is_known() -> None:
-    assert known_core("Kryo 999 Gold (Cortex-A76)") == "Cortex-A76"
-    assert known_core("Kryo 485 Gold (Cortex-A76)") == "Qualcomm Kryo 4XX Gold"
+def test_an_unknown_core_gives_a_one_line_error_with_the_nearest_name() -> None:
     assert known_core("Pentium") is None
-
-
-def test_an_unknown_core_is_one_line_with_the_nearest_name() -> None:
     with pytest.raises(
         ConfigError, match=r"core 'Kryo 9XX Gold' not found; did you mean 'Qualcomm Kryo"
     ) as found:
@@ -69,7 +73,7 @@ def test_a_rate_is_proportional_to_the_frequency(code_class: str) -> None:
 
 
 def test_published_rates_of_the_raspberry_pis_are_within_their_intervals() -> None:
-    """ThomasKaiser/sbc-bench: one thread, MIPS and MB/s."""
+    """The values are those of ThomasKaiser/sbc-bench for one thread, in MIPS and MB/s."""
     for cluster, decompress, compress, aes in ((PI_4, 1884, 1598, 36.2), (PI_5, 3250, 3100, 1368)):
         for code_class, measured in (("integer", decompress), ("memory", compress), ("crypto", aes)):
             found = rate(cluster, code_class)  # type: ignore[arg-type]
@@ -83,7 +87,7 @@ def test_aes_instructions_decide_the_crypto_rate() -> None:
     assert rate(old, "crypto") == rate(old._replace(aes=False), "crypto")
 
 
-def test_a_measured_bandwidth_replaces_the_core_s() -> None:
+def test_a_measured_bandwidth_replaces_that_of_the_core() -> None:
     assert rate(PI_5._replace(copy_mb_s=5500.0), "copy").value == 5500.0
 
 
@@ -101,18 +105,18 @@ def test_threads_are_placed_on_the_fastest_cores_first() -> None:
     assert throughput([BIG, LITTLE], "integer", 5).value > throughput([BIG], "integer", 4).value
 
 
-def test_more_threads_than_cores_add_nothing() -> None:
+def test_more_threads_than_cores_are_not_faster() -> None:
     assert throughput([BIG], "integer", 99) == throughput([BIG], "integer", 4)
 
 
-def test_several_threads_are_at_most_as_fast_as_alone_and_slow_cores_cost_more() -> None:
+def test_a_thread_is_slower_beside_others_and_more_so_beside_slow_cores() -> None:
     one, four = rate(BIG, "integer").value, throughput([BIG], "integer", 4).value
     assert 0.85 < four / (4 * one) <= 1
     both = throughput([BIG, LITTLE], "integer", 8).value
     assert both / (4 * one + 4 * rate(LITTLE, "integer").value) < four / (4 * one) - 0.03
 
 
-def test_copies_share_the_memory() -> None:
+def test_copies_share_the_memory_bandwidth() -> None:
     assert throughput([PI_5], "copy", 4).value < 2 * rate(PI_5, "copy").value
 
 
@@ -138,7 +142,7 @@ def test_errors_of_two_core_types_are_independent() -> None:
     assert math.log(found.spread) == pytest.approx(math.hypot(*logs))
 
 
-def test_a_quotient_s_interval_joins_both() -> None:
+def test_the_interval_of_a_quotient_combines_both_intervals() -> None:
     both = rate(PI_5, "memory").over(rate(PI_4, "memory"))
     logs = [math.log(rate(each, "memory").spread) for each in (PI_5, PI_4)]
     assert math.log(both.spread) == pytest.approx(math.hypot(*logs))
@@ -156,7 +160,7 @@ def test_clusters_are_read_from_text() -> None:
 @pytest.mark.parametrize(
     "text", ["", "Cortex-A76", "Cortex-A76@", "Cortex-A76@0", "Cortex-A76@2400x0", "Cortex-A76@2400y4", "@5,"]
 )
-def test_other_texts_are_refused(text: str) -> None:
+def test_an_invalid_text_of_clusters_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--cores .*CORE@MHZxCORES"):
         read_clusters(text)
 
@@ -166,7 +170,7 @@ def test_profiles_without_cores_have_no_rates() -> None:
         clusters_of(load_device("tier-p50"))
 
 
-def test_a_profile_s_soc_decides_on_aes_and_its_memory_on_copies() -> None:
+def test_the_soc_of_a_profile_sets_aes_and_its_memory_sets_the_copy_rate() -> None:
     (pi_4,), (pi_5,) = clusters_of(load_device("pi-4")), clusters_of(load_device("pi-5"))
     assert (pi_4.aes, pi_5.aes) == (False, True)
     assert pi_4.copy_mb_s == 2500.0
@@ -180,8 +184,6 @@ def test_socs_are_found_in_names() -> None:
 
 
 def test_cores_of_socs_are_known_core_types() -> None:
-    from edgefl.devices.code import _socs
-
     for soc in _socs().cores:
         for core, count in soc_cores(soc):
             assert known_core(core) is not None, (soc, core)

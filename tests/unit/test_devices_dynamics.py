@@ -1,4 +1,4 @@
-"""When clients are there, and what changes them: windows, churn, and the dynamics through the real core."""
+"""Tests of clients' availability and condition: windows, churn, and the dynamics with the real core."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def experiment(profile: str, **fleet: object) -> Experiment:
 
 
 def trips(wanted: Experiment, infos: list[ClientInfo]) -> Trips:
-    """Ten examples each, one epoch: 4 GFLOP and so many seconds a trip."""
+    """Each trip is one epoch of ten examples: 4 GFLOP, which take 4 s."""
     return Trips(wanted, infos, [10] * len(infos), WORK, BYTES, BYTES)
 
 
 class World:
-    """A virtual clock in a dozen lines: the core, the book, and an agenda."""
+    """A small virtual clock: the core, the dynamics (``book``) and an agenda of events."""
 
     def __init__(self, wanted: Experiment, clients: int = 4) -> None:
         (profile,) = wanted.fleet.devices
@@ -79,7 +79,7 @@ class World:
         self.released: list[tuple[int, str]] = []
         self._agenda: list[tuple[float, int, int, int, Event]] = []
 
-    def run(self) -> None:
+    def run(self) -> World:
         self._follow()
         while self._agenda and self.core.stopped is None and len(self.journal) < 5000:
             at_s, _, client, _, event = heapq.heappop(self._agenda)
@@ -91,6 +91,11 @@ class World:
             elif self.book.declares_death(client, at_s):
                 event = Died(client, at_s, "died", declared=True)
             self._tell(event)
+        return self
+
+    def of(self, *kinds: type[Any]) -> list[Any]:
+        """The journal's events of these types."""
+        return [event for event in self.journal if isinstance(event, kinds)]
 
     def _enter(self, event: Arrived | Joined | Left) -> None:
         heapq.heappush(
@@ -129,26 +134,21 @@ CHURN = Churn(mean_online_s=60.0, mean_offline_s=20.0, die_per_trip=0.05)
 
 
 @pytest.mark.parametrize("on_leave", ["lose", "finish"])
-def test_every_task_has_one_fate_and_no_offline_phone_is_given_one(profile: str, on_leave: str) -> None:
-    world = World(experiment(profile, churn=CHURN, on_leave=on_leave))
-    world.run()
+def test_every_task_has_one_fate_and_no_offline_phone_gets_a_task(profile: str, on_leave: str) -> None:
+    world = World(experiment(profile, churn=CHURN, on_leave=on_leave)).run()
     assert world.core.stopped == "versions"
-    tasks = [task for task, _ in world.released]
+    tasks, fates = zip(*world.released, strict=True)
     assert len(tasks) == len(set(tasks))
-    fates = {fate for _, fate in world.released}
-    assert {"applied", "lost"} <= fates
-    reasons = {event.reason for event in world.journal if isinstance(event, Left | Died)}
-    assert reasons == {"offline", "battery", "died"}
-    leavers = [event for event in world.journal if isinstance(event, Left)]
+    assert {"applied", "lost"} <= set(fates)
+    leavers = world.of(Left)
+    assert {event.reason for event in world.of(Left, Died)} == {"offline", "battery", "died"}
     assert any(event.finishes for event in leavers) == (on_leave == "finish")
     assert not any(event.reason == "died" for event in leavers)
 
 
-def test_the_journal_alone_gives_the_same_book(profile: str) -> None:
+def test_replaying_the_journal_gives_the_same_dynamics(profile: str) -> None:
     wanted = experiment(profile, churn=CHURN)
-    world = World(wanted)
-    world.run()
-    again = World(wanted)
+    world, again = World(wanted).run(), World(wanted)
     for event in world.journal:
         again.book.observe(event, again.core.handle(event), again.core.now_s)
     for client in range(4):
@@ -157,60 +157,54 @@ def test_the_journal_alone_gives_the_same_book(profile: str) -> None:
         assert again.book.plan(client) == world.book.plan(client)
 
 
-def test_the_client_plans_the_trip_that_the_server_planned(profile: str) -> None:
+def test_client_and_server_plan_the_same_trip(profile: str) -> None:
     wanted = experiment(profile)
-    world = World(wanted)
-    world.run()
-    book = world.book
-    made = sum(isinstance(event, Arrived) and event.client == 1 for event in world.journal)
-    lost = sum(isinstance(event, Left | Died) and event.client == 1 for event in world.journal)
-    condition = book.condition(1)
+    world = World(wanted).run()
+    made, lost = (
+        sum(event.client == 1 for event in world.of(*kinds)) for kinds in ((Arrived,), (Left, Died))
+    )
+    condition = world.book.condition(1)
     assert condition.temp_c > 30
     mine = trips(wanted, [ClientInfo(client, profile, "lte") for client in range(4)])
     planned = [mine.plan(1, trip, None, condition) for trip in (made, made + lost)]
-    assert book.plan(1) in planned
+    assert world.book.plan(1) in planned
 
 
-def test_phones_slow_down_as_they_heat(profile: str) -> None:
-    world = World(experiment(profile, battery=False, network="none"), clients=1)
-    world.run()
-    arrivals = [event.at_s for event in world.journal if isinstance(event, Arrived)]
-    first, last = arrivals[0], arrivals[-1] - arrivals[-2]
-    assert first == pytest.approx(4.0)
-    assert last == pytest.approx(4.0 * 1.5)  # at 45 °C: half of 4 W get away, the mean of both speeds' powers
+def test_a_phone_slows_down_as_it_heats_up(profile: str) -> None:
+    world = World(experiment(profile, battery=False, network="none"), clients=1).run()
+    arrivals = [event.at_s for event in world.of(Arrived)]
+    assert arrivals[0] == pytest.approx(4.0)
+    # At 45 °C the phone loses half of 4 W: the mean of the power of both speeds.
+    assert arrivals[-1] - arrivals[-2] == pytest.approx(4.0 * 1.5)
 
 
-def test_a_phone_whose_battery_is_low_is_back_when_it_is_full(profile: str) -> None:
-    world = World(experiment(profile, thermal=False, network="none"), clients=1)
-    world.run()
-    first, low, full = [event for event in world.journal if isinstance(event, Joined | Left)][:3]
+def test_a_phone_with_a_low_battery_returns_when_it_is_full(profile: str) -> None:
+    world = World(experiment(profile, thermal=False, network="none"), clients=1).run()
+    first, low, full = world.of(Joined, Left)[:3]
     assert [type(event) for event in (first, low, full)] == [Joined, Left, Joined]
     # 10 mAh at 4 V are 144 J; down to a fifth at 0.2 W idle + 4 W, then charged with 5 W.
     assert low.at_s == pytest.approx(0.8 * 144 / 4.2)
     assert full.at_s - low.at_s == pytest.approx(0.8 * 144 / 5)
 
 
-def test_a_device_that_dies_and_is_dropped_never_comes_back(profile: str) -> None:
+def test_a_device_that_dies_and_is_dropped_never_returns(profile: str) -> None:
     churn = Churn(die_per_trip=0.5)
-    world = World(experiment(profile, churn=churn, on_death="drop", battery=False))
-    world.run()
-    gone = [event.client for event in world.journal if isinstance(event, Died)]
-    assert sorted(gone) == [0, 1, 2, 3]
+    world = World(experiment(profile, churn=churn, on_death="drop", battery=False)).run()
+    assert sorted(event.client for event in world.of(Died)) == [0, 1, 2, 3]
     assert all(world.book.move(client).at_s == math.inf for client in range(4))
 
 
-def test_a_dead_device_is_back_after_rejoin_s(profile: str) -> None:
-    world = World(experiment(profile, churn=Churn(die_per_trip=0.2), rejoin_s=7.5, battery=False))
-    world.run()
-    left = [event for event in world.journal if isinstance(event, Died)]
-    assert len(left) >= 5
-    for event in left[:5]:
-        later = world.journal[world.journal.index(event) :]
-        back = (then.at_s for then in later if isinstance(then, Joined) and then.client == event.client)
-        assert next(back) == pytest.approx(event.at_s + 7.5)
+def test_a_dead_device_returns_after_rejoin_s(profile: str) -> None:
+    world = World(experiment(profile, churn=Churn(die_per_trip=0.2), rejoin_s=7.5, battery=False)).run()
+    deaths = world.of(Died)
+    assert len(deaths) >= 5
+    for death in deaths[:5]:
+        later = world.journal[world.journal.index(death) :]
+        back = (event.at_s for event in later if isinstance(event, Joined) and event.client == death.client)
+        assert next(back) == pytest.approx(death.at_s + 7.5)
 
 
-def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
+def test_a_fleet_without_changing_conditions_has_no_dynamics(profile: str) -> None:
     wanted, infos = experiment(profile, thermal=False, battery=False), [ClientInfo(0, profile, "lte")]
     assert dynamics_of(wanted, infos, trips(wanted, infos)) is None
 
@@ -233,7 +227,7 @@ def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
         ({"on_leave": "stay"}, "on_leave: must be 'finish' or 'lose', got 'stay'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(fleet: Any, said: str) -> None:
+def test_invalid_keys_give_a_one_line_error(fleet: Any, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         config.validate(Experiment(fleet={"devices": {"board-qrb2210": 2}, **fleet}, stop=Stop(versions=1)))
     assert "\n" not in str(error.value)
@@ -244,7 +238,7 @@ def churn(client: int = 0, on_s: float = 60.0, off_s: float = 20.0) -> Alternati
     return AlternatingRenewal(on_s, off_s, stream(7, "churn", client))
 
 
-def test_windows_that_touch_are_one() -> None:
+def test_adjacent_windows_are_joined() -> None:
     night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0)
     assert night.on(0.0)
     assert [night.changes_s(at_s) for at_s in (0.0, 6.0, 22.0)] == [6, 22, 30]
@@ -253,7 +247,7 @@ def test_windows_that_touch_are_one() -> None:
     assert (always.on(1e6 + 4.999), always.changes_s(1.0)) == (True, math.inf)
 
 
-def test_windows_are_right_at_and_around_every_change() -> None:
+def test_windows_are_correct_at_and_around_every_change() -> None:
     rng = np.random.default_rng(5)
     for _ in range(200):
         period_s = float(rng.uniform(1, 100))
@@ -272,7 +266,7 @@ def test_windows_are_right_at_and_around_every_change() -> None:
             at_s = change_s
 
 
-def test_churn_takes_turns_of_the_declared_lengths() -> None:
+def test_online_and_offline_times_have_the_declared_exponential_distributions() -> None:
     client, at_s = churn(), 0.0
     changes = [at_s := client.changes_s(at_s) for _ in range(4001)]
     first_on = client.on(changes[0])
@@ -282,14 +276,14 @@ def test_churn_takes_turns_of_the_declared_lengths() -> None:
     assert stats.kstest(off, stats.expon(0, 20.0).cdf).pvalue > 0.01
 
 
-def test_a_fleet_is_online_as_much_at_its_start_as_later() -> None:
+def test_the_online_share_of_a_fleet_is_the_same_at_all_times() -> None:
     fleet = [churn(client) for client in range(2000)]
     for at_s in (0.0, 13.0, 500.0):
         share = sum(client.on(at_s) for client in fleet) / len(fleet)
         assert abs(share - 0.75) < 2.576 * math.sqrt(0.75 * 0.25 / len(fleet))
 
 
-def test_churn_is_the_same_in_whatever_order_it_is_asked() -> None:
+def test_churn_does_not_depend_on_the_order_of_queries() -> None:
     instants = np.linspace(0.0, 5000.0, 300)
     forward, backward = churn(), churn()
     onward = [(forward.on(at), forward.changes_s(at)) for at in instants]
@@ -297,7 +291,7 @@ def test_churn_is_the_same_in_whatever_order_it_is_asked() -> None:
     assert churn(1).changes_s(0.0) != churn(0).changes_s(0.0)
 
 
-def test_presence_is_the_intersection() -> None:
+def test_a_client_is_online_when_all_its_sources_are() -> None:
     sources = [LateJoin(50.0), Windows([(0.0, 30.0), (40.0, 60.0)], 70.0, 3.0), churn(3)]
     client, at_s = Presence(sources), 0.0
     for _ in range(50):
@@ -312,7 +306,7 @@ def test_presence_is_the_intersection() -> None:
         at_s = next_offline_s
 
 
-def test_windows_that_never_overlap_are_never_and_draw_nothing() -> None:
+def test_windows_that_never_overlap_give_infinity() -> None:
     apart = Presence([Windows([(0.0, 1.0)], 4.0), Windows([(2.0, 3.0)], 4.0)])
     assert apart.next_online_s(0.0) == math.inf
     assert Presence([]).next_offline_s(0.0) == math.inf
@@ -349,7 +343,7 @@ def interval(start: int, end: int, period: int = 9, **more: Any) -> dict[str, An
         ([interval(0, 5, zone=3)], "zone"),
     ],
 )
-def test_an_availability_file_that_is_wrong_is_one_line(content: Any, says: str, tmp_path: Path) -> None:
+def test_an_invalid_availability_file_gives_a_one_line_error(content: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as error:
         read_availability(written(tmp_path, content))
     assert says in str(error.value)

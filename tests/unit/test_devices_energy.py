@@ -1,4 +1,4 @@
-"""Energy: watts by use, metered radios, joules that add up."""
+"""Tests of energy: power by use, metered radios, and energy sums."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from test_devices_thermal import CORES_A, device
 
 from edgefl.devices import load_device, load_network
 from edgefl.devices.energy import METERED, PowerDraw, draw_of
-from edgefl.devices.schema import Network, Radio
+from edgefl.devices.schema import Radio
 from edgefl.errors import ConfigError
 
 MEASURED = Path(__file__).parents[3] / "shared" / "data" / "devices" / "radio-power.csv"
 RADIOS: dict[str, Radio] = {"5G low band": "5g-low-band", "5G mmWave": "5g-mmwave"}
-
-
-def network(bearer: str) -> Network:
-    return msgspec.structs.replace(load_network("lte"), bearer=bearer)
 
 
 def draw(**watts: float) -> PowerDraw:
@@ -29,9 +25,8 @@ def draw(**watts: float) -> PowerDraw:
 
 
 def test_energy_is_power_times_time() -> None:
-    of = draw_of(device(idle_ma=50.0, radio_ma=200.0, wifi_ma=100.0))
-    assert of is not None
-    found = of.energy(compute_s=10, download_s=2, upload_s=3, idle_s=85)
+    power = draw_of(device(idle_ma=50.0, radio_ma=200.0, wifi_ma=100.0))
+    found = power.energy(compute_s=10, download_s=2, upload_s=3, idle_s=85)
     assert found[:4] == pytest.approx((0.2 * 100, 4 * CORES_A * 10, 0.8 * 2, 0.8 * 3))
     assert found.total_j == sum(found[:4])
     assert draw_of(load_device("board-qrb2210")) is None
@@ -39,12 +34,12 @@ def test_energy_is_power_times_time() -> None:
 
 @pytest.mark.parametrize(("bearer", "watts"), [("mobile", 0.8), ("wifi", 0.4), ("wired", 0.0)])
 def test_the_bearer_selects_the_current(bearer: str, watts: float) -> None:
-    found = draw_of(device(radio_ma=200.0, wifi_ma=100.0), network(bearer))
-    assert found is not None
+    network = msgspec.structs.replace(load_network("lte"), bearer=bearer)
+    found = draw_of(device(radio_ma=200.0, wifi_ma=100.0), network)
     assert (found.download_w, found.upload_w) == (watts, watts)
 
 
-def test_a_metered_radio_replaces_the_current_and_grows_with_the_rate() -> None:
+def test_the_power_of_a_metered_radio_replaces_the_current_and_grows_with_the_rate() -> None:
     way = load_network("lte")
     slow, fast = (
         draw_of(
@@ -55,8 +50,6 @@ def test_a_metered_radio_replaces_the_current_and_grows_with_the_rate() -> None:
         )
         for rate in (20.0, 2000.0)
     )
-    assert slow is not None
-    assert fast is not None
     assert 3.0 < slow.download_w < 4.0 < 7.0 < fast.download_w < 8.5
     assert slow.upload_w == fast.upload_w == METERED["5g-mmwave"].up_w
 
@@ -69,7 +62,9 @@ def test_a_metered_radio_replaces_the_current_and_grows_with_the_rate() -> None:
         ('radio = "5g-mmwave"', "needs down.rate_mbps"),
     ],
 )
-def test_a_radio_that_no_meter_has_seen_is_refused(line: str, says: str, tmp_path: Path) -> None:
+def test_an_unknown_radio_and_invalid_uses_of_a_known_one_are_refused(
+    line: str, says: str, tmp_path: Path
+) -> None:
     file = tmp_path / "n.toml"
     file.write_text(f'id = "n"\nname = "n"\n{line}\n[down]\n[up]\n[sources]\n')
     with pytest.raises(ConfigError, match=says):
@@ -115,12 +110,12 @@ def errors(rows: list[Reading], down_w: float, growth: float, up_w: float) -> li
 
 
 @pytest.mark.parametrize("radio", RADIOS)
-def test_the_figures_are_the_fit_to_the_meters_readings(radio: str) -> None:
+def test_the_figures_of_a_radio_are_the_fit_to_its_measurements(radio: str) -> None:
     rows = [row for row in readings() if row[0] == radio]
     assert METERED[RADIOS[radio]][:3] == pytest.approx(fitted(rows), rel=2e-3)
 
 
-def test_a_location_that_the_fit_has_not_seen_is_predicted() -> None:
+def test_power_at_an_unseen_location_is_predicted_within_the_interval() -> None:
     rows = [row for row in readings() if row[0] == "5G mmWave"]
     left_out = [
         error
@@ -134,14 +129,10 @@ def test_a_location_that_the_fit_has_not_seen_is_predicted() -> None:
     assert held >= 0.85
 
 
-def test_the_uncertainty_of_a_table_is_that_of_its_figures() -> None:
-    """An uncertainty may be stated for a figure or for a table above it, as a source may."""
+def test_the_uncertainty_of_a_table_applies_to_figures_without_their_own() -> None:
     phone = device(idle_ma=50.0, radio_ma=200.0)
     stated = {"battery": 1.5, "battery.radio_ma": 1.2, "cpu.clusters": 1.4, "cpu.rate_gflops": 3.0}
     phone = msgspec.structs.replace(phone, uncertainty=stated, runtime={}, default_runtime=None)
-    of = draw_of(phone)
-    assert of is not None
-    assert (of.idle_factor, of.radio_factor, of.compute_factor) == (1.5, 1.2, 1.4)
-    model = phone.time_model()
-    assert model is not None
-    assert model.error_factor == 3.0
+    power = draw_of(phone)
+    assert (power.idle_factor, power.radio_factor, power.compute_factor) == (1.5, 1.2, 1.4)
+    assert phone.time_model().error_factor == 3.0
