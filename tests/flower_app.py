@@ -1,6 +1,6 @@
-"""A Flower app, as its users write them: its own model, data and loop, in both of Flower's APIs.
+"""A Flower app with a model, data and a training loop, in both of Flower's APIs.
 
-``app`` is of the message API, ``client_fn`` of the older one; both train by SGD in the order of the examples.
+``app`` uses the message API, ``client_fn`` the older one. Both train by SGD in the order of the examples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 def load_data(partition: int, partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every ``partitions``-th digit, the higher partitions with more of them."""
+    """Every ``partitions``-th digit; partitions with an odd number have fewer."""
     digits = load_digits()
     own = slice(partition, None, partitions)
     count = PARTITION - BATCH * (partition % 2)
@@ -71,16 +71,11 @@ class Digits(NumPyClient):
         self.net, self.x, self.y = Net(), x, y
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
-        state = dict(
-            zip(self.net.state_dict(), map(torch.as_tensor, map(np.asarray, parameters)), strict=True)
-        )
-        self.net.load_state_dict(state)
+        tensors = [torch.as_tensor(np.asarray(array)) for array in parameters]
+        self.net.load_state_dict(dict(zip(self.net.state_dict(), tensors, strict=True)))
         loss = train(self.net, self.x, self.y, config["lr"])
-        return (
-            [tensor.numpy() for tensor in self.net.state_dict().values()],
-            len(self.y),
-            {"train_loss": loss},
-        )
+        arrays = [tensor.numpy() for tensor in self.net.state_dict().values()]
+        return arrays, len(self.y), {"train_loss": loss}
 
 
 def client_fn(context: Context) -> Any:

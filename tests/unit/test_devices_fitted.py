@@ -1,4 +1,4 @@
-"""Measured steps become a profile that edgefl takes."""
+"""Tests of `edgefl profiles fit`: measured steps become a profile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(*args: object) -> str:
     return result.output
 
 
-def test_layers_become_a_runtime_of_the_profile_that_they_name(tmp_path: Path) -> None:
+def test_measured_layers_become_a_runtime_of_the_profile_that_they_name(tmp_path: Path) -> None:
     out = tmp_path / "mine.toml"
     told = run(layers(tmp_path, "nexus-6"), "--out", out)
     assert "4 steps, each predicted by a fit without it: median error" in told
@@ -60,7 +60,7 @@ SLOW = pytest.mark.slow
         pytest.param("galaxy-note-10", "dl4j", marks=SLOW),
     ],
 )
-def test_the_command_in_a_profiles_source_makes_it_again(
+def test_the_command_in_a_profiles_source_reproduces_the_profile(
     name: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if runtime == "torch" and find_spec("timm") is None:
@@ -70,13 +70,12 @@ def test_the_command_in_a_profiles_source_makes_it_again(
     assert recipe is not None
     assert source.startswith(f"fitted: {recipe.command} on ")
     monkeypatch.chdir(MEASURED)
-    words = shlex.split(recipe.command.removeprefix("edgefl profiles fit "))
     out = tmp_path / f"{name}.toml"
-    run(*words, "--out", out)
+    run(*shlex.split(recipe.command.removeprefix("edgefl profiles fit ")), "--out", out)
     assert out.read_text() == (MEASURED.parent / "devices" / out.name).read_text()
 
 
-def test_every_fitted_profile_says_its_command() -> None:
+def test_every_fitted_profile_has_its_command() -> None:
     sources = [text for name in device_names() for text in load_device(name).sources.values()]
     fitted = [Recipe.of(text) for text in sources if text.startswith("fitted")]
     assert None not in fitted
@@ -84,7 +83,7 @@ def test_every_fitted_profile_says_its_command() -> None:
     assert Recipe.of("derived: by hand") is None
 
 
-def test_a_kits_json_becomes_a_new_profile(tmp_path: Path) -> None:
+def test_the_json_of_the_measurement_kit_becomes_a_new_profile(tmp_path: Path) -> None:
     parts = {f"p{n}": {"wall_s": n / 2, "cpu_s": n, "work": {"conv_flop": n * 1e9}} for n in (1, 2, 3)}
     kit = {"kit": 1, "device": "My board", "runtime": "c", "threads": 4, "cores": 4, "parts": parts}
     path, out = tmp_path / "kit.json", tmp_path / "my-board.toml"
@@ -96,11 +95,10 @@ def test_a_kits_json_becomes_a_new_profile(tmp_path: Path) -> None:
     assert device.time_model("c") is not None
 
 
-def test_rows_of_several_devices_must_be_chosen_from(tmp_path: Path) -> None:
+def test_a_fit_needs_the_rows_of_one_device(tmp_path: Path) -> None:
     path = layers(tmp_path, "nexus-6", 'Other,pi-4,"DL4J, training",lstm,50,50,5,2,1.0,page 4\n')
-    with pytest.raises(
-        ConfigError, match="choose one with --profile and --runtime; available: nexus-6/dl4j, pi-4/dl4j"
-    ):
+    said = "choose one with --profile and --runtime; available: nexus-6/dl4j, pi-4/dl4j"
+    with pytest.raises(ConfigError, match=said):
         run(path, "--out", tmp_path / "mine.toml")
 
 
@@ -113,7 +111,7 @@ def test_rows_of_several_devices_must_be_chosen_from(tmp_path: Path) -> None:
         ("0.05", "-1", "line 2: measured_s: must be a number of seconds above 0"),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_an_error_names_the_invalid_line(tmp_path: Path, old: str, new: str, said: str) -> None:
     path = layers(tmp_path, "nexus-6")
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=said):

@@ -1,4 +1,4 @@
-"""Phones of one model are individuals: units, scatter of trips, phase; one key turns each off."""
+"""Tests of differences between phones of one model: speed of units, scatter of trips, phase."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIENTS = 400
 
 
 def trips(seed: int = 1, devices: str = "pi-4", network: str = "none", **fleet: Any) -> Trips:
-    """Trips of ten steps; the first task of each client begins in a random phase."""
+    """Trips of ten steps. The first task of each client starts in a random phase."""
     wanted = Experiment(
         fleet=Fleet(devices={devices: CLIENTS}, network=network, **fleet),
         training=Training(steps=10, batch_size=4),
@@ -34,7 +34,7 @@ def trips(seed: int = 1, devices: str = "pi-4", network: str = "none", **fleet: 
     return Trips(wanted, fleet_of(wanted), [40] * CLIENTS, WORK, 10_000, 10_000, first_tasks=CLIENTS)
 
 
-def test_units_differ_as_measured_units_of_one_model_do() -> None:
+def test_the_speed_of_units_has_the_measured_distribution() -> None:
     step_s = np.array([trips(seed).full_step_s(client) for seed in (1, 2) for client in range(CLIENTS)])
     apart = np.exp(np.abs(np.log(step_s[:CLIENTS] / step_s[CLIENTS:])))
     median, p90 = np.quantile(apart, (0.5, 0.9))
@@ -45,12 +45,12 @@ def test_units_differ_as_measured_units_of_one_model_do() -> None:
     assert abs(np.median(np.log(step_s / profile_s))) < 0.01  # the profile is the median unit
 
 
-def test_a_unit_is_the_same_in_each_process_and_another_for_each_client_and_seed() -> None:
+def test_a_units_speed_depends_on_client_and_seed_alone() -> None:
     assert unit_factor(1, 3) == unit_factor(1, 3)
     assert len({unit_factor(seed, client) for seed in range(20) for client in range(20)}) == 400
 
 
-def test_trips_scatter_as_measured_runs_do() -> None:
+def test_the_scatter_of_trips_has_the_measured_distribution() -> None:
     factors = np.array(
         [[TripScatter(1, client).factor(trip, 10**9) for trip in range(BLOCK)] for client in range(CLIENTS)]
     )
@@ -70,7 +70,7 @@ def test_the_first_step_of_a_trip_costs_more_than_the_others() -> None:
     assert 0.3 < p90 < 0.5
 
 
-def test_a_trip_is_planned_alike_in_any_order_and_in_any_process() -> None:
+def test_plans_do_not_depend_on_the_order_of_calls() -> None:
     one, other = trips(), trips()
     forward = [one.plan(5, trip).compute_s for trip in range(3 * BLOCK)]
     backward = [other.plan(5, trip).compute_s for trip in reversed(range(3 * BLOCK))]
@@ -78,7 +78,7 @@ def test_a_trip_is_planned_alike_in_any_order_and_in_any_process() -> None:
     assert len(set(forward)) == 3 * BLOCK
 
 
-def test_a_plan_does_the_same_work_in_another_time() -> None:
+def test_the_scatter_changes_the_time_and_not_the_work() -> None:
     plan, exact = trips(units="identical").plan(0, 0), trips(units="identical", variation=0.0).plan(0, 0)
     assert plan.work_s == exact.work_s == exact.compute_s
     assert plan.compute_s != exact.compute_s
@@ -94,23 +94,23 @@ def test_variation_scales_the_scatter(scale: float) -> None:
     assert 0.7 < deviation(scale) / deviation(1.0) / scale < 1.4
 
 
-def test_one_key_turns_each_off() -> None:
-    made = trips(units="identical", variation=0.0)
-    plans = {(made.plan(client, trip)) for client in range(20) for trip in range(5)}
-    assert len(plans) == 1
+@pytest.mark.parametrize("network", ["none", "lte"])
+def test_one_key_turns_each_difference_off(network: str) -> None:
+    made = trips(network=network, units="identical", variation=0.0)
+    assert len({made.plan(client, trip) for client in range(20) for trip in range(5)}) == 1
     assert trips(variation=0.0).plan(0, 0) != trips(variation=0.0).plan(1, 0)
     assert trips(variation=0.0).plan(0, 0) == trips(variation=0.0).plan(0, 1)
     assert trips(units="identical").plan(0, 0) != trips(units="identical").plan(0, 1)
 
 
 @pytest.mark.parametrize("profile", ["paper-defedavg", "paper-fast-u1-2", "paper-half-normal"])
-def test_a_papers_devices_are_what_the_paper_says(profile: str) -> None:
+def test_devices_of_papers_have_no_differences(profile: str) -> None:
     free, exact = trips(devices=profile), trips(devices=profile, units="identical", variation=0.0)
     assert [free.plan(0, trip) for trip in range(5)] == [exact.plan(0, trip) for trip in range(5)]
     assert free.wait_s(0, 0, 0) == 0.0
 
 
-def test_phones_wait_for_a_random_part_of_their_own_trip_at_the_start_and_at_no_other_time() -> None:
+def test_a_phone_waits_for_a_random_part_of_its_trip_at_the_start_only() -> None:
     made = trips(network="lte")
     parts = np.array(
         [made.wait_s(client, client, 0) / made.plan(client, 0).total_s for client in range(CLIENTS)]
@@ -121,15 +121,13 @@ def test_phones_wait_for_a_random_part_of_their_own_trip_at_the_start_and_at_no_
     assert made.wait_s(0, CLIENTS, 0) == made.wait_s(0, 0, 1) == 0.0
 
 
-def test_phones_return_to_a_resumed_run_at_a_new_random_part_of_their_own_trip() -> None:
+def test_phones_of_a_resumed_run_start_in_a_new_random_phase() -> None:
     made = trips(network="lte")
+    total_s = np.array([made.plan(client, 0).total_s for client in range(CLIENTS)])
+    started = [made.wait_s(client, client, 0) for client in range(CLIENTS)] / total_s
     first, second = (
-        np.array(
-            [made.returns_after_s(client, at) / made.plan(client, 0).total_s for client in range(CLIENTS)]
-        )
-        for at in (7, 99)
+        [made.returns_after_s(client, at) for client in range(CLIENTS)] / total_s for at in (7, 99)
     )
-    started = [made.wait_s(client, client, 0) / made.plan(client, 0).total_s for client in range(CLIENTS)]
     for parts in (first, second):
         assert 0.0 <= parts.min() < parts.max() < 1.0
         assert abs(parts.mean() - 0.5) < 4 / np.sqrt(12 * CLIENTS)
@@ -145,7 +143,7 @@ class Few(FedBuff):
         return 3
 
 
-def test_rounds_aligned_fleets_and_late_joiners_have_no_phase() -> None:
+def test_rounds_aligned_fleets_and_clients_that_join_late_have_no_phase() -> None:
     wanted = Experiment(fleet=Fleet(devices={"pi-4": 9}))
     assert first_tasks(wanted, FedBuff(buffer_size=2), 9) == 9
     assert first_tasks(wanted, Few(buffer_size=2), 9) == 3
@@ -155,7 +153,7 @@ def test_rounds_aligned_fleets_and_late_joiners_have_no_phase() -> None:
         assert first_tasks(Experiment(fleet=fleet), FedBuff(buffer_size=2), 9) == 0
 
 
-def test_a_messages_rate_varies_as_its_source_measured() -> None:
+def test_the_rate_of_a_link_has_the_measured_variation() -> None:
     network = load_network("lte")
     assert (network.down.rate_cv, network.up.rate_cv) == (0.59, 0.6)
     size = 2_100_000  # about a second at the mean rate
@@ -167,14 +165,9 @@ def test_a_messages_rate_varies_as_its_source_measured() -> None:
     assert np.std(long) / np.mean(long) < 0.16  # a fifth of 0.59, over 25 windows
 
 
-def test_variation_0_makes_a_link_constant() -> None:
-    exact = trips(network="lte", units="identical", variation=0.0)
-    assert len({exact.plan(client, trip) for client in range(3) for trip in range(3)}) == 1
-
-
 @pytest.mark.parametrize("network", ["lte", "lte-verizon", "edge-lossy", "hsdpa-lossy"])
-def test_a_trip_has_the_same_bits_by_each_way_of_planning_and_in_each_order(network: str) -> None:
-    """What is found once of a client changes nothing: `WHOLE` and a new object plan a trip afresh."""
+def test_a_kept_plan_has_the_same_bits_as_a_new_one(network: str) -> None:
+    """`WHOLE` and a new object plan a trip anew."""
     places = [(client, trip) for client in range(4) for trip in (0, 1, BLOCK - 1, BLOCK, 200)]
     one = trips(network=network)
     found = {place: one.plan(*place) for place in places}
@@ -183,7 +176,7 @@ def test_a_trip_has_the_same_bits_by_each_way_of_planning_and_in_each_order(netw
     assert [one.plan(*place, WHOLE) for place in places] == list(found.values())
 
 
-def test_draws_of_a_trip_are_those_of_earlier_versions() -> None:
+def test_random_numbers_of_a_trip_are_those_of_earlier_versions() -> None:
     one = trips(network="lte")
     plans = [one.plan(3, trip) for trip in (5, 200)]
     assert [plan.down_s for plan in plans] == pytest.approx([0.041084752025576154, 0.04403403661264938])
@@ -192,8 +185,8 @@ def test_draws_of_a_trip_are_those_of_earlier_versions() -> None:
     assert stream(1, "trip", 3, 4).random() == 0.9096225320782091
 
 
-def test_trips_scatter_with_the_same_bits_on_every_processor() -> None:
-    # numpy's exp, which this replaced, gives other last bits on a processor with AVX-512.
+def test_the_scatter_has_the_same_bits_on_every_processor() -> None:
+    """The exp function of NumPy gives other last bits on a processor with AVX-512."""
     scatter = TripScatter(1, 0)
     factors = np.array([scatter.factor(trip, 10) for trip in range(4 * BLOCK)])
     assert hashlib.sha256(factors.astype("<f8").tobytes()).hexdigest()[:16] == "ed789a290c5474dc"

@@ -1,4 +1,4 @@
-"""Links: exact times, declared distributions, the same draws every time; recorded traces."""
+"""Tests of links: exact times, declared distributions, reproducible random numbers, recorded traces."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edgefl.errors import ProfileError
 from edgefl.seeds import stream
 
 
-def test_bytes_take_size_over_rate() -> None:
+def test_a_transfer_takes_its_size_divided_by_the_rate() -> None:
     fast = Link(network(rate_mbps=8.0), rng()).down(1_000_000)
     assert (fast.declared_s, fast.chunk_bytes) == (1.0, CHUNK_BYTES)
     assert fast.wire_bytes == fast.nbytes == 1_000_000
-    slow = Link(network(rate_mbps=8.0, delay_ms=250.0), rng()).down(1_000_000)  # a delay eats no bandwidth
+    slow = Link(network(rate_mbps=8.0, delay_ms=250.0), rng()).down(1_000_000)  # a delay uses no bandwidth
     assert slow.declared_s == fast.declared_s + 0.25
     assert slow.rate_bytes_per_s == fast.rate_bytes_per_s
     headers = Link(network(header_bytes=40, rate_mbps=8.0), rng()).up(1461)
@@ -36,7 +36,7 @@ def test_bytes_take_size_over_rate() -> None:
 
 
 @pytest.mark.parametrize("name", network_names())
-def test_no_bytes_take_the_delay_alone(name: str) -> None:
+def test_an_empty_transfer_takes_the_delay_alone(name: str) -> None:
     profile = load_network(name)
     assert Link(profile, rng()).down(0).declared_s == pytest.approx(profile.down.delay_ms / 1e3)
 
@@ -58,7 +58,7 @@ def test_jitter_has_its_declared_distribution(jitter: str, declared: Any) -> Non
     assert stats.kstest(leads(delay_ms=100.0, jitter_dist=jitter), declared.cdf).pvalue > 0.01
 
 
-def test_jitter_is_cut_off_at_no_delay() -> None:
+def test_jitter_never_makes_a_delay_negative() -> None:
     assert leads(delay_ms=1.0, jitter_dist="normal").min() == 0.0
 
 
@@ -66,7 +66,7 @@ def within_99_percent(share: float, chance: float, count: int) -> bool:
     return abs(share - chance) < 2.576 * math.sqrt(chance * (1 - chance) / count)
 
 
-def test_loss_is_inside_the_99_percent_interval_and_costs_bytes_and_a_round_trip() -> None:
+def test_packets_are_lost_at_the_declared_rate_and_cost_bytes_and_a_round_trip() -> None:
     link = Link(network(rate_mbps=8.0, delay_ms=10.0, loss_pct=2.0), rng(5))
     transfers = [link.down(1_500_000) for _ in range(100)]
     lost = sum(t.lost_packets for t in transfers)
@@ -77,7 +77,7 @@ def test_loss_is_inside_the_99_percent_interval_and_costs_bytes_and_a_round_trip
         assert t.declared_s == pytest.approx(t.lead_s + t.wire_bytes / 1e6)
 
 
-def test_a_loss_free_link_draws_nothing() -> None:
+def test_a_link_without_loss_uses_no_random_numbers() -> None:
     generator = rng(1)
     Link(network(rate_mbps=1.0), generator).down(100_000)
     assert generator.random() == rng(1).random()
@@ -87,7 +87,7 @@ def lossy(pct: float) -> Network:
     return network(rate_mbps=8.0, delay_ms=10.0, loss_pct=pct, on_loss="disconnect")
 
 
-def test_a_lost_packet_may_cost_the_connection() -> None:
+def test_a_lost_packet_may_break_the_connection() -> None:
     link = Link(lossy(1.0), rng(5))
     transfers = [link.down(146_000) for _ in range(2000)]  # 97.3 packets of 1500 bytes without headers
     breaks = [t.breaks_after for t in transfers if t.breaks_after is not None]
@@ -97,7 +97,7 @@ def test_a_lost_packet_may_cost_the_connection() -> None:
     assert within_99_percent(breaks.count(0) / 2000, 0.01, 2000)  # the very first packet
 
 
-def test_a_connection_that_breaks_has_moved_what_came_before_it() -> None:
+def test_a_broken_connection_has_moved_the_bytes_before_the_lost_packet() -> None:
     copied = [0]
 
     def copy(start: int, stop: int) -> None:
@@ -112,7 +112,7 @@ def test_a_connection_that_breaks_has_moved_what_came_before_it() -> None:
     assert now[0] == pytest.approx(transfer.breaks_s * 1e9) == pytest.approx(10e6 + copied[0] * 1e3)
 
 
-def test_a_trip_breaks_at_its_first_broken_message() -> None:
+def test_a_trip_breaks_at_its_first_broken_transfer() -> None:
     net = lossy(0.05)
     for trip in range(200):
         generator = stream(1, "trip", 0, trip)
@@ -140,13 +140,13 @@ def test_a_traced_link_delivers_at_its_opportunities(tmp_path: Path) -> None:
     assert Link(net, rng()).down(0).declared_s == 0.1
 
 
-def test_the_upload_of_a_trip_is_where_the_trace_is_by_then(tmp_path: Path) -> None:
+def test_an_upload_starts_in_the_trace_where_training_ends(tmp_path: Path) -> None:
     net = traced(tmp_path, "\n".join(str(ms) for ms in range(1, 1001)) + "\n5000\n")
     generator = rng()
     found = plan_trip(device(), Link(net, generator, at_s=5.0), generator, 150_400, 1.5, 150_400)
     assert found.down_s == pytest.approx(0.1)
     assert found.compute_s == pytest.approx(1.5)
-    # 1.6 s into the period there is nothing until its end, then a packet each millisecond
+    # 1.6 s into the period there is no opportunity until its end, then one in each millisecond
     assert found.up_s == pytest.approx(5.0 - 1.6 + 0.099)
     short = found.within(0.5004, [0.1] * 15)
     assert short.up_s == pytest.approx(0.0996)
@@ -161,11 +161,11 @@ def test_the_paced_client_follows_a_trace(tmp_path: Path) -> None:
     transfer = Link(net, rng(), at_s=3.1).down(1_500_000)
     spent = move(pacer, transfer, lambda start, stop: reached.append((start, now[0])))
     assert spent.achieved_s == pytest.approx(transfer.declared_s)
-    for start, at_ns in reached[1:]:  # never before the device could have had what came before it
+    for start, at_ns in reached[1:]:  # never before the device could have received the bytes before it
         assert at_ns >= (transfer.lead_s + transfer.takes_s(start)) * 1e9 - 50e6 - 1
 
 
-def test_move_copies_every_byte_once_in_order_at_the_links_pace() -> None:
+def test_move_copies_every_byte_once_in_order_at_the_rate_of_the_link() -> None:
     pacer, now = paced()
     seen: list[tuple[int, int, int]] = []
     transfer = Link(network(rate_mbps=8.0, delay_ms=100.0), rng()).down(200_001)
@@ -179,7 +179,7 @@ def test_move_copies_every_byte_once_in_order_at_the_links_pace() -> None:
 
 
 def delivered(trace: Trace, start_s: float, end_s: float) -> int:
-    """Opportunities in [start, end], by going through the trace line by line."""
+    """The number of opportunities in [start, end], counted line by line."""
     count = turn = 0
     while turn * trace.period_ms <= end_s * 1e3:
         count += sum(start_s * 1e3 <= turn * trace.period_ms + at <= end_s * 1e3 for at in trace.at_ms)
@@ -199,7 +199,7 @@ def test_a_packet_waits_for_its_opportunity() -> None:
     assert trace.delivers_s(4.010, 1.0) == pytest.approx(0.0)
 
 
-def test_it_delivers_what_counting_opportunities_says() -> None:
+def test_delivery_times_agree_with_counted_opportunities() -> None:
     rng = np.random.default_rng(2)
     for _ in range(30):
         times = np.sort(rng.integers(0, 500, rng.integers(1, 60)))
@@ -225,11 +225,7 @@ def test_it_delivers_what_counting_opportunities_says() -> None:
         (None, "No such file"),
     ],
 )
-def test_a_file_is_read_or_one_line(content: bytes | None, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    path.write_text("0\n0\n3\n10\n")
-    trace = read_trace(str(path))
-    assert (list(trace.at_ms), trace.period_ms) == ([0, 0, 3, 10], 10)
+def test_an_invalid_trace_file_is_refused(content: bytes | None, says: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong"
     if content is not None:
         path.write_bytes(content)

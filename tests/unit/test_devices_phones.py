@@ -1,4 +1,4 @@
-"""Inference times of phones: counted work, the prior of an unknown phone, one network's effect, the judge."""
+"""Tests of phones' inference times: counted work, priors of unknown phones, one measured network."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from shell import Shell
 from torch import nn
 
 from edgefl.cli import main
@@ -28,9 +29,11 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Fleet, Stop
 from edgefl.lab.phone_truth import groups, judge
 from edgefl.learning.benchmark_networks import NAMED
+from tests.reports import read_json
 
-Capture = pytest.CaptureFixture[str]
 TABLE = phone_table()
+NUMBER = "must be a number above 0 and at most"
+HEAD = "model,unit,core,max_ghz,ram_gib,network,first_ms,median_ms,p10_ms,p90_ms"
 
 
 def layer(kind: str, side: int, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> Layer:
@@ -84,7 +87,7 @@ def test_work_of_each_kind_of_layer() -> None:
         (56, 64, 64, {"large"}),
     ],
 )
-def test_one_by_one_convolutions_that_tflite_is_slow_at(
+def test_pointwise_convolutions_that_are_slow_in_tflite(
     side: int, inputs: int, outputs: int, slow: set[str]
 ) -> None:
     found = counts([layer("conv", side, inputs, outputs)])
@@ -98,7 +101,7 @@ def seconds(about: About) -> float:
     return phones.of_core(TABLE, about).seconds(TABLE.work(NETWORKS[phone_fit.REFERENCE]))
 
 
-def test_a_phone_by_its_core_clock_and_ram() -> None:
+def test_speed_depends_on_core_clock_and_ram() -> None:
     slow, fast = seconds(About("Kryo 385 Gold", 1.8, 4.0)), seconds(About("Kryo 385 Gold", 2.8, 4.0))
     assert slow > 1.2 * fast
     assert seconds(About("Cortex-A53", 2.0, 4.0)) > 1.5 * seconds(About("Cortex-A76", 2.0, 4.0))
@@ -106,8 +109,7 @@ def test_a_phone_by_its_core_clock_and_ram() -> None:
     assert About("Kryo 485").family == About("Cortex-A76").family == "A76"
 
 
-def test_intervals_by_what_is_known() -> None:
-    """Fails if the interval of a phone known by its core is not wider than that of one with a measurement."""
+def test_more_knowledge_of_a_phone_gives_a_narrower_interval() -> None:
     step = TABLE.work(NETWORKS["3"])
     reference = TABLE.work(NETWORKS[phone_fit.REFERENCE])
     about = About("Cortex-A76", 2.2, 6.0)
@@ -143,7 +145,7 @@ def measured(table: PhoneTable, units: int = 12, noise: float = 0.01) -> list[Ph
 
 
 def test_a_fit_predicts_unseen_phones_and_networks() -> None:
-    """Fails if the clock, the core or the reference network are ignored."""
+    """Fails if the clock, the core or the reference network is ignored."""
     rows = measured(TABLE)
     kept = [row for row in rows if row.about.model != "model-7" and row.network != "4"]
     table = phone_fit.fit(kept, NETWORKS, "made up")
@@ -159,8 +161,8 @@ def test_a_fit_predicts_unseen_phones_and_networks() -> None:
     assert all(0 < row["low"] < row["predicted"] < row["high"] for row in judged)
 
 
-def test_a_rows_own_time_is_not_used() -> None:
-    """Fails if a kept network's time enters its own prediction: only the reference's may."""
+def test_a_networks_measured_time_is_not_used_for_its_own_prediction() -> None:
+    """Only the time of the reference network may be used."""
     rows = [
         msgspec.structs.replace(row, about=row.about._replace(model="new", unit="new"))
         for row in measured(TABLE, 1)
@@ -182,50 +184,51 @@ def test_a_rows_own_time_is_not_used() -> None:
     assert ("one-network", phone_fit.REFERENCE) not in plain
 
 
-def test_a_file_is_judged_from_the_command_line(tmp_path: Path, capsys: Capture) -> None:
+def test_the_command_compares_predictions_with_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = list(Layer.__struct_fields__)
     with (tmp_path / "networks.csv").open("w", newline="") as file:
         lines = [[net, at, *(getattr(each, name) for name in names)]
                  for net, layers in NETWORKS.items() for at, each in enumerate(layers)]  # fmt: skip
         csv.writer(file).writerows([["network", "layer", *names], *lines])
-    head = "model,unit,core,max_ghz,ram_gib,network,first_ms,median_ms,p10_ms,p90_ms"
     rows = [f"{model},{model}_0,Cortex-A76,2.2,6,{net},9,30,29,31"
             for model in ("HD1901", "new") for net in ("1", phone_fit.REFERENCE)]  # fmt: skip
-    (tmp_path / "rows.csv").write_text("\n".join([head, *rows]) + "\n")
+    (tmp_path / "rows.csv").write_text("\n".join([HEAD, *rows]) + "\n")
     files = [str(tmp_path / name) for name in ("rows.csv", "networks.csv", "out.json")]
-    assert main(["bench", "truth", "--phones", files[0], "--networks", files[1], "--json", files[2]]) == 0
-    judged = json.loads(Path(files[2]).read_text())["phones"]
+    command = ["bench", "truth", "--phones", files[0], "--networks", files[1]]
+    assert main([*command, "--json", files[2]]) == 0
+    assert "one-network" in capsys.readouterr().out
+    judged = read_json(Path(files[2]))["phones"]
     bases = [(row["model"], row["network"], row["basis"]) for row in judged]
     assert bases == [
         *(("HD1901", net, "profile") for net in ("1", phone_fit.REFERENCE)),
         *(("new", net, "core") for net in ("1", phone_fit.REFERENCE)),
         ("new", "1", "one-network"),
     ]
-    assert {*head.split(","), "quantity", "measured", "predicted", "low", "high"} <= judged[0].keys()
+    assert {*HEAD.split(","), "quantity", "measured", "predicted", "low", "high"} <= judged[0].keys()
     assert judged[0]["measured"] == 0.03
-    assert "one-network" in capsys.readouterr().out
     (tmp_path / "networks.csv").write_text((tmp_path / "networks.csv").read_text().replace("\n1,", "\nx,"))
-    assert main(["bench", "truth", "--phones", files[0], "--networks", files[1]]) == 2
+    assert main(command) == 2
     assert "no layers of network '1'" in capsys.readouterr().err
 
 
-def test_the_table_survives_its_file() -> None:
+def test_the_table_is_written_and_read_without_loss() -> None:
     assert msgspec.convert(phones.toml.parse(table_text(TABLE), "table"), PhoneTable) == TABLE
 
 
-def test_profiles_of_phones() -> None:
+def test_phones_of_the_table_have_profiles() -> None:
     phone = load_device("oneplus-7t")
     assert phone.default_runtime == "mnn"
     assert set(phone.runtime) == {"mnn", "tflite"}
     bridge = load_device("pixel-4")
     assert phone.runtime["mnn"].error_factor > max(bridge.runtime["mnn"].error_factor, TRANSFER)
-    assert phone.units is not None
     assert len(phone.units) == 2
     assert math.prod(phone.units.values()) == pytest.approx(1.0, abs=0.01)
     assert load_device("moto-g3").train_flop_per_s < load_device("oneplus-7t").train_flop_per_s / 5
 
 
-def test_layers_of_a_module_are_those_of_its_description() -> None:
+def test_layers_of_a_module_are_found() -> None:
     """Fails if a depthwise convolution counts as a dense one, or a ReLU as an addition."""
     module = nn.Sequential(
         nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 16, 5, 1, 2, groups=16),
@@ -238,7 +241,7 @@ def test_layers_of_a_module_are_those_of_its_description() -> None:
     assert module[0].weight.device.type == "cpu"
 
 
-def test_inference_of_a_module_on_a_phone() -> None:
+def test_the_inference_time_of_a_module_on_a_phone_is_predicted() -> None:
     make, shape = NAMED["mobilenet_v2"]
     fast, slow = (
         predict(make(), 1, device=name, input_shape=shape, runtime="tflite", inference=True)
@@ -250,8 +253,7 @@ def test_inference_of_a_module_on_a_phone() -> None:
         predict(make(), 1, device="oneplus-7t", input_shape=shape, runtime="tflite")
 
 
-def test_a_profile_from_one_number(tmp_path: Path) -> None:
-    """Fails if the measured time is ignored, or the interval not wider without it."""
+def test_one_measured_time_sets_the_speed_of_a_profile_and_narrows_its_interval(tmp_path: Path) -> None:
     step = measured_work("mobilenet_v2")
     models = []
     for at, number in enumerate((None, Measured("mobilenet_v2", step, 0.023))):
@@ -270,19 +272,14 @@ PHONE = ("profiles", "from", "--core", "cortex-a76", "--mhz", "2200", "--network
 
 
 @pytest.mark.parametrize("ms", ["0.001", "0.023", "23000", "1e7"])  # 0.023: given in seconds
-def test_a_measured_time_that_the_core_cannot_have_is_refused(capsys: Capture, ms: str) -> None:
-    assert main((*PHONE, "--ms", ms)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("edgefl: --ms: must be from ")
-    expected = (
-        r"for mobilenet_v2 \([\d.]+ to [\d.]+ milliseconds are expected of Cortex-A76, 2200 MHz\), got "
-    )
-    assert re.search(expected, error)
-    assert error.count("\n") == 1
+def test_a_measured_time_that_is_impossible_for_the_core_is_refused(edgefl: Shell, ms: str) -> None:
+    expected = r"[\d.]+ to [\d.]+ milliseconds are expected of Cortex-A76, 2200 MHz"
+    said = rf"--ms: must be from .* for mobilenet_v2 \({expected}\), got "
+    assert re.match(said, edgefl.refuses(2, *PHONE, "--ms", ms))
 
 
 @pytest.mark.parametrize("ms", ["20", "300"])
-def test_a_measured_time_that_the_core_can_have_is_taken(ms: str) -> None:
+def test_a_measured_time_that_is_possible_for_the_core_is_accepted(ms: str) -> None:
     assert main((*PHONE, "--ms", ms)) == 0
 
 
@@ -293,34 +290,23 @@ def test_a_measured_time_that_the_core_can_have_is_taken(ms: str) -> None:
         (("profiles", "from", "--core", "cortex-a53", "--mhz", "2000", "--ms", "3"), "needed together"),
         (("profiles", "--year", "2019", "check", "x.toml"), "cannot be combined with a search"),
         (("bench", "truth", "--phones", "x.csv"), "--networks FILE are needed together"),
-        (
-            ("bench", "truth", "--phones", "x.csv", "--networks", "y.csv", "--boards", "z.csv"),
-            "cannot be combined",
-        ),
+        (["bench", "truth", "--phones", "x", "--networks", "y", "--boards", "z"], "cannot be combined"),
     ],
 )
-def test_wrong_arguments(capsys: Capture, arguments: tuple[str, ...], said: str) -> None:
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+def test_invalid_arguments_are_refused(edgefl: Shell, arguments: tuple[str, ...], said: str) -> None:
+    assert said in edgefl.refuses(2, *arguments)
 
 
-def test_devices_are_found_by_words_year_and_memory(capsys: Capture) -> None:
-    def shown(*options: str) -> str:
-        assert main(("profiles", *options)) == 0
-        return capsys.readouterr().out
-
+def test_devices_are_found_by_words_year_and_memory(edgefl: Shell) -> None:
     def found(*options: str) -> list[str]:
-        return list(json.loads(shown("--json", *options))["devices"])
+        return list(json.loads(edgefl.shows("profiles", "--json", *options))["devices"])
 
     assert "oneplus-7t" in found("--find", "Kryo 485 oneplus")
     assert found("--find", "exynos 9611") == ["galaxy-m30s"]
     assert set(found("--year", "2013", "--ram-gib", "2")) == {"nexus-5"}
-    listed = shown("--find", "oneplus", "--sort", "step")
-    names = [line.split()[0] for line in listed.splitlines() if line.startswith("oneplus")]
+    listed = edgefl.shows("profiles", "--find", "oneplus", "--sort", "step")
     steps = [float(line.split()[3]) for line in listed.splitlines() if line.startswith("oneplus")]
-    assert len(names) > 5
+    assert len(steps) > 5
     assert steps == sorted(steps)
 
 
@@ -329,32 +315,25 @@ def test_devices_are_found_by_words_year_and_memory(capsys: Capture) -> None:
     [
         ("", "the column model is missing"),
         ("model,unit\na,b\n", "the column core is missing"),
-        ("{head}\n", "no lines of data"),
+        (f"{HEAD}\n", "no lines of data"),
+        (f"{HEAD}\nm,u,c,fast,2,0,1,1,1,1\n", f"line 2: max_ghz {NUMBER} 100, or empty, got 'fast'"),
+        (f"{HEAD}\nm,u,c,2,2,0,1,-1,1,1\n", f"line 2: median_ms {NUMBER} .*, got '-1'"),
+        (f"{HEAD}\nm,u,c,2,2,0,1,1e300,1,1\n", f"line 2: median_ms {NUMBER}"),
         (
-            "{head}\nm,u,c,fast,2,0,1,1,1,1\n",
-            "line 2: max_ghz must be a number above 0 and at most 100, or empty, got 'fast'",
-        ),
-        (
-            "{head}\nm,u,c,2,2,0,1,-1,1,1\n",
-            "line 2: median_ms must be a number above 0 and at most .*, got '-1'",
-        ),
-        ("{head}\nm,u,c,2,2,0,1,1e300,1,1\n", "line 2: median_ms must be a number above 0 and at most"),
-        (
-            "{head}\nm,u,c,2,2,0,1,1e-9,1,1\n",
+            f"{HEAD}\nm,u,c,2,2,0,1,1e-9,1,1\n",
             "line 2: median_ms must be a number from 0.001 to .*, got '1e-9'",
         ),
-        ("{head}\nm,u,c,2,1e9,0,1,1,1,1\n", "line 2: ram_gib must be a number above 0 and at most 1024"),
+        (f"{HEAD}\nm,u,c,2,1e9,0,1,1,1,1\n", f"line 2: ram_gib {NUMBER} 1024"),
     ],
 )
-def test_wrong_rows(tmp_path: Path, text: str, said: str) -> None:
-    head = "model,unit,core,max_ghz,ram_gib,network,first_ms,median_ms,p10_ms,p90_ms"
+def test_an_error_names_the_invalid_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text(text.replace("{head}", head))
+    path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_rows(path)
 
 
-def test_wrong_networks(tmp_path: Path) -> None:
+def test_invalid_files_of_networks_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "networks.csv"
     names = ["network", "layer", *Layer.__struct_fields__]
     for values, said in (([], "no lines of data"), (["0", "0", "pond", *"111111"], "line 2.*pond")):
@@ -364,15 +343,13 @@ def test_wrong_networks(tmp_path: Path) -> None:
             read_networks(path)
 
 
-def test_a_fleet_of_the_worlds_phones_is_drawn_by_the_seed() -> None:
-    """Fails if the seed or the weights are ignored."""
+def test_a_fleet_is_drawn_from_the_table_of_phones_by_seed_and_weights() -> None:
     file = load_fleet("phones-2020")
     assert set(file.devices) == {phone.id for phone in TABLE.phones}
     assert file.devices["redmi-note-5-pro"] == 5
 
     def drawn(seed: int) -> dict[str, int]:
         found = validate(Experiment(fleet=Fleet(devices="phones-2020"), stop=Stop(versions=1), seed=seed))
-        assert isinstance(found.fleet.devices, dict)
         assert found.fleet.network == "lte"
         return found.fleet.devices
 

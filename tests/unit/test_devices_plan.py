@@ -1,4 +1,4 @@
-"""A trip decided before it starts, and the delays that may set its length."""
+"""Tests of plans of trips and of drawn delays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_trip_is_download_training_and_upload() -> None:
     assert found.total_s == pytest.approx(3.7)
 
 
-def test_the_same_stream_gives_the_same_trip() -> None:
+def test_the_same_random_numbers_give_the_same_trip() -> None:
     lossy = network(rate_mbps=8.0, delay_ms=100.0, jitter_ms=9.0, jitter_dist="normal", loss_pct=3.0)
     delayed = device(delay_model=Delay(dist="exponential", mode="add", mean_s=2.0))
     trips = [plan(delayed, lossy, stream(7, "trip", 3, 5)) for _ in range(2)]
@@ -38,7 +38,7 @@ def test_the_same_stream_gives_the_same_trip() -> None:
     assert trips[0] != plan(delayed, lossy, stream(7, "trip", 3, 6))
 
 
-def test_a_delay_replaces_the_trip_or_lengthens_its_training_or_is_a_lead() -> None:
+def test_a_delay_replaces_the_trip_or_is_added_to_its_training_or_precedes_it() -> None:
     drawn = Delay(dist="uniform", low_s=8.0, high_s=12.0)
     whole_trip = plan(device(delay_model=drawn), load_network("edge"), rng(4))
     assert whole_trip.total_s == whole_trip.compute_s == pytest.approx(drawn.draw(rng(4)))
@@ -52,7 +52,7 @@ def test_a_delay_replaces_the_trip_or_lengthens_its_training_or_is_a_lead() -> N
     assert 8 <= lead.compute_lead_s == lead.total_s <= 12
 
 
-def test_the_paced_client_takes_the_plans_times() -> None:
+def test_a_paced_client_takes_the_times_of_the_plan() -> None:
     pacer, now = paced(3.0)
     trip = plan(load_device("moto-g4"), load_network("3g"), rng(8), work_s=1.0)
     down = move(pacer, trip.down, lambda start, stop: None)
@@ -68,13 +68,13 @@ def test_the_paced_client_takes_the_plans_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mean", "deviation"),  # of the factor: 1/U(0.2, 1) has mean ln(5)/0.8 and mean square 5
+    ("name", "mean", "deviation"),  # 1/U(0.2, 1) has the mean ln(5)/0.8 and the mean square 5
     [
         ("paper-defedavg", math.log(5) / 0.8, math.sqrt(5 - (math.log(5) / 0.8) ** 2)),
         ("paper-defedavg-slowdowns", 3.0, 4 / math.sqrt(12)),
     ],
 )
-def test_individuals_of_defedavg_span_its_range(name: str, mean: float, deviation: float) -> None:
+def test_slowdowns_of_defedavg_have_the_papers_distribution(name: str, mean: float, deviation: float) -> None:
     kind = load_device(name)
     rates = [kind.individual(stream(0, "device", c)).train_flop_per_s for c in range(400)]
     slowdown = 10e9 / np.array(rates)
@@ -82,19 +82,19 @@ def test_individuals_of_defedavg_span_its_range(name: str, mean: float, deviatio
     assert 4.7 < slowdown.max() <= 5
     assert abs(slowdown.mean() - mean) < 4 * deviation / 20
     assert kind.individual(stream(0, "device", 3)).train_flop_per_s == rates[3]
-    generator = rng(1)  # a device without a slowdown draws nothing
+    generator = rng(1)  # a device without a slowdown uses no random numbers
     assert load_device("pi-4").individual(generator) == load_device("pi-4")
     assert generator.random() == rng(1).random()
 
 
 @pytest.mark.parametrize("work_s", [-1.0, math.nan, math.inf])
-def test_work_must_be_a_number(work_s: float) -> None:
+def test_work_must_be_finite_and_not_negative(work_s: float) -> None:
     with pytest.raises(ValueError, match="work_s must be"):
         plan(device(), network(), rng(), work_s=work_s)
 
 
 def whole() -> TripPlan:
-    """1 s down, 4 steps of a second, 0.5 s up."""
+    """A trip of 1 s download, 4 steps of 1 s and 0.5 s upload."""
     found = plan(device(), network(rate_mbps=8.0), rng(), work_s=4.0)
     assert (found.down_s, found.compute_s, found.up_s) == (1.0, 4.0, 0.5)
     return found
@@ -109,48 +109,38 @@ def whole() -> TripPlan:
         (2.0, 1, 0.0, 2.5),  # a step that ends with the budget counts
         (3.75, 2, 0.75, 4.25),
         (5.0, 4, 0.0, 5.5),
-        (9.0, 4, 4.0, 9.5),  # done, and waiting
+        (9.0, 4, 4.0, 9.5),  # waits after the last step
     ],
 )
-def test_a_trip_cut_short(budget_s: float, steps: int, tail_s: float, total_s: float) -> None:
+def test_a_trip_cut_short_by_a_budget(budget_s: float, steps: int, tail_s: float, total_s: float) -> None:
     found = whole().within(budget_s, [1.0] * 4)
     assert (found.steps, found.work_s) == (steps, steps)
     assert found.tail_s == pytest.approx(tail_s, abs=1e-12)
     assert found.total_s == pytest.approx(total_s, abs=1e-12)
 
 
-def test_a_trip_cut_short_waits_out_its_lead() -> None:
+def test_a_trip_cut_short_by_a_budget_keeps_its_delay() -> None:
     slow = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), work_s=0.0)
     assert slow.within(5.0, []).total_s == 5.0
     assert slow.within(20.0, [0.0, 0.0])[4:7] == (slow.up, 2, pytest.approx(20.0 - slow.total_s))
-
-
-LOSSY = """
-id = "lossy"
-name = "lossy"
-down = { rate_mbps = 1, delay_ms = 50, WAY }
-up = { rate_mbps = 1 }
-[sources]
-down = "assumed: a test"
-up = "assumed: a test"
-"""
 
 
 @pytest.mark.parametrize(
     ("profile", "way", "die"),
     [
         ("pixel-4", "", 0.0),
-        ("pixel-4", 'jitter_ms = 9, jitter_dist = "normal"', 0.0),
+        ("pixel-4", 'jitter_ms = 9\njitter_dist = "normal"', 0.0),
         ("pixel-4", "loss_pct = 30", 0.0),
         ("pixel-4", "", 0.5),
         ("paper-exponential", "", 0.0),
     ],
 )
-def test_plans_of_trips_that_are_alike_are_kept_and_no_others(
-    tmp_path: Path, profile: str, way: str, die: float
-) -> None:
+def test_only_plans_of_equal_trips_are_kept(tmp_path: Path, profile: str, way: str, die: float) -> None:
     own = tmp_path / "lossy.toml"
-    own.write_text(LOSSY.replace(", WAY", f", {way}" if way else ""))
+    own.write_text(
+        'id = "lossy"\nname = "lossy"\nup.rate_mbps = 1\nsources = { down = "a test", up = "a test" }\n'
+        f"[down]\nrate_mbps = 1\ndelay_ms = 50\n{way}\n"
+    )
     fleet = Fleet(devices={profile: 2}, churn=Churn(die_per_trip=die), units="identical", variation=0.0)
     wanted = Experiment(fleet=fleet)
     infos = [ClientInfo(client, profile, str(own)) for client in range(2)]
@@ -158,7 +148,7 @@ def test_plans_of_trips_that_are_alike_are_kept_and_no_others(
     plans = [made[0].plan(client, trip) for trip in range(40) for client in range(2)]
     alike = not (way or die or profile == "paper-exponential")
     assert (len(set(map(id, plans))) == 2, len(set(plans)) == 1) == (alike, alike)
-    assert plans[::2] == [trips.plan(0, trip) for trip, trips in enumerate(made)]  # as one that keeps none
+    assert plans[::2] == [trips.plan(0, trip) for trip, trips in enumerate(made)]  # new, not kept
 
 
 WORK = BatchWork(
@@ -167,7 +157,7 @@ WORK = BatchWork(
 
 
 def trips(profile: str, examples: int = 7, work: BatchWork = WORK, client: int = 0) -> Trips:
-    """Two epochs in batches of 3 on a network that takes no time."""
+    """Trips of two epochs in batches of 3, whose transfers take no time."""
     fleet = Fleet(devices={profile: 1}, units="identical", variation=0.0)
     wanted = Experiment(fleet=fleet, training=Training(epochs=2, batch_size=3))
     infos = [ClientInfo(at, profile, "none") for at in range(client + 1)]
@@ -175,13 +165,13 @@ def trips(profile: str, examples: int = 7, work: BatchWork = WORK, client: int =
 
 
 @pytest.mark.parametrize("profile", ["pi-4", "pixel-4", "nexus-6", "tier-p50"])
-def test_a_trips_work_is_the_sum_of_its_steps_and_a_short_batch_is_shorter(profile: str) -> None:
+def test_a_trips_work_is_the_sum_of_its_steps_and_a_short_batch_takes_less_time(profile: str) -> None:
     model, found = load_device(profile).time_model(), trips(profile)
     whole_s, short_s = (model.seconds(WORK.at(size)) for size in (3, 1))
     assert found.plan(0, 0).work_s == pytest.approx(4 * whole_s + 2 * short_s, rel=1e-12)
     assert (found.full_step_s(0), found.step_s(0, 1)) == pytest.approx((whole_s, short_s), rel=1e-12)
     assert trips(profile, examples=2).full_step_s(0) == pytest.approx(model.seconds(WORK.at(2)), rel=1e-12)
-    cut = found.plan(0, 0, End(3.5 * whole_s + short_s))  # whole, whole, short; the fifth is unfinished
+    cut = found.plan(0, 0, End(3.5 * whole_s + short_s))  # whole, whole, short, whole, half a step
     assert (cut.steps, cut.work_s) == (4, pytest.approx(3 * whole_s + short_s, rel=1e-12))
     assert cut.compute_s == pytest.approx(3.5 * whole_s + short_s, rel=1e-12)
     longer = found.plan(0, 0, End(steps=8))
@@ -190,7 +180,7 @@ def test_a_trips_work_is_the_sum_of_its_steps_and_a_short_batch_is_shorter(profi
     assert found.plan(0, 0, End(9.0 * whole_s, steps=2)).work_s == pytest.approx(2 * whole_s, rel=1e-12)
 
 
-def test_a_fleet_computes_in_one_runtime_where_its_devices_have_it() -> None:
+def test_devices_use_the_fleets_runtime_if_they_have_it() -> None:
     fleet = Fleet(devices={"pixel-4": 1, "nexus-6": 1})
     models = {
         runtime: [
@@ -206,7 +196,7 @@ def test_a_fleet_computes_in_one_runtime_where_its_devices_have_it() -> None:
         check_profiles(msgspec.structs.replace(fleet, runtime="tocrh"))
 
 
-def test_a_slow_individual_takes_its_factor_for_every_step() -> None:
+def test_a_slowdown_applies_to_every_step() -> None:
     fleet = Experiment(fleet=Fleet(devices={"paper-defedavg": 400}))
     for client in range(3):
         factor = 10e9 / device_of(fleet, client, "paper-defedavg").train_flop_per_s
@@ -216,7 +206,7 @@ def test_a_slow_individual_takes_its_factor_for_every_step() -> None:
         assert found.plan(client, 0).compute_s == pytest.approx(found.plan(client, 0).work_s, rel=1e-12)
 
 
-def test_a_drawn_delay_is_the_trips_whatever_its_work() -> None:
+def test_a_trip_with_a_drawn_delay_does_not_depend_on_its_work() -> None:
     less = BatchWork(fixed=StepWork(), per_example=StepWork(conv_flop=1.0))
     one, other = (trips("paper-uniform", work=work).plan(0, 0) for work in (WORK, less))
     assert one == other
@@ -224,7 +214,7 @@ def test_a_drawn_delay_is_the_trips_whatever_its_work() -> None:
     assert one.total_s == one.compute_s == pytest.approx(drawn_s)
 
 
-def test_a_delay_for_each_example_grows_with_what_the_client_holds() -> None:
+def test_a_delay_per_example_grows_with_the_number_of_examples() -> None:
     """FedBuff, C.2: T_i ~ Exp(1/(λ·n_i))."""
     delay = Delay(dist="exponential", per="example", mean_s=0.5)
     assert delay.draw(rng(3), examples=40) == 40 * delay.draw(rng(3))
@@ -258,7 +248,7 @@ def test_delays_have_their_mean_and_are_never_negative(delay: Delay, mean: float
     assert abs(drawn.mean() - mean) < 4.5 * drawn.std() / math.sqrt(8000)
 
 
-def test_fedbuffs_clients_have_mean_one() -> None:
+def test_the_delay_of_fedbuffs_clients_has_mean_one() -> None:
     delay = load_device("paper-half-normal").delay_model
     assert delay.scale_s * math.sqrt(2 / math.pi) == pytest.approx(1.0)
 
@@ -272,14 +262,14 @@ def test_fedbuffs_clients_have_mean_one() -> None:
     ],
     ids=lambda d: d.dist,
 )
-def test_the_widest_delays_that_are_allowed_are_finite(delay: Delay) -> None:
+def test_the_largest_permitted_delays_are_finite(delay: Delay) -> None:
     extreme = Mock(**{"standard_normal.return_value": 40.0, "random.return_value": math.nextafter(1.0, 0.0)})
     extreme.exponential = lambda mean: 800.0 * mean
     assert list(faults(msgspec.to_builtins(delay), Delay)) == []
     assert math.isfinite(delay.draw(extreme, examples=10**9))
 
 
-def test_a_fleet_that_computes_in_several_libraries_says_so() -> None:
+def test_a_warning_names_the_runtimes_of_a_mixed_fleet() -> None:
     names = ["pixel-4", "pixel-3", "nexus-6", "pixel-3"]
     clients = [ClientInfo(client, name, "wifi") for client, name in enumerate(names)]
     fleet = Fleet(devices={"pixel-4": 1, "pixel-3": 2, "nexus-6": 1})
@@ -291,8 +281,8 @@ def test_a_fleet_that_computes_in_several_libraries_says_so() -> None:
     )
 
 
-def test_a_reply_is_uploaded_in_a_trace_where_its_request_has_been_downloaded() -> None:
-    """A device whose times a paper draws needs no time."""
+def test_the_upload_of_a_reply_starts_in_the_trace_where_its_download_ends() -> None:
+    """A reply takes no time on a device with drawn delays."""
     fleet = Fleet(
         devices={"pixel-4": 1, "paper-exponential": 1}, network="lte-verizon-varying", variation=0.0
     )
@@ -307,8 +297,8 @@ def test_a_reply_is_uploaded_in_a_trace_where_its_request_has_been_downloaded() 
         assert trips.reply_s(0, 3, at_s, 2_000_000, 300_000) == down_s + up_s
 
 
-def test_a_typical_trip_depends_on_the_profile_and_not_on_seed_unit_or_draw() -> None:
-    """Deaths and differences between units are not in it; links, delays and slowdowns are."""
+def test_the_typical_time_of_a_trip_depends_on_the_profile_and_not_on_seed_or_unit() -> None:
+    """It includes links, delays and slowdowns, but not deaths and differences between units."""
     seen = []
     for seed in (0, 1):
         fleet = Fleet(

@@ -1,4 +1,4 @@
-"""Profile files: what is read of right ones, what is said of wrong ones, and the ones that are shipped."""
+"""Tests of profile files: reading, errors in invalid files, and the bundled profiles."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_all_is_plain_json() -> None:
+def test_every_profile_can_be_written_as_json() -> None:
     for name in devices.device_names():
         plain = devices.to_json(devices.load_device(name))
         assert json.loads(json.dumps(plain, allow_nan=False)) == plain
@@ -93,13 +93,13 @@ def test_a_users_own_files_load_by_path(tmp_path: Path) -> None:
         (devices.load_fleet, "x", "fleet profile 'x' not found"),
     ],
 )
-def test_names_that_do_not_exist(load: Any, name: str, said: str) -> None:
+def test_unknown_names_are_refused(load: Any, name: str, said: str) -> None:
     with pytest.raises(ProfileError, match=said):
         load(name)
     assert issubclass(ProfileError, ConfigError)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     (tmp_path / "half.toml").write_text("id = ")
     for name, said in (
@@ -210,7 +210,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("base", "old", "new", "said"), CHANGES, ids=lambda part: part[:40])
-def test_a_wrong_file_says_file_key_allowed_and_got(
+def test_an_error_names_file_key_permitted_and_given_value(
     tmp_path: Path, base: str, old: str, new: str, said: str
 ) -> None:
     assert old in base
@@ -225,7 +225,7 @@ def test_a_wrong_file_says_file_key_allowed_and_got(
 
 
 @pytest.mark.parametrize(("table", "said"), arrows(WRONG_TABLES))
-def test_what_a_device_does_over_time_is_checked(tmp_path: Path, table: str, said: str) -> None:
+def test_figures_that_describe_changes_over_time_are_checked(tmp_path: Path, table: str, said: str) -> None:
     table = table.replace("CORE", 'uarch = "A", max_mhz = 9')
     table = table.replace("STEP", "{ temp_c = 40, freq_scale = 0.5 }")
     key = table.split(" ")[0].split(".")[0]
@@ -245,7 +245,7 @@ cpu.clusters = [
 """
 
 
-def test_all_that_a_device_may_say_at_once(tmp_path: Path) -> None:
+def test_a_device_with_all_tables_is_valid(tmp_path: Path) -> None:
     text = DEVICE.replace("train = 1.5", "train = 1.5\ngemm = { 1t = 2, nt = 6 }\nelementwise = { 1t = 0.3 }")
     known = "".join(f'{table} = "a test"\n' for table in ("storage", "battery", "thermal", "availability"))
     path = write(tmp_path, f"schema = 1\n{DYNAMIC}{text}{known}")
@@ -258,7 +258,7 @@ def test_all_that_a_device_may_say_at_once(tmp_path: Path) -> None:
     assert devices.load_device(write(tmp_path, toml.write(plain))) == device
 
 
-def test_check_file_reports_everything_at_once_but_a_newer_file_in_one_line(tmp_path: Path) -> None:
+def test_check_file_reports_all_problems_but_only_the_version_of_a_newer_file(tmp_path: Path) -> None:
     for text in (DEVICE, NETWORK, FLEET):
         assert check_file(write(tmp_path, text)) == []
     text = DEVICE.replace("train = 1.5", "trian = 1.5").replace("ram_mib", "ram")
@@ -268,7 +268,7 @@ def test_check_file_reports_everything_at_once_but_a_newer_file_in_one_line(tmp_
     assert problem.startswith(f"{path}: schema: must be at most 2, the newest that this edgefl reads")
 
 
-def test_paths_in_a_profile_are_found_beside_it(tmp_path: Path) -> None:
+def test_paths_in_a_profile_are_relative_to_its_folder(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(DEVICE.replace('"mine"', '"own"'))
     fleet = FLEET.replace("pixel-4 = 2", '"./own.toml" = 2\npixel-4 = 1')
     found = devices.load_fleet(write(tmp_path, fleet))
@@ -277,7 +277,7 @@ def test_paths_in_a_profile_are_found_beside_it(tmp_path: Path) -> None:
     assert devices.load_network(write(tmp_path, network)).down.trace == str(tmp_path / "down.trace")
 
 
-def test_a_trace_that_is_missing_or_broken_is_found(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_trace_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path, NETWORK.replace("rate_mbps = 2.0", 'trace = "down.trace"'))
     (found,) = check_file(path)
     assert found.startswith(f"{path}: down.trace: trace ")
@@ -307,11 +307,11 @@ FOLDER = profiles.bundled_folder()
 FILES = sorted(path for kind in profiles.TYPES for path in (FOLDER / kind).glob("*.toml"))
 
 
-def test_every_profile_is_right() -> None:
+def test_every_bundled_profile_is_valid() -> None:
     assert [problem for path in FILES for problem in check_file(path)] == []
 
 
-def test_there_are_enough_and_all_load() -> None:
+def test_there_are_enough_bundled_profiles_and_all_load() -> None:
     found = [devices.load_device(name) for name in devices.device_names()]
     networks = [devices.load_network(name) for name in devices.network_names()]
     fleets = [devices.load_fleet(name) for name in devices.fleet_names()]
@@ -325,7 +325,7 @@ def test_there_are_enough_and_all_load() -> None:
     assert len(of_table) >= 50
 
 
-def test_a_real_device_has_what_a_client_needs() -> None:
+def test_every_real_device_has_the_figures_that_a_client_needs() -> None:
     for name in (name for name in devices.device_names() if "paper" not in name):
         device = devices.load_device(name)
         assert device.cpu is not None, name
@@ -343,14 +343,14 @@ def rate(name: str) -> float:
     return devices.load_device(name).train_flop_per_s
 
 
-def test_flash_training_rates_follow_from_its_measurements() -> None:
+def test_training_rates_of_flash_are_derived_from_its_measurements() -> None:
     mac = 28 * 28 * 32 * 25 + 14 * 14 * 64 * 800 + 3136 * 2048 + 2048 * 62
     assert mac == 17_211_904
     for name, batch_s in (("nexus-6", 1.642), ("redmi-note-8", 0.588), ("galaxy-note-10", 0.179)):
         assert rate(name) == pytest.approx(10 * 3 * 2 * mac / batch_s, rel=5e-3)
 
 
-def test_the_tiers_span_flashs_spread() -> None:
+def test_the_tiers_have_the_spread_of_flash() -> None:
     slow, middle, fast = (rate(f"tier-{rank}") for rank in ("p10", "p50", "p90"))
     assert fast / slow == pytest.approx(12.6, rel=5e-3)
     assert middle == rate("redmi-note-8")
@@ -358,10 +358,10 @@ def test_the_tiers_span_flashs_spread() -> None:
 
 
 NO_FACTOR = ("thermal.trips", "thermal.ambient_c", "availability", "delay_model")
-"""Assumptions for which a factor means nothing."""
+"""Assumptions that have no factor of uncertainty."""
 
 
-def test_what_is_assumed_says_how_uncertain_it_is() -> None:
+def test_every_assumed_figure_has_an_uncertainty() -> None:
     for path in FILES:
         table = toml.read(path)
         assumed = [key for key, source in table.get("sources", {}).items() if source.startswith("assumed:")]
@@ -375,7 +375,7 @@ HEATED = [name for name in devices.device_names() if devices.load_device(name).t
 
 
 @pytest.mark.parametrize("name", HEATED)
-def test_what_a_device_draws_and_sheds_is_plausible(name: str) -> None:
+def test_power_and_heat_of_a_device_are_plausible(name: str) -> None:
     device = devices.load_device(name)
     thermal = device.thermal
     if None in (thermal.busy_w, thermal.r_c_per_w, thermal.ambient_c):
@@ -391,7 +391,7 @@ def test_what_a_device_draws_and_sheds_is_plausible(name: str) -> None:
 
 
 def synthetic(mean_mbps: float, cv: float, seconds: int, seed: int) -> Trace:
-    """A trace whose 1 s windows have that mean rate and coefficient of variation, and no more of a real one.
+    """Make a trace whose 1 s windows have this mean rate and coefficient of variation.
 
     The windows' rates are the log-normal distribution's quantiles at (i + ½) / ``seconds``, with the σ that
     gives these very quantiles the ``cv``, in an order shuffled by ``seed``; packets are even within a window.
@@ -414,7 +414,7 @@ def synthetic(mean_mbps: float, cv: float, seconds: int, seed: int) -> Trace:
     return Trace(at_ms, seconds * 1000)
 
 
-def test_synthetic_traces_are_made_from_their_published_figures() -> None:
+def test_synthetic_traces_have_their_published_figures() -> None:
     networks = [devices.load_network(name) for name in devices.network_names()]
     traced = [network for network in networks if network.down.trace]
     assert len(traced) >= 2

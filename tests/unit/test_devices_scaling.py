@@ -1,4 +1,4 @@
-"""Devices that nobody measured have the times of one like them, and say how; what was measured is at hand."""
+"""Tests of profiles scaled from a similar measured device, and of the bundled measurements."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ SCALED = [
 ]
 
 
-def names(found: list[Device]) -> set[str]:
-    return {device.id for device in found}
-
-
-def test_every_device_says_what_sets_its_pace_and_how_sure_that_is() -> None:
+def test_every_device_has_a_time_model_with_an_error_or_a_delay() -> None:
     for device in ALL:
         model = device.time_model()
         if model is None:
@@ -47,15 +43,15 @@ def test_every_device_says_what_sets_its_pace_and_how_sure_that_is() -> None:
 
 
 @pytest.mark.parametrize(("device", "runtime"), SCALED, ids=lambda value: getattr(value, "id", value))
-def test_a_scaled_profile_is_what_the_command_makes_of_it_today(device: Device, runtime: str) -> None:
+def test_the_scale_command_reproduces_a_scaled_profile(device: Device, runtime: str) -> None:
     path = profiles.bundled_folder() / "devices" / f"{device.id}.toml"
     assert scaled_file(device.id, runtime=runtime) == path.read_text()
 
 
-def test_all_that_can_be_scaled_is_and_what_was_measured_comes_first() -> None:
+def test_every_suitable_profile_is_scaled_and_a_measured_runtime_is_the_default() -> None:
     assert len(SCALED) >= 26
     of_files = [d for d in REAL if not d.units]  # the others are phones of the table, trained in MNN
-    assert names([d for d in of_files if "torch" not in d.runtime]) == {"nexus-6"}
+    assert {d.id for d in of_files if "torch" not in d.runtime} == {"nexus-6"}
     assert {d.default_runtime for d in REAL if d.units} == {"mnn"}
     both = {d.id: d.default_runtime for d in of_files if len(d.runtime) > 1}
     assert both == {"pixel-4": "mnn", "redmi-note-8": "dl4j", "galaxy-note-10": "dl4j"}
@@ -64,14 +60,14 @@ def test_all_that_can_be_scaled_is_and_what_was_measured_comes_first() -> None:
         assert device.runtime[runtime].error_factor > 1.2 * base.runtime[runtime].error_factor
 
 
-def test_rates_follow_gemm_and_bandwidth() -> None:
+def test_rates_are_scaled_by_gemm_and_bandwidth() -> None:
     pi, nano, phone = (load_device(name) for name in ("pi-4", "jetson-nano", "redmi-note-7"))
     at = pi.runtime["torch"]
     fast = scaled(nano, pi).model
     assert fast.conv_gflops / at.conv_gflops == pytest.approx(27 / 18.6, rel=1e-3)
     assert fast.copy_gbytes_per_s / at.copy_gbytes_per_s == pytest.approx(3.9 / 2.5, rel=1e-3)
     assert at.call_us / fast.call_us == pytest.approx(27 / 18.6, rel=1e-3)
-    blind = scaled(phone, pi).model  # no bandwidth is known of it
+    blind = scaled(phone, pi).model  # of unknown bandwidth
     assert blind.copy_gbytes_per_s / at.copy_gbytes_per_s == pytest.approx(35 / 18.6, rel=1e-3)
     assert blind.error_factor > fast.error_factor > at.error_factor
 
@@ -101,26 +97,21 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_users_own_file_keeps_all_else(tmp_path: Path) -> None:
+def scale(*arguments: object) -> str:
+    return CliRunner().invoke(app, ["scale", *map(str, arguments)], catch_exceptions=False).output
+
+
+def test_scaling_keeps_the_rest_of_a_users_file(tmp_path: Path) -> None:
     path, out = write(tmp_path, PHONE), tmp_path / "new" / "mine.toml"
-    done = CliRunner().invoke(app, ["scale", path, "--out", str(out)], catch_exceptions=False)
-    assert done.output == f"wrote {out}\n"
+    assert scale(path, "--out", out) == f"wrote {out}\n"
     assert devices.check_file(out) == []
-    assert (
-        load_device(out).runtime["torch"].conv_gflops == 2 * load_device("pi-4").runtime["torch"].conv_gflops
-    )
+    mine, known = (load_device(name).runtime["torch"] for name in (out, "pi-4"))
+    assert mine.conv_gflops == 2 * known.conv_gflops
     assert "# measured by hand" in out.read_text()
     assert scaled_file(str(out)) == out.read_text()
     again = toml.read(out)
     del again["runtime"], again["sources"]["runtime.torch"]
     assert again == toml.parse(PHONE, "mine")
-
-
-def test_the_profile_is_named_after_its_new_file(tmp_path: Path) -> None:
-    path, out = write(tmp_path, PHONE), tmp_path / "timed.toml"
-    CliRunner().invoke(app, ["scale", path, "--out", str(out)], catch_exceptions=False)
-    assert devices.check_file(out) == []
-    assert load_device(out).id == "timed"
 
 
 @pytest.mark.parametrize(
@@ -133,17 +124,17 @@ def test_the_profile_is_named_after_its_new_file(tmp_path: Path) -> None:
     ],
     ids=["spaces", "quotes and comments", "another runtime", "no spaces"],
 )
-def test_a_file_of_any_layout_can_be_scaled(tmp_path: Path, old: str, new: str) -> None:
+def test_a_file_of_any_layout_can_be_scaled_to_a_new_name(tmp_path: Path, old: str, new: str) -> None:
     classes = ("conv", "thin", "pointwise", "depthwise", "depthwise_backward", "matmul", "recurrent")
     rates = "".join(f"{name}_gflops = 1.0\n" for name in classes) + "error_factor = 2.0\n"
     path, out = write(tmp_path, PHONE.replace(old, new.replace("{rates}", rates), 1)), tmp_path / "timed.toml"
-    CliRunner().invoke(app, ["scale", path, "--out", str(out)], catch_exceptions=False)
+    scale(path, "--out", out)
     assert devices.check_file(out) == []
+    assert load_device(out).id == "timed"
     assert load_device(out).runtime["torch"].conv_gflops > 1.0
 
 
-def test_the_fastest_cores_choose_the_measured_device(tmp_path: Path) -> None:
-    """They may be in any place of the list."""
+def test_the_fastest_cores_of_the_list_select_the_measured_device(tmp_path: Path) -> None:
     first = '[[cpu.clusters]]\nuarch = "Cortex-A53"\ncores = 4\nmax_mhz = 1400\n\n[[cpu.clusters]]'
     path = write(tmp_path, PHONE.replace("[[cpu.clusters]]", first, 1).replace("Cortex-A73", "Cortex-A76"))
     assert base_of(load_device(path)) == "pi-5"
@@ -166,17 +157,17 @@ def test_the_fastest_cores_choose_the_measured_device(tmp_path: Path) -> None:
         ("", "", ("--out", "."), "exists; remove it"),
     ],
 )
-def test_what_cannot_be_scaled_is_said_in_a_line(
+def test_scaling_that_is_not_possible_is_refused(
     tmp_path: Path, old: str, new: str, options: tuple[str, ...], said: str
 ) -> None:
     path = write(tmp_path, PHONE.replace(old, new, 1))
     with pytest.raises(ConfigError, match=re.escape(said)):
-        CliRunner().invoke(app, ["scale", path, *options], catch_exceptions=False)
+        scale(path, *options)
+
+
+def test_a_profile_without_cores_cannot_be_scaled() -> None:
     with pytest.raises(ConfigError, match=r"no cpu\.clusters"):
         scaled_file("tier-p10")
-
-
-# ---- what was measured ---------------------------------------------------------------------------
 
 
 def lines(file: str) -> list[dict[str, str]]:
@@ -184,7 +175,7 @@ def lines(file: str) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
-def test_measurements_have_a_source_and_a_profile_with_their_runtime() -> None:
+def test_every_measurement_has_a_source_and_a_profile_with_its_runtime() -> None:
     networks, layers = lines("networks.csv"), lines("layers.csv")
     assert (len(networks), len(layers)) == (84, 1200)
     for line in networks + layers:
@@ -212,7 +203,7 @@ def sample(folder: Path, file: str, profile: str, every: int) -> tuple[measureme
         ("pi-4", "pi-5", "networks.csv"),
     ],
 )
-def test_intervals_hold_where_both_ends_were_measured(
+def test_scaled_times_of_a_measured_device_are_within_the_intervals(
     tmp_path: Path, base: str, device: str, file: str
 ) -> None:
     if file == "networks.csv":

@@ -1,4 +1,4 @@
-"""What a client's device goes through: heat and battery, by hand and against fine steps through time."""
+"""Tests of heat and battery, with values computed by hand and by the Euler method."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from edgefl.host.pacing import Pacer
 
 STEPS_C, SPEEDS = (43.0, 45.0, 47.0, 49.0, 51.0), (1.0, 0.75, 0.635, 0.493, 0.372, 0.291)
 PIXEL_4 = ThermalModel(25.0, 8.0, 100.0, 5.0, step_c=STEPS_C, speeds=SPEEDS)
+FRAGILE = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.9), off_c=50.0)
 
 
 def euler(model: ThermalModel, temp_c: float, work_s: float) -> tuple[float, float]:
-    """Seconds for the work, and the temperature at its end, the slow way."""
+    """Seconds for the work, and the temperature at its end, by the Euler method."""
     done, at_s, step_s = 0.0, 0.0, work_s / 20_000
     while done < work_s:
         step = sum(temp_c >= edge for edge in model.step_c)
@@ -38,15 +39,15 @@ def euler(model: ThermalModel, temp_c: float, work_s: float) -> tuple[float, flo
 
 @pytest.mark.parametrize("start_c", [25.0, 44.0, 50.0, 60.0])
 @pytest.mark.parametrize("work_s", [3.0, 60.0, 150.0])
-def test_closed_form_is_the_differential_equation(start_c: float, work_s: float) -> None:
+def test_the_closed_form_solves_the_differential_equation(start_c: float, work_s: float) -> None:
     work = PIXEL_4.compute(start_c, work_s)
     seconds, temp_c = euler(PIXEL_4, start_c, work_s)
     assert work.total_s == pytest.approx(seconds, rel=2e-3)
     assert work.temp_c(work.total_s) == pytest.approx(temp_c, abs=0.02)
 
 
-def test_it_settles_at_the_step_whose_speeds_heat_and_cool_it() -> None:
-    # At 45 °C 2.5 W get away: 5 · 0.75² = 2.81 W heat it on, 5 · 0.635² = 2.02 W let it cool.
+def test_the_temperature_settles_at_the_step_between_heating_and_cooling() -> None:
+    # At 45 °C the device loses 2.5 W: 5 · 0.75² = 2.81 W heat it, and at 5 · 0.635² = 2.02 W it cools.
     work = PIXEL_4.compute(25.0, 1000.0)
     last = work.stretches[-1]
     assert last.temp_c == 45.0
@@ -60,13 +61,12 @@ def test_a_device_that_settles_below_its_first_step_never_slows_down() -> None:
     cool = PIXEL_4._replace(r_c_per_w=3.0)
     work = cool.compute(25.0, 1e5)
     assert (work.total_s, len(work.stretches)) == (1e5, 1)
-    exact = cool._replace(r_c_per_w=(43.0 - 25.0) / 5.0)  # it would reach the step after infinite time
+    exact = cool._replace(r_c_per_w=(43.0 - 25.0) / 5.0)  # it reaches the step after infinite time
     assert exact.compute(25.0, 1e5).total_s == 1e5
 
 
-def test_a_device_that_gets_too_hot_goes_off_and_is_never_done() -> None:
-    fragile = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.9), off_c=50.0)
-    work = fragile.compute(25.0, 1000.0)
+def test_a_device_that_gets_too_hot_switches_off_and_never_finishes() -> None:
+    work = FRAGILE.compute(25.0, 1000.0)
     hot_w = 4 * 0.9**2
     reached_s = 60 * math.log(40 / 20) + 60 * math.log((25 + 10 * hot_w - 45) / (25 + 10 * hot_w - 50))
     assert work.total_s == math.inf
@@ -74,17 +74,17 @@ def test_a_device_that_gets_too_hot_goes_off_and_is_never_done() -> None:
     assert work.seconds(40.0) == 40.0
     assert work.seconds(1000.0) == math.inf
     assert sum(seconds for seconds, _ in work.powers()) == pytest.approx(reached_s)
-    assert fragile.compute(25.0, 40.0).off_s == math.inf
+    assert FRAGILE.compute(25.0, 40.0).off_s == math.inf
 
 
-def test_rest_cools_by_the_same_law() -> None:
+def test_a_resting_device_cools_exponentially() -> None:
     assert PIXEL_4.after(65.0, 0.0, 100.0) == pytest.approx(25 + 40 / math.e)
     assert PIXEL_4.cools_in_s(65.0, 45.0) == pytest.approx(100 * math.log(2))
     assert PIXEL_4.cools_in_s(30.0, 45.0) == 0.0
     assert PIXEL_4.cools_in_s(30.0, 25.0) == math.inf
 
 
-def test_time_is_the_inverse_of_work_whatever_the_model() -> None:
+def test_time_is_the_inverse_of_work_for_all_models() -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
         steps = np.cumsum(rng.uniform(1.0, 8.0, rng.integers(1, 6))) + 30.0
@@ -123,12 +123,11 @@ def hot_device(**thermal: object) -> Device:
 
 def hot_trip(temp_c: float, work_s: float = 8.0) -> TripPlan:
     device, rng = hot_device(), np.random.default_rng(0)
-    model = thermal_model(device)
-    assert model is not None
-    return plan_trip(device, Link(load_network("none"), rng), rng, 1000, work_s, 1000, (model, temp_c))
+    heat = thermal_model(device), temp_c
+    return plan_trip(device, Link(load_network("none"), rng), rng, 1000, work_s, 1000, heat)
 
 
-def test_a_trip_from_a_warm_start_takes_longer() -> None:
+def test_a_trip_of_a_warm_device_takes_longer() -> None:
     cold, warm = hot_trip(25.0), hot_trip(45.0)
     reaches_s = 2 * math.log(2)
     assert cold.compute_s == pytest.approx(reaches_s + (8 - reaches_s) * 1.5)
@@ -136,7 +135,7 @@ def test_a_trip_from_a_warm_start_takes_longer() -> None:
     assert cold.total_s == cold.compute_s
 
 
-def test_the_paced_client_follows_the_curve() -> None:
+def test_a_paced_client_follows_the_throttling_curve() -> None:
     pacer, now = paced(2.0)
     trip = hot_trip(25.0)
     training, errors = trip.compute(pacer), []
@@ -144,12 +143,12 @@ def test_the_paced_client_follows_the_curve() -> None:
         training.done(trip.work_s / 80)
         errors.append(now[0] / 2e9 - trip.heat.seconds(step / 10))
     assert max(errors) < 1e-6
-    assert min(errors) > -0.051 / 2 - 1e-6  # work may run ahead by 50 ms of the wall's time
+    assert min(errors) > -0.051 / 2 - 1e-6  # work may be 50 wall milliseconds early
     spent = training.end()
     assert spent.achieved_s == pytest.approx(trip.compute_s) == spent.declared_s
 
 
-def test_work_that_is_never_done_waits_to_be_cancelled() -> None:
+def test_work_that_never_ends_waits_until_it_is_cancelled() -> None:
     class Cancelled(Exception):
         pass
 
@@ -172,41 +171,39 @@ def test_a_profile_without_all_figures_has_no_thermal_model() -> None:
     assert model.busy_w == pytest.approx(CORES_A * 3.85)
 
 
-def test_a_hot_trip_that_is_cut_short_makes_the_steps_that_the_heat_allows() -> None:
+def test_a_hot_trip_cut_short_makes_the_steps_that_throttling_permits() -> None:
     whole, reaches_s = hot_trip(25.0), 2 * math.log(2)
     cut = whole.within(5.0, [whole.work_s / 80] * 80)  # 80 steps of 0.1 s at full speed
     done_s = reaches_s + (5.0 - reaches_s) / 1.5
     assert cut.steps == int(done_s * 10)
     assert cut.total_s == pytest.approx(5.0)
-    # it is busy with a step that it does not finish until the end
+    # the device computes a step that it does not finish
     assert sum(seconds for seconds, _ in cut.heat.powers()) == pytest.approx(5.0)
     cool = hot_trip(25.0, work_s=1.0)
     assert cool.within(9.0, [1.0]).total_s == pytest.approx(9.0)
 
 
-def test_a_trip_cut_short_before_it_gets_too_hot_is_not_lost() -> None:
-    model = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.9), off_c=50.0)
+def test_a_trip_cut_short_before_the_device_gets_too_hot_is_not_lost() -> None:
     device, rng = hot_device(), np.random.default_rng(0)
     link = Link(load_network("none"), rng)
-    whole = plan_trip(device, link, rng, 1000, 1000.0, 1000, (model, 25.0))
-    phone, before = ConditionModel(model, None), Condition(0.0, 25.0)
+    whole = plan_trip(device, link, rng, 1000, 1000.0, 1000, (FRAGILE, 25.0))
+    phone, before = ConditionModel(FRAGILE, None), Condition(0.0, 25.0)
     assert whole.total_s == math.inf
-    assert phone.interruption(before, whole) == (whole.heat.off_s if whole.heat else 0.0, "heat")
+    assert phone.interruption(before, whole) == (whole.heat.off_s, "heat")
     cut = whole.within(30.0, [1.0] * 1000)
     assert (cut.steps, cut.total_s, phone.interruption(before, cut)) == (30, pytest.approx(30.0), None)
     assert phone.after_trip(before, cut, 30.0).temp_c == pytest.approx(65 - 40 * math.exp(-0.5))
 
 
-def test_an_upload_after_a_cut_training_is_where_the_trace_is_by_then(tmp_path: Path) -> None:
-    model = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.9), off_c=50.0)
+def test_an_upload_after_shortened_training_starts_in_the_trace_where_training_ends(tmp_path: Path) -> None:
     (tmp_path / "t.trace").write_text("10\n20\n1000\n")
     way = Direction(trace=str(tmp_path / "t.trace"), delay_ms=100.0)
     net = Network(id="t", name="t", down=way, up=way, header_bytes=0, sources={})
     uploads = []
-    for work_s in (50.0, 5000.0):  # with the latter it would get too hot
+    for work_s in (50.0, 5000.0):  # with the latter the device would get too hot
         rng = np.random.default_rng(0)
         link = Link(net, rng, at_s=7.0, shift=0.25)
-        whole = plan_trip(hot_device(), link, rng, 3000, work_s, 6000, (model, 25.0))
+        whole = plan_trip(hot_device(), link, rng, 3000, work_s, 6000, (FRAGILE, 25.0))
         assert (whole.compute_s == math.inf) == (work_s == 5000.0)
         cut = whole.within(30.0, [1.0] * int(work_s))
         assert cut.up.flows_at_s == pytest.approx(7.0 + 0.25 + 30.0 + 0.1)
@@ -219,9 +216,7 @@ POWER = Power(idle_w=0.5, busy_w=4.0, down_w=1.0, up_w=1.0, capacity_j=1000.0, l
 HEAT = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
 MODEL = ConditionModel(HEAT, POWER)
 CORES_A = (223.89 + 3 * 302.04 + 4 * 85.05) / 1e3
-"""All cores of a Pixel 4 at their highest frequencies."""
-
-
+"""The current of all cores of a Pixel 4 at their highest frequencies."""
 COOL = ConditionModel(None, POWER)
 
 
@@ -231,7 +226,7 @@ def device(**battery: float) -> Device:
 
 
 def trip(work_s: float = 20.0, temp_c: float = 25.0, model: ConditionModel = MODEL) -> TripPlan:
-    """2 s down, some training, 1 s up."""
+    """A trip of 2 s download, training and 1 s upload."""
     way = Direction(rate_mbps=8.0)
     link = Network(id="t", name="t", down=way, up=way, header_bytes=0, sources={})
     rng = np.random.default_rng(0)
@@ -240,7 +235,7 @@ def trip(work_s: float = 20.0, temp_c: float = 25.0, model: ConditionModel = MOD
     return plan_trip(of, Link(link, rng), rng, 2_000_000, work_s, 1_000_000, thermal)
 
 
-def test_a_battery_holds_its_milliamperehours() -> None:
+def test_energy_and_power_follow_from_charge_current_and_voltage() -> None:
     power = power_of(device(idle_ma=50.0, radio_ma=200.0, wifi_ma=100.0, min_soc=0.2))
     assert power.capacity_j == pytest.approx(1.0 * 3600 * 4.0)
     assert power.least_j == pytest.approx(0.2 * 14400)
@@ -250,7 +245,7 @@ def test_a_battery_holds_its_milliamperehours() -> None:
     assert unstated.capacity_j == pytest.approx(3600 * NOMINAL_V)
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
+def test_a_device_without_figures_has_no_power() -> None:
     assert load_device("board-qrb2210").busy_w is None
     assert power_of(load_device("board-qrb2210")) is None
     bare = msgspec.structs.replace(load_device("board-qrb2210"), battery=Battery(capacity_mah=100))
@@ -258,7 +253,7 @@ def test_what_is_not_known_is_not_made_up() -> None:
         power_of(bare)
 
 
-def test_a_trip_drains_by_its_phases() -> None:
+def test_a_trip_uses_the_power_of_each_phase() -> None:
     plan, before = trip(20.0, model=COOL), Condition(5.0, charge_j=900.0)
     after = COOL.after_trip(before, plan, plan.total_s)
     assert after.at_s == pytest.approx(5 + 2 + 20 + 1)
@@ -269,10 +264,10 @@ def test_a_trip_drains_by_its_phases() -> None:
     assert half.charge_j == pytest.approx(900 - 0.5 * 12 - 4 * 10 - 1 * 2)
 
 
-def test_a_throttled_model_draws_less() -> None:
+def test_a_throttled_device_uses_less_power() -> None:
     plan = trip(60.0)
     hot = plan.heat.stretches[1]
-    assert hot.power_w == pytest.approx(2.0)  # what keeps it at 45 °C
+    assert hot.power_w == pytest.approx(2.0)  # the power that keeps the device at 45 °C
     after = MODEL.after_trip(Condition(0.0, 25.0, 1000.0), plan, plan.total_s)
     drawn = 4 * hot.at_s + 2 * (plan.heat.total_s - hot.at_s)
     assert after.charge_j == pytest.approx(1000 - 0.5 * plan.total_s - 1 * 3 - drawn)
@@ -280,7 +275,7 @@ def test_a_throttled_model_draws_less() -> None:
 
 
 @pytest.mark.parametrize("model", [MODEL, COOL], ids=["heat", "no heat"])
-def test_a_client_that_made_every_step_rests_until_its_time_is_over(model: ConditionModel) -> None:
+def test_a_client_that_made_every_step_rests_until_its_budget_ends(model: ConditionModel) -> None:
     whole, before = trip(60.0, model=model), Condition(0.0, 25.0, 1000.0)
     cut = whole.within(whole.down_s + whole.compute_s + 300.0, [6.0] * 10)
     assert (cut.steps, cut.rests, cut.tail_s) == (10, True, pytest.approx(300.0))
@@ -291,20 +286,20 @@ def test_a_client_that_made_every_step_rests_until_its_time_is_over(model: Condi
         assert getattr(found, name) == pytest.approx(getattr(rested, name))
     sent = model.after_trip(before, cut, cut.total_s)
     assert sent.charge_j == pytest.approx(rested.charge_j - (0.5 + 1.0) * cut.up_s)
-    # its charge lasts until 20 s before the end of the rest
+    # with this charge the battery is low 20 s before the end of the rest
     enough_j = before.charge_j - rested.charge_j + POWER.least_j - 20 * POWER.idle_w
     stops_s = pytest.approx(trained.at_s + 280.0)
     assert model.interruption(Condition(0.0, 25.0, enough_j), cut) == (stops_s, "battery")
 
 
-def test_a_client_with_a_step_left_computes_until_its_time_is_over() -> None:
+def test_a_client_with_an_unfinished_step_computes_until_its_budget_ends() -> None:
     cut, before = trip(60.0, model=COOL).within(2.0 + 33.0, [6.0] * 10), Condition(0.0, charge_j=900.0)
     assert (cut.steps, cut.rests, cut.tail_s) == (5, False, pytest.approx(3.0))
     found = COOL.after_trip(before, cut, cut.total_s)
     assert found.charge_j == pytest.approx(900 - 0.5 * 36 - 4 * 33 - 1 * 3)
 
 
-def test_a_battery_that_gets_low_ends_the_trip_there() -> None:
+def test_a_low_battery_ends_the_trip() -> None:
     plan, before = trip(20.0, model=COOL), Condition(0.0, charge_j=230.0)
     found = COOL.interruption(before, plan)
     assert found == (pytest.approx(2 + (30 - 1.5 * 2) / 4.5), "battery")
@@ -313,8 +308,8 @@ def test_a_battery_that_gets_low_ends_the_trip_there() -> None:
     assert COOL.interruption(Condition(0.0, charge_j=400.0), plan) is None
 
 
-def test_heat_that_switches_it_off_ends_the_trip_there() -> None:
-    fragile = ConditionModel(HEAT._replace(speeds=(1.0, 0.9), off_c=50.0), None)
+def test_a_device_that_switches_off_because_of_heat_ends_the_trip() -> None:
+    fragile = ConditionModel(FRAGILE, None)
     plan, before = trip(1000.0, model=fragile), Condition(0.0, 25.0)
     found = fragile.interruption(before, plan)
     assert found == (plan.down_s + plan.heat.off_s, "heat")
@@ -325,7 +320,7 @@ def test_heat_that_switches_it_off_ends_the_trip_there() -> None:
     assert not fragile.after_rest(after, fragile.fit_at_s(after) - 1e-6).fit
 
 
-def test_idling_drains_and_charging_fills() -> None:
+def test_idling_discharges_and_charging_fills_the_battery() -> None:
     full = MODEL.initial()
     low_s = MODEL.unfit_at_s(full)
     assert low_s == 800 / 0.5
@@ -337,7 +332,7 @@ def test_idling_drains_and_charging_fills() -> None:
     assert (MODEL.initial(0.2).low, MODEL.fit_at_s(MODEL.initial(0.2))) == (True, 80.0)
 
 
-def test_without_a_charger_low_is_for_good_and_without_a_battery_never() -> None:
+def test_a_low_battery_without_a_charger_stays_low_and_no_battery_is_never_low() -> None:
     model = ConditionModel(None, POWER._replace(charge_w=0.0))
     low = model.after_rest(model.initial(), 2000.0)
     assert (low.low, model.fit_at_s(low)) == (True, math.inf)
@@ -348,7 +343,7 @@ def test_without_a_charger_low_is_for_good_and_without_a_battery_never() -> None
     assert neither.interruption(now, trip(model=neither)) is None
 
 
-def test_rest_is_the_same_however_it_is_cut_up() -> None:
+def test_a_rest_in_parts_gives_the_same_condition() -> None:
     step = start = Condition(0.0, 60.0, 700.0)
     for at_s in [*np.sort(np.random.default_rng(1).uniform(0, 5000, 50)).tolist(), 5000.0]:
         step = MODEL.after_rest(step, at_s)

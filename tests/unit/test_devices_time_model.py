@@ -1,4 +1,4 @@
-"""Times from work: each class by hand, intervals, and the profile files that say them."""
+"""Tests of time models: the time of each operation, intervals, and runtimes in profile files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def written(folder: Path, text: str) -> Path:
         (StepWork(parameters=1e9), 7.0),
     ],
 )
-def test_each_class_takes_its_own_time(work: StepWork, seconds: float) -> None:
+def test_each_operation_has_its_own_time(work: StepWork, seconds: float) -> None:
     assert MODEL.seconds(work) == pytest.approx(seconds + 0.009, rel=1e-12)
 
 
@@ -90,7 +90,7 @@ def test_every_field_of_work_has_a_cost() -> None:
     assert own == set(TimeModel.__struct_fields__)
 
 
-def test_a_prediction_says_its_interval_and_where_the_time_goes() -> None:
+def test_a_prediction_has_an_interval_and_the_time_of_each_part() -> None:
     found = MODEL.predict(StepWork(conv_flop=1e9, norm_bytes=8e9))
     assert found.seconds == pytest.approx(3.009)
     assert (found.low_s, found.high_s) == (found.seconds / 1.25, found.seconds * 1.25)
@@ -98,15 +98,14 @@ def test_a_prediction_says_its_interval_and_where_the_time_goes() -> None:
     assert sum(found.parts.values()) == found.seconds
 
 
-def test_a_slower_device_takes_as_much_longer_for_everything() -> None:
+def test_a_slower_device_takes_longer_by_the_same_factor_for_all_operations() -> None:
     work = StepWork(**dict.fromkeys(StepWork.__struct_fields__, 1e6))
     assert MODEL.slowed(3.0).seconds(work) == pytest.approx(3 * MODEL.seconds(work), rel=1e-12)
 
 
-def test_a_profile_says_its_runtimes(tmp_path: Path) -> None:
+def test_a_profile_has_runtimes(tmp_path: Path) -> None:
     device = load_device(written(tmp_path, PROFILE))
     model = device.time_model()
-    assert model is not None
     assert model == device.time_model("torch")
     assert model.matmul_gflops == 30.0
     assert to_json(device)["runtime"]["torch"]["error_factor"] == 1.3
@@ -119,11 +118,9 @@ def test_the_default_runtime_is_the_one_that_is_used(tmp_path: Path) -> None:
     second = tables[tables.index("[runtime.torch]") :].replace("torch", "mnn").replace("30.0", "40.0")
     text = f'{tables}{second}[sources]\n"runtime.mnn" = "fitted"{sources}'
     path = written(tmp_path, text)
-    (problem,) = check_file(path)
-    assert problem == f"{path}: default_runtime: missing; must be one of mnn, torch"
-    model = load_device(written(tmp_path, f'default_runtime = "mnn"{text}')).time_model()
-    assert model is not None
-    assert model.matmul_gflops == 40.0
+    assert check_file(path) == [f"{path}: default_runtime: missing; must be one of mnn, torch"]
+    device = load_device(written(tmp_path, f'default_runtime = "mnn"{text}'))
+    assert device.time_model().matmul_gflops == 40.0
 
 
 @pytest.mark.parametrize(
@@ -143,12 +140,12 @@ def test_the_default_runtime_is_the_one_that_is_used(tmp_path: Path) -> None:
         ('"runtime.torch" = "fitted"', "", "runtime.torch.conv_gflops: no source"),
     ],
 )
-def test_a_wrong_runtime_is_refused_in_words(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_an_invalid_runtime_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     path = written(tmp_path, PROFILE.replace(old, new))
     assert any(problem.startswith(f"{path}: {said}") for problem in check_file(path)), check_file(path)
 
 
-def test_an_older_profile_takes_one_rate_for_everything(tmp_path: Path) -> None:
+def test_a_profile_without_runtimes_has_one_rate_for_all_operations(tmp_path: Path) -> None:
     start, end = PROFILE.index("[runtime.torch]"), PROFILE.index("[sources]")
     text = (PROFILE[:start] + PROFILE[end:]).replace('"runtime.torch" = "fitted"\n', "")
     device = load_device(written(tmp_path, text.replace("schema = 2", "schema = 1")))
@@ -157,24 +154,19 @@ def test_an_older_profile_takes_one_rate_for_everything(tmp_path: Path) -> None:
     assert known.time_model() == TimeModel.of_rate(2.0, 3.0)
 
 
-def test_a_device_of_a_delay_model_alone_has_no_time_model() -> None:
+def test_a_device_with_only_a_delay_model_has_no_time_model() -> None:
     assert load_device("paper-uniform").time_model() is None
 
 
-def test_a_slow_individual_is_slow_in_every_runtime(tmp_path: Path) -> None:
+def test_a_slowdown_applies_to_every_runtime(tmp_path: Path) -> None:
     text = PROFILE.replace("[sources]", '[slowdown]\nlow = 2.0\nhigh = 2.0\n[sources]\nslowdown = "assumed"')
     device = load_device(written(tmp_path, text))
     assert device.slowdown == Slowdown(low=2.0, high=2.0)
-    model = device.individual(np.random.default_rng(0)).time_model()
-    assert model is not None
-    assert model.conv_gflops == 10.0
-
-
-# ---- how sure costs are --------------------------------------------------------------------------
+    assert device.individual(np.random.default_rng(0)).time_model().conv_gflops == 10.0
 
 
 def unsure(**errors: tuple[float, ...]) -> TimeModel:
-    """The model above; errors by field of work: what is said of terms before it, and its own, last."""
+    """`MODEL` with errors of costs by field of work: those shared with earlier terms, then the own error."""
     rows = [[0.0] * (at + 1) for at in range(len(TERMS) + 1)]
     for name, said in errors.items():
         at = next(at for at, term in enumerate((*TERMS, ("fixed",))) if name in term)
@@ -182,7 +174,7 @@ def unsure(**errors: tuple[float, ...]) -> TimeModel:
     return msgspec.structs.replace(MODEL, fixed_ms=0.0, cost_errors=tuple(map(tuple, rows)))
 
 
-def test_a_step_is_as_unsure_as_its_share_of_unsure_costs() -> None:
+def test_a_steps_uncertainty_follows_the_share_of_uncertain_costs() -> None:
     model = unsure(recurrent_flop=(1.5,))
     known, half, all_of_it = (
         model.predict(StepWork(matmul_flop=4e9 * (1 - share), recurrent_flop=16e9 * share))
@@ -194,21 +186,21 @@ def test_a_step_is_as_unsure_as_its_share_of_unsure_costs() -> None:
     assert (known.unsure, half.unsure, all_of_it.unsure) == ((), ("recurrent_flop",), ("recurrent_flop",))
 
 
-def test_costs_that_are_known_together_are_sure_together() -> None:
-    errors = (-1.0,), (1.0, 0.1)  # of 1×1 convolutions and, just after them, depthwise ones
+def test_correlated_errors_of_costs_can_cancel() -> None:
+    errors = (-1.0,), (1.0, 0.1)  # of pointwise convolutions and, next in order, depthwise ones
     model = unsure(pointwise_flop=errors[0], depthwise_flop=errors[1])
     alone, both = StepWork(pointwise_flop=2e9), StepWork(pointwise_flop=2e9, depthwise_flop=3e9)
     assert model.error_factor_of(alone) == pytest.approx(math.exp(math.hypot(math.log(1.25), 1.0)))
     assert model.error_factor_of(both) == pytest.approx(math.exp(math.hypot(math.log(1.25), 0.05)))
 
 
-def test_nothing_is_more_unsure_than_a_cost_that_nobody_measured() -> None:
+def test_the_uncertainty_of_an_unmeasured_cost_is_the_maximum() -> None:
     factor = unsure(calls=(9.0,)).error_factor_of(StepWork(calls=1e6))
     assert factor == pytest.approx(math.exp(math.hypot(math.log(1.25), math.log(MOST_UNSURE))))
     assert unsure(calls=(9.0,)).error_factor_of(StepWork()) == pytest.approx(1.25)
 
 
-def test_errors_of_another_number_of_costs_are_refused_in_words(tmp_path: Path) -> None:
+def test_errors_for_another_number_of_costs_are_refused(tmp_path: Path) -> None:
     text = PROFILE.replace("error_factor = 1.3", "error_factor = 1.3\ncost_errors = [[0.1], [0.2]]")
     path = written(tmp_path, text)
     said = "runtime.torch.cost_errors: must be rows of 1 to 14 numbers, got [1, 1]"

@@ -1,4 +1,4 @@
-"""The documentation as pages: every page is in the table of contents, every link leads somewhere."""
+"""Tests of the documentation: table of contents, links, and a build without warnings."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MADE = {"keys", "commands", "changes"}
 
 
 def anchor(heading: str) -> str:
-    """The anchor of a heading as repositories and Sphinx make it."""
+    """The anchor of a heading, as GitHub and Sphinx make it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def test_every_page_is_in_the_contents() -> None:
+def test_every_page_is_in_the_table_of_contents() -> None:
     text = (DOCS / "index.md").read_text(encoding="utf-8")
     trees = "\n".join(re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL))
     listed = {line.rpartition("<")[2].rstrip(">") for line in trees.splitlines() if line and line[0] != ":"}
@@ -28,7 +28,7 @@ def test_every_page_is_in_the_contents() -> None:
     assert listed == there | {"reference/python"} | {f"reference/{name}" for name in MADE}
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_has_a_target() -> None:
     pages = [*PAGES, ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
     texts = [(page, page.read_text(encoding="utf-8")) for page in pages]
     links = [(page, target) for page, text in texts for target in re.findall(r"\]\(([^)\s]+)\)", text)]
@@ -46,11 +46,11 @@ def test_every_link_leads_somewhere() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_the_pages_are_made_without_a_warning(tmp_path: Path) -> None:
+def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install 'edgefl[docs]'")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(DOCS), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     keys = (tmp_path / "reference" / "keys.html").read_text(encoding="utf-8")
     assert "fleet.devices" in keys
-    assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:js|css)"', keys)  # nothing comes from elsewhere
+    assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:js|css)"', keys)  # scripts and styles are local

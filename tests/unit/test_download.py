@@ -1,4 +1,4 @@
-"""Published data sets from a server, and servers that fail, stall or send something else."""
+"""Tests of downloads of published data sets, also from servers that fail, stall or send other data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES = tuple(SOURCES["mnist"].files)
 
 
 class Server:
-    """An HTTP server of a folder on this machine; ``requests`` are the paths that it was asked for."""
+    """An HTTP server of a folder on this machine; ``requests`` are the requested paths."""
 
     def __init__(self, folder: Path) -> None:
         self.requests: list[str] = []
@@ -52,7 +52,7 @@ class Server:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder of a user without data, who may download."""
+    """The cache folder of a user without data sets, for whom downloads are permitted."""
     for name in ("EDGEFL_DATA", "EDGEFL_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -62,7 +62,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A mirror with small data sets, whose checksums take the place of the real ones."""
+    """A mirror with small data sets, whose checksums replace the real ones."""
     rng = np.random.default_rng(0)
     digits = {
         name: gzip.compress(idx(rng.integers(0, 9, (8, 28, 28)[: 3 if "images" in name else 1], np.uint8)))
@@ -106,7 +106,7 @@ def test_missing_files_are_downloaded_once(
     assert capsys.readouterr().err == f"edgefl: downloading mnist (1 MB) into {cache / 'mnist'}\n"
 
 
-def test_an_archive_is_unpacked_and_nothing_leaves_the_folder(cache: Path, server: Server) -> None:
+def test_an_archive_is_unpacked_into_its_folder_only(cache: Path, server: Server) -> None:
     assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 2
     folder = cache / "cifar-10-batches-bin"
     names = {"data_batch_1.bin", "test_batch.bin", "outside.bin"}
@@ -115,7 +115,7 @@ def test_an_archive_is_unpacked_and_nothing_leaves_the_folder(cache: Path, serve
 
 
 def test_an_archive_that_cannot_be_unpacked_leaves_no_batches(cache: Path, server: Server) -> None:
-    """The third file, after the test batch, has no place."""
+    """The third file, after the test batch, cannot be written."""
     obstacle = cache / "cifar-10-batches-bin" / "outside.bin.partial"
     obstacle.mkdir(parents=True)
     assert f"not downloaded: {obstacle.parent} cannot be written: Is a directory" in failure("cifar-10")
@@ -124,8 +124,8 @@ def test_an_archive_that_cannot_be_unpacked_leaves_no_batches(cache: Path, serve
     assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 2
 
 
-def test_processes_that_need_the_same_files_share_one_download(cache: Path, server: Server) -> None:
-    with ThreadPoolExecutor(4) as pool:  # a lock of a descriptor holds between threads, too
+def test_concurrent_loads_share_one_download(cache: Path, server: Server) -> None:
+    with ThreadPoolExecutor(4) as pool:  # the lock between processes is effective between threads, too
         found = list(pool.map(lambda _: load_data(Data(name="mnist"), seed=0), range(4)))
     assert {len(data.train_y) for data in found} == {8}
     assert len(server.requests) == len(FILES)
@@ -138,12 +138,12 @@ def test_a_file_with_another_checksum_is_not_kept(cache: Path, server: Server, t
     assert [path.name for path in (cache / "mnist").iterdir()] == [FILES[0]]
 
 
-def test_a_server_without_the_file_is_named(cache: Path, server: Server, tmp_path: Path) -> None:
+def test_an_error_names_a_file_that_the_server_lacks(cache: Path, server: Server, tmp_path: Path) -> None:
     (tmp_path / "served" / "mnist" / FILES[0]).unlink()
     assert f"{FILES[0]}: HTTP Error 404" in failure()
 
 
-def test_an_address_that_refuses_is_named(
+def test_an_error_names_an_address_that_refuses_connections(
     cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EDGEFL_MIRROR")
@@ -151,7 +151,7 @@ def test_an_address_that_refuses_is_named(
 
 
 @pytest.mark.parametrize("mirror", ["nowhere", "http://", "http://[::1", "http://a b/x", "file:///etc"])
-def test_a_mirror_that_is_no_address_is_named(
+def test_an_error_names_an_invalid_address_of_a_mirror(
     mirror: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGEFL_MIRROR", mirror)
@@ -160,7 +160,7 @@ def test_a_mirror_that_is_no_address_is_named(
 
 
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nabc"])
-def test_a_server_that_stops_sending_is_given_up(
+def test_a_server_that_stops_sending_is_a_timeout(
     sent: bytes, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "SILENCE_S", 0.1)
@@ -169,10 +169,10 @@ def test_a_server_that_stops_sending_is_given_up(
         assert "timed out" in failure()
 
 
-def test_a_server_that_is_too_slow_is_given_up(
+def test_a_download_below_the_lowest_rate_fails(
     cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It never stops sending, so only the rate tells."""
+    """The server never stops sending, so there is no timeout."""
     monkeypatch.setattr(download, "SILENCE_S", 5.0)
     monkeypatch.setattr(download, "SLOWEST_BYTES_PER_S", 10**15)
     monkeypatch.setattr(download.time, "monotonic", partial(next, iter(range(0, 10**6, 4))))
@@ -188,7 +188,7 @@ def test_a_server_that_is_too_slow_is_given_up(
 
 
 @pytest.mark.parametrize("variable", ["EDGEFL_OFFLINE", "EDGEFL_DATA"])
-def test_nothing_is_downloaded_when_the_user_says_so(
+def test_nothing_is_downloaded_if_the_environment_forbids_it(
     variable: str, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "1")

@@ -1,4 +1,4 @@
-"""The comparison of all strategies has them all, each with its row in the documentation."""
+"""Tests that `benchmarks/every_strategy.py` covers all strategies with the settings in the documentation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from edgefl.strategies import names, resolve
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("every_strategy", ROOT / "benchmarks" / "every_strategy.py")
-assert SPEC is not None
-assert SPEC.loader is not None
 comparison = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(comparison)
 
@@ -24,7 +22,7 @@ def test_every_strategy_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_each_has_its_row_with_the_fields_that_it_ran_with(name: str) -> None:
+def test_each_strategy_has_a_row_with_its_settings_in_the_documentation(name: str) -> None:
     text = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
     table = text.split("## All of them on one experiment")[1].split("\n## ")[0]
     (row,) = re.findall(rf"^\| `{name}` \|(.*)$", table, flags=re.MULTILINE)

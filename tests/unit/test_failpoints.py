@@ -1,4 +1,4 @@
-"""Named places at which processes are killed: when a pass counts, and when nobody else is."""
+"""Tests of failpoints: when they kill a process, and how a chaos run arms them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for number in range(9):
 
 
 @pytest.mark.parametrize(("gated", "passes"), [(False, 3), (True, 7)])
-def test_a_place_kills_when_it_is_passed_so_often_that_counts(
+def test_a_failpoint_kills_after_its_number_of_counted_passes(
     gated: bool, passes: int, tmp_path: Path
 ) -> None:
     file = tmp_path / "armed"
@@ -33,15 +33,15 @@ def test_a_place_kills_when_it_is_passed_so_often_that_counts(
         "EDGEFL_FAILPOINTS": "torn:0:0,sum:1:0,sum:0:2",
         **({failpoints.WHILE: str(file)} if gated else {}),
     }
-    words = [sys.executable, "-c", PASSES, str(file)]
-    done = subprocess.run(words, env={**os.environ, **points}, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", PASSES, str(file)]
+    done = subprocess.run(command, env={**os.environ, **points}, capture_output=True, text=True, check=False)
     assert done.returncode == -9
     assert done.stdout.split() == [str(number) for number in range(passes)]
     assert done.stderr == f"{failpoints.SAYS}sum\n"
 
 
 class _Said:
-    """A command that has said these lines, none of whose processes may be killed."""
+    """A command with these lines of output, whose processes must not be killed."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -53,7 +53,7 @@ class _Said:
         raise AssertionError
 
 
-def test_a_server_at_a_place_is_the_only_one_to_die_until_the_run_has_recovered(tmp_path: Path) -> None:
+def test_a_server_is_killed_at_its_failpoint_only_after_the_run_has_recovered(tmp_path: Path) -> None:
     plan = chaos.Plan(file=tmp_path / "none.toml", failpoints=1, only=frozenset({"sum", "torn", "die"}))
     killer = chaos._FailpointKiller(plan, seeds.stream(0, "chaos"), plan.only)
     places = killer.environment(tmp_path / "run")
@@ -65,12 +65,11 @@ def test_a_server_at_a_place_is_the_only_one_to_die_until_the_run_has_recovered(
         command.lines.append(f"{failpoints.SAYS}{place}")
         there.append(armed.exists())
         assert killer.turn(cast(Any, command), now_s, [], steady=False) == place
-    assert there == [True, False, False]  # the second server dies once it is told that the run has recovered
+    assert there == [True, False, False]  # armed again once the run has recovered
     assert not killer.more
 
 
-def test_a_process_beside_the_server_leaves_the_server_its_place(tmp_path: Path) -> None:
-    """The process that unmasks sums dies at its own failpoints, under each server."""
+def test_the_process_that_unmasks_sums_has_separate_failpoints(tmp_path: Path) -> None:
     plan = chaos.Plan(file=tmp_path / "none.toml", failpoints=1)
     killer = chaos._FailpointKiller(plan, seeds.stream(0, "chaos"), {"sum", "saved"})
     points = failpoints.parse(killer.environment(tmp_path / "run")["EDGEFL_FAILPOINTS"])

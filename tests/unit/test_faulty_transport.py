@@ -1,5 +1,8 @@
-"""Over a transport that drops, repeats, delays and reorders, every update counts once or its trip ends with a
-reason, and the run goes on; a build without what that takes is found out."""
+"""Tests of runs over a transport that drops, repeats, delays and reorders messages.
+
+Every update counts once or its trip ends with a reason, and the run continues. The tests fail for wrong
+implementations.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ MESSAGES = int(os.environ.get("EDGEFL_FAULTY_MESSAGES", "5000"))
 
 
 def after(run: FaultyRun, messages: int) -> Counter[str]:
-    """How updates ended after so many messages. `Broken` if not as promised."""
+    """Count the fates of updates after this many messages. Raises `Broken` if a fate is wrong."""
     while run.network.sent < messages:
         run.turn()
     return run.check()
@@ -33,28 +36,26 @@ def test_every_update_counts_once_or_ends_with_a_reason(transport: str, tmp_path
 
 
 def counts_again(gate: Gate, *_: object) -> None:
-    """A gate that forgets that a task has ended."""
+    """A gate that does not record the end of a task."""
 
 
-def says_once(self: Connection, message: object) -> None:
-    """A client that trusts the transport."""
-    said, self._unanswered = self._unanswered, None
+def report_once(self: Connection, message: object) -> None:
+    """A client that does not repeat messages without a reply."""
+    unanswered, self._unanswered = self._unanswered, None
     once(self, message)  # type: ignore[arg-type]
-    self._unanswered = said
+    self._unanswered = unanswered
 
 
 once = Connection.report
 BROKEN = {
     "an update counts again": (Gate, "end_task", counts_again),
-    "nothing is said twice": (Connection, "report", says_once),
-    "a task is begun again": (Connection, "_latest", property(lambda _: -1, lambda *_: None)),
+    "no message is repeated": (Connection, "report", report_once),
+    "a task starts again": (Connection, "_latest", property(lambda _: -1, lambda *_: None)),
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_build_without_what_that_takes_is_found_out(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(*BROKEN[what], raising=False)
+@pytest.mark.parametrize("broken", BROKEN)
+def test_wrong_implementations_fail(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*BROKEN[broken], raising=False)
     with pytest.raises(Broken), faulty_run(tmp_path, "shm") as run:
         after(run, 20 * MESSAGES)

@@ -1,4 +1,4 @@
-"""What is read is a regular file of a bounded length, and takes time in proportion to it."""
+"""Tests of reading and writing files: regular files of limited length, in time proportional to it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ READERS: list[Callable[[Path], object]] = [
 
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_pipes_and_devices_are_no_files(tmp_path: Path, read: Callable[[Path], object], kind: str) -> None:
+def test_pipes_and_devices_are_refused(tmp_path: Path, read: Callable[[Path], object], kind: str) -> None:
     path = Path("/dev/zero")
-    if kind == "pipe":  # nobody will ever write to it
+    if kind == "pipe":  # without a writer
         path = tmp_path / "pipe"
         os.mkfifo(path)
     with pytest.raises(EdgeflError, match="not a regular file"):
         read(path)
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_writing_to_a_pipe_does_not_replace_it(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -46,7 +46,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert path.is_fifo()
 
 
-def test_an_open_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_writing_to_an_open_file_does_not_replace_it(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+") as log:
         log.write("before ")
         log.flush()
@@ -55,7 +55,7 @@ def test_an_open_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "before after and on"
 
 
-def test_a_longer_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_above_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     assert files.read(path, 3) == b"abc"
@@ -63,8 +63,8 @@ def test_a_longer_file_is_refused(tmp_path: Path) -> None:
         files.read(path, 2)
 
 
-def test_a_long_path_of_keys_takes_no_memory() -> None:
-    """Python's own reader takes 1 GiB for it."""
+def test_a_key_with_many_parts_takes_little_memory() -> None:
+    """Python's `tomllib` takes 1 GiB for it."""
     text = "a" + ".a" * 16_000 + " = 1"
     tracemalloc.start()
     with pytest.raises(ConfigError, match="nested too deep"):
@@ -77,6 +77,6 @@ def test_a_long_path_of_keys_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, "a " * 500_000, "'" * 1_000_000, "a." * 31 + "b=1"])
-def test_the_look_for_long_paths_is_one_pass(text: str) -> None:
-    """A look that began anew at every letter would take hours for the first."""
+def test_the_search_for_keys_with_many_parts_takes_linear_time(text: str) -> None:
+    """A search that starts again at every letter takes hours for the first text."""
     assert toml._DEEP_KEY.search(text) is None

@@ -1,19 +1,18 @@
-"""Plausible fleets: profiles' errors are drawn alike for every setting, and conclusions count them."""
+"""Tests of plausible fleets: drawn errors of profiles, and comparisons that count fleets."""
 
 from __future__ import annotations
 
 import math
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
+from shell import Shell
 from test_devices_individuals import trips
 from test_targets import two
 
-from edgefl.cli import main
 from edgefl.devices import load_device
 from edgefl.devices.fleet import Trips, fleet_of
 from edgefl.experiment import Experiment, Fleet, Training
@@ -25,31 +24,27 @@ from tests.reports import Page, read_json
 WORK = BatchWork(fixed=StepWork(), per_example=StepWork(conv_flop=1e8))
 
 
-def test_phones_of_one_profile_are_off_together_and_profiles_apart() -> None:
+def test_phones_of_one_profile_share_an_error_and_profiles_differ() -> None:
     as_is, drawn, other = (
         trips(seed, units="identical", model_errors=how)
         for seed, how in ((1, "none"), (1, "drawn"), (2, "drawn"))
     )
-    factors = {drawn.full_step_s(client) / as_is.full_step_s(client) for client in range(20)}
-    assert len(factors) == 1
-    assert factors != {1.0}
-    assert drawn.plan(3, 0).work_s / as_is.plan(3, 0).work_s == pytest.approx(*factors)
+    (factor,) = {drawn.full_step_s(client) / as_is.full_step_s(client) for client in range(20)}
+    assert factor != 1.0
+    assert drawn.plan(3, 0).work_s / as_is.plan(3, 0).work_s == pytest.approx(factor)
     assert other.full_step_s(0) != drawn.full_step_s(0)
-    assert trips(1, "moto-g4", units="identical", model_errors="drawn").full_step_s(0) / trips(
-        1, "moto-g4", units="identical"
-    ).full_step_s(0) != pytest.approx(*factors)
+    moto, moto_drawn = (trips(1, "moto-g4", units="identical", model_errors=how) for how in ("none", "drawn"))
+    assert moto_drawn.full_step_s(0) / moto.full_step_s(0) != pytest.approx(factor)
 
 
-def test_nine_of_ten_draws_are_within_the_interval_of_the_profile() -> None:
-    model = load_device("pi-4").time_model()
-    assert model is not None
-    found = model.predict(WORK.at(4))
+def test_nine_of_ten_drawn_errors_are_within_the_interval_of_the_profile() -> None:
+    found = load_device("pi-4").time_model().predict(WORK.at(4))
     drawn = [trips(seed, model_errors="drawn", units="identical").full_step_s(0) for seed in range(400)]
     held = np.mean([found.low_s <= each <= found.high_s for each in drawn])
     assert 0.86 <= held <= 0.94
 
 
-def test_a_papers_devices_stay_what_the_paper_says() -> None:
+def test_devices_of_papers_have_no_error() -> None:
     drawn = trips(devices="paper-fast-u1-2", model_errors="drawn")
     assert drawn.plan(0, 0) == trips(devices="paper-fast-u1-2").plan(0, 0)
 
@@ -72,7 +67,7 @@ RATES = ("conv", "thin", "pointwise", "depthwise", "depthwise_backward", "matmul
 
 
 def planted(folder: Path, name: str, slower: float, error_factor: float) -> Path:
-    """A profile whose compute time is ``slower`` than the others', with this error."""
+    """Write a profile with ``slower`` times the compute time of the others."""
     file = folder / f"{name}.toml"
     rates = "\n".join(f"{rate}_gflops = {1.0 / slower}" for rate in RATES)
     keys = ("cpu.rate_gflops.train", "memory.ram_mib", "memory.app_limit_mib", "runtime.torch")
@@ -102,22 +97,21 @@ def test_a_drawn_error_does_not_depend_on_the_folder_of_the_profile(tmp_path: Pa
     ("slower", "least", "most"),
     [(1.0, 0.38, 0.62), (1.3, 0.95, 1.0), (1 / 1.3, 0.0, 0.05)],
 )
-def test_a_planted_tie_and_a_planted_difference_are_told_apart(
+def test_equal_and_different_devices_are_told_apart(
     slower: float, least: float, most: float, tmp_path: Path
 ) -> None:
-    """The second device takes ``slower`` times as long, each with a spread of 1.1: 90% of real devices."""
+    """The second device takes ``slower`` times as long; the error factor of both is 1.1."""
     one, other = (
         works_s(planted(tmp_path, name, factor, 1.1), 400) for name, factor in (("a", 1.0), ("b", slower))
     )
     found = ahead(one, other, one, other)
     assert least <= found.share <= most
     assert found.interval[0] <= found.share <= found.interval[1]
-    ends = found.range_90
-    assert ends is not None
-    assert ends[0] < 1.0 / slower < ends[1]
+    low, high = found.range_90
+    assert low < 1.0 / slower < high
 
 
-def test_a_tie_counts_half_and_what_ended_too_soon_not_at_all() -> None:
+def test_a_tie_counts_half_and_a_run_that_ended_too_soon_does_not_count() -> None:
     nan, inf = math.nan, math.inf
     found = ahead([1.0, 2.0, nan, 3.0, nan], [2.0, 2.0, 3.0, nan, nan], [inf] * 5, [inf, inf, inf, 2.0, inf])
     assert (found.ahead, found.ties, found.undecided, found.share) == (1, 1, 2, 0.5)
@@ -125,7 +119,7 @@ def test_a_tie_counts_half_and_what_ended_too_soon_not_at_all() -> None:
     assert Ahead(1, 0, 0, 1, ()).builtins()["share"] is None
 
 
-def test_the_range_of_the_ratio_counts_fleets_in_which_one_setting_did_not_reach_the_target() -> None:
+def test_the_range_of_the_ratio_includes_fleets_in_which_one_setting_missed_the_target() -> None:
     nan = math.nan
     late, first, ends = [9.0, 9.5] + [nan] * 18, [10.0] * 20, [100.0] * 20
     assert row("late", ahead(late, first, ends, ends))[1:3] == ("10% (2 to 28)", "0.95× or more")
@@ -139,16 +133,11 @@ def test_the_range_of_the_ratio_counts_fleets_in_which_one_setting_did_not_reach
     assert row("never", ahead(*none))[2] == "2.00× or more"
 
 
-def fleets_of(tmp_path: Path, **options: Any) -> list[Path]:
-    folders = two(tmp_path, **options)
+def test_page_terminal_and_json_have_the_number_of_fleets_in_which_a_setting_is_ahead(tmp_path: Path) -> None:
+    folders = two(tmp_path)
     for folder in folders:
         file = folder / "experiment.toml"
         file.write_text(file.read_text() + "[fleet]\nmodel_errors = 'drawn'\n")
-    return folders
-
-
-def test_page_terminal_and_json_say_in_how_many_fleets_a_setting_is_ahead(tmp_path: Path) -> None:
-    folders = fleets_of(tmp_path)
     printed = StringIO()
     Console(file=printed, width=80).print(compare(folders, tmp_path / "out", 0.5))
     text = printed.getvalue()
@@ -163,7 +152,7 @@ def test_page_terminal_and_json_say_in_how_many_fleets_a_setting_is_ahead(tmp_pa
     assert over["ratio_90"] == pytest.approx([2.0, 2.0])
 
 
-def test_seeds_of_one_fleet_are_not_called_fleets(tmp_path: Path) -> None:
+def test_a_comparison_of_seeds_does_not_mention_fleets(tmp_path: Path) -> None:
     compare(two(tmp_path), tmp_path / "out", 0.5)
     assert "plausible" not in Page(tmp_path / "out" / "report.html").text
 
@@ -176,11 +165,10 @@ def test_seeds_of_one_fleet_are_not_called_fleets(tmp_path: Path) -> None:
         (["--fleets", "1"], "--fleets"),
     ],
 )
-def test_what_makes_no_fleets_is_refused(
-    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_options_that_make_no_fleets_are_refused(
+    options: list[str], says: str, tmp_path: Path, edgefl: Shell
 ) -> None:
     file = tmp_path / "e.toml"
     file.write_text('[fleet]\ndevices = { pi-4 = 2 }\n[clock]\nkind = "virtual"\n[stop]\nversions = 1\n')
-    assert main(["sweep", str(file), *options, "--out", str(tmp_path / "out")]) == 2
-    assert says in capsys.readouterr().err
+    assert says in edgefl.refuses(2, "sweep", str(file), *options, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

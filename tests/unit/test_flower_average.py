@@ -1,4 +1,4 @@
-"""Flower's strategies with our weighted average: the numbers that Flower's own gives."""
+"""Tests that Flower's strategies with our weighted average give the same numbers as with Flower's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning:flwr")
 
 @pytest.fixture
 def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the sums that our kernels make."""
+    """The sizes of the vectors that our kernels sum."""
     sizes: list[int] = []
     ours = layers_of_kernels.sum_into
 
@@ -44,7 +44,7 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def layers(seed: int) -> Arrays:
-    """A network's layers: of every order of memory, and some that are not float32."""
+    """Layers of all memory orders, some of which are not float32."""
     rng = np.random.default_rng(seed)
     weights = rng.standard_normal((7, 5)).astype(np.float32)
     return [
@@ -91,7 +91,7 @@ def same(ours: Arrays, theirs: Arrays, within: float = 0.0) -> None:
         np.testing.assert_allclose(one, other, rtol=within, atol=within)
 
 
-def test_layers_of_every_type_and_order_get_flowers_numbers(
+def test_layers_of_every_type_and_memory_order_have_flowers_average(
     summed: list[int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
@@ -108,7 +108,7 @@ def test_layers_of_every_type_and_order_get_flowers_numbers(
 
 
 class Renamed(strategies.FedAvgM):  # type: ignore[misc]
-    """A user's own, over one of Flower's."""
+    """A user's strategy that inherits from one of Flower's."""
 
     rounds = 0
 
@@ -118,7 +118,7 @@ class Renamed(strategies.FedAvgM):  # type: ignore[misc]
 
 
 class Direct(strategies.FedAvg):  # type: ignore[misc]
-    """A user's own that calls Flower's function itself, and again what it inherits."""
+    """A user's strategy that calls Flower's function and the inherited method."""
 
     def aggregate_train(self, server_round: int, given: Any) -> Any:
         arrays = aggregate_arrayrecords([each.content for each in given], self.weighted_by_key)
@@ -144,7 +144,7 @@ def test_strategies_that_average_give_the_same_models(
 ) -> None:
     theirs, ours = make(), flower.fast(make())
     sent = ArrayRecord(plain(99))
-    for strategy in (theirs, ours):  # what configure_train keeps
+    for strategy in (theirs, ours):  # as configure_train does
         is_momentum = isinstance(strategy, strategies.FedAvgM)
         strategy.current_arrays = sent if is_momentum else {key: each.numpy() for key, each in sent.items()}
     for number in (1, 2):
@@ -153,7 +153,7 @@ def test_strategies_that_average_give_the_same_models(
     assert len(summed) == 2 * sums
 
 
-def test_the_strategy_stays_of_its_class_and_the_given_one_as_it_was(summed: list[int]) -> None:
+def test_the_fast_strategy_is_of_the_same_class_and_the_given_one_is_not_changed(summed: list[int]) -> None:
     given = Renamed(fraction_train=0.3)
     ours = flower.fast(given)
     assert isinstance(ours, Renamed)
@@ -163,7 +163,7 @@ def test_the_strategy_stays_of_its_class_and_the_given_one_as_it_was(summed: lis
     assert strategies.FedAvg.aggregate_train.__globals__["aggregate_arrayrecords"] is aggregate_arrayrecords
 
 
-def test_a_strategy_that_wraps_another_takes_a_fast_one(summed: list[int]) -> None:
+def test_a_strategy_can_wrap_a_fast_one(summed: list[int]) -> None:
     dp = strategies.DifferentialPrivacyClientSideFixedClipping
     wrapped = dp(flower.fast(strategies.FedAvg()), 0.0, 1.0, num_sampled_clients=5)
     arrays, _ = wrapped.aggregate_train(1, replies(plain))
@@ -173,20 +173,18 @@ def test_a_strategy_that_wraps_another_takes_a_fast_one(summed: list[int]) -> No
 
 
 @pytest.mark.parametrize("inplace", [True, False])
-def test_the_older_strategies_average_alike(inplace: bool, summed: list[int]) -> None:
+def test_older_strategies_have_flowers_average(inplace: bool, summed: list[int]) -> None:
     def without_integers(seed: int) -> Arrays:
         return [each for each in layers(seed) if each.dtype.kind == "f"]
 
     theirs = older.FedAvg(inplace=inplace).aggregate_fit(1, answers(without_integers), [])[0]
     ours = flower.fast(older.FedAvg(inplace=inplace)).aggregate_fit(1, answers(without_integers), [])[0]
-    assert theirs is not None
-    assert ours is not None
     same(parameters_to_ndarrays(ours), parameters_to_ndarrays(theirs), 1e-6)
     assert summed == [35, 24, 12, 1, 0]
 
 
 @pytest.mark.parametrize("make", [older.FedAdam, older.FedAvgM, older.FaultTolerantFedAvg])
-def test_the_older_strategies_that_build_on_the_average_too(make: Any, summed: list[int]) -> None:
+def test_older_strategies_that_use_the_average_give_the_same_models(make: Any, summed: list[int]) -> None:
     first = ndarrays_to_parameters(plain(99))
     models = []
     for strategy in (make(initial_parameters=first), flower.fast(make(initial_parameters=first))):
@@ -196,7 +194,7 @@ def test_the_older_strategies_that_build_on_the_average_too(make: Any, summed: l
     assert len(summed) == 3
 
 
-def test_what_flower_refuses_is_refused_in_its_own_words(summed: list[int]) -> None:
+def test_invalid_replies_raise_flowers_errors(summed: list[int]) -> None:
     fast = flower.fast(strategies.FedAvg())
     odd = [*replies(plain)[:-1], reply([each[:2] for each in plain(4)], 5)]
     for strategy in (fast, strategies.FedAvg()):
@@ -221,7 +219,7 @@ def test_a_strategy_without_flowers_average_is_refused(strategy: Any) -> None:
         flower.fast(strategy)
 
 
-def test_without_flower_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flower_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr.serverapp.strategy.strategy_utils", None)
     with pytest.raises(ConfigError, match=r"pip install 'edgefl\[flower\]'"):
         flower.fast(strategies.FedAvg())

@@ -1,4 +1,4 @@
-"""One trip of a Flower app's client: what it is told, what it answers, what goes wrong."""
+"""Tests of one trip of a Flower app's client: its inputs, its reply and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RULE = LocalRule(steps=2, batch_size=4, lr=0.3)
 def trip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[TrainResult, FlatModel, Any]]:
-    """Make one trip of an app that is written with these lines."""
+    """Make one trip of an app with this code."""
 
     def made(code: str, name: str = "app", rule: LocalRule = RULE, **more: Any) -> Any:
         (tmp_path / "apps.py").write_text(HEAD + code)
@@ -82,7 +82,7 @@ def train(message, context):
 """
 
 
-def test_an_app_is_told_what_flower_tells_it(trip: Any, tmp_path: Path) -> None:
+def test_an_app_gets_the_same_inputs_as_from_flower(trip: Any, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config]\nlocal-epochs = 3\nopt.name = 'sgd'\n")
     state = random.getstate()
     result, flat, apps = trip(MESSAGE)
@@ -109,7 +109,7 @@ def train(message, context):
 """
 
 
-def test_each_step_of_an_optimiser_is_accounted_and_what_is_left_takes_its_time(trip: Any) -> None:
+def test_each_optimiser_step_is_counted_and_missing_steps_take_their_time(trip: Any) -> None:
     accounted: list[int] = []
     rule = LocalRule(epochs=1, batch_size=4)
     result, _, _ = trip(STEPS.format(2), rule=rule, done=accounted.append)
@@ -134,7 +134,7 @@ older = ClientApp(client_fn=client_fn)
 
 @pytest.mark.parametrize("name", ["client_fn", "older"])
 @pytest.mark.parametrize("made", ["", ".to_client()"])
-def test_a_client_of_the_older_api_trains_too(name: str, made: str, trip: Any) -> None:
+def test_a_client_of_the_older_api_trains(name: str, made: str, trip: Any) -> None:
     result, flat, apps = trip(CLIENT.format(made), name)
     np.testing.assert_array_equal(flat.array, np.arange(flat.size) + 2)
     assert (result.counted, result.metrics) == (11, {"loss": 1.5})
@@ -172,7 +172,7 @@ def body(lines: str) -> str:
         ("", r"raised ValueError: No train function registered"),
     ],
 )
-def test_what_goes_wrong_is_one_line(code: str, message: str, trip: Any) -> None:
+def test_an_invalid_reply_is_a_training_error(code: str, message: str, trip: Any) -> None:
     with pytest.raises(TrainingError, match=message):
         trip(code)
 
@@ -185,12 +185,12 @@ def test_what_goes_wrong_is_one_line(code: str, message: str, trip: Any) -> None
         ("answer", r"^training.function: 'flower:apps:answer' raised ValueError: A `ClientApp` cannot"),
     ],
 )
-def test_what_is_no_app_is_refused(name: str, message: str, trip: Any) -> None:
+def test_a_name_that_is_not_an_app_is_refused(name: str, message: str, trip: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         trip("", name)
 
 
-def test_without_flower_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flower_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr.clientapp", None)
     with pytest.raises(ConfigError, match=r"'flower:apps:app' needs Flower: pip install 'edgefl\[flower\]'"):
         FlowerTraining("flower:apps:app", [], 2)
@@ -199,7 +199,7 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch: pytest.Monkey
 GUIDE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
 
 
-def test_the_guides_snippets_run(tmp_path: Path) -> None:
+def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     (server,) = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
     exec(server, names)

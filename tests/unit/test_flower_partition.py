@@ -1,4 +1,4 @@
-"""Partitioners of Flower Datasets: the real package divides the rows, once, in another process."""
+"""Tests of partitioners of Flower Datasets, which divide the rows once, in another process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def split(name: str, seed: int = 0, clients: int = 6, **arguments: Any) -> Parts
     return partition(spec, LABELS, ["pi-4"] * clients, classes=10, seed=seed)
 
 
-def test_the_rows_are_divided_as_the_partitioner_says_and_kept(cache: Path) -> None:
+def test_the_partitioner_divides_the_rows_and_the_result_is_kept(cache: Path) -> None:
     pytest.importorskip("flwr_datasets", reason=REASON)
     drawn = split("DirichletPartitioner", alpha=0.3)
     assert sorted(np.concatenate([*drawn]).tolist()) == list(range(600))
@@ -41,11 +41,8 @@ def test_the_rows_are_divided_as_the_partitioner_says_and_kept(cache: Path) -> N
     again = split("DirichletPartitioner", alpha=0.3)
     assert all(map(np.array_equal, drawn, again))
     assert file.stat().st_mtime_ns == written
-    for other in (
-        split("DirichletPartitioner", alpha=30.0),
-        split("DirichletPartitioner", seed=1, alpha=0.3),
-    ):
-        assert not all(map(np.array_equal, drawn, other))
+    for seed, alpha in ((0, 30.0), (1, 0.3)):
+        assert not all(map(np.array_equal, drawn, split("DirichletPartitioner", seed, alpha=alpha)))
     two = split("PathologicalPartitioner", num_classes_per_partition=2)
     assert [len(set(LABELS[rows])) for rows in two] == [2] * 6
     even = split("IidPartitioner")
@@ -55,7 +52,7 @@ def test_the_rows_are_divided_as_the_partitioner_says_and_kept(cache: Path) -> N
     assert growing.sizes.tolist() == [100, 200, 300], "in the order of the fleet, as docs/models.md warns"
 
 
-def test_what_it_refuses_is_one_line(cache: Path) -> None:
+def test_errors_of_a_partitioner_are_one_line(cache: Path) -> None:
     pytest.importorskip("flwr_datasets", reason=REASON)
     for name, arguments, words in (
         ("DirichletPartitionr", {}, "not found; did you mean 'DirichletPartitioner'"),
@@ -74,19 +71,18 @@ def test_what_it_refuses_is_one_line(cache: Path) -> None:
     assert not list(cache.glob("*"))
 
 
-def test_without_the_package_the_line_says_how_to_get_it(
+def test_without_the_package_the_error_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("datasets", "flwr_datasets"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no', name='{name}')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    with pytest.raises(
-        ConfigError, match=r"needs the package datasets: pip install 'edgefl\[partitioners\]'$"
-    ):
+    said = r"needs the package datasets: pip install 'edgefl\[partitioners\]'$"
+    with pytest.raises(ConfigError, match=said):
         split("IidPartitioner")
 
 
-def test_only_a_partitioner_takes_arguments_and_it_is_no_code_of_the_user(tmp_path: Path) -> None:
+def test_only_a_partitioner_takes_arguments_and_is_not_code_of_the_user(tmp_path: Path) -> None:
     file = tmp_path / "e.toml"
     text = "[fleet]\ndevices = { pi-4 = 2 }\n[stop]\ntrips = 1\n"
     text += '[data]\npartition = "PART"\npartition_args = { alpha = 1 }'
@@ -99,7 +95,7 @@ def test_only_a_partitioner_takes_arguments_and_it_is_no_code_of_the_user(tmp_pa
 
 
 class Made:
-    """A partitioner of ours, as the package's are."""
+    """A partitioner with the interface of the package's."""
 
     def __init__(self, num_partitions: int, seed: int = 0) -> None:
         self.num_partitions, self.seed, self.dataset = num_partitions, seed, {}
@@ -108,7 +104,7 @@ class Made:
         return {"row": self.dataset["row"][index :: self.num_partitions]}
 
 
-def test_a_partitioner_gets_what_it_takes() -> None:
+def test_a_partitioner_gets_only_the_arguments_that_it_takes() -> None:
     class Every(Made):
         pass
 

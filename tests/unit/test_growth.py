@@ -1,4 +1,4 @@
-"""Local data that grow during a run: how many examples, which ones, and what a trip then takes."""
+"""Tests of local data that grow during a run: number of examples, their order, and the time of a trip."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def workload() -> Workload:
     return Workload(found, fleet_of(found), Path())
 
 
-def test_each_client_gains_a_share_of_its_own_and_ends_with_all() -> None:
-    grows = GrowingData([1000] * 50, Growth(start=0.1, least_per_trip=0.01, most_per_trip=0.03), seed=4)
+def test_each_client_gains_its_own_share_per_trip_until_it_has_all_examples() -> None:
+    growth = Growth(start=0.1, least_per_trip=0.01, most_per_trip=0.03)
+    grows, again = (GrowingData([1000] * 50, growth, seed=4) for _ in range(2))
     gains = [grows.held(client, 10) - 100 for client in range(50)]
     assert min(gains) >= 100
     assert max(gains) <= 300
@@ -43,13 +44,12 @@ def test_each_client_gains_a_share_of_its_own_and_ends_with_all() -> None:
         held = [grows.held(client, trip) for trip in range(100)]
         assert held == sorted(held)
         assert (held[0], held[-1]) == (100, 1000)
-    again = GrowingData([1000] * 50, Growth(start=0.1, least_per_trip=0.01, most_per_trip=0.03), seed=4)
     assert [again.held(client, 10) - 100 for client in reversed(range(50))] == gains[::-1]
     assert GrowingData([3], Growth(start=0.01), seed=4).held(0, 0) == 1
     assert GrowingData([7], None, seed=4).held(0, 0) == 7
 
 
-def test_what_a_client_has_it_keeps_and_new_examples_come_in_random_order() -> None:
+def test_a_client_keeps_its_examples_and_gains_new_ones_in_random_order() -> None:
     found = workload()
     for client in range(3):
         before: set[int] = set()
@@ -63,8 +63,8 @@ def test_what_a_client_has_it_keeps_and_new_examples_come_in_random_order() -> N
         assert rows != whole
 
 
-def test_a_trip_takes_the_time_of_the_examples_that_there_are() -> None:
-    """Two passes: the plan's steps follow the number of examples; the last batch of a pass may be short."""
+def test_the_time_of_a_trip_follows_the_number_of_examples() -> None:
+    """A trip is two epochs; the last batch of an epoch may be short."""
     found = workload()
     times_s = []
     for trip in range(30):
@@ -78,8 +78,8 @@ def test_a_trip_takes_the_time_of_the_examples_that_there_are() -> None:
     assert found.known[0].steps == 2 * -(-found.known[0].examples // 16)
 
 
-def test_the_smallest_batch_to_come_is_tried_before_the_run(tmp_path: Path) -> None:
-    """Batch normalisation fails on a single example, which comes when 16 n + 1 examples are there."""
+def test_the_smallest_later_batch_is_tried_before_the_run(tmp_path: Path) -> None:
+    """Batch normalisation fails on one example, which is the last batch of 16 n + 1 examples."""
     (tmp_path / "nets.py").write_text(
         "from torch import nn\n\n\ndef net(**shapes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))\n"

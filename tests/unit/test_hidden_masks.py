@@ -1,4 +1,4 @@
-"""Coded masks of a run in one process: sums with holders that are offline."""
+"""Tests of coded masks in one process: sums with offline holders, and the file of used masks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgefl.secure import SecureError
 SIZE, CLIENTS, SEED = 100, 9, 3
 
 
-def test_a_run_that_lost_its_phones_keys_does_not_go_on_with_others(tmp_path: Path) -> None:
+def test_a_run_that_lost_its_phones_keys_is_refused(tmp_path: Path) -> None:
     wanted = Experiment(
         fleet=Fleet(devices={"pi-4": 2}), server=Server(secure=Secure()), stop=Stop(versions=1)
     )
@@ -38,7 +38,7 @@ def test_a_run_that_lost_its_phones_keys_does_not_go_on_with_others(tmp_path: Pa
 
 
 def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
-    """U online holders suffice; with fewer nobody is asked. Mutant: holders answer while they are offline."""
+    """U online holders suffice; with fewer, none is asked. Mutant: offline holders answer."""
     secure = Secure(holders=5, recover=4, private=1, resolution=4)
     rules = rules_of(secure, FedBuff(buffer_size=3), SIZE, CLIENTS)
     buffer = ParameterBuffer.create(Shape(size=SIZE, ring=2, slots=3, extra=rules.overhead_bytes))
@@ -68,8 +68,8 @@ def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_a_line_that_a_crash_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:
-    """A reader that parses every line fails here, and one that appends to the torn line loses the next."""
+def test_a_line_that_a_crash_truncated_is_dropped_and_written_again(tmp_path: Path) -> None:
+    """Mutants: every line is parsed; the next line is appended to the truncated one and lost."""
     path, first, second = tmp_path / "used", {b"a" * 16: b"x" * 32}, {b"b" * 16: b"y" * 32}
     used = Used(path, [1, 2])
     for party, names in ((1, first), (2, second)):

@@ -1,4 +1,4 @@
-"""Pairwise masks of a run in one process: uploads in slots, sums with dropouts, and every misuse refused."""
+"""Tests of pairwise masks in one process: sums with dropouts, and misuse that must be refused."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from edgefl.secure import SecureError
 SIZE, CLIENTS = 333, 8
 COHORT = Cohort(40, (1, 3, 4, 6, 7))
 WEIGHTS = {1: 0.5, 3: 0.25, 4: 1.0, 6: 0.125, 7: 0.75}
-"""Clients' weights divided by the fleet's largest: exact multiples of 1 / resolution."""
+"""Clients' weights divided by the largest of the fleet: exact multiples of 1 / resolution."""
 
 
 class World:
-    """A buffer, clients that write to it, and the process that reveals shares; slot k is client k's."""
+    """A buffer, clients that write to it, and the process that reveals shares. Client k has slot k."""
 
     def __init__(self, folder: Path) -> None:
         secure = Secure(kind="pairwise", resolution=64, least_clients=2)
@@ -79,7 +79,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("lost", [(), (3,), (1, 7)])
-def test_the_sum_of_those_that_arrived_is_the_plain_sum_to_the_step(
+def test_the_masked_sum_of_the_arrived_updates_is_the_plain_sum_to_the_step(
     lost: tuple[int, ...], world: World
 ) -> None:
     """Mutants: a dropout's masks left in the sum, its sign swapped, weights not applied by the client."""
@@ -90,15 +90,15 @@ def test_the_sum_of_those_that_arrived_is_the_plain_sum_to_the_step(
     assert np.abs(world.sum(here) - plain).max() <= world.rules.step / 2 + 2.0**-22
 
 
-def test_half_of_a_round_reveals_nothing(world: World) -> None:
-    """Mutant: a threshold of half of the round, with which two disjoint sums could be revealed."""
+def test_half_of_a_round_is_not_summed(world: World) -> None:
+    """Mutant: a threshold of half of the round, which permits two disjoint sums."""
     world.write(1, 3)
     world.refused("2 clients uploaded; at least 3 are required", 1, 3)
-    reply = world.ask([(1, 1, 1.0), (3, 3, 1.0)], [1, 3])  # a server that asks nevertheless
+    reply = world.ask([(1, 1, 1.0), (3, 3, 1.0)], [1, 3])  # a server that asks anyway
     assert (reply.revealed, reply.refused) == ([], "2 clients uploaded; at least 3 are required")
 
 
-def test_clients_that_are_offline_reveal_nothing_and_the_others_suffice(world: World) -> None:
+def test_offline_clients_reveal_nothing_and_the_others_suffice(world: World) -> None:
     """Mutants: offline clients answer; fewer than the threshold are asked."""
     world.write(*COHORT.clients)
     members = [(client, client, 0.2) for client in COHORT.clients]
@@ -113,10 +113,10 @@ def test_clients_that_are_offline_reveal_nothing_and_the_others_suffice(world: W
     world.refused("2 of 5 clients that can unmask the sum are online; 3 are needed", *COHORT.clients)
 
 
-def test_a_round_is_revealed_once_also_after_a_restart(world: World) -> None:
-    """A server that got the sums of {1, 3, 4, 6} and of {1, 3, 4} could subtract them: client 6's update.
+def test_only_one_sum_of_a_round_is_revealed_also_after_a_restart(world: World) -> None:
+    """The difference of the sums of {1, 3, 4, 6} and {1, 3, 4} is client 6's update.
 
-    Mutants: what was revealed is not saved, or is not compared.
+    Mutants: the revealed sums are not saved, or not compared.
     """
     world.write(1, 3, 4, 6)
     first = world.sum((1, 3, 4, 6))
@@ -126,7 +126,7 @@ def test_a_round_is_revealed_once_also_after_a_restart(world: World) -> None:
 
 
 def test_another_update_of_a_revealed_round_is_refused(world: World) -> None:
-    """Mutant: the digest of what was revealed leaves out the updates' ids."""
+    """Mutant: the digest of a revealed sum does not contain the updates' ids."""
     world.write(1, 3, 4)
     world.sum((1, 3, 4))
     world.updates[3] = world.updates[3] + np.float32(0.01)
@@ -134,10 +134,10 @@ def test_another_update_of_a_revealed_round_is_refused(world: World) -> None:
     world.refused("revealed their shares for another sum", 1, 3, 4)
 
 
-def test_a_trip_that_is_repeated_sends_the_same_bytes_and_another_update_another_mask(world: World) -> None:
-    """The difference of two uploads with one mask would be the difference of two updates.
+def test_a_repeated_trip_sends_the_same_bytes_and_another_update_has_another_mask(world: World) -> None:
+    """The difference of two uploads with the same mask is the difference of the updates.
 
-    Mutant: a client's own mask that does not depend on its update.
+    Mutant: a client's own mask does not depend on its update.
     """
     world.write(1, 3)
     world.write(1, 3, slots=CLIENTS)
@@ -151,8 +151,8 @@ def test_a_trip_that_is_repeated_sends_the_same_bytes_and_another_update_another
     assert np.count_nonzero(words[0] - words[1]) > SIZE - 3
 
 
-def test_updates_of_different_rounds_and_of_strangers_are_not_summed(world: World) -> None:
-    """Mutant: the round of the first update is taken for that of all."""
+def test_updates_of_different_rounds_or_other_clients_are_not_summed(world: World) -> None:
+    """Mutant: only the round of the first update is checked."""
     world.write(1, 3, 4)
     world.write(6, cohort=Cohort(45, COHORT.clients))
     world.refused("not of one round", 1, 3, 4, 6)
@@ -161,21 +161,21 @@ def test_updates_of_different_rounds_and_of_strangers_are_not_summed(world: Worl
 
 
 def test_altered_shares_are_refused(world: World) -> None:
-    """Mutant: shares of arrived clients are derived again instead of opened."""
+    """Mutant: the shares of arrived clients are derived again instead of decrypted."""
     world.write(1, 3, 4, 6, 7)
     world.buffer.raw(4)[-1] ^= 1  # the last client's share
     world.refused("a sealed message was altered", 1, 3, 4, 6, 7)
 
 
 def test_weights_other_than_the_clients_own_are_refused(world: World) -> None:
-    """A strategy that weights by what it learns from the trip. Mutant: the weights are not compared."""
+    """A strategy may compute weights from the result of a trip. Mutant: the weights are not compared."""
     world.write(1, 3, 4)
     world.refused(
         r"weighted its update with 32 of 112, but the strategy with 0\.333", 1, 3, 4, weights=[1 / 3] * 3
     )
 
 
-def test_rounding_of_weights_is_no_reason_to_refuse() -> None:
+def test_rounded_weights_are_accepted() -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
         examples = rng.integers(1, 500, size=int(rng.integers(2, 30)))
@@ -183,8 +183,8 @@ def test_rounding_of_weights_is_no_reason_to_refuse() -> None:
         check_weights((examples / examples.sum()).tolist(), whole)
 
 
-def test_own_weights_are_the_weights_of_a_step() -> None:
-    """Mutants: FedNova without its steps; a subclass with other weights that inherits FedAvg's own ones."""
+def test_own_weights_are_the_weights_of_the_strategy() -> None:
+    """Mutants: FedNova ignores steps; a subclass with other weights inherits FedAvg's own weights."""
 
     class Other(FedAvg):
         def weights(self, state: object, updates: object, view: object) -> list[float]:

@@ -1,4 +1,4 @@
-"""Data sets of the hub's kind, read by the real package from a folder, and names that lead nowhere."""
+"""Tests of Hugging Face data sets, read from a folder by the `datasets` package, and of invalid names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write(folder: Path, *, sizes: tuple[int, ...] = (8,), splits: tuple[str, ...
     return made
 
 
-def test_images_and_classes_are_those_of_the_data_set(tmp_path: Path, cache: Path) -> None:
+def test_images_and_classes_are_read_once_and_kept(tmp_path: Path, cache: Path) -> None:
     made = write(tmp_path / "colours")
     data = load_data(Data(name=f"hf:{tmp_path / 'colours'}"), seed=0)
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
@@ -58,7 +58,7 @@ def test_images_and_classes_are_those_of_the_data_set(tmp_path: Path, cache: Pat
     assert file.stat().st_mtime_ns == before
 
 
-def test_a_test_set_is_drawn_if_there_is_none(tmp_path: Path) -> None:
+def test_test_examples_can_be_drawn_if_there_is_no_test_split(tmp_path: Path) -> None:
     write(tmp_path / "one", splits=("train",))
     name = f"hf:{tmp_path / 'one'}"
     with pytest.raises(ConfigError, match=r"has no test split: set data.test_split = 'drawn'$"):
@@ -68,7 +68,7 @@ def test_a_test_set_is_drawn_if_there_is_none(tmp_path: Path) -> None:
     assert 3 <= len(data.test_y) <= 7
 
 
-def test_what_does_not_fit_is_one_line(tmp_path: Path, cache: Path) -> None:
+def test_data_sets_without_equal_images_and_classes_are_refused(tmp_path: Path, cache: Path) -> None:
     write(tmp_path / "sizes", sizes=(8, 9))
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "train.csv").write_text("a,b\n1,x\n")
@@ -77,14 +77,14 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, cache: Path) -> None:
         ("text", "must have one column of images and one of classes, got a .*, b "),
         ("nowhere/at-all", "."),
     ):
-        where = tmp_path / name if name != "nowhere/at-all" else name
+        where = name if name == "nowhere/at-all" else tmp_path / name
         with pytest.raises(ConfigError, match=f"^data.name 'hf:{where}': {words}") as caught:
             load_data(Data(name=f"hf:{where}"), seed=0)
         assert "\n" not in str(caught.value)
     assert not cache.exists() or not list(cache.iterdir())
 
 
-def test_without_the_package_the_line_says_how_to_get_it(
+def test_without_the_package_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "datasets.py").write_text("raise ModuleNotFoundError('datasets', name='datasets')")
@@ -95,7 +95,7 @@ def test_without_the_package_the_line_says_how_to_get_it(
         load_data(Data(name="hf:x"), seed=0)
 
 
-def test_each_data_set_has_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_data_set_has_a_separate_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("hf:a/b", "hf:a-b", "hf:a:b", "hf:a", f"hf:{'long' * 200}")
     files = [_file_of(name) for name in names]
     for home in ("one", "two"):
@@ -110,5 +110,5 @@ def test_each_data_set_has_its_own_file(tmp_path: Path, monkeypatch: pytest.Monk
             load_data(Data(name=name), seed=0)
 
 
-def test_the_name_is_no_module() -> None:
+def test_the_name_is_not_code_of_the_user() -> None:
     assert own_code({"data": {"name": "hf:cifar10"}}) == []
