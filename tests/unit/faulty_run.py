@@ -1,7 +1,7 @@
-"""A server's and its clients' real parts around a transport that drops, repeats, delays and reorders.
+"""A run over a simulated transport that drops, repeats, delays and reorders messages.
 
-Real are gate, lifecycle, timeline, engine, core, aggregator, parameter buffer and record, and each client's
-`Connection`; sockets are queues, time is a number, and training is an update that is known beforehand.
+Gate, lifecycle, timeline, engine, core, aggregator, parameter buffer, record and each client's `Connection`
+are real. Sockets are queues, time is a number, and training gives a known update.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ CLIENTS = 12
 HEARTBEAT_S = 6.0
 TICK_S = 0.25
 STALL_S = 600.0
-"""Emulated seconds without a new version that are a stall."""
+"""Emulated seconds without a new version after which the run counts as stalled."""
 FAULT = 0.2
-"""The share of messages that are dropped, repeated, held back by a little and held back by much, each."""
+"""The share of messages that are dropped; also of those repeated, delayed a little, and delayed a lot."""
 
 
 class Broken(AssertionError):
-    """An update was counted twice, written into another's slot, or nothing moves any more."""
+    """An update was counted twice or written into another client's slot, or the run has stalled."""
 
 
 class Network:
-    """Messages under way; each is dropped, repeated, delayed or overtaken by chance."""
+    """Messages in transit, which are dropped, repeated, delayed or overtaken at random."""
 
     def __init__(self, hand: Hand) -> None:
         self._draw, self._hand = random.Random(1), hand
@@ -86,7 +86,7 @@ class Network:
 
 
 class Line:
-    """A peer's end of the network, in the place of its socket."""
+    """A peer's end of the network, which replaces its socket."""
 
     network: Network
     lines: dict[bytes, Line]
@@ -110,7 +110,7 @@ class Line:
 
 @dataclass
 class Client:
-    """One client's process: the real connection, and training that is a wait."""
+    """One client's process: a real connection, and training that only waits."""
 
     spec: control.Spawn
     connection: Connection
@@ -137,11 +137,11 @@ class FaultyRun(Parts):
         self.clients: dict[bytes, Any] = {}
         """The peers' processes, by name."""
         self.values: dict[int, float] = {}
-        """What each task's update consists of."""
+        """The value of each element of a task's update."""
         self.model = 0.0
-        """The sum of what was applied, reckoned apart from the run."""
+        """The sum of the applied updates, computed independently of the run."""
         self.said: set[int] = set()
-        """Tasks whose client said that their update is whole."""
+        """Tasks whose client reported a complete update."""
         self.arrivals: set[int] = set()
         self.moved_s = self.hand.at
         self._sum, self.aggregator.sum = self.aggregator.sum, self._watched_sum  # type: ignore[method-assign]
@@ -164,7 +164,7 @@ class FaultyRun(Parts):
         return result
 
     def summed(self, action: Sum, entry: int) -> None:
-        """A version was made, in this entry."""
+        """Add the updates of a new version to `model`."""
         pairs = zip(action.tasks, action.weights, strict=True)
         self.model += sum(weight * self.values.pop(task) for task, weight in pairs)
 
@@ -183,13 +183,13 @@ class FaultyRun(Parts):
         self.clients[name] = self.started(control.Spawn(role, number, epoch, "", password, 0, 1.0))
 
     def started(self, spec: control.Spawn) -> Any:
-        """A process that was just started."""
+        """A new process of a peer."""
         client = Client(spec, Connection(spec, HEARTBEAT_S, -1))
         client.connection.report(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
         return client
 
     def turn(self) -> None:
-        """A tick of everybody."""
+        """Advance the time by one tick and let the server and all clients act."""
         self.hand.at += TICK_S
         for to, what in self.network.arrived():
             if to is None:
@@ -247,7 +247,7 @@ class FaultyRun(Parts):
             self.engine.handle(happening)
 
     def act(self, client: Any) -> None:
-        """A process does what it can do at this instant."""
+        """Let a client's process act."""
         connection, task = client.connection, client.task
         connection.beat()
         if task is None:
@@ -274,7 +274,7 @@ class FaultyRun(Parts):
         lease = Lease(task.slot, task.entry, task.client, task.version, order=task.order)
         if self.transport == "shm":
             if (self.buffer.task[task.slot], self.buffer.state[task.slot]) != (task.task, SlotState.LEASED):
-                raise Broken(f"task {task.task} writes into a slot that is not its own, or is whole")
+                raise Broken(f"task {task.task} writes into another task's slot or into a complete update")
             self.buffer.slot(task.slot)[:] = update
             checksum = kernels.checksum(self.buffer.slot(task.slot))
             self.buffer.written(task.slot, task=task.task, checksum=checksum)
@@ -287,7 +287,7 @@ class FaultyRun(Parts):
         connection.report(messages.Trained([done(task.task, lease, checksum)]))
 
     def check(self) -> Counter[str]:
-        """Each task has ended once, or its client has it; returns how they ended."""
+        """Count the fates of updates. Raises `Broken` unless each task has ended once or still runs."""
         assert isinstance(self.store, CountingStore)
         if twice := {task: ends for task, ends in self.store.ends.items() if len(ends) > 1}:
             raise Broken(f"ended twice: {twice}")
@@ -295,16 +295,16 @@ class FaultyRun(Parts):
             task for task in self.said if task not in self.store.ends and task not in self.aggregator.leases
         }
         if open_:
-            raise Broken(f"said to be whole and forgotten: {open_}")
+            raise Broken(f"reported as complete and lost: {open_}")
         model = self.buffer.model(self.buffer.latest[1])
         if not np.allclose(model, self.model, rtol=1e-3):
-            raise Broken(f"the model is {model[0]:g}, the updates that were applied make {self.model:g}")
+            raise Broken(f"the model is {model[0]:g}, but the sum of the applied updates is {self.model:g}")
         return Counter(ends[0] for ends in self.store.ends.values())
 
 
 @contextmanager
 def faulty_run(folder: Path, transport: str) -> Iterator[FaultyRun]:
-    """A run over such a network; its clients' sockets and time are the run's."""
+    """A run over a faulty network; sockets and clocks of its clients are simulated."""
     made = FaultyRun(folder, transport)
     Line.network, Line.lines = made.network, {}
     clock = SimpleNamespace(monotonic_ns=lambda: int(made.hand.at * 1e9))

@@ -47,11 +47,6 @@ def test_the_fit_finds_the_model_that_made_the_rows() -> None:
     assert found.model.error_factor < 1.05
 
 
-def test_the_same_rows_give_the_same_model() -> None:
-    given = rows(TRUE, 8, noise=0.1)
-    assert fit(given) == fit(given)
-
-
 def test_an_outlier_of_a_factor_of_ten_has_little_effect() -> None:
     given = rows(TRUE, 40, noise=0.05)
     given[7] = msgspec.structs.replace(given[7], seconds=given[7].seconds * 10)

@@ -23,21 +23,6 @@ from edgefl.seeds import stream
 from edgefl.validation import faults
 
 
-def test_a_trip_is_download_training_and_upload() -> None:
-    found = plan(device(), network(rate_mbps=8.0, delay_ms=100.0), rng())
-    assert (found.down_s, found.up_s) == (pytest.approx(1.1), pytest.approx(0.6))
-    assert found.compute_s == pytest.approx(2.0)
-    assert found.total_s == pytest.approx(3.7)
-
-
-def test_the_same_random_numbers_give_the_same_trip() -> None:
-    lossy = network(rate_mbps=8.0, delay_ms=100.0, jitter_ms=9.0, jitter_dist="normal", loss_pct=3.0)
-    delayed = device(delay_model=Delay(dist="exponential", mode="add", mean_s=2.0))
-    trips = [plan(delayed, lossy, stream(7, "trip", 3, 5)) for _ in range(2)]
-    assert trips[0] == trips[1]
-    assert trips[0] != plan(delayed, lossy, stream(7, "trip", 3, 6))
-
-
 def test_a_delay_replaces_the_trip_or_is_added_to_its_training_or_precedes_it() -> None:
     drawn = Delay(dist="uniform", low_s=8.0, high_s=12.0)
     whole_trip = plan(device(delay_model=drawn), load_network("edge"), rng(4))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from shell import Shell
+from tables import arrows
 from torch import nn
 
 from edgefl.devices import load_device, predict
@@ -117,27 +118,21 @@ def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("mlp -d pi4", "device profile 'pi4' not found; did you mean 'pi-4'?"),
-        ("mlp -d pi-4 --runtime torhc", "runtime 'torhc' not found; did you mean 'torch'?"),
-        ("mpl -d pi-4", "model 'mpl' not found; did you mean 'mlp'?"),
-        ("mlp -d paper-exponential", "no computing rates"),
-        ("mlp -d pi-4 --input 3,0", "--input must be sizes such as 3,224,224 (got '3,0')"),
-        ("mine:refuses -d pi-4 --input 4", "cannot train on inputs of shape (4,): ValueError: no way"),
-        (
-            "mine:takes -d pi-4",
-            "mine:takes: needs its input shape: give --input 3,32,32 or torch:mine:takes@",
-        ),
-        (
-            "mine:idle -d tier-p50 --input 4 --inference",
-            "mine:idle: no time can be predicted on tier-p50: the network has no operations that the "
-            "profile's single rate covers",
-        ),
-        ("mine:takes -d pi-4 --input 13", "cannot train on inputs of shape (13,)"),
-    ],
-)
+REFUSALS = """
+mlp -d pi4 -> device profile 'pi4' not found; did you mean 'pi-4'?
+mlp -d pi-4 --runtime torhc -> runtime 'torhc' not found; did you mean 'torch'?
+mpl -d pi-4 -> model 'mpl' not found; did you mean 'mlp'?
+mlp -d paper-exponential -> no computing rates
+mlp -d pi-4 --input 3,0 -> --input must be sizes such as 3,224,224 (got '3,0')
+mine:refuses -d pi-4 --input 4 -> cannot train on inputs of shape (4,): ValueError: no way
+mine:takes -d pi-4 -> mine:takes: needs its input shape: give --input 3,32,32 or torch:mine:takes@
+mine:takes -d pi-4 --input 13 -> cannot train on inputs of shape (13,)
+mine:idle -d tier-p50 --input 4 --inference -> mine:idle: no time can be predicted on tier-p50: the network \
+has no operations that the profile's single rate covers
+"""
+
+
+@pytest.mark.parametrize(("arguments", "said"), arrows(REFUSALS))
 @pytest.mark.usefixtures("users_module")
 def test_a_prediction_that_is_not_possible_is_refused(arguments: str, said: str, edgefl: Shell) -> None:
     assert said in edgefl.refuses(2, "predict", *shlex.split(arguments))

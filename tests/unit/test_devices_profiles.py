@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from pathlib import Path
 from statistics import NormalDist, fmean, pstdev
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from tables import arrows
 from edgefl import devices, toml
 from edgefl.devices import check_file, profiles
 from edgefl.devices.link import OPPORTUNITY_BYTES, Trace, trace_text
-from edgefl.errors import ConfigError, ProfileError
+from edgefl.errors import ProfileError
 
 DEVICE = """
 id = "mine"
@@ -77,28 +76,6 @@ def test_every_profile_can_be_written_as_json() -> None:
     assert devices.to_json(devices.load_fleet("pocket-8"))["devices"]["pixel-4"] == 2
 
 
-def test_a_users_own_files_load_by_path(tmp_path: Path) -> None:
-    path = write(tmp_path, DEVICE)
-    assert devices.load_device(path).train_flop_per_s == 1.5e9
-    assert devices.load_device(str(path)) == devices.load_device(path)
-    assert devices.load_network(write(tmp_path, NETWORK)).up.rate_mbps == 1.0
-    assert devices.load_fleet(write(tmp_path, FLEET)).clients == 2
-
-
-@pytest.mark.parametrize(
-    ("load", "name", "said"),
-    [
-        (devices.load_device, "pi5", "device profile 'pi5' not found; did you mean 'pi-5'"),
-        (devices.load_network, "6g", "network profile '6g' not found"),
-        (devices.load_fleet, "x", "fleet profile 'x' not found"),
-    ],
-)
-def test_unknown_names_are_refused(load: Any, name: str, said: str) -> None:
-    with pytest.raises(ProfileError, match=said):
-        load(name)
-    assert issubclass(ProfileError, ConfigError)
-
-
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     (tmp_path / "half.toml").write_text("id = ")
@@ -115,10 +92,6 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
 
 WRONG_DEVICES = r"""
 train = 1.5 -> train = 0 -> cpu.rate_gflops.train: must be a finite number above 0, got 0
-train = 1.5 -> train = -1.5 -> cpu.rate_gflops.train: must be a finite number above 0, got -1.5
-train = 1.5 -> train = nan -> cpu.rate_gflops.train: must be a finite number above 0, got nan
-train = 1.5 -> train = inf -> cpu.rate_gflops.train: must be a finite number above 0, got inf
-train = 1.5 -> train = "fast" -> cpu.rate_gflops.train: must be a finite number above 0, got 'fast'
 train = 1.5 -> trian = 1.5 -> unknown key 'cpu.rate_gflops.trian'; did you mean 'cpu.rate_gflops.train'?
 train = 1.5 -> -> cpu.rate_gflops.train: missing
 train = 1.5 -> train = 1.5\ngemm = { 1t = 3, nt = 2 } -> cpu.rate_gflops.gemm.nt: must be at least 1t = 3.0
@@ -128,7 +101,6 @@ train = 1.5 -> train = 1.5\nconv = 3 -> cpu.rate_gflops.conv: must be a table, g
 id = "mine" -> id = "Mine!" -> id: must be a name of lower-case letters, digits, dots and dashes, got 'Mine!'
 id = "mine" -> id = "other" -> id: must be the file's name, 'mine', got 'other'
 id = "mine" -> id = "mine"\nschema = 0 -> schema: must be a whole number from 1 to 2, got 0
-id = "mine" -> id = "mine"\nschema = "1" -> schema: must be a whole number from 1 to 2, got '1'
 id = "mine" -> id = "mine"\nschema = 3 -> schema: must be at most 2, the newest that this edgefl reads
 name = "Mine" -> name = "Mine"\nnetwork = "6g" -> network: network profile '6g' not found; available: 3g,
 app_limit_mib = 512 -> app_limit_mib = 4096 -> memory.app_limit_mib: must be at most ram_mib = 2048.0, got
@@ -138,7 +110,6 @@ cpu = "measured" -> cpu = "" -> sources.cpu: must be a string that is not empty,
 [sources] -> [uncertainty]\nmemory = 0.5\n[sources] -> uncertainty.memory: must be a finite number of at least
 [memory] -> [gpu]\nx = 1\n[memory] -> unknown key 'gpu'; did you mean 'cpu'? allowed at the top: availability,
 [cpu.rate_gflops]\ntrain = 1.5 -> -> cpu: missing; give it, or a delay_model with mode = "replace"
-[cpu.rate_gflops]\ntrain = 1.5 -> cpu = 3 -> cpu: must be a table, got 3
 [memory] -> [slowdown]\nlow = 3\nhigh = 1\n[memory] -> slowdown.high: must be at least low = 3.0, got 1.0
 """
 WRONG_NETWORKS = r"""
@@ -184,14 +155,12 @@ thermal = { trips = [STEP], tau_s = 9 } -> thermal.ambient_c: missing; ambient_c
 thermal = { trips = [STEP], ambient_c = 40, tau_s = 9, r_c_per_w = 5 } -> ambient_c: must be below temp_c
 availability = { intervals_s = [], period_s = 9 } -> availability.intervals_s: must be an array that is not
 availability = { intervals_s = [[1, 2, 3]], period_s = 9 } -> intervals_s[0]: must be an array of 2, got [1,
-availability = { intervals_s = [[1, nan]], period_s = 9 } -> intervals_s[0][1]: must be a finite number
 availability = { intervals_s = [[2, 1]], period_s = 9 } -> intervals_s[0]: must be [start, end] with a start
 availability = { intervals_s = [[1, 4], [3, 5]], period_s = 9 } -> with a start of at least 4 and an end after
 availability = { intervals_s = [[1, 4]], period_s = 3 } -> period_s: must be at least the last interval's end,
 delay_model = { dist = "uniform", low_s = 2, high_s = 1 } -> delay_model.high_s: must be above low_s = 2.0,
 delay_model = { dist = "uniform", low_s = 1 } -> delay_model.high_s: missing; needed for dist = 'uniform',
 delay_model = { dist = "exponential", mean_s = 0 } -> delay_model.mean_s: must be a number above 0 and at most
-delay_model = { dist = "exponential", mean_s = nan } -> delay_model.mean_s: must be a number above 0 and at
 delay_model = { dist = "exponential", mean_s = 1e308, per = "example" } -> mean_s: must be a number above 0
 delay_model = { dist = "exponential", mean_s = 1, sigma = 2 } -> delay_model.sigma: must be left out with dist
 delay_model = { dist = "list", values_s = [] } -> delay_model.values_s: must be an array that is not empty

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tables import arrows
 
 from edgefl.devices import check_file, load_device, to_json
 from edgefl.devices.schema import Slowdown
@@ -123,23 +124,19 @@ def test_the_default_runtime_is_the_one_that_is_used(tmp_path: Path) -> None:
     assert device.time_model().matmul_gflops == 40.0
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("schema = 2", "schema = 1", "schema: must be 2 for a profile with a runtime, got 1"),
-        (
-            "schema = 2",
-            'default_runtime = "mnn"',
-            "default_runtime: runtime 'mnn' not found; available: torch",
-        ),
-        ("torch", "Torch", "runtime.Torch: must be a name of lower-case letters"),
-        ("conv_gflops = 20.0\n", "", "runtime.torch.conv_gflops: missing; must be a finite number above 0"),
-        ("30.0", "-1.0", "runtime.torch.matmul_gflops: must be a finite number above 0, got -1"),
-        ("1.3", "0.9", "runtime.torch.error_factor: must be a number from 1 to 100, got 0.9"),
-        ("error_factor", "call_ms = 1\nerror_factor", "unknown key 'runtime.torch.call_ms'"),
-        ('"runtime.torch" = "fitted"', "", "runtime.torch.conv_gflops: no source"),
-    ],
-)
+REFUSALS = r"""
+schema = 2 -> schema = 1 -> schema: must be 2 for a profile with a runtime, got 1
+schema = 2 -> default_runtime = "mnn" -> default_runtime: runtime 'mnn' not found; available: torch
+torch -> Torch -> runtime.Torch: must be a name of lower-case letters
+conv_gflops = 20.0 -> -> runtime.torch.conv_gflops: missing; must be a finite number above 0
+30.0 -> -1.0 -> runtime.torch.matmul_gflops: must be a finite number above 0, got -1
+1.3 -> 0.9 -> runtime.torch.error_factor: must be a number from 1 to 100, got 0.9
+error_factor -> call_ms = 1\nerror_factor -> unknown key 'runtime.torch.call_ms'
+"runtime.torch" = "fitted" -> -> runtime.torch.conv_gflops: no source
+"""
+
+
+@pytest.mark.parametrize(("old", "new", "said"), arrows(REFUSALS))
 def test_an_invalid_runtime_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     path = written(tmp_path, PROFILE.replace(old, new))
     assert any(problem.startswith(f"{path}: {said}") for problem in check_file(path)), check_file(path)
@@ -152,10 +149,6 @@ def test_a_profile_without_runtimes_has_one_rate_for_all_operations(tmp_path: Pa
     assert device.time_model() == TimeModel.of_rate(2.0, ONE_RATE_FACTOR)
     known = load_device(written(tmp_path, f'{text}[uncertainty]\n"cpu.rate_gflops.train" = 3.0\n'))
     assert known.time_model() == TimeModel.of_rate(2.0, 3.0)
-
-
-def test_a_device_with_only_a_delay_model_has_no_time_model() -> None:
-    assert load_device("paper-uniform").time_model() is None
 
 
 def test_a_slowdown_applies_to_every_runtime(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import socket
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,28 +30,6 @@ from tests.unit.test_data import idx
 FILES = tuple(SOURCES["mnist"].files)
 
 
-class Server:
-    """An HTTP server of a folder on this machine; ``requests`` are the requested paths."""
-
-    def __init__(self, folder: Path) -> None:
-        self.requests: list[str] = []
-        asked = self.requests
-
-        class Handler(SimpleHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                asked.append(self.path)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of a user without data sets, for whom downloads are permitted."""
@@ -61,8 +41,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A mirror with small data sets, whose checksums replace the real ones."""
+def requests(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The paths requested from a mirror with small data sets, whose checksums replace the real ones."""
     rng = np.random.default_rng(0)
     digits = {
         name: gzip.compress(idx(rng.integers(0, 9, (8, 28, 28)[: 3 if "images" in name else 1], np.uint8)))
@@ -81,10 +61,20 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
             (tmp_path / "served" / name / file).write_bytes(content)
         sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
         monkeypatch.setitem(SOURCES, name, Source("http://127.0.0.1:9", sums, 1))
-    found = Server(tmp_path / "served")
-    monkeypatch.setenv("EDGEFL_MIRROR", found.address)
-    yield found
-    found.close()
+    requested: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            requested.append(self.path)
+
+    handler = partial(Handler, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("EDGEFL_MIRROR", f"http://127.0.0.1:{server.server_port}")
+        yield requested
+        server.shutdown()
+        thread.join()
 
 
 def failure(name: str = "mnist") -> str:
@@ -97,16 +87,19 @@ def failure(name: str = "mnist") -> str:
 
 
 def test_missing_files_are_downloaded_once(
-    cache: Path, server: Server, capsys: pytest.CaptureFixture[str]
+    cache: Path, requests: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, again = (load_data(Data(name="mnist"), seed=0) for _ in range(2))
     np.testing.assert_array_equal(first.train_x[:], again.train_x[:])
-    assert sorted(server.requests) == sorted(f"/mnist/{file}" for file in FILES)
+    assert sorted(requests) == sorted(f"/mnist/{file}" for file in FILES)
     assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(FILES)
     assert capsys.readouterr().err == f"edgefl: downloading mnist (1 MB) into {cache / 'mnist'}\n"
 
 
-def test_an_archive_is_unpacked_into_its_folder_only(cache: Path, server: Server) -> None:
+@pytest.mark.usefixtures("requests")
+def test_an_archive_is_unpacked_into_its_folder_only(
+    cache: Path,
+) -> None:
     assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 2
     folder = cache / "cifar-10-batches-bin"
     names = {"data_batch_1.bin", "test_batch.bin", "outside.bin"}
@@ -114,7 +107,8 @@ def test_an_archive_is_unpacked_into_its_folder_only(cache: Path, server: Server
     assert {path.parent for path in cache.rglob("*.bin")} == {folder}
 
 
-def test_an_archive_that_cannot_be_unpacked_leaves_no_batches(cache: Path, server: Server) -> None:
+@pytest.mark.usefixtures("requests")
+def test_an_archive_that_cannot_be_unpacked_leaves_no_batches(cache: Path) -> None:
     """The third file, after the test batch, cannot be written."""
     obstacle = cache / "cifar-10-batches-bin" / "outside.bin.partial"
     obstacle.mkdir(parents=True)
@@ -124,28 +118,29 @@ def test_an_archive_that_cannot_be_unpacked_leaves_no_batches(cache: Path, serve
     assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 2
 
 
-def test_concurrent_loads_share_one_download(cache: Path, server: Server) -> None:
+def test_concurrent_loads_share_one_download(requests: list[str]) -> None:
     with ThreadPoolExecutor(4) as pool:  # the lock between processes is effective between threads, too
         found = list(pool.map(lambda _: load_data(Data(name="mnist"), seed=0), range(4)))
     assert {len(data.train_y) for data in found} == {8}
-    assert len(server.requests) == len(FILES)
+    assert len(requests) == len(FILES)
 
 
-def test_a_file_with_another_checksum_is_not_kept(cache: Path, server: Server, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("requests")
+def test_a_file_with_another_checksum_is_not_kept(cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "served" / "mnist" / FILES[1]
     file.write_bytes(file.read_bytes() + b"x")
-    assert f"not downloaded: {server.address}/mnist/{FILES[1]}: SHA-256 " in failure()
+    assert f"not downloaded: {os.environ['EDGEFL_MIRROR']}/mnist/{FILES[1]}: SHA-256 " in failure()
     assert [path.name for path in (cache / "mnist").iterdir()] == [FILES[0]]
 
 
-def test_an_error_names_a_file_that_the_server_lacks(cache: Path, server: Server, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("requests")
+def test_an_error_names_a_file_that_the_server_lacks(tmp_path: Path) -> None:
     (tmp_path / "served" / "mnist" / FILES[0]).unlink()
     assert f"{FILES[0]}: HTTP Error 404" in failure()
 
 
-def test_an_error_names_an_address_that_refuses_connections(
-    cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("requests")
+def test_an_error_names_an_address_that_refuses_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGEFL_MIRROR")
     assert f"http://127.0.0.1:9/{FILES[0]}: [Errno" in failure()
 
@@ -160,18 +155,16 @@ def test_an_error_names_an_invalid_address_of_a_mirror(
 
 
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nabc"])
-def test_a_server_that_stops_sending_is_a_timeout(
-    sent: bytes, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("requests")
+def test_a_server_that_stops_sending_is_a_timeout(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "SILENCE_S", 0.1)
-    with _answering(lambda peer: peer.sendall(sent)) as address:
+    with answering(lambda peer: peer.sendall(sent)) as address:
         monkeypatch.setenv("EDGEFL_MIRROR", address)
         assert "timed out" in failure()
 
 
-def test_a_download_below_the_lowest_rate_fails(
-    cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("requests")
+def test_a_download_below_the_lowest_rate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server never stops sending, so there is no timeout."""
     monkeypatch.setattr(download, "SILENCE_S", 5.0)
     monkeypatch.setattr(download, "SLOWEST_BYTES_PER_S", 10**15)
@@ -182,46 +175,39 @@ def test_a_download_below_the_lowest_rate_fails(
         while True:
             peer.sendall(bytes(1000))
 
-    with _answering(endless) as address:
+    with answering(endless) as address:
         monkeypatch.setenv("EDGEFL_MIRROR", address)
         assert "slower than" in failure()
 
 
 @pytest.mark.parametrize("variable", ["EDGEFL_OFFLINE", "EDGEFL_DATA"])
 def test_nothing_is_downloaded_if_the_environment_forbids_it(
-    variable: str, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    variable: str, cache: Path, requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "1")
     why = {"EDGEFL_OFFLINE": ": EDGEFL_OFFLINE is set", "EDGEFL_DATA": ", because EDGEFL_DATA is set"}
     assert f"not downloaded{why[variable]}" in failure()
     with pytest.raises(ConfigError, match=r"files not found and not downloaded, because data\.path is set"):
         load_data(Data(name="mnist", path=str(cache)), seed=0)
-    assert server.requests == []
+    assert requests == []
 
 
-class _answering:
-    """A socket that passes the first connection to ``answer`` and keeps it open until the end."""
+@contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address of a socket that passes the first connection to ``answer`` and keeps it open."""
+    done = threading.Event()
 
-    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
-        self._answer = answer
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
+    def serve() -> None:
+        peer, _ = listener.accept()
+        with peer, suppress(OSError):  # the client closed the connection
+            answer(peer)
+            done.wait()
 
-    def _serve(self) -> None:
-        peer, _ = self._socket.accept()
-        with peer:
-            try:
-                self._answer(peer)
-            except OSError:  # the client closed the connection
-                return
-            self._done.wait()
-
-    def __enter__(self) -> str:
-        self._thread.start()
-        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-        self._socket.close()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join()
