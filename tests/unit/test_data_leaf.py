@@ -57,9 +57,7 @@ def tweet(text: str) -> list[str]:
         ("celeba", (3, 16, 16), 2),
     ],
 )
-def test_each_kind_is_recognised_and_every_example_keeps_its_user(
-    tmp_path: Path, kind: str, shape: tuple[int, ...], classes: int
-) -> None:
+def test_examples_of_each_kind_keep_their_user(tmp_path: Path, kind: str, shape: Any, classes: int) -> None:
     data = load(write_leaf(tmp_path / "leaf", kind), image_size=16)
     assert (data.name, data.input_shape, data.classes) == (f"leaf-{kind}", shape, classes)
     assert len(data.train_x) == len(data.train_y) == sum(4 + user for user in range(6))
@@ -296,9 +294,7 @@ NEEDED = "data.name 'leaf': files not found; need folders train and test with LE
         ("numbers", no("test"), NEEDED),
     ],
 )
-def test_a_folder_with_missing_or_damaged_files_is_refused(
-    tmp_path: Path, kind: str, spoil: Any, words: str
-) -> None:
+def test_an_incomplete_folder_is_refused(tmp_path: Path, kind: str, spoil: Any, words: str) -> None:
     spoil(write_leaf(tmp_path, kind))
     with pytest.raises(ConfigError, match=words):
         load(tmp_path)

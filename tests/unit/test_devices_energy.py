@@ -62,9 +62,7 @@ def test_the_power_of_a_metered_radio_replaces_the_current_and_grows_with_the_ra
         ('radio = "5g-mmwave"', "needs down.rate_mbps"),
     ],
 )
-def test_an_unknown_radio_and_invalid_uses_of_a_known_one_are_refused(
-    line: str, says: str, tmp_path: Path
-) -> None:
+def test_an_invalid_radio_is_refused(line: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "n.toml"
     file.write_text(f'id = "n"\nname = "n"\n{line}\n[down]\n[up]\n[sources]\n')
     with pytest.raises(ConfigError, match=says):

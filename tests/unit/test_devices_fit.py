@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from shell import Shell
 
-from edgefl.cli import main
 from edgefl.devices import measurements
 from edgefl.devices.fit import SPREAD, TYPICAL, HeldOutPrediction, Row, fit, holding, summary
 from edgefl.devices.time_model import TimeModel, joined
@@ -133,15 +133,12 @@ STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
     ],
     ids=["short", "long", "large"],
 )
-def test_an_error_names_an_invalid_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, said: str
-) -> None:
+def test_an_error_names_an_invalid_line(tmp_path: Path, edgefl: Shell, line: str, said: str) -> None:
     path = tmp_path / "steps.csv"
     path.write_text(f"{FIRST}\n{STEP}\n{line}\n", "utf-8")
-    assert main(["profiles", "fit", str(path), "--out", str(tmp_path / "mine.toml")]) == 2
-    (found,) = capsys.readouterr().err.splitlines()
-    assert found.startswith("edgefl: ")
-    assert found.endswith(said)
+    assert edgefl.refuses(2, "profiles", "fit", str(path), "--out", str(tmp_path / "mine.toml")).endswith(
+        said
+    )
 
 
 @pytest.mark.parametrize("time", ["-1", "0", "nan", "inf", "1e9", "1e300", "1e-12", "1e-300"])

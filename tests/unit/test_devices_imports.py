@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
@@ -255,9 +255,7 @@ def test_an_export_to_devtools_has_its_units() -> None:
 
 @pytest.mark.parametrize("name", ["3g", "lte", "5g", "edge", "fios"])
 @pytest.mark.parametrize("way", ["down", "up"])
-def test_a_trace_of_a_constant_rate_has_that_rate(
-    tmp_path: Path, name: str, way: Literal["down", "up"]
-) -> None:
+def test_a_trace_of_a_constant_rate_has_that_rate(tmp_path: Path, name: str, way: Any) -> None:
     content = write(name, "mahimahi", way)
     (tmp_path / "c.trace").write_bytes(content.content)
     rate = getattr(emulation.load_network(name), way).rate_mbps
@@ -460,9 +458,7 @@ def test_a_truncated_or_altered_sample_raises_only_profile_errors(tmp_path: Path
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_files_of_another_format_and_missing_files_are_refused(
-    tmp_path: Path, edgefl: Shell, format_name: str
-) -> None:
+def test_other_and_missing_files_are_refused(tmp_path: Path, edgefl: Shell, format_name: str) -> None:
     refused(format_name, tmp_path / "nothing", edgefl)
     refused(format_name, tmp_path, edgefl)
     for other, sample in SAMPLE.items():

@@ -87,9 +87,7 @@ def test_work_of_each_kind_of_layer() -> None:
         (56, 64, 64, {"large"}),
     ],
 )
-def test_pointwise_convolutions_that_are_slow_in_tflite(
-    side: int, inputs: int, outputs: int, slow: set[str]
-) -> None:
+def test_pointwise_convolutions_slow_in_tflite(side: int, inputs: int, outputs: int, slow: set[str]) -> None:
     found = counts([layer("conv", side, inputs, outputs)])
     assert set(found) - {"calls", "conv_bytes", "pointwise_flop", "outputs"} == slow
     plain = work([layer("conv", side, inputs, outputs)], Weights())

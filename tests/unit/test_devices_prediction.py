@@ -46,11 +46,6 @@ def test_inference_is_faster_than_training_and_more_examples_take_longer() -> No
         predict(network, 0, device="pi-4", input_shape=(1000,))
 
 
-def test_a_network_with_an_embedding_gets_tokens() -> None:
-    words = nn.Sequential(nn.Embedding(100, 8), nn.Flatten(), nn.Linear(40, 2))
-    assert predict(words, 4, device="pi-4", input_shape=(5,)).seconds > 0
-
-
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_model_has_a_usual_input_shape(name: str, edgefl: Shell) -> None:
     assert name in INPUTS

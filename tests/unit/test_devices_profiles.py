@@ -179,9 +179,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("base", "old", "new", "said"), CHANGES, ids=lambda part: part[:40])
-def test_an_error_names_file_key_permitted_and_given_value(
-    tmp_path: Path, base: str, old: str, new: str, said: str
-) -> None:
+def test_an_error_names_file_key_and_values(tmp_path: Path, base: str, old: str, new: str, said: str) -> None:
     assert old in base
     path = write(tmp_path, base.replace(old, new, 1))
     problems = check_file(path)
@@ -257,9 +255,7 @@ def test_a_missing_or_invalid_trace_is_reported(tmp_path: Path) -> None:
     assert check_file(path) == []
 
 
-def test_profiles_are_found_installed_and_in_a_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_profiles_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "edgefl"
     (package / "emulation").mkdir(parents=True)
     monkeypatch.setattr(profiles, "__file__", str(package / "emulation" / "profiles.py"))

@@ -6,6 +6,7 @@ import csv
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -157,9 +158,7 @@ def test_the_fastest_cores_of_the_list_select_the_measured_device(tmp_path: Path
         ("", "", ("--out", "."), "exists; remove it"),
     ],
 )
-def test_scaling_that_is_not_possible_is_refused(
-    tmp_path: Path, old: str, new: str, options: tuple[str, ...], said: str
-) -> None:
+def test_impossible_scaling_is_refused(tmp_path: Path, old: str, new: str, options: Any, said: str) -> None:
     path = write(tmp_path, PHONE.replace(old, new, 1))
     with pytest.raises(ConfigError, match=re.escape(said)):
         scale(path, *options)
@@ -203,9 +202,7 @@ def sample(folder: Path, file: str, profile: str, every: int) -> tuple[measureme
         ("pi-4", "pi-5", "networks.csv"),
     ],
 )
-def test_scaled_times_of_a_measured_device_are_within_the_intervals(
-    tmp_path: Path, base: str, device: str, file: str
-) -> None:
+def test_intervals_hold_for_a_measured_device(tmp_path: Path, base: str, device: str, file: str) -> None:
     if file == "networks.csv":
         pytest.importorskip("timm", reason="needs edgefl[timm]", exc_type=Exception)
     steps = sample(tmp_path, file, device, 1 if file == "networks.csv" else 16)

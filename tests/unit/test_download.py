@@ -97,9 +97,7 @@ def test_missing_files_are_downloaded_once(
 
 
 @pytest.mark.usefixtures("requests")
-def test_an_archive_is_unpacked_into_its_folder_only(
-    cache: Path,
-) -> None:
+def test_an_archive_is_unpacked_into_its_folder_only(cache: Path) -> None:
     assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 2
     folder = cache / "cifar-10-batches-bin"
     names = {"data_batch_1.bin", "test_batch.bin", "outside.bin"}

@@ -25,9 +25,7 @@ for number in range(9):
 
 
 @pytest.mark.parametrize(("gated", "passes"), [(False, 3), (True, 7)])
-def test_a_failpoint_kills_after_its_number_of_counted_passes(
-    gated: bool, passes: int, tmp_path: Path
-) -> None:
+def test_a_failpoint_kills_after_its_counted_passes(gated: bool, passes: int, tmp_path: Path) -> None:
     file = tmp_path / "armed"
     points = {
         "EDGEFL_FAILPOINTS": "torn:0:0,sum:1:0,sum:0:2",

@@ -139,9 +139,7 @@ class Direct(strategies.FedAvg):  # type: ignore[misc]
         (Direct, 6),
     ],
 )
-def test_strategies_that_average_give_the_same_models(
-    make: Callable[[], Any], sums: int, summed: list[int]
-) -> None:
+def test_strategies_give_the_same_models(make: Callable[[], Any], sums: int, summed: list[int]) -> None:
     theirs, ours = make(), flower.fast(make())
     sent = ArrayRecord(plain(99))
     for strategy in (theirs, ours):  # as configure_train does

@@ -71,9 +71,7 @@ def test_errors_of_a_partitioner_are_one_line(cache: Path) -> None:
     assert not list(cache.glob("*"))
 
 
-def test_without_the_package_the_error_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("datasets", "flwr_datasets"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no', name='{name}')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

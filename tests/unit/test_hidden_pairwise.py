@@ -79,9 +79,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("lost", [(), (3,), (1, 7)])
-def test_the_masked_sum_of_the_arrived_updates_is_the_plain_sum_to_the_step(
-    lost: tuple[int, ...], world: World
-) -> None:
+def test_the_masked_sum_is_the_plain_sum_to_the_step(lost: tuple[int, ...], world: World) -> None:
     """Mutants: a dropout's masks left in the sum, its sign swapped, weights not applied by the client."""
     here = [client for client in COHORT.clients if client not in lost]
     world.write(*here)

@@ -84,9 +84,7 @@ def test_data_sets_without_equal_images_and_classes_are_refused(tmp_path: Path, 
     assert not cache.exists() or not list(cache.iterdir())
 
 
-def test_without_the_package_the_error_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_error_names_a_missing_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "datasets.py").write_text("raise ModuleNotFoundError('datasets', name='datasets')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     with pytest.raises(
