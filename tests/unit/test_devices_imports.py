@@ -33,11 +33,10 @@ def imported(format_name: str, content: str | bytes, folder: Path, **asked: Any)
     return FORMATS[format_name].read(path, ImportOptions(**asked))
 
 
-def written(made: ImportResult, folder: Path) -> Path:
+def written(made: ImportResult, folder: Path) -> None:
     for name, text in made.files.items():
         (folder / name).write_text(text)
     assert [problem for path in folder.glob("*.toml") for problem in check_file(path)] == []
-    return folder
 
 
 def networks(made: ImportResult, folder: Path) -> dict[str, Network]:

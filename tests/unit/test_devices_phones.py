@@ -269,7 +269,7 @@ def test_one_measured_time_sets_the_speed_of_a_profile_and_narrows_its_interval(
 PHONE = ("profiles", "from", "--core", "cortex-a76", "--mhz", "2200", "--network", "mobilenet_v2")
 
 
-@pytest.mark.parametrize("ms", ["0.001", "0.023", "23000", "1e7"])  # 0.023: given in seconds
+@pytest.mark.parametrize("ms", ["0.023", "23000"])  # 23 ms in seconds and in microseconds
 def test_a_measured_time_that_is_impossible_for_the_core_is_refused(edgefl: Shell, ms: str) -> None:
     expected = r"[\d.]+ to [\d.]+ milliseconds are expected of Cortex-A76, 2200 MHz"
     said = rf"--ms: must be from .* for mobilenet_v2 \({expected}\), got "

@@ -13,6 +13,7 @@ from statistics import NormalDist, fmean, pstdev
 import numpy as np
 import pytest
 from tables import arrows
+from test_devices_time_model import written
 
 from edgefl import devices, toml
 from edgefl.devices import check_file, profiles
@@ -59,12 +60,6 @@ network = "lte"
 [devices]
 pixel-4 = 2
 """
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "mine.toml"
-    path.write_text(text)
-    return path
 
 
 def test_every_profile_can_be_written_as_json() -> None:
@@ -181,7 +176,7 @@ CHANGES = [
 @pytest.mark.parametrize(("base", "old", "new", "said"), CHANGES, ids=lambda part: part[:40])
 def test_an_error_names_file_key_and_values(tmp_path: Path, base: str, old: str, new: str, said: str) -> None:
     assert old in base
-    path = write(tmp_path, base.replace(old, new, 1))
+    path = written(tmp_path, base.replace(old, new, 1))
     problems = check_file(path)
     assert any(problem.startswith(f"{path}: {said}") for problem in problems), problems
     assert all(problem.startswith(f"{path}: ") and "\n" not in problem for problem in problems)
@@ -197,7 +192,7 @@ def test_figures_that_describe_changes_over_time_are_checked(tmp_path: Path, tab
     table = table.replace("STEP", "{ temp_c = 40, freq_scale = 0.5 }")
     key = table.split(" ")[0].split(".")[0]
     known = "" if key == "cpu" else f'{key} = "a test"\n'
-    (problem,) = check_file(write(tmp_path, f"{table}\n{DEVICE}{known}"))
+    (problem,) = check_file(written(tmp_path, f"{table}\n{DEVICE}{known}"))
     assert said in problem
 
 
@@ -215,22 +210,22 @@ cpu.clusters = [
 def test_a_device_with_all_tables_is_valid(tmp_path: Path) -> None:
     text = DEVICE.replace("train = 1.5", "train = 1.5\ngemm = { 1t = 2, nt = 6 }\nelementwise = { 1t = 0.3 }")
     known = "".join(f'{table} = "a test"\n' for table in ("storage", "battery", "thermal", "availability"))
-    path = write(tmp_path, f"schema = 1\n{DYNAMIC}{text}{known}")
+    path = written(tmp_path, f"schema = 1\n{DYNAMIC}{text}{known}")
     assert check_file(path) == []
     device = devices.load_device(path)
     assert device.availability.intervals_s == ((0, 3600), (7200.5, 86400))
     assert (device.cpu.rate_gflops.train, device.cpu.rate_gflops.conv) == (1.5, None)
     plain = devices.to_json(device)
     assert plain["cpu"]["rate_gflops"]["gemm"] == {"1t": 2.0, "nt": 6.0}
-    assert devices.load_device(write(tmp_path, toml.write(plain))) == device
+    assert devices.load_device(written(tmp_path, toml.write(plain))) == device
 
 
 def test_check_file_reports_all_problems_but_only_the_version_of_a_newer_file(tmp_path: Path) -> None:
     for text in (DEVICE, NETWORK, FLEET):
-        assert check_file(write(tmp_path, text)) == []
+        assert check_file(written(tmp_path, text)) == []
     text = DEVICE.replace("train = 1.5", "trian = 1.5").replace("ram_mib", "ram")
-    assert len(check_file(write(tmp_path, text))) == 4
-    path = write(tmp_path, f"schema = 3\n{text}\n[tpu]\nx = 1")
+    assert len(check_file(written(tmp_path, text))) == 4
+    path = written(tmp_path, f"schema = 3\n{text}\n[tpu]\nx = 1")
     (problem,) = check_file(path)
     assert problem.startswith(f"{path}: schema: must be at most 2, the newest that this edgefl reads")
 
@@ -238,14 +233,14 @@ def test_check_file_reports_all_problems_but_only_the_version_of_a_newer_file(tm
 def test_paths_in_a_profile_are_relative_to_its_folder(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(DEVICE.replace('"mine"', '"own"'))
     fleet = FLEET.replace("pixel-4 = 2", '"./own.toml" = 2\npixel-4 = 1')
-    found = devices.load_fleet(write(tmp_path, fleet))
+    found = devices.load_fleet(written(tmp_path, fleet))
     assert found.devices == {str(tmp_path / "own.toml"): 2, "pixel-4": 1}
     network = NETWORK.replace("rate_mbps = 2.0", 'trace = "down.trace"')
-    assert devices.load_network(write(tmp_path, network)).down.trace == str(tmp_path / "down.trace")
+    assert devices.load_network(written(tmp_path, network)).down.trace == str(tmp_path / "down.trace")
 
 
 def test_a_missing_or_invalid_trace_is_reported(tmp_path: Path) -> None:
-    path = write(tmp_path, NETWORK.replace("rate_mbps = 2.0", 'trace = "down.trace"'))
+    path = written(tmp_path, NETWORK.replace("rate_mbps = 2.0", 'trace = "down.trace"'))
     (found,) = check_file(path)
     assert found.startswith(f"{path}: down.trace: trace ")
     assert "cannot be read" in found

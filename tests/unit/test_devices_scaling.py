@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_devices_time_model import written
 from typer.testing import CliRunner
 
 from edgefl import devices, toml
@@ -92,18 +93,12 @@ cpu = "its box"
 """
 
 
-def write(folder: Path, text: str) -> str:
-    path = folder / "mine.toml"
-    path.write_text(text)
-    return str(path)
-
-
 def scale(*arguments: object) -> str:
     return CliRunner().invoke(app, ["scale", *map(str, arguments)], catch_exceptions=False).output
 
 
 def test_scaling_keeps_the_rest_of_a_users_file(tmp_path: Path) -> None:
-    path, out = write(tmp_path, PHONE), tmp_path / "new" / "mine.toml"
+    path, out = written(tmp_path, PHONE), tmp_path / "new" / "mine.toml"
     assert scale(path, "--out", out) == f"wrote {out}\n"
     assert devices.check_file(out) == []
     mine, known = (load_device(name).runtime["torch"] for name in (out, "pi-4"))
@@ -128,8 +123,8 @@ def test_scaling_keeps_the_rest_of_a_users_file(tmp_path: Path) -> None:
 def test_a_file_of_any_layout_can_be_scaled_to_a_new_name(tmp_path: Path, old: str, new: str) -> None:
     classes = ("conv", "thin", "pointwise", "depthwise", "depthwise_backward", "matmul", "recurrent")
     rates = "".join(f"{name}_gflops = 1.0\n" for name in classes) + "error_factor = 2.0\n"
-    path, out = write(tmp_path, PHONE.replace(old, new.replace("{rates}", rates), 1)), tmp_path / "timed.toml"
-    scale(path, "--out", out)
+    text, out = PHONE.replace(old, new.replace("{rates}", rates), 1), tmp_path / "timed.toml"
+    scale(written(tmp_path, text), "--out", out)
     assert devices.check_file(out) == []
     assert load_device(out).id == "timed"
     assert load_device(out).runtime["torch"].conv_gflops > 1.0
@@ -137,7 +132,7 @@ def test_a_file_of_any_layout_can_be_scaled_to_a_new_name(tmp_path: Path, old: s
 
 def test_the_fastest_cores_of_the_list_select_the_measured_device(tmp_path: Path) -> None:
     first = '[[cpu.clusters]]\nuarch = "Cortex-A53"\ncores = 4\nmax_mhz = 1400\n\n[[cpu.clusters]]'
-    path = write(tmp_path, PHONE.replace("[[cpu.clusters]]", first, 1).replace("Cortex-A73", "Cortex-A76"))
+    path = written(tmp_path, PHONE.replace("[[cpu.clusters]]", first, 1).replace("Cortex-A73", "Cortex-A76"))
     assert base_of(load_device(path)) == "pi-5"
 
 
@@ -159,7 +154,7 @@ def test_the_fastest_cores_of_the_list_select_the_measured_device(tmp_path: Path
     ],
 )
 def test_impossible_scaling_is_refused(tmp_path: Path, old: str, new: str, options: Any, said: str) -> None:
-    path = write(tmp_path, PHONE.replace(old, new, 1))
+    path = written(tmp_path, PHONE.replace(old, new, 1))
     with pytest.raises(ConfigError, match=re.escape(said)):
         scale(path, *options)
 

@@ -51,7 +51,7 @@ class _Said:
         raise AssertionError
 
 
-def test_a_server_is_killed_at_its_failpoint_only_after_the_run_has_recovered(tmp_path: Path) -> None:
+def test_the_next_failpoint_is_armed_after_the_run_has_recovered(tmp_path: Path) -> None:
     plan = chaos.Plan(file=tmp_path / "none.toml", failpoints=1, only=frozenset({"sum", "torn", "die"}))
     killer = chaos._FailpointKiller(plan, seeds.stream(0, "chaos"), plan.only)
     places = killer.environment(tmp_path / "run")
@@ -63,7 +63,7 @@ def test_a_server_is_killed_at_its_failpoint_only_after_the_run_has_recovered(tm
         command.lines.append(f"{failpoints.SAYS}{place}")
         there.append(armed.exists())
         assert killer.turn(cast(Any, command), now_s, [], steady=False) == place
-    assert there == [True, False, False]  # armed again once the run has recovered
+    assert there == [True, False, False]  # not armed again before the run has recovered
     assert not killer.more
 
 
