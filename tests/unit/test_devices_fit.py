@@ -61,7 +61,7 @@ def test_three_rows_and_a_similar_device_give_the_speed() -> None:
 
 def without_recurrent(model: TimeModel, factor: float = 1.0) -> list[Row]:
     """Rows of networks without recurrent layers."""
-    works = [msgspec.structs.replace(row.work, recurrent_flop=0.0) for row in rows(model, 40)]
+    works = [msgspec.structs.replace(row.work, recurrent_flop=0.0) for row in rows(model, 20)]
     return [Row(network=f"net-{at}", work=w, seconds=model.seconds(w) * factor) for at, w in enumerate(works)]
 
 
