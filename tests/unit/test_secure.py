@@ -1,4 +1,4 @@
-"""Secure aggregation: exact sums of hidden updates, and every misuse refused."""
+"""Tests of secure aggregation with coded masks: sums are exact, and each misuse is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZE = 1001
 @pytest.mark.parametrize("clip", [1e-6, 0.1, 1.0, 3.7, 1e6])
 @pytest.mark.parametrize("total_weight", [1, 10, 640, 100 * 255])
 def test_the_error_of_a_sum_is_within_half_a_step_per_weight(clip: float, total_weight: int) -> None:
-    """K·step/2 with exact arithmetic; truncation instead of rounding would double it."""
+    """Compared with exact arithmetic; truncation instead of rounding would double the error."""
     fixed, rng = FixedPoint(clip, total_weight), np.random.default_rng(1)
     weights = [total_weight // 2, total_weight - total_weight // 2]
     assert fixed.total_weight * fixed.levels <= LARGEST_SUM < 4 * fixed.total_weight * fixed.levels
@@ -49,7 +49,7 @@ def test_the_error_of_a_sum_is_within_half_a_step_per_weight(clip: float, total_
         assert abs(Fraction(float(out[i])) - exact) <= bound
 
 
-def test_elements_beyond_the_clip_are_limited_and_counted() -> None:
+def test_elements_above_the_clip_are_clipped_and_counted() -> None:
     fixed, out = FixedPoint(0.5, 10), np.zeros(3, np.uint32)
     assert fixed.encode(out, np.array([0.75, -9, 0.25], np.float32), out) == 2
     decoded = np.empty(3, np.float32)
@@ -57,7 +57,7 @@ def test_elements_beyond_the_clip_are_limited_and_counted() -> None:
     assert decoded.tolist() == [0.5, -0.5, 0.25]
 
 
-def test_integer_weights_are_within_half_a_unit_and_equal_ones_are_exact() -> None:
+def test_integer_weights_are_within_half_a_unit_and_exact_if_weights_are_equal() -> None:
     weights = [(1 + tau) ** -0.5 / 10 for tau in range(21)]
     whole, unit = integer_weights(weights, 64)
     assert max(abs(n * unit - w) for n, w in zip(whole, weights, strict=True)) <= unit / 2
@@ -84,7 +84,7 @@ def test_words_of_p_or_more_are_replaced_by_uniform_ones() -> None:
 
 
 @pytest.mark.parametrize("updates", [10, 100])
-def test_sums_under_masks_are_the_sums_of_integers_whoever_is_lost(updates: int, tmp_path: Path) -> None:
+def test_masked_sums_equal_integer_sums_whichever_holders_are_lost(updates: int, tmp_path: Path) -> None:
     trial = Trial(SIZE, updates, tmp_path)
     sums, answers = trial.sums(), list(trial.answers())
     for rest in (answers, answers[1:], answers[3:], answers[:-3]):
@@ -94,8 +94,10 @@ def test_sums_under_masks_are_the_sums_of_integers_whoever_is_lost(updates: int,
 
 
 @pytest.mark.parametrize("wrong", ["truncates", "doubles"])
-def test_wrong_sums_are_found(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encoding that rounds to zero, and a client that sends twice its update."""
+def test_the_benchmark_detects_wrong_sums(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoding rounds towards zero, or a client sends twice its update."""
     trial, encode, mask = Trial(SIZE, 10, tmp_path), FixedPoint.encode, Sender.mask
 
     def truncate(self: FixedPoint, out: Words, update: Any, words: Words) -> int:
@@ -132,8 +134,7 @@ def test_any_shares_recover_a_weighted_sum_of_vectors() -> None:
 
 
 def test_t_shares_reveal_nothing_about_the_vector() -> None:
-    """For any T shares and any two vectors there is noise that gives the same shares: the noise of any T
-    holders is invertible. A code whose noise fills fewer coefficients fails."""
+    """For any T shares and any two vectors, some noise gives the same shares."""
     code = Code(size=2, holders=4, recover=3, private=2)
     zero, other = np.zeros(2, np.uint32), np.array([7, 9], np.uint32)
     for pair in ((0, 1), (1, 3), (2, 3)):
@@ -150,7 +151,7 @@ def test_t_shares_reveal_nothing_about_the_vector() -> None:
 
 
 def solved(columns: list[list[int]], target: list[int]) -> list[int]:
-    """x with Σ x_j · columns[j] = target modulo p, by Gaussian elimination; fails if singular."""
+    """Return x with Σ x_j · columns[j] = target modulo p, by Gaussian elimination; fail if singular."""
     n = len(target)
     rows = [[columns[j][i] for j in range(n)] + [target[i] % PRIME] for i in range(n)]
     for i in range(n):
@@ -168,7 +169,7 @@ def solved(columns: list[list[int]], target: list[int]) -> list[int]:
 
 
 class Buffer:
-    """Clients 0 … count−1 that each sent one update, their holders, and the request of the sum."""
+    """Clients 0 … count−1, each of which sent one update, their holders, and the request for the sum."""
 
     def __init__(self, count: int = 4, *, clip: float = 4.0, staleness: int = 3, **rules: int) -> None:
         numbers = {"holders": 5, "recover": 4, "private": 1, "least": 3, "resolution": 64} | rules
@@ -197,7 +198,7 @@ class Buffer:
         return [Member(k, name, n, sealed[holder - 1]) for k, (name, n, sealed) in enumerate(parts)]
 
     def answers(self, **changes: Any) -> list[Answer]:
-        """The holders' answers; ``changes`` apply to member 1 of each request."""
+        """Return the holders' answers; ``changes`` apply to member 1 of each request."""
         found = []
         for holder in self.holders:
             members = self.members(holder.number)
@@ -210,12 +211,18 @@ class Buffer:
         return unmasked(self.rules, masked or self.masked, self.weights, answers)
 
 
-@pytest.mark.parametrize("count", [10, 100])
-@pytest.mark.parametrize("lost", [0, 1, 3])
-def test_a_masked_sum_is_the_plain_sum_to_the_step(count: int, lost: int) -> None:
-    """Staleness 0 to 20, up to 30% of the holders offline."""
-    buffer = Buffer(count, staleness=20, holders=10, recover=7, private=2)
-    made = buffer.sum(buffer.answers()[lost:])
+def refused(buffer: Buffer, why: str, **changes: Any) -> None:
+    """Check that each holder refuses the request, so that no sum is revealed."""
+    answers = buffer.answers(**changes)
+    with pytest.raises(SecureError, match=why):
+        buffer.sum(answers)
+    assert not any(answer.share for answer in answers)
+
+
+def test_a_masked_sum_is_the_plain_sum_to_the_step() -> None:
+    """With staleness 0 to 20, and 30% of the holders offline."""
+    buffer = Buffer(10, staleness=20, holders=10, recover=7, private=2)
+    made = buffer.sum(buffer.answers()[3:])
     pairs = zip(buffer.weights, buffer.updates, strict=True)
     plain = np.sum([n * u.astype(np.float64) for n, u in pairs], axis=0)
     bound = buffer.rules.fixed.step * sum(buffer.weights) / 2 + 2.0**-23 * np.abs(plain)
@@ -223,7 +230,7 @@ def test_a_masked_sum_is_the_plain_sum_to_the_step(count: int, lost: int) -> Non
 
 
 def test_a_mask_is_used_for_one_update_of_one_trip() -> None:
-    """Masks that depend on the trip alone fail: the difference of two updates would be visible."""
+    """If a mask depended on the trip alone, the difference of two updates would be visible."""
     buffer = Buffer()
     again, changed = np.empty(SIZE, np.uint32), buffer.updates[0].copy()
     changed[0] += 0.5
@@ -235,8 +242,6 @@ def test_a_mask_is_used_for_one_update_of_one_trip() -> None:
 
 def test_a_repeated_trip_sends_the_same_bytes() -> None:
     buffer, again = Buffer(), np.empty(SIZE, np.uint32)
-    buffer.senders[0].mask(again, buffer.updates[0], 0)
-    buffer.answers()
     name, sealed = buffer.senders[0].mask(again, buffer.updates[0], 0)
     assert (name, sealed) == (buffer.names[0], buffer.sealed[0])
     assert np.array_equal(again, buffer.masked[0])
@@ -249,27 +254,38 @@ def test_a_masked_update_does_not_show_the_update() -> None:
     assert np.count_nonzero(plain == buffer.masked[0]) < 3
 
 
-def refused(buffer: Buffer, why: str, **changes: Any) -> None:
-    answers = buffer.answers(**changes)
-    with pytest.raises(SecureError, match=why):
-        buffer.sum(answers)
-    assert not any(answer.share for answer in answers)
+@pytest.mark.parametrize(
+    ("least", "changes", "why"),
+    [
+        (4, {"client": 0}, "the sum includes updates from 3 clients; at least 4 are required"),
+        (3, {"client": 77}, "client 77 is unknown"),
+        # Such weights would reveal an update, or the sum would overflow.
+        *(
+            (3, {"weight": n}, f"the weight of client 1 is {n}; 1 to 64 is allowed")
+            for n in (0, -1, 65, 2**40)
+        ),
+    ],
+)
+def test_a_request_that_violates_the_rules_is_refused(least: int, changes: dict[str, int], why: str) -> None:
+    refused(Buffer(least=least), why, **changes)
 
 
-def test_1_fewer_answers_than_needed() -> None:
+def test_weights_whose_sum_could_overflow_are_refused() -> None:
     buffer = Buffer()
-    with pytest.raises(SecureError, match="3 holders answered; 4 are needed"):
-        buffer.sum(buffer.answers()[:3])
+    tight = msgspec.structs.replace(buffer.rules, fixed=FixedPoint(4.0, sum(buffer.weights) - 1))
+    for holder in buffer.holders:
+        holder._rules = tight
+    refused(buffer, "the weights add up to .*: the sum could overflow")
 
 
-def test_2_an_altered_sealed_share() -> None:
+def test_an_altered_sealed_share_is_refused() -> None:
     buffer = Buffer()
     first = buffer.sealed[1][0]
     buffer.sealed[1] = [bytes([first[0] ^ 1]) + first[1:]] * 5
     refused(buffer, "a sealed message was altered")
 
 
-def test_3_a_share_for_another_holder_or_of_another_sender() -> None:
+def test_a_share_for_another_holder_or_from_another_sender_is_refused() -> None:
     buffer = Buffer()
     buffer.sealed[1] = buffer.sealed[1][::-1]
     answers = buffer.answers()
@@ -278,23 +294,20 @@ def test_3_a_share_for_another_holder_or_of_another_sender() -> None:
     refused(buffer, "another sender", sealed=buffer.sealed[2][0])
 
 
-def test_4_a_mask_that_is_in_the_sum_twice() -> None:
+def test_a_mask_that_is_in_the_sum_twice_is_refused() -> None:
     buffer = Buffer()
     refused(buffer, "one mask is in the sum twice", mask=buffer.names[0])
 
 
-def test_5_a_mask_that_was_used_in_another_sum() -> None:
-    """With one update fewer, or with another weight: the difference of the sums would reveal an update."""
-    for change in ({"weight": 63}, {"client": 0}):
-        buffer = Buffer()
-        buffer.answers()
-        refused(buffer, "was used in another sum", **change)
+@pytest.mark.parametrize("change", [{"weight": 63}, {"client": 0}, None])
+def test_a_mask_that_was_used_in_another_sum_is_refused(change: dict[str, int] | None) -> None:
+    """The difference of two sums with another weight, or with one update fewer (None), reveals an update."""
     buffer = Buffer()
-    first = buffer.answers()
-    buffer.weights, buffer.names = buffer.weights[:3], buffer.names[:3]
-    buffer.sealed = buffer.sealed[:3]
-    refused(buffer, "was used in another sum")
-    assert all(answer.share for answer in first)
+    assert all(answer.share for answer in buffer.answers())
+    if change is None:
+        for given in (buffer.weights, buffer.names, buffer.sealed):
+            del given[3:]  # type: ignore[attr-defined]
+    refused(buffer, "was used in another sum", **(change or {}))
 
 
 def test_the_same_request_has_the_same_answer() -> None:
@@ -303,30 +316,23 @@ def test_the_same_request_has_the_same_answer() -> None:
     assert buffer.answers() == buffer.answers()
 
 
-def test_6_too_few_clients_in_the_sum() -> None:
-    buffer = Buffer(4, least=4)
-    refused(buffer, "the sum includes updates from 3 clients; at least 4 are required", client=0)
-
-
-def test_7_weights_out_of_range_would_reveal_or_wrap() -> None:
-    for weight in (0, -1, 65, 2**40):
-        refused(Buffer(), f"the weight of client 1 is {weight}; 1 to 64 is allowed", weight=weight)
-    buffer = Buffer()
-    tight = msgspec.structs.replace(buffer.rules, fixed=FixedPoint(4.0, sum(buffer.weights) - 1))
-    for holder in buffer.holders:
-        holder._rules = tight
-    refused(buffer, "the weights add up to .*: the sum could overflow")
-
-
-def test_8_a_holder_that_answers_twice() -> None:
+def test_missing_repeated_and_malformed_answers_are_refused() -> None:
     buffer = Buffer()
     answers = buffer.answers()
-    with pytest.raises(SecureError, match="holder 1 answered twice"):
-        buffer.sum([answers[0], *answers])
+    first, *others = answers
+    for given, why in (
+        (answers[:3], "3 holders answered; 4 are needed"),
+        ([first, *answers], "holder 1 answered twice"),
+        ([Answer(1, b"123"), *others], r"has 3 bytes, not"),
+        ([Answer(1, b"\xff" * len(first.share)), *others], "not below p"),
+        ([Answer(9, first.share), *others], "a share of holder 9 arrived; holders are numbered from 1 to 5"),
+    ):
+        with pytest.raises(SecureError, match=why):
+            buffer.sum(given)
 
 
 @pytest.mark.parametrize("change", [1, 2**31, PRIME - 1])
-def test_9_a_wrong_answer_contradicts_the_others(change: int) -> None:
+def test_a_wrong_answer_contradicts_the_others(change: int) -> None:
     buffer = Buffer()
     answers = buffer.answers()
     words = np.frombuffer(answers[2].share, np.uint32).copy()
@@ -336,45 +342,27 @@ def test_9_a_wrong_answer_contradicts_the_others(change: int) -> None:
         buffer.sum(answers)
 
 
-def test_10_a_wrong_answer_without_others_to_contradict_it() -> None:
-    """With exactly U answers: the masks do not cancel, and the sum is not returned."""
+def test_a_sum_whose_masks_do_not_cancel_is_not_returned() -> None:
+    """With a wrong answer among exactly U answers, or a masked update that was not requested."""
     buffer = Buffer()
-    answers = buffer.answers()[:4]
+    answers = buffer.answers()
     noise = masks.expand(bytes(32), buffer.rules.code.share_size)
-    answers[0] = Answer(1, noise.tobytes())
-    with pytest.raises(SecureError, match="the masks do not cancel"):
-        buffer.sum(answers)
+    for given, masked in (
+        ([Answer(1, noise.tobytes()), *answers[1:4]], buffer.masked),
+        (answers, [buffer.masked[0], *buffer.masked[:3]]),
+    ):
+        with pytest.raises(SecureError, match="the masks do not cancel"):
+            buffer.sum(given, masked)
 
 
-def test_11_a_masked_update_that_is_not_the_requested_one() -> None:
-    buffer = Buffer()
-    answers = buffer.answers()
-    with pytest.raises(SecureError, match="the masks do not cancel"):
-        buffer.sum(answers, [buffer.masked[0], *buffer.masked[:3]])
-
-
-def test_12_malformed_answers() -> None:
-    buffer = Buffer()
-    answers = buffer.answers()
-    for share, why in ((b"123", r"has 3 bytes, not"), (b"\xff" * len(answers[0].share), "not below p")):
-        with pytest.raises(SecureError, match=why):
-            buffer.sum([Answer(1, share), *answers[1:]])
-    with pytest.raises(SecureError, match="a share of holder 9 arrived; holders are numbered from 1 to 5"):
-        buffer.sum([Answer(9, answers[0].share), *answers[1:]])
-
-
-def test_13_an_unknown_client() -> None:
-    refused(Buffer(), "client 77 is unknown", client=77)
-
-
-def test_14_an_update_that_is_not_finite_is_not_sent() -> None:
+def test_an_update_that_is_not_finite_is_not_sent() -> None:
     buffer = Buffer()
     for value in (np.nan, np.inf):
         with pytest.raises(SecureError, match="the update is not finite"):
             buffer.senders[0].mask(buffer.masked[0], np.full(SIZE, value, np.float32), 0)
 
 
-def test_15_keys_that_are_missing_copied_or_invalid() -> None:
+def test_missing_copied_and_invalid_keys_are_refused() -> None:
     buffer, keys = Buffer(), KeyPair.new()
     with pytest.raises(SecureError, match="keys of 1 holders are known; 5 are needed"):
         Sender(0, keys, {1: keys.public}, buffer.rules)
@@ -384,7 +372,7 @@ def test_15_keys_that_are_missing_copied_or_invalid() -> None:
         keys.seal(bytes(32), b"purpose", b"")
 
 
-def test_16_a_threshold_that_permits_two_sums_with_one_mask() -> None:
+def test_a_threshold_that_permits_two_sums_with_one_mask_is_refused() -> None:
     with pytest.raises(ValueError, match=r"recover must be at least 4 \(got 3\)"):
         Buffer(holders=5, recover=3, private=1)
     for wrong in ({"private": 0}, {"private": 4}, {"recover": 6}):
@@ -393,7 +381,7 @@ def test_16_a_threshold_that_permits_two_sums_with_one_mask() -> None:
 
 
 def test_a_server_that_splits_the_holders_obtains_one_sum_at_most() -> None:
-    """Two requests with one mask, each to some of the holders: one of them lacks answers."""
+    """Of two requests with one mask to different holders, one has too few answers."""
     buffer = Buffer()
     one = [h.answer(Request(buffer.members(h.number))) for h in buffer.holders[:3]]
     buffer.weights[1] -= 1

@@ -1,4 +1,4 @@
-"""Pairwise masks of rounds: exact sums with dropouts, and every misuse refused."""
+"""Tests of pairwise masks for rounds: sums are exact despite dropouts, and each misuse is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = 333
 
 
 class Round:
-    """Clients 1 … count, whose shares are exchanged."""
+    """Clients 1 … count, which have exchanged their shares."""
 
     def __init__(self, count: int = 5, threshold: int = 3) -> None:
         clients = frozenset(range(1, count + 1))
@@ -53,7 +53,7 @@ def test_a_masked_sum_is_the_plain_sum_to_the_step(lost: tuple[int, ...]) -> Non
     assert (np.abs(made - plain) <= allowed).all()
 
 
-def test_too_few_uploads_or_reveals() -> None:
+def test_too_few_uploads_or_reveals_are_refused() -> None:
     world = Round()
     masked = world.masked(1, 2, 3)
     with pytest.raises(SecureError, match="2 clients uploaded; at least 3 are required"):
@@ -66,23 +66,19 @@ def test_too_few_uploads_or_reveals() -> None:
         world.sum(masked, world.revealed(masked)[:2])
 
 
-def test_a_client_reveals_once_so_no_client_is_both_arrived_and_missing() -> None:
+def test_a_client_uploads_once_and_reveals_once() -> None:
+    """Otherwise the server could learn both secrets of another client."""
     world = Round()
     masked = world.masked()
+    with pytest.raises(SecureError, match="already uploaded in this round"):
+        world.clients[1].mask(world.updates[1], 1)
     first = world.clients[1].reveal(frozenset(masked))
     assert not first.keys
     with pytest.raises(SecureError, match="already revealed"):
         world.clients[1].reveal(frozenset(masked) - {2})
 
 
-def test_a_client_uploads_once() -> None:
-    world = Round()
-    world.masked()
-    with pytest.raises(SecureError, match="already uploaded in this round"):
-        world.clients[1].mask(world.updates[1], 1)
-
-
-def test_altered_replayed_and_unexpected_shares() -> None:
+def test_altered_replayed_and_unexpected_shares_are_refused() -> None:
     world = Round()
     fresh = Participant(1, world.rules)
     with pytest.raises(SecureError, match="unexpected shares of client 2"):
@@ -95,16 +91,14 @@ def test_altered_replayed_and_unexpected_shares() -> None:
         world.clients[1].receive(2, world.sealed[2][1])
 
 
-def test_replaced_copied_and_missing_adverts() -> None:
+def test_replaced_copied_and_missing_adverts_are_refused() -> None:
     world = Round()
     fresh = Participant(1, world.rules)
-    with pytest.raises(SecureError, match="replaced or copied"):
-        fresh.shares(world.adverts.values())
-    second = world.adverts[3]
-    with pytest.raises(SecureError, match="replaced or copied"):
-        fresh.shares(
-            (world.adverts | {1: fresh.advert(), 2: Advert(2, second.mask_key, second.seal_key)}).values()
-        )
+    third = world.adverts[3]
+    copied = {1: fresh.advert(), 2: Advert(2, third.mask_key, third.seal_key)}
+    for adverts in (world.adverts, world.adverts | copied):
+        with pytest.raises(SecureError, match="replaced or copied"):
+            fresh.shares(adverts.values())
     with pytest.raises(SecureError, match=r"sent keys \(1\) are not those of the round \(5\)"):
         fresh.shares([fresh.advert()])
 
@@ -133,7 +127,7 @@ def test_thresholds_of_half_or_less_are_refused() -> None:
             Round(count, threshold)
 
 
-def test_secrets_need_the_threshold() -> None:
+def test_as_many_shares_as_the_threshold_recover_a_secret() -> None:
     shares = split(b"\xff" * 32, range(1, 6), 3)
     assert join({k: shares[k] for k in (5, 1, 3)}, 3) == b"\xff" * 32
     other = split(bytes(32), range(1, 6), 3)

@@ -1,4 +1,4 @@
-"""The trusted aggregator: plain sums of sealed updates, and every misuse refused."""
+"""Tests of the trusted aggregator: it returns plain sums of sealed updates, and refuses each misuse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class World:
         self.sealed = [SealedUpdate(c, name, w, box) for c, ((name, box), w) in enumerate(parts)]
 
     def refused(self, why: str, **changes: Any) -> None:
-        """Refused with the last update changed."""
+        """Check that the sum is refused if the last update has these changes."""
         changed = [*self.sealed[:-1], msgspec.structs.replace(self.sealed[-1], **changes)]
         with pytest.raises(SecureError, match=why):
             self.aggregator.sum(changed)
@@ -46,7 +46,7 @@ def test_a_sum_has_the_bits_of_the_plain_sum() -> None:
     assert world.aggregator.sum(world.sealed).tobytes() == plain.tobytes()  # a repeated request
 
 
-def test_a_sealed_update_does_not_show_the_update_and_repeats_only_for_the_same_trip() -> None:
+def test_a_sealed_update_is_encrypted_and_has_the_same_bytes_only_for_the_same_trip() -> None:
     world = World()
     keys, update = world.keys[0], world.updates[0]
     first = world.sealed[0]
@@ -57,7 +57,7 @@ def test_a_sealed_update_does_not_show_the_update_and_repeats_only_for_the_same_
     assert other[1][:64] != first.sealed[:64]
 
 
-def test_altered_redirected_and_unknown_updates() -> None:
+def test_altered_and_exchanged_updates_and_unknown_clients_are_refused() -> None:
     world = World()
     box = world.sealed[-1].sealed
     world.refused("altered", sealed=bytes([box[0] ^ 1]) + box[1:])
@@ -66,7 +66,7 @@ def test_altered_redirected_and_unknown_updates() -> None:
     world.refused("client 9 is unknown", client=9)
 
 
-def test_an_update_counts_once() -> None:
+def test_an_update_that_is_in_two_sums_is_refused() -> None:
     world = World()
     world.refused("one update is in the sum twice", name=world.sealed[0].name)
     world.aggregator.sum(world.sealed)
@@ -75,7 +75,7 @@ def test_an_update_counts_once() -> None:
         world.aggregator.sum(world.sealed[:3])
 
 
-def test_few_clients_and_weights_that_single_one_out() -> None:
+def test_sums_of_few_clients_and_weights_that_single_out_a_client_are_refused() -> None:
     world = World()
     with pytest.raises(SecureError, match="updates from 2 clients; at least 3 are required"):
         world.aggregator.sum(world.sealed[:2])
@@ -86,7 +86,7 @@ def test_few_clients_and_weights_that_single_one_out() -> None:
         world.refused("it must be above 0", weight=weight)
 
 
-def test_wrong_sizes_and_numbers() -> None:
+def test_updates_of_wrong_size_or_with_nan_are_refused() -> None:
     world = World()
     name, box = seal(world.keys[3], world.own.public, 3, 5, np.ones(3, np.float32))
     world.refused("has 12 bytes", name=name, sealed=box)

@@ -1,4 +1,4 @@
-"""Statistics over seeds: estimates, smoothed passages of a target, ratios of costs, bands."""
+"""Tests of statistics over seeds: estimates, bands, areas, and the time at which a curve passes a target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgefl.results.statistics import area, estimate, passage, summary_curve
 from tests.reports import noisy_curve
 
 
-def test_an_estimate_is_students() -> None:
+def test_an_estimate_has_students_interval() -> None:
     mean, half = estimate([1.0, 2.0, 3.0, 4.0])
     assert mean == 2.5
     assert half == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2, rel=1e-6)
@@ -28,8 +28,8 @@ def test_the_band_is_students_interval_of_the_mean() -> None:
     np.testing.assert_allclose(mean - low, high - mean)
 
 
-def test_a_passage_is_that_of_the_curve_and_not_of_its_swings() -> None:
-    """Of 40 curves that truly pass 0.7 at 451 the first touch is early, and varies more than the smoothed."""
+def test_the_smoothed_passage_is_less_biased_than_the_first_touch() -> None:
+    """The curves without noise pass 0.7 at 451; the first touch is earlier, and varies more."""
     true = 300 * math.log(0.9 / 0.2)
     found = [noisy_curve(1.0, seed) for seed in range(40)]
     touched = [next(c for c, a in zip(*curve, strict=True) if a >= 0.7) for curve in found]
@@ -39,8 +39,7 @@ def test_a_passage_is_that_of_the_curve_and_not_of_its_swings() -> None:
     assert np.std(smooth) < np.std(touched)
 
 
-def test_how_often_a_curve_is_measured_does_not_decide_a_race() -> None:
-    """The same curve, measured four times as often: by first touch it wins, smoothed it does not."""
+def test_the_passage_does_not_depend_on_the_frequency_of_evaluations() -> None:
     passages = {
         period: np.mean([passage(*noisy_curve(1.0, seed, 0.0, period), 0.7) for seed in range(3)])
         for period in (10.0, 40.0)
@@ -48,6 +47,6 @@ def test_how_often_a_curve_is_measured_does_not_decide_a_race() -> None:
     assert passages[10.0] == pytest.approx(passages[40.0], rel=0.02)
 
 
-def test_an_area_takes_all_of_the_budget() -> None:
+def test_an_area_is_the_mean_over_the_whole_budget() -> None:
     assert area([0, 50, 100, 300], [0.0, 0.5, 0.5, 0.9], budget=100) == pytest.approx(0.375)
     assert area([0, 50], [0.0, 0.5], budget=100) == pytest.approx(0.375)

@@ -1,9 +1,9 @@
+"""Tests of the writer of the record, and of reading what it wrote."""
+
 from __future__ import annotations
 
 import math
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_events_come_back_typed_and_in_order(store: Store, tmp_path: Path) -> None:
+def test_events_are_read_typed_and_in_order(store: Store, tmp_path: Path) -> None:
     assert [store.journal(event) for event in EVENTS] == [1, 2, 3, 4, 5, 6]
     store.commit()
     assert list(store.replay()) == list(enumerate(EVENTS, 1))
@@ -45,18 +45,18 @@ def test_events_come_back_typed_and_in_order(store: Store, tmp_path: Path) -> No
         assert list(record.events()) == list(enumerate(EVENTS, 1))
 
 
-def test_nothing_is_seen_before_commit_and_all_after(store: Store, tmp_path: Path) -> None:
+def test_readers_see_rows_only_after_their_commit(store: Store, tmp_path: Path) -> None:
     store.journal(EVENTS[0])
     store.trip(trip(0))
     with Record(tmp_path) as before:
         assert before.trips["task"].size == 0
         store.commit()
-        assert before.trips["task"].tolist() == []  # one moment, whatever the writer does meanwhile
+        assert before.trips["task"].tolist() == []  # a reader sees one state of the record
     with Record(tmp_path) as after:
         assert after.trips["task"].tolist() == [0]
 
 
-def test_every_field_of_a_trip_survives(store: Store, tmp_path: Path) -> None:
+def test_every_field_of_a_trip_is_kept(store: Store, tmp_path: Path) -> None:
     row = TripRow(
         task=7, client=2, base_version=4, trip=1, sent_s=1.25, received_s=1.5, arrived_s=9.75, staleness=3,
         reason="late", examples=60, steps=5, loss=0.5, trained_version=4, down_bytes=1 << 40, up_bytes=12,
@@ -76,7 +76,7 @@ def test_every_field_of_a_trip_survives(store: Store, tmp_path: Path) -> None:
             record.trips["speed"]
 
 
-def test_missing_values_have_one_form_each(store: Store, tmp_path: Path) -> None:
+def test_each_missing_value_is_read_as_nan_as_minus_1_as_0_or_as_empty(store: Store, tmp_path: Path) -> None:
     store.trip(trip(0, loss=math.nan))
     store.commit()
     with Record(tmp_path) as record:
@@ -88,7 +88,7 @@ def test_missing_values_have_one_form_each(store: Store, tmp_path: Path) -> None
             trips["task"][0] = 1
 
 
-def test_fate_and_weight_come_later(store: Store, tmp_path: Path) -> None:
+def test_fate_and_weight_are_added_to_a_trip_that_is_already_written(store: Store, tmp_path: Path) -> None:
     for task in range(4):
         store.trip(trip(task, arrived_s=1.0))
     store.commit()
@@ -111,7 +111,7 @@ def test_fate_and_weight_come_later(store: Store, tmp_path: Path) -> None:
         assert sums == [(5, [0, 1, 0], [0.25, 0.5, 0.125]), (6, [1], [1.0])]
 
 
-def test_wrong_arguments_are_named(store: Store) -> None:
+def test_an_error_names_the_wrong_argument(store: Store) -> None:
     with pytest.raises(ValueError, match=r"fate must be one of applied.*got 'eaten'"):
         store.released(0, "eaten")
     with pytest.raises(ValueError, match="got 1 weights for 2 tasks"):
@@ -124,7 +124,7 @@ def test_wrong_arguments_are_named(store: Store) -> None:
         store.truncate(1)
 
 
-def test_meta_is_typed(store: Store, tmp_path: Path) -> None:
+def test_meta_fields_are_kept_with_their_types(store: Store, tmp_path: Path) -> None:
     store.set_meta(
         strategy="fedbuff", seed=3, time_scale=2, memory=MemoryUse(server_mib=5.0, clients_mib={7: 1.5}),
         aggregation=Aggregation(backend="c", bytes=1 << 50), steal=math.nan,
@@ -139,7 +139,7 @@ def test_meta_is_typed(store: Store, tmp_path: Path) -> None:
     assert meta.steal is None
 
 
-def test_small_tables_survive(store: Store, tmp_path: Path) -> None:
+def test_rows_of_the_other_tables_are_kept(store: Store, tmp_path: Path) -> None:
     clients = [client(0, "pi-4", 2.5, 1, 2), client(1)]
     store.clients(clients)
     store.version(version(1, 2.0, updates=5))
@@ -173,11 +173,15 @@ def dump(folder: Path) -> list[str]:
     return lines
 
 
+def arrive(store: Store, k: int) -> None:
+    store.journal(Arrived(client=0, task=k, base_version=k, examples=1, steps=1, loss=0.0, at_s=k))
+    store.trip(trip(k, arrived_s=float(k)))
+
+
 def act(store: Store, first: int, last: int) -> None:
-    """A coherent run: task k arrives at event 2k+1; event 2k+2 says that k−1 and k made version k+1."""
+    """Write a run: task k arrives with event 2k+1; with event 2k+2 tasks k−1 and k make version k+1."""
     for k in range(first, last):
-        store.journal(Arrived(client=0, task=k, base_version=k, examples=1, steps=1, loss=0.0, at_s=k))
-        store.trip(trip(k, arrived_s=float(k)))
+        arrive(store, k)
         tasks = [k] if k == 0 else [k - 1, k]
         store.applied(k + 1, tasks, [0.5] * len(tasks))
         store.version(version(k + 1, float(k), updates=len(tasks)))
@@ -189,8 +193,8 @@ def act(store: Store, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 5, 6, 12])
-def test_truncate_gives_the_record_of_that_moment(tmp_path: Path, cut: int) -> None:
-    with Store(tmp_path / ".." / tmp_path.name) as long:
+def test_a_truncated_record_equals_one_that_ended_at_that_event(tmp_path: Path, cut: int) -> None:
+    with Store(tmp_path) as long:
         act(long, 0, 6)
         long.incident(1.0, 0, "death")
         long.journal(Ticked(at_s=9.0))  # never committed
@@ -201,25 +205,25 @@ def test_truncate_gives_the_record_of_that_moment(tmp_path: Path, cut: int) -> N
     with Store(other) as short:
         act(short, 0, cut // 2)
         if cut % 2:
-            k = cut // 2
-            short.journal(Arrived(client=0, task=k, base_version=k, examples=1, steps=1, loss=0.0, at_s=k))
-            short.trip(trip(k, arrived_s=float(k)))
+            arrive(short, cut // 2)
     assert dump(tmp_path) == dump(other)
     with Record(tmp_path) as record:
         assert [row.kind for row in record.incidents] == ["death"]
 
 
-def test_the_first_model_s_measurement_stays_where_no_version_was_made_yet(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
-        store.evaluation(evaluation(0))
-        store.journal(Evaluated(version=0, at_s=0.0, accuracy=0.1))
-        store.journal(Ticked(at_s=9.0))
-        store.truncate(1)
+def test_truncation_before_the_first_version_keeps_the_evaluation_of_version_0(
+    store: Store, tmp_path: Path
+) -> None:
+    store.evaluation(evaluation(0))
+    store.journal(Evaluated(version=0, at_s=0.0, accuracy=0.1))
+    store.journal(Ticked(at_s=9.0))
+    store.truncate(1)
+    store.commit()
     with Record(tmp_path) as record:
         assert [row.version for row in record.evaluations] == [0]
 
 
-def test_a_record_goes_on_where_it_was_left(tmp_path: Path) -> None:
+def test_a_reopened_record_continues_where_it_ended(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         act(store, 0, 2)
     with Store(tmp_path) as store:
@@ -232,40 +236,8 @@ def test_a_record_goes_on_where_it_was_left(tmp_path: Path) -> None:
     assert dump(tmp_path) == dump(whole)
 
 
-WRITER = """
-import sys
-from edgefl.core.events import Joined
-from edgefl.results.store import Store
-store = Store(sys.argv[1])
-for k in range(50):
-    store.journal(Joined(client=k, at_s=0.0))
-    if k % 10 == 9:
-        store.commit()
-for k in range(50, 60):
-    store.journal(Joined(client=k, at_s=0.0))
-print("committed", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_a_kill_loses_nothing_that_was_committed(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"committed\n"
-        writer.kill()
-        writer.wait()
-    with Record(tmp_path) as record:
-        assert len(list(record.events())) == 50
-    with Store(tmp_path) as store:
-        assert store.seq == 50
-        assert [event for _, event in store.replay()] == [Joined(client=k, at_s=0.0) for k in range(50)]
-
-
-def test_a_reader_holds_nothing_up_however_long_it_looks(tmp_path: Path, monkeypatch: Any) -> None:
-    """Whatever would wait for the reader would wait for a week."""
+def test_a_writer_does_not_wait_for_a_reader(tmp_path: Path, monkeypatch: Any) -> None:
+    """A writer that waits for the reader would wait for a week."""
     monkeypatch.setattr("edgefl.results.store.WAIT_MS", 7 * 86_400_000)
 
     def write(folder: Path) -> None:
@@ -288,22 +260,22 @@ def test_a_reader_holds_nothing_up_however_long_it_looks(tmp_path: Path, monkeyp
             writer = threading.Thread(target=write, args=[folder], daemon=True)
             writer.start()
             writer.join(timeout=120.0)
-            assert not writer.is_alive(), "the reader held it up"
+            assert not writer.is_alive(), "the writer waits for the reader"
             if folder == live:
-                assert len(list(reader.events())) == 1, "still the same moment"
+                assert len(list(reader.events())) == 1, "the reader sees a later state"
                 store.close(commit=False)
     for folder in (live, ended):
         with Record(folder) as record:
             assert len(list(record.events())) == 4
 
 
-def test_a_record_that_somebody_removed_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_removed_record_is_not_created_again(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="not found: it was removed"):
         Store(tmp_path, create=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_record_is_one_file_and_reads_from_a_closed_folder(tmp_path: Path) -> None:
+def test_a_closed_record_is_one_file_with_its_seal_and_readable_in_a_read_only_folder(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.set_meta(strategy="fedbuff")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["record.sqlite", "record.sqlite-seal"]
@@ -315,14 +287,14 @@ def test_a_finished_record_is_one_file_and_reads_from_a_closed_folder(tmp_path: 
         tmp_path.chmod(0o700)
 
 
-def ask(path: Path, statement: str) -> None:
+def execute(path: Path, statement: str) -> None:
     with sqlite3.connect(path) as db:
         db.execute(statement)
     db.close()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "message"),
     [
         ("PRAGMA user_version = 99", r"was written by a newer edgefl \(schema 99; this one reads 5\)"),
         ("PRAGMA user_version = 0", "was written by an older edgefl"),
@@ -332,14 +304,17 @@ def ask(path: Path, statement: str) -> None:
         (5000, "damaged"),
     ],
 )
-def test_another_file_is_refused_and_stays(tmp_path: Path, spoil: str | bytes | int, message: str) -> None:
+def test_a_file_that_is_not_a_record_is_refused_and_stays_unchanged(
+    tmp_path: Path, damage: str | bytes | int, message: str
+) -> None:
+    """Damage is an SQL statement, other content, or the length to which the file is cut."""
     with Store(tmp_path) as store:
         act(store, 0, 3)
     path = tmp_path / "record.sqlite"
-    if isinstance(spoil, str):
-        ask(path, spoil)
+    if isinstance(damage, str):
+        execute(path, damage)
     else:
-        path.write_bytes(spoil if isinstance(spoil, bytes) else path.read_bytes()[:spoil])
+        path.write_bytes(damage if isinstance(damage, bytes) else path.read_bytes()[:damage])
     before = path.read_bytes()
     for opener in (Record, Store):
         with pytest.raises(ConfigError, match=message) as caught:
@@ -348,7 +323,7 @@ def test_another_file_is_refused_and_stays(tmp_path: Path, spoil: str | bytes | 
     assert path.read_bytes() == before
 
 
-def test_a_record_too_many_to_be_open_is_a_clear_error(
+def test_a_record_that_sqlite_cannot_open_is_an_error_that_names_it(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.commit()
@@ -358,14 +333,14 @@ def test_a_record_too_many_to_be_open_is_a_clear_error(
         Record(tmp_path)
 
 
-def test_no_record_and_damage_inside_a_table_are_clear_errors(tmp_path: Path) -> None:
+def test_a_missing_record_and_a_damaged_table_are_errors_that_say_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run's folder: no record\.sqlite in it"):
         Record(tmp_path)
     with pytest.raises(ConfigError, match="cannot be opened"):
         Store(tmp_path / "nowhere")
     with Store(tmp_path) as store:
         store.set_meta(seed=1)
-    ask(tmp_path / "record.sqlite", "UPDATE meta SET value = '{'")
+    execute(tmp_path / "record.sqlite", "UPDATE meta SET value = '{'")
     with pytest.raises(ConfigError, match="is damaged: it does not match its seal"):
         Record(tmp_path)
     (tmp_path / "record.sqlite-seal").unlink()
@@ -373,8 +348,8 @@ def test_no_record_and_damage_inside_a_table_are_clear_errors(tmp_path: Path) ->
         _ = record.meta
 
 
-def test_a_failed_commit_keeps_what_waits(tmp_path: Path, store: Store) -> None:
-    store._db.execute("PRAGMA max_page_count = 1")  # stands in for a full disk
+def test_a_failed_commit_keeps_its_rows_for_the_next_commit(tmp_path: Path, store: Store) -> None:
+    store._db.execute("PRAGMA max_page_count = 1")  # as if the disk were full
     store.set_meta(toml="x" * 1_000_000)
     with pytest.raises(RunError, match="cannot be written: database or disk is full"):
         store.commit()
@@ -384,7 +359,7 @@ def test_a_failed_commit_keeps_what_waits(tmp_path: Path, store: Store) -> None:
         assert len(record.meta.toml) == 1_000_000
 
 
-def test_the_weight_of_an_update_in_many_versions_has_the_same_bits_whenever_it_is_written(
+def test_the_total_weight_of_an_update_has_the_same_bits_whenever_rows_are_committed(
     tmp_path: Path,
 ) -> None:
     weights = []
