@@ -1,8 +1,7 @@
-"""Every built-in strategy, in several settings, passes the kit that edgefl ships; who may start."""
+"""Tests of all built-in strategies with `check_strategy`, and of the clients that strategies draw."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,21 +53,19 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("table", SETTINGS, ids=str)
-def test_conformance_and_the_same_seed_gives_the_same_bits(table: dict[str, Any]) -> None:
+def test_a_strategy_obeys_the_rules_and_gives_the_same_bits_for_the_same_seed(table: dict[str, Any]) -> None:
     strategy = resolve(table)
     run, again = (check_strategy(strategy) for _ in range(2))
     assert [model.tobytes() for model in run.models] == [model.tobytes() for model in again.models]
     assert run.events == again.events
     if strategy.optimizer().vectors == 0:  # momentum overshoots
-        # Every client pulls the model towards its own number, 0 to 11: it may not end up outside.
+        # Each client moves the model towards its own number, 0 to 11.
         assert (run.models[-1] > 0.0).all()
         assert (run.models[-1] < 11.0).all()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sleeper(Strategy):
-    """Never steps."""
-
+class NeverSteps(Strategy):
     def assign(self, state: Any, view: View) -> Sequence[int]:
         return [client for client in view.idle if view.trained_from(client) < 0]
 
@@ -77,25 +74,23 @@ class Sleeper(Strategy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawer(FedBuff):
-    """Weighs by a draw from a stream that is not the run's: no two replays agree."""
+class DrawsUnseeded(FedBuff):
+    """Draws weights without the run's seed, so that a replay gives other weights."""
 
     def weights(self, state: Any, updates: Sequence[Any], view: View) -> Sequence[float]:
         return np.random.default_rng().random(len(updates)).tolist()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hoarder(FedBuff):
-    """Says that it holds fewer than it does."""
+class HoldsMore(FedBuff):
+    """Holds more updates than it declares."""
 
     def max_held(self, clients: int) -> int:
         return -clients
 
 
 @dataclass(frozen=True, kw_only=True)
-class Divider(FedBuff):
-    """Has a fault of its own."""
-
+class Raises(FedBuff):
     def weights(self, state: Any, updates: Sequence[Any], view: View) -> Sequence[float]:
         return [1 / 0]
 
@@ -103,33 +98,21 @@ class Divider(FedBuff):
 @pytest.mark.parametrize(
     ("strategy", "error", "message"),
     [
-        (Sleeper(), RunError, "no event is left at version 0"),
-        (Drawer(buffer_size=3), AssertionError, "replaying .* gave other actions"),
-        (Hoarder(buffer_size=3), AssertionError, "are held: above max_held"),
-        (Divider(buffer_size=3), RunError, "strategy Divider.step raised ZeroDivisionError"),
+        (NeverSteps(), RunError, "no event is left at version 0"),
+        (DrawsUnseeded(buffer_size=3), AssertionError, "replaying .* gave other actions"),
+        (HoldsMore(buffer_size=3), AssertionError, "are held: above max_held"),
+        (Raises(buffer_size=3), RunError, "strategy Raises.step raised ZeroDivisionError"),
     ],
 )
-def test_the_kit_finds_what_is_wrong(strategy: Strategy, error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
+def test_check_strategy_detects_faults(strategy: Strategy, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         check_strategy(strategy)
-    assert re.search(message, str(caught.value))
 
 
-def test_a_run_that_never_stops_is_cut_short() -> None:
+def test_a_run_that_never_stops_is_ended_by_max_events() -> None:
     core = Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop())
     with pytest.raises(RunError, match="must stop within 50 events"):
         run_in_memory(core, [1.0, 2.0], max_events=50)
-
-
-def test_a_client_is_never_given_two_tasks_whatever_the_draws() -> None:
-    for seed in range(20):
-        core = Core(FedBuff(buffer_size=3, concurrency=4), fleet(6), seed, experiment.Stop(versions=40))
-        run = run_in_memory(core, [1.0, 1.1, 1.7, 2.9, 5.3, 8.1])  # the executor asserts it
-        in_flight = 0
-        for event, actions in run.history:
-            in_flight -= type(event).__name__ == "Arrived"
-            in_flight += sum(isinstance(action, Train) for action in actions)
-            assert in_flight <= 4
 
 
 def check_uniform(drawn: Sequence[int]) -> None:
@@ -138,8 +121,8 @@ def check_uniform(drawn: Sequence[int]) -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 43.8  # χ² with 19 degrees of freedom, 0.1%
 
 
-def test_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
-    core = Core(FedBuff(buffer_size=1, concurrency=5), fleet(20), 0, experiment.Stop(versions=4000))
+def test_idle_clients_are_drawn_uniformly() -> None:
+    core = Core(FedBuff(buffer_size=1, concurrency=5), fleet(20), 0, experiment.Stop(versions=1500))
     check_uniform(list(run_in_memory(core, lambda client, trip: 1.0).owners.values()))
 
 
@@ -147,11 +130,11 @@ def test_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
     ("strategy", "size"),
     [(FedAvg(cohort=4, over_selection=1.5), 6), (FAVANO(participants=4, interval_s=1.0), 4)],
 )
-def test_cohorts_and_samples_are_drawn_uniformly_without_replacement(strategy: Strategy, size: int) -> None:
-    core = Core(strategy, fleet(20), 0, experiment.Stop(versions=1000))
+def test_cohorts_and_polls_are_drawn_uniformly_without_replacement(strategy: Strategy, size: int) -> None:
+    core = Core(strategy, fleet(20), 0, experiment.Stop(versions=300))
     run = run_in_memory(core, [0.3 + 0.2 * client for client in range(20)])
     drawn: dict[int, list[int]] = {}
-    if isinstance(strategy, FAVANO):  # everybody trains, some are polled
+    if isinstance(strategy, FAVANO):  # all clients train, and some are polled
         drawn = {order.version: [update.client for update in updates] for order, updates in run.sums}
     else:
         for action in run.actions:
@@ -161,14 +144,14 @@ def test_cohorts_and_samples_are_drawn_uniformly_without_replacement(strategy: S
     check_uniform(np.concatenate(list(drawn.values())))
 
 
-def test_updates_of_a_client_that_left_for_good_are_used_and_the_run_goes_on() -> None:
+def test_a_held_update_of_a_client_that_left_is_used_and_the_run_continues() -> None:
     core = Core(FedBuff(buffer_size=2), fleet(3), 0, experiment.Stop(versions=5))
     run = run_in_memory(core, [1.0, 1.5, 1.2], events=[Left(0, 1.1, "died")])
     assert run.sums[0][0] == Sum(1, (0, 2), (0.5, 0.5))
     assert all(update.client != 0 for _, updates in run.sums[1:] for update in updates)
 
 
-def test_the_ledger_knows_who_trained_from_the_current_version() -> None:
+def test_the_ledger_knows_which_clients_trained_from_the_current_version() -> None:
     rng = np.random.default_rng(5)
     devices = [Client(client, "pi-4", 10) for client in range(12)]
     strategy = FedStaleWeight(buffer_size=3, concurrency=6, restart="new-version")
@@ -194,7 +177,7 @@ def test_the_ledger_knows_who_trained_from_the_current_version() -> None:
     assert core.version > 50
 
 
-def test_a_class_and_too_few_durations_or_steps_are_one_line() -> None:
+def test_a_strategy_class_and_a_wrong_number_of_durations_or_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^strategy: must be a Strategy object, such as FedBuff"):
         check_strategy(FedBuff)  # type: ignore[arg-type]
     core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=1))

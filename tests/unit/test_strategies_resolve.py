@@ -1,4 +1,4 @@
-"""From the experiment's table to a strategy: names, users' files, and one line for each mistake."""
+"""Tests of `resolve`: the strategy for an experiment's table, users' modules, and errors in one line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgefl import strategies
 from edgefl.core.strategy_calls import check_answers
 from edgefl.errors import ConfigError
 from edgefl.strategies import Arrivals, Buffered, LocalTerms, ServerOptimizer, Strategy, names, resolve
@@ -35,7 +36,7 @@ not_a_strategy = 3
 
 
 @pytest.mark.parametrize("name", names())
-def test_each_built_in_is_made_by_its_name_and_is_hashable_data(name: str) -> None:
+def test_each_built_in_strategy_is_a_hashable_dataclass_of_its_name(name: str) -> None:
     strategy = resolve({"name": name})
     assert type(strategy).__name__.lower() == name.replace("-", "")
     assert dataclasses.is_dataclass(strategy)
@@ -44,13 +45,13 @@ def test_each_built_in_is_made_by_its_name_and_is_hashable_data(name: str) -> No
     assert (type(strategy).__doc__ or "").strip()
 
 
-def test_scaffolding_is_not_a_strategy() -> None:
+def test_modules_that_strategies_share_are_not_strategies() -> None:
     assert not {"base", "buffered", "rounds", "asynchronous", "noise", "polled"} & set(names())
     with pytest.raises(ConfigError, match="strategy 'buffered' not found"):
         resolve({"name": "buffered"})
 
 
-def test_values_reach_their_fields_and_are_checked_also_in_python() -> None:
+def test_fields_get_their_values_and_are_checked_in_the_constructor_too() -> None:
     with pytest.raises(ConfigError, match=r"strategy\.buffer_size: must be a whole number .*, got 0"):
         FedBuff(buffer_size=0)
     strategy = resolve({"name": "fedbuff", "buffer_size": 3, "exponent": 2, "normalize": True})
@@ -119,7 +120,7 @@ OUT_OF_RANGE = [
         ),
     ],
 )
-def test_each_mistake_is_one_line_that_names_the_field(table: dict[str, Any], message: str) -> None:
+def test_an_error_is_one_line_that_names_the_field(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(table)
     assert message in str(caught.value)
@@ -146,27 +147,30 @@ def test_each_mistake_is_one_line_that_names_the_field(table: dict[str, Any], me
         ),
     ],
 )
-def test_what_cannot_work_with_the_fleet_is_refused(name: str, fields: dict[str, Any], message: str) -> None:
+def test_fields_that_do_not_fit_the_fleet_are_refused(
+    name: str, fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve({"name": name, **fields}).check(24)
     assert message.format(fleet="the fleet's 24 clients") in str(caught.value)
 
 
-def test_defaults_fit_every_fleet() -> None:
+def test_defaults_of_the_built_in_strategies_fit_every_fleet() -> None:
     for name, clients in itertools.product(names(), (1, 2, 7, 24, 1000)):
         strategy = resolve({"name": name})
         strategy.check(clients)
+        check_answers(strategy, clients)
         assert 1 <= strategy.max_held(clients) <= strategy.slots(clients), (name, clients)
 
 
-def test_what_just_fits_is_allowed() -> None:
+def test_fields_at_the_limit_of_the_fleet_are_allowed() -> None:
     resolve({"name": "fedbuff", "buffer_size": 24, "concurrency": 24, "restart": "new-version"}).check(24)
     resolve({"name": "fedbuff", "buffer_size": 24, "concurrency": 1}).check(24)
     resolve({"name": "fedavg", "cohort": 10, "over_selection": 1.3}).check(13)
     assert FedAvg(cohort=10, over_selection=1.3).members(100) == 13
 
 
-def test_a_users_strategy_is_found_beside_the_experiment(tmp_path: Path) -> None:
+def test_a_strategy_in_a_file_next_to_the_experiment_is_found(tmp_path: Path) -> None:
     (tmp_path / "my_rule.py").write_text(MINE)
     strategy = resolve({"name": "my_rule:Mine", "power": 0.5}, [tmp_path / "elsewhere", tmp_path])
     assert isinstance(strategy, Buffered)
@@ -175,7 +179,7 @@ def test_a_users_strategy_is_found_beside_the_experiment(tmp_path: Path) -> None
         resolve({"name": "my_rule:Mine", "power": "x"}, [tmp_path])
 
 
-def test_two_users_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+def test_two_files_of_one_name_in_different_folders_are_two_modules(tmp_path: Path) -> None:
     made = []
     for folder, default in ((tmp_path / "a", "1.0"), (tmp_path / "b", "2.0")):
         folder.mkdir()
@@ -185,7 +189,7 @@ def test_two_users_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
     assert vars(resolve({"name": "same_name:Mine"}, [tmp_path / "a"]))["power"] == 1.0
 
 
-def test_a_users_file_may_import_its_neighbours_and_leaves_the_path_as_it_was(tmp_path: Path) -> None:
+def test_a_strategys_file_may_import_files_of_its_folder_and_sys_path_stays_unchanged(tmp_path: Path) -> None:
     (tmp_path / "neighbour_of_rule.py").write_text(MINE)
     (tmp_path / "rule_with_neighbour.py").write_text("from neighbour_of_rule import Mine")
     before = list(sys.path)
@@ -193,7 +197,7 @@ def test_a_users_file_may_import_its_neighbours_and_leaves_the_path_as_it_was(tm
     assert sys.path == before
 
 
-def test_a_package_will_do_and_so_will_an_installed_module(tmp_path: Path) -> None:
+def test_a_strategy_may_be_in_a_package_or_in_an_installed_module(tmp_path: Path) -> None:
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "__init__.py").write_text(MINE)
     assert isinstance(resolve({"name": "my_package:Mine"}, [tmp_path]), Buffered)
@@ -214,7 +218,9 @@ def test_a_package_will_do_and_so_will_an_installed_module(tmp_path: Path) -> No
         ("../up:Mine", None, "must look like 'my_module:name'"),
     ],
 )
-def test_mistakes_in_a_users_file(tmp_path: Path, name: str, source: str | None, message: str) -> None:
+def test_an_error_in_a_users_module_is_one_line(
+    tmp_path: Path, name: str, source: str | None, message: str
+) -> None:
     if source is not None:
         (tmp_path / f"{name.partition(':')[0]}.py").write_text(source)
     with pytest.raises(ConfigError) as caught:
@@ -248,7 +254,9 @@ def mine(**members: Any) -> type[Strategy]:
         ({"combine": lambda self, rows, weights: weights}, "Mine defines combine, which needs reads = 'upd"),
     ],
 )
-def test_what_a_strategy_says_before_a_run_is_checked(members: dict[str, Any], message: str) -> None:
+def test_invalid_attributes_and_return_values_of_a_strategy_are_refused(
+    members: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         check_answers(mine(**members)(), 4)
     assert message in str(caught.value)
@@ -257,7 +265,7 @@ def test_what_a_strategy_says_before_a_run_is_checked(members: dict[str, Any], m
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chooses(Buffered):
-    """Its attributes depend on its hyperparameters."""
+    """A strategy whose attributes depend on its hyperparameters."""
 
     robust: str = "updates"
 
@@ -286,29 +294,19 @@ def test_attributes_of_a_strategy_may_be_properties() -> None:
         Chooses(robust=3)  # type: ignore[arg-type]
 
 
-def test_what_the_built_in_strategies_say_before_a_run_is_valid() -> None:
-    for name, clients in itertools.product(names(), (1, 2, 7, 1000)):
-        check_answers(resolve({"name": name}), clients)
+def test_a_new_file_in_the_folder_of_strategies_is_a_new_built_in_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own.py").write_text(MINE.replace("Mine", "MyOwn"))
+    monkeypatch.setattr(strategies, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(strategies, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(strategies, "my_own", None, raising=False)  # so that the import is undone
+    assert names() == ["my-own"]
+    assert type(resolve({"name": "my-own", "power": 2.0})).__name__ == "MyOwn"
+    del sys.modules["edgefl.strategies.my_own"]
 
 
-def test_a_new_file_in_the_folder_is_all_that_a_new_built_in_takes() -> None:
-    """`names` and `resolve` look at the folder: put one there, in a copy, and nothing else."""
-    program = f"""
-import pathlib, shutil, sys, tempfile
-with tempfile.TemporaryDirectory() as folder:
-    native = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree("edgefl", pathlib.Path(folder) / "edgefl", ignore=native)
-    (pathlib.Path(folder) / "edgefl/strategies/my_own.py").write_text({MINE.replace("Mine", "MyOwn")!r})
-    sys.path.insert(0, folder)
-    from edgefl.strategies import names, resolve
-    assert "my-own" in names()
-    assert type(resolve({{"name": "my-own", "power": 2.0}})).__name__ == "MyOwn"
-"""
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", program], cwd=root, check=True)
-
-
-def test_strategies_and_core_import_nothing_heavy_and_nothing_that_does_io() -> None:
+def test_core_and_strategies_import_no_heavy_module() -> None:
     program = """
 import sys
 import edgefl.core, edgefl.strategies, edgefl.testing

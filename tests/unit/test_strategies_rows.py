@@ -1,26 +1,19 @@
-"""Strategies that read updates: median, trimmed mean, Krum and RFA, by independent oracles and in runs."""
+"""Tests of median, trimmed mean, Krum and RFA, which read updates, against other implementations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-import edgefl
 from edgefl.core.strategy_calls import combined
-from edgefl.errors import ConfigError, EdgeflError, RunError
-from edgefl.experiment import Privacy
-from edgefl.strategies import Buffered, Rows, Strategy, resolve
-
-DIGITS: dict[str, Any] = {
-    "data": edgefl.Data(name="digits"),
-    "model": edgefl.Model(name="mlp", args={"hidden": [8]}),
-    "fleet": edgefl.Fleet(devices={"pi-4": 5, "moto-g4": 3}, network="none"),
-    "clock": edgefl.Clock(kind="virtual"),
-    "stop": edgefl.Stop(versions=4),
-}
+from edgefl.errors import ConfigError, RunError
+from edgefl.experiment import Experiment, Fleet, Privacy, Stop
+from edgefl.run.demands import checked
+from edgefl.strategies import Buffered, Rows, resolve
 
 
 def normal(count: int, size: int = 400, seed: int = 0) -> np.ndarray:
@@ -36,7 +29,7 @@ def equal(count: int) -> list[float]:
 
 
 def krum_of(values: np.ndarray, attackers: int, selected: int) -> set[int]:
-    """Section 4 of the paper, pair by pair."""
+    """Return Krum's selection, computed pair by pair as in section 4 of the paper."""
     exact = values.astype(np.float64)
     scores = []
     for i in range(len(exact)):
@@ -53,7 +46,7 @@ def geometric_median(values: np.ndarray, alphas: np.ndarray, steps: int, smoothi
     return np.asarray(at)
 
 
-def test_median_and_trimmed_mean_are_numpy_s() -> None:
+def test_median_and_trimmed_mean_equal_numpys() -> None:
     for count in (3, 8, 10):
         values = normal(count)
         found = combined(resolve({"name": "median"}), rows_of(values), equal(count))
@@ -63,16 +56,16 @@ def test_median_and_trimmed_mean_are_numpy_s() -> None:
         strategy = resolve({"name": "trimmed-mean", "beta": beta})
         found = combined(strategy, rows_of(normal(10)), equal(10))
         np.testing.assert_allclose(found, ranked[left_out : 10 - left_out].mean(axis=0), rtol=1e-6, atol=1e-8)
-    for count in (1, 2, 6):  # β just below a half leaves the middle, whatever the rounding
+    for count in (1, 2, 6):  # β just below ½ keeps the middle despite rounding
         strategy = resolve({"name": "trimmed-mean", "beta": 0.4999999999, "buffer_size": count})
         median = combined(resolve({"name": "median"}), rows_of(normal(count)), equal(count))
         np.testing.assert_array_equal(combined(strategy, rows_of(normal(count)), equal(count)), median)
 
 
 @pytest.mark.parametrize(("attackers", "selected"), [(0, 1), (2, 1), (3, 4), (None, 10)])
-def test_krum_selects_the_paper_s_updates(attackers: int | None, selected: int) -> None:
+def test_krum_selects_the_updates_of_the_paper(attackers: int | None, selected: int) -> None:
     strategy = resolve({"name": "krum", "buffer_size": 10, "attackers": attackers, "selected": selected})
-    for seed in range(20):
+    for seed in range(5):
         values = normal(10, seed=seed)
         weights = combined(strategy, rows_of(values), equal(10))
         chosen = krum_of(values, 3 if attackers is None else attackers, selected)
@@ -90,14 +83,14 @@ def test_rfa_is_the_smoothed_weiszfeld_algorithm() -> None:
         )
 
 
-def test_rfa_survives_equal_updates() -> None:
+def test_rfa_weighs_equal_updates_equally() -> None:
     weights = combined(resolve({"name": "rfa"}), rows_of(np.ones((4, 9), np.float32)), equal(4))
     np.testing.assert_allclose(weights, equal(4))
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "rfa"])
 def test_one_huge_update_does_not_move_the_result(name: str) -> None:
-    """The average, which these replace, is off by a tenth of it; RFA needs three passes to get near."""
+    """It moves the average, which these replace, by a tenth of its size; RFA needs three passes."""
     values = normal(10)
     values[4] = 1e6
     found = np.asarray(combined(resolve({"name": name}), rows_of(values), equal(10)))
@@ -105,7 +98,7 @@ def test_one_huge_update_does_not_move_the_result(name: str) -> None:
     assert np.abs(step).max() < 1000 < np.abs(values.mean(axis=0)).max()
 
 
-def test_rows() -> None:
+def test_rows_have_clients_norms_distances_and_cosines() -> None:
     values = normal(5)
     rows, exact = rows_of(values), values.astype(np.float64)
     assert rows.clients == (0, 1, 2, 3, 4)
@@ -119,32 +112,28 @@ def test_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "why"),
+    ("name", "fields", "why"),
     [
-        (
-            {"name": "krum", "buffer_size": 6, "attackers": 2},
-            r"at least 2 × strategy.attackers \+ 3 = 7 .* got 6",
-        ),
-        (
-            {"name": "krum", "buffer_size": 2, "attackers": 0},
-            r"at least 2 × strategy.attackers \+ 3 = 3 .* got 2",
-        ),
-        (
-            {"name": "krum", "buffer_size": 5, "selected": 6},
-            "selected must be at most the buffer's 5 updates, got 6",
-        ),
-        ({"name": "trimmed-mean", "beta": 0.5}, "strategy.beta"),
+        ("krum", {"buffer_size": 6, "attackers": 2}, r"at least 2 × strategy.attackers \+ 3 = 7 .* got 6"),
+        ("krum", {"buffer_size": 2, "attackers": 0}, r"at least 2 × strategy.attackers \+ 3 = 3 .* got 2"),
+        ("krum", {"buffer_size": 5, "selected": 6}, "selected must be at most the buffer's 5 updates, got 6"),
+        ("trimmed-mean", {"beta": 0.5}, "strategy.beta"),
     ],
 )
-def test_impossible_fields_are_refused(table: dict[str, Any], why: str) -> None:
+def test_impossible_fields_are_refused(name: str, fields: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        resolve(table).check(20)
+        resolve({"name": name, **fields}).check(20)
 
 
-def test_privacy_is_refused() -> None:
-    privacy = Privacy(clip_norm=1.0, noise_multiplier=1.0)
-    with pytest.raises(EdgeflError, match="median"):
-        edgefl.run(edgefl.Experiment(**DIGITS, strategy={"name": "median"}, privacy=privacy))
+def test_privacy_with_a_strategy_that_reads_updates_is_refused(tmp_path: Path) -> None:
+    experiment = Experiment(
+        fleet=Fleet(devices={"pi-4": 20}),
+        stop=Stop(versions=4),
+        strategy={"name": "median"},
+        privacy=Privacy(clip_norm=1.0, noise_multiplier=1.0),
+    )
+    with pytest.raises(ConfigError, match="strategy 'median' reads single updates"):
+        checked(experiment, tmp_path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +155,8 @@ class Mine(Buffered):
         ([float("nan")] * 5, "got .nan"),
     ],
 )
-def test_wrong_results_are_one_line(wrong: Any, got: str) -> None:
-    strategy: Strategy = Mine(wrong=wrong)
-    with pytest.raises(
-        RunError, match=rf"Mine.combine must return 5 finite weights or a float32 vector.*{got}"
-    ) as e:
-        combined(strategy, rows_of(normal(5)), equal(5))
-    assert "\n" not in str(e.value)
+def test_a_wrong_result_of_combine_is_an_error_in_one_line(wrong: Any, got: str) -> None:
+    why = rf"Mine.combine must return 5 finite weights or a float32 vector.*{got}"
+    with pytest.raises(RunError, match=why) as caught:
+        combined(Mine(wrong=wrong), rows_of(normal(5)), equal(5))
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Vectors beside the model: their sums on the server, and what is refused."""
+"""Tests of vectors that are exchanged in addition to the model: their sums, and errors."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SIZE = SECOND.stop
 WEIGHTS = (0.5, 0.25)
 
 
-def make(update_format: str = "float32", **more: Any) -> tuple[Aggregator, list[Any]]:
-    """An aggregator over a model, two exchanged vectors and one of the server's, and two updates whole."""
+def make(update_format: str = "float32") -> tuple[Aggregator, list[Any]]:
+    """Return an aggregator of a model, two exchanged vectors and a server vector, and two decoded updates."""
     rng = np.random.default_rng(3)
     buffer = ParameterBuffer.create(Shape(SIZE, 2, 2, 2, update_format))
     buffer.model(0)[:] = rng.normal(size=SIZE)
@@ -41,10 +41,8 @@ def make(update_format: str = "float32", **more: Any) -> tuple[Aggregator, list[
         vector[MODEL] = rng.normal(size=D)
     buffer.publish(version=0, entry=0)
     momentum = ServerOptimizer(lr=0.5, momentum=0.9)
-    made = Aggregator(
-        buffer, momentum, blocks=[MODEL, FIRST, SECOND], exchanged=("a", "b"), own=("h",), **more
-    )
-    meant = []
+    made = Aggregator(buffer, momentum, blocks=[MODEL, FIRST, SECOND], exchanged=("a", "b"), own=("h",))
+    updates = []
     for task in range(2):
         lease = made.lease(task=task, client=task, version=0)
         made.fetched(lease.slot)
@@ -56,8 +54,8 @@ def make(update_format: str = "float32", **more: Any) -> tuple[Aggregator, list[
         buffer.written(lease.slot, task=task, checksum=seen)
         decoded = np.empty(SIZE, np.float32)
         kernels.weighted_sum(decoded, None, [values], [1.0], scales=None if scales is None else [scales])
-        meant.append(decoded)
-    return made, meant
+        updates.append(decoded)
+    return made, updates
 
 
 PARTS = {
@@ -67,7 +65,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("update_format", ["float32", "bfloat16", "int8"])
-def test_each_block_is_summed_as_the_step_says(update_format: str) -> None:
+def test_each_block_is_summed_with_the_weights_of_the_step(update_format: str) -> None:
     made, updates = make(update_format)
     with closing(made.buffer) as buffer:
         old, velocity = buffer.model(0).copy(), buffer.vectors(0)[0].copy()
@@ -91,7 +89,7 @@ def test_each_block_is_summed_as_the_step_says(update_format: str) -> None:
             np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
 
 
-def test_without_parts_the_servers_own_stay_as_they_are() -> None:
+def test_a_step_without_parts_keeps_the_servers_vectors() -> None:
     made, _ = make()
     with closing(made.buffer) as buffer:
         h = buffer.vectors(0)[1][MODEL].copy()
@@ -100,20 +98,20 @@ def test_without_parts_the_servers_own_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("place", [0, FIRST.start, SIZE - 1])
-def test_one_bad_number_anywhere_in_an_update_makes_it_bad(place: int) -> None:
+def test_an_update_with_nan_anywhere_is_bad_and_one_with_a_wrong_checksum_is_altered_too(place: int) -> None:
     made, _ = make()
     with closing(made.buffer) as buffer:
         slot = made.leases[1].slot
         buffer.slot(slot)[place] = np.float32("nan")
         result = made.sum(Sum(1, (0, 1), WEIGHTS), 1)
-        assert (result.bad, result.altered) == ((1,), (1,))  # its checksum tells
+        assert (result.bad, result.altered) == ((1,), (1,))
         buffer.checksum[slot] = kernels.checksum(buffer.slot(slot))
         result = made.sum(Sum(1, (0, 1), WEIGHTS), 1)
         assert (result.bad, result.altered) == ((1,), ())
         assert buffer.latest == (0, 0)
 
 
-def test_a_vector_that_grows_past_all_numbers_is_noticed() -> None:
+def test_an_infinite_sum_of_a_vector_is_detected() -> None:
     made, _ = make()
     with closing(made.buffer):
         parts = {"h": VectorSum((1e38, 1e38), into_model=1e30)}
@@ -142,13 +140,13 @@ class Odd(FedAvg):
         ({"part": 3}, "strategy Odd.step raised TypeError"),
     ],
 )
-def test_a_step_with_impossible_parts_ends_the_run_in_one_line(fields: Any, message: str) -> None:
+def test_a_step_with_invalid_parts_ends_the_run_with_an_error(fields: Any, message: str) -> None:
     core = Core(Odd(cohort=2, **fields), fleet(2), 0, experiment.Stop(versions=1))
     with pytest.raises(RunError, match=message):
         run_in_memory(core, [1.0, 1.0])
 
 
-def test_names_of_vectors_are_a_tuple_of_different_ones() -> None:
+def test_names_of_vectors_must_be_a_tuple_and_unique() -> None:
     class Letter(FedAvg):
         vectors = "c"  # type: ignore[assignment]
 
@@ -162,48 +160,50 @@ def test_names_of_vectors_are_a_tuple_of_different_ones() -> None:
         Twice()
 
 
-def test_terms_of_what_is_not_there_or_not_plain_are_refused() -> None:
-    for terms, message in (
-        (LocalTerms(control=("d", "c_i")), r"^Scaffold.local_rule: vector 'd' not found; available: c$"),
-        (LocalTerms(control=("c", "d")), r"^Scaffold.local_rule: vector 'd' not found; .*available: c_i$"),
-        (LocalTerms(linear="g"), r"^Scaffold.local_rule: vector 'g' not found; available: c_i$"),
-        (
-            LocalTerms(lr={"pi4": 0.5}),
-            r"^Scaffold.local_rule: lr: device of the fleet 'pi4' not found; did you mean 'pi-4'\?",
-        ),
-        (LocalTerms(lr=(1.0,)), r"^Scaffold.local_rule: lr: must be 2 factors, got 1$"),
-        (
-            LocalTerms(lr={"pi-4": 0.0}),
-            r"^Scaffold.local_rule: lr: factors must be finite and above 0, got 0.0$",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            check_terms(Scaffold(), LocalRule(terms=terms), FLEET)
-    plain = LocalRule(terms=Scaffold().local_rule())
-    check_terms(Scaffold(), plain, FLEET)
-    check_terms(Scaffold(), LocalRule(terms=LocalTerms(lr=np.array([1.0, 0.5]))), FLEET)
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        (LocalTerms(control=("d", "c_i")), r"vector 'd' not found; available: c$"),
+        (LocalTerms(control=("c", "d")), r"vector 'd' not found; .*available: c_i$"),
+        (LocalTerms(linear="g"), r"vector 'g' not found; available: c_i$"),
+        (LocalTerms(lr={"pi4": 0.5}), r"lr: device of the fleet 'pi4' not found; did you mean 'pi-4'\?"),
+        (LocalTerms(lr=(1.0,)), r"lr: must be 2 factors, got 1$"),
+        (LocalTerms(lr={"pi-4": 0.0}), r"lr: factors must be finite and above 0, got 0.0$"),
+    ],
+)
+def test_local_terms_with_an_unknown_vector_or_wrong_factors_are_refused(
+    terms: LocalTerms, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^Scaffold.local_rule: {message}"):
+        check_terms(Scaffold(), LocalRule(terms=terms), FLEET)
+
+
+def test_scaffold_accepts_its_own_terms_and_factors_but_no_momentum() -> None:
+    own = Scaffold().local_rule()
+    for terms in (own, LocalTerms(lr=np.array([1.0, 0.5]))):
+        check_terms(Scaffold(), LocalRule(terms=terms), FLEET)
     with pytest.raises(ConfigError, match=r"^training.momentum: must be 0 with Scaffold, .* got 0.9$"):
-        check_terms(Scaffold(), LocalRule(terms=Scaffold().local_rule(), momentum=0.9), FLEET)
+        check_terms(Scaffold(), LocalRule(terms=own, momentum=0.9), FLEET)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Careless(FedAvg):
+class Writes(FedAvg):
     vectors: ClassVar = ("c",)
     client_vectors: ClassVar = ("own",)
-    what: str = ""
+    target: str = ""
 
     def end_trip(self, model: Any, given: Any) -> None:
-        if self.what:
-            vector = given.start if self.what == "start" else given.vectors["c"]
+        if self.target:
+            vector = given.start if self.target == "start" else given.vectors["c"]
             vector += 1.0
         given.kept["own"] = given.kept["own"] + 1.0
 
 
-@pytest.mark.parametrize("what", ["", "start", "vectors"])
-def test_a_client_writes_into_its_own_vectors_and_not_into_the_servers(what: str) -> None:
-    """The downloaded model is the server's own memory, from which other clients train too."""
-    core = Core(Careless(what=what, cohort=2), fleet(2), seed=1, stop=experiment.Stop(versions=3))
-    if what:
+@pytest.mark.parametrize("target", ["", "start", "vectors"])
+def test_a_client_can_write_to_its_own_vectors_but_not_to_the_servers(target: str) -> None:
+    """The downloaded model is in the server's memory, and other clients train from it too."""
+    core = Core(Writes(target=target, cohort=2), fleet(2), seed=1, stop=experiment.Stop(versions=3))
+    if target:
         with pytest.raises(ValueError, match="read-only"):
             run_in_memory(core, [1.0, 1.0])
     else:
@@ -211,7 +211,7 @@ def test_a_client_writes_into_its_own_vectors_and_not_into_the_servers(what: str
         assert {client: own["own"].tolist() for client, own in kept.items()} == {0: [3.0], 1: [3.0]}
 
 
-def test_a_clients_inputs_can_be_copied_and_each_kind_of_assignment_writes() -> None:
+def test_a_clients_vectors_can_be_copied_and_written_by_each_kind_of_assignment() -> None:
     own = np.zeros(2)
     given = TripInputs.of(0, np.zeros(2), {}, {}, {"own": own})
     pickled = pickle.loads(pickle.dumps(given))  # noqa: S301 (its own bytes)
