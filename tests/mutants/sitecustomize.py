@@ -1,6 +1,5 @@
-"""Broken builds of edgefl: processes of a run that find this folder on their PYTHONPATH become one.
-
-``EDGEFL_TEST_MUTANT`` names the build. Each breaks one promise, which `edgefl chaos` must notice.
+"""Mutants of edgefl: processes with this folder on their PYTHONPATH break the guarantee that
+``EDGEFL_TEST_MUTANT`` names. `edgefl chaos` must detect each mutant.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 COMMIT_S = 0.05
-"""As often as the record was written before anyone waited for it."""
+"""Period of commits."""
 
 
 def acknowledges_first() -> None:
-    """Tasks are sent before the record is committed, which is done now and then."""
+    """Send tasks before the record is committed, and commit it only every `COMMIT_S` seconds."""
     from edgefl.run.engine import WriteAhead
 
     secure, last = WriteAhead.secure, [0.0]
@@ -32,14 +31,14 @@ def acknowledges_first() -> None:
 
 
 def counts_twice() -> None:
-    """A message that says a second time that an update is whole is taken for another update."""
+    """Count a repeated report of an update as another update."""
     from edgefl.run.gate import Gate
 
     Gate.end_task = lambda *_: None  # type: ignore[method-assign]
 
 
 def says_twice() -> None:
-    """Clients say twice that an update is whole, as a network may."""
+    """Report each update twice, as a network may."""
     from edgefl.run import messages
     from edgefl.run.connection import Connection
 
@@ -53,14 +52,14 @@ def says_twice() -> None:
 
 
 def _write_checkpoints_often() -> None:
-    """Else a host that is slow to write one has none but the first, which has no update, before each kill."""
+    """On a slow host the only checkpoint before a kill would otherwise be the first, without an update."""
     from edgefl.run import server
 
     server.CHECKPOINT_SHARE = 1.0
 
 
 def skips_held() -> None:
-    """An update that was held when the server was killed or the run interrupted comes back as nothing."""
+    """Replace updates that were held at a kill or an interrupt by zeros."""
     from edgefl import kernels
     from edgefl.run.aggregator import Aggregator
 
@@ -82,7 +81,7 @@ def skips_held() -> None:
 
 
 def sums_twice() -> None:
-    """The first sum after a restart is added to the model once more."""
+    """Add the first sum after a restart to the model twice."""
     from edgefl.run.aggregator import Aggregator
 
     _write_checkpoints_often()

@@ -1,4 +1,4 @@
-"""Wrong implementations of the algorithms: a finding of `edgefl reproduce theory` must not reproduce them."""
+"""Wrong implementations of the algorithms, which no finding of `edgefl reproduce theory` may reproduce."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def weights(change: Callable[[Sequence[Update], list[float]], list[float]]) -> M
             ) -> Step | None:
                 made = ask(self, state, view)
                 if kind is DeFedAvgIID and not self.overlap:
-                    return made  # `Buffered.step` has changed it
+                    return made  # `Buffered.step` has changed the weights
                 return made and made._replace(weights=change(made.updates, list(made.weights)))
 
             patch.setattr(kind, "step", step)
@@ -47,7 +47,7 @@ def weights(change: Callable[[Sequence[Update], list[float]], list[float]]) -> M
 
 
 def only(kept: Callable[[int, Update], bool]) -> Mutant:
-    """Gives the weight of all updates to those that are kept, by place and update."""
+    """Gives all weight to the updates for which ``kept`` returns true for the index and the update."""
 
     def change(updates: Sequence[Update], given: list[float]) -> list[float]:
         alone = [w if kept(at, u) else 0.0 for at, (u, w) in enumerate(zip(updates, given, strict=True))]
@@ -58,7 +58,7 @@ def only(kept: Callable[[int, Update], bool]) -> Mutant:
 
 
 def favoured(factor: Callable[[int], float]) -> Mutant:
-    """Multiplies the weights by a factor of the client; their sum stays."""
+    """Multiplies the weights by a factor for each client, but keeps their sum."""
 
     def change(updates: Sequence[Update], given: list[float]) -> list[float]:
         more = [weight * factor(one.client) for one, weight in zip(updates, given, strict=True)]
@@ -68,7 +68,7 @@ def favoured(factor: Callable[[int], float]) -> Mutant:
 
 
 def method(kind: type, name: str, wrong: Callable[..., Any]) -> Mutant:
-    """Replaces a method; ``wrong`` gets the right one first."""
+    """Replaces a method by ``wrong``, whose first argument is the right method."""
     right = getattr(kind, name)
 
     def mutate(patch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def discount(more: Callable[[float], float]) -> Mutant:
 
 @cache
 def changed(strategy: Any, **fields: Any) -> Any:
-    """The strategy with other fields; made once, since checking fields takes a while."""
+    """Returns the strategy with other fields; cached, since checking fields is slow."""
     return replace(strategy, **fields)
 
 
@@ -128,7 +128,7 @@ def draws(integers: Callable[[np.random.Generator, int, int], Any]) -> Mutant:
 
 
 def targets(change: Callable[[float], float]) -> Mutant:
-    """Changes n·p_i of every client."""
+    """Changes the target n·p_i of each client."""
 
     def wrong(right: Any, self: Any, devices: Any) -> Any:
         state = right(self, devices)
@@ -139,7 +139,7 @@ def targets(change: Callable[[float], float]) -> Mutant:
 
 
 def scales(step: Callable[[float], float]) -> Mutant:
-    """Steps of η·step(b/B) on a batch of b of B examples."""
+    """Makes steps of η·step(b/B) on a batch of b of B examples."""
 
     def wrong(right: Any, self: Any, rule: Any, terms: Any) -> Callable[[float], None]:
         descend = right(self, rule, terms)
@@ -167,13 +167,13 @@ def ignores_the_step_size(patch: pytest.MonkeyPatch) -> None:
 
 
 def _not_normalized(_: Any, self: Any, state: Any, updates: Sequence[Update], view: Any) -> list[float]:
-    """Equation 8's α as it is, (b·E[τ] + 1)/n."""
+    """Returns equation 8's α without normalization, (b·E[τ] + 1)/n."""
     means = state.average.mean([update.client for update in updates]).tolist()
     return [self.raw(mean, len(updates)) / len(view.devices) for mean in means]
 
 
 def _pays_twice(right: Any, self: Any, state: Any, step: Step, view: Any) -> None:
-    """Half of the credit that was paid is still owed."""
+    """Keeps half of the credit that was paid."""
     before = dict(state.credit)
     right(self, state, step, view)
     for client, weight in before.items():
@@ -181,7 +181,7 @@ def _pays_twice(right: Any, self: Any, state: Any, step: Step, view: Any) -> Non
 
 
 def _owes_everybody(right: Any, self: Any, state: Any, step: Step, view: Any) -> None:
-    """What is withheld from one is owed to all."""
+    """Divides the credit of each client among all clients."""
     right(self, state, step, view)
     share = sum(state.credit.values()) / len(view.devices)
     state.credit = {client.client: share for client in view.devices}
