@@ -1,4 +1,4 @@
-"""Time to accuracy: targets, smoothed passages, ratios over seeds; and one group of slow phones."""
+"""Tests of the time to a target: which target, smoothed passages, ratios over seeds, and groups of runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from edgefl.results.groups import slow_group
 from edgefl.results.record import Record
 from edgefl.results.statistics import summary_curve
 from edgefl.results.store import Store
+from edgefl.results.sweep import Sweep
 from edgefl.results.targets import RaceTarget, race_in_words
 from tests.reports import Page, client, evaluation, read_json
 
@@ -41,7 +43,7 @@ def run_of(
     end: int = 40,
     **meta: Any,
 ) -> Path:
-    """A run with an evaluation each second, 10 trips apart, whose accuracy is a function of the time."""
+    """Write a run with an evaluation each second, 10 trips apart; its accuracy is a function of the time."""
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(f"[evaluation]\nevery_s = 1.0\n[stop]\n{stop}\n")
     with Store(folder) as store:
@@ -50,37 +52,56 @@ def run_of(
             store.evaluation(
                 evaluation(k, float(k), accuracy=accuracy(k), trips=10 * k, loss=1 - accuracy(k))
             )
-        known = {
-            "status": "done",
-            "strategy": strategy,
-            "clock": "virtual",
-            "data": "digits",
-            "seed": seed,
-            "emulated_s": float(end),
-        }
-        store.set_meta(**{**known, **meta})
+        known = {"status": "done", "strategy": strategy, "clock": "virtual", "data": "digits", "seed": seed}
+        store.set_meta(**{**known, "emulated_s": float(end), **meta})
     return folder
 
 
+def linear(pace: float, top: float = 0.9) -> Learns:
+    """Return an accuracy that is 50% after ``pace`` seconds, and at most ``top``."""
+    return lambda s: min(top, 0.5 * s / pace)
+
+
 def two(tmp_path: Path, factors: Sequence[float] = (0.95, 1.0, 1.05), **options: Any) -> list[Path]:
-    """Three seeds each of an algorithm and of one that takes twice as long."""
+    """Write a run per factor (its seed) of a strategy, and of one that takes twice as long."""
     return [
-        run_of(tmp_path / f"{name}-{seed}", name, seed,
-               lambda s, pace=pace * f: min(0.9, s / 20 / pace), **options)
-        for name, pace in (("fedbuff", 1.0), ("fedavg", 2.0))
-        for seed, f in enumerate(factors, 1)
-    ]  # fmt: skip
+        run_of(tmp_path / f"{name}-{seed}", name, seed, linear(pace * factor), **options)
+        for name, pace in (("fedbuff", 10.0), ("fedavg", 20.0))
+        for seed, factor in enumerate(factors, 1)
+    ]
+
+
+def text_of(
+    folders: Sequence[Path], target: float | None = None, out: Path | None = None, width: int = 400
+) -> str:
+    """Return the comparison on a terminal, with single spaces."""
+    text = StringIO()
+    Console(file=text, width=width).print(compare(folders, out, target))
+    assert max(map(len, text.getvalue().splitlines())) <= width
+    return " ".join(text.getvalue().split())
+
+
+def page_of(out: Path) -> str:
+    return " ".join(Page(out / "report.html").text.split())
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = read_json(out / "summary.json")["comparison"]["rows"]
+    return rows
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
     return [row.label for row in group(load(folders))]
 
 
-def test_runs_are_seeds_of_one_row_only_if_all_settings_but_the_seed_are_equal(tmp_path: Path) -> None:
-    """Keys that change no result may differ: the run's name, checkpoints, workers, transport."""
+# ---- groups of runs ------------------------------------------------------------------------------
+
+
+def test_runs_are_seeds_of_one_row_only_if_all_settings_except_the_seed_are_equal(tmp_path: Path) -> None:
+    """Settings that change no result may differ: the run's name, checkpoints, workers, transport."""
 
     def run(number: int, more: str) -> Path:
-        folder = run_of(tmp_path / str(number), "fedbuff", number, lambda s: s / 50)
+        folder = run_of(tmp_path / str(number), "fedbuff", number, linear(25.0))
         (folder / "experiment.toml").write_text(f"seed = {number}\n{more}")
         return folder
 
@@ -103,42 +124,126 @@ def test_runs_are_seeds_of_one_row_only_if_all_settings_but_the_seed_are_equal(t
     assert labels([one, same, long]) == ["fedbuff 1 ×2", "fedbuff 6"]
 
 
-def test_a_run_that_did_not_end_is_not_ranked_and_the_comparison_says_how_to_continue_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its figures are those of the moment at which it was interrupted or killed."""
-    one, two = (run_of(tmp_path / name, name, 1, lambda s: s / 50, stop="accuracy = 0.5")
-                for name in ("fedbuff", "fedavg"))  # fmt: skip
-    for status in ("interrupted", "running"):
-        ended = run_of(tmp_path / status, "fedasync", 1, lambda s: min(0.9, s / 10), status=status)
-        given = [ended, one, two]
-        assert goal_of(load([ended])) is None
-        assert main(["compare", *map(str, given), "--out", str(tmp_path / "out")]) == 0
-        text = "".join(capsys.readouterr().out.split())  # a long path is split between lines
-        told = f"{ended} has not ended, so its row is not ranked; edgefl resume {ended} continues it."
-        assert told.replace(" ", "") in text
-        assert "fedasynchasthehighest" not in text
-        assert "fedasyncreached" not in text
-        found = read_json(tmp_path / "out" / "summary.json")
-        assert [run["status"] for run in found["runs"]] == [status, "done", "done"]
-        assert not any(row["no_progress"] for row in found["comparison"]["rows"])
-        assert [row.verdict == "unfinished" for row in group(load(given))] == [True, False, False]
-        page = Page(tmp_path / "out" / "report.html").text
-        assert f"Unfinished: {ended} has not ended" in " ".join(page.split())
-
-
-def test_a_strategys_field_at_its_default_is_the_same_setting_as_one_that_is_not_given(
-    tmp_path: Path,
-) -> None:
+def test_a_strategys_field_at_its_default_equals_a_field_that_is_not_given(tmp_path: Path) -> None:
     folders = []
     for seed, table in enumerate(("name = 'fedbuff'\nbuffer_size = 10", "name = 'fedbuff'")):
-        folders.append(run_of(tmp_path / str(seed), "fedbuff", seed, lambda s: s / 50,
-                              strategy_fields={"buffer_size": 10, "concurrency": None}))  # fmt: skip
+        fields = {"buffer_size": 10, "concurrency": None}
+        folders.append(run_of(tmp_path / str(seed), "fedbuff", seed, linear(25.0), strategy_fields=fields))
         (folders[-1] / "experiment.toml").write_text(f"[strategy]\n{table}\n")
     assert labels(folders) == ["fedbuff ×2"]
 
 
-def test_a_given_target_is_compared_seed_by_seed_everywhere(
+def test_recorded_settings_count_whatever_the_experiment_file_contains(tmp_path: Path) -> None:
+    """A run whose file was lost or edited was averaged with runs of other settings."""
+    folders = [
+        run_of(tmp_path / str(seed), "fedbuff", seed, linear(25.0), toml=f"[training]\nlr = {rate}\n")
+        for seed, rate in enumerate((0.1, 0.1, 0.5))
+    ]
+    for folder in folders:
+        (folder / "experiment.toml").unlink()
+    assert labels(folders) == ["fedbuff (lr=0.1) ×2", "fedbuff (lr=0.5)"]
+    (folders[2] / "experiment.toml").write_text("[training]\nlr = 0.1\n")
+    assert labels(folders) == ["fedbuff (lr=0.1) ×2", "fedbuff (lr=0.5)"]
+
+
+def test_a_run_with_the_label_of_a_sweeps_row_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """A sweep's folder may have the name of a setting; its row then has the same label as a run's."""
+    swept = [run_of(tmp_path / f"swept-{seed}", "fedbuff", seed, linear(9.0)) for seed in (1, 2)]
+    runs = [
+        run_of(tmp_path / str(rate), "fedbuff", 1, linear(20.0), toml=f"[training]\nlr = {rate}\n")
+        for rate in (0.1, 0.2)
+    ]
+    compare(runs, tmp_path / "out", labelled={"fedbuff (lr=0.1)": swept})
+    assert [(row["label"], len(row["seeds"])) for row in rows_of(tmp_path / "out")] == [
+        ("fedbuff (lr=0.1)", 2),
+        (f"fedbuff (lr=0.1) ({runs[0]})", 1),
+        ("fedbuff (lr=0.2)", 1),
+    ]
+
+
+def test_the_slow_phones_do_not_depend_on_the_seed(tmp_path: Path) -> None:
+    """Which profiles have a class of their own depends on the seed."""
+    held = {1: ((0, 1), (1,), (2,)), 2: ((0,), (0, 2), (0, 1))}
+    folders = []
+    for seed, labels in held.items():
+        folders.append(run_of(tmp_path / str(seed), "fedbuff", seed, linear(20.0), partition="dirichlet"))
+        with Store(folders[-1]) as store:
+            speeds = zip(("fast", "slow", "slowest"), (0.1, 1.0, 9.0), labels, strict=True)
+            store.clients([client(k, name, step_s, *own) for k, (name, step_s, own) in enumerate(speeds)])
+    runs = load(folders)
+    assert {slow_group(run.record).profiles for run in runs} == {("slowest",)}
+    assert {run.slow.profiles for run in runs} == {("slowest",)}
+    assert runs[0].slow.labels == ()  # class 2 is on another phone in the other seed
+
+
+def test_a_comparison_reads_each_experiment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, plain = Counter[Path](), toml.read
+
+    def counted(path: Path) -> dict[str, Any]:
+        read[path] += 1
+        return plain(path)
+
+    folders = two(tmp_path)
+    monkeypatch.setattr(toml, "read", counted)
+    compare(folders, tmp_path / "out")
+    assert read == dict.fromkeys([folder / "experiment.toml" for folder in folders], 1)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running"])
+def test_a_run_that_has_not_ended_is_not_ranked_and_the_comparison_tells_how_to_resume_it(
+    status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = [
+        run_of(tmp_path / name, name, 1, linear(25.0), "accuracy = 0.5") for name in ("fedbuff", "fedavg")
+    ]
+    other = run_of(tmp_path / status, "fedasync", 1, linear(5.0), status=status)
+    assert goal_of(load([other])) is None
+    assert main(["compare", *map(str, [other, *done]), "--out", str(tmp_path / "out")]) == 0
+    text = "".join(capsys.readouterr().out.split())  # a long path is split between lines
+    told = f"{other} has not ended, so its row is not ranked; edgefl resume {other} continues it."
+    assert told.replace(" ", "") in text
+    assert "fedasynchasthehighest" not in text
+    assert "fedasyncreached" not in text
+    found = read_json(tmp_path / "out" / "summary.json")
+    assert [run["status"] for run in found["runs"]] == [status, "done", "done"]
+    assert not any(row["no_progress"] for row in found["comparison"]["rows"])
+    assert [row.verdict == "unfinished" for row in group(load([other, *done]))] == [True, False, False]
+    assert f"Unfinished: {other} has not ended" in page_of(tmp_path / "out")
+
+
+def test_users_modules_that_differ_between_runs_are_named(tmp_path: Path) -> None:
+    codes = {"mine": "a1", "helper": "b1"}, {"mine": "a1", "helper": "b2"}, {"other": "c1"}
+    runs = [
+        run_of(tmp_path / str(seed), "fedbuff", seed, linear(25.0), code=code)
+        for seed, code in enumerate(codes)
+    ]
+    said = "Some of your own modules differ between runs that use them: helper."
+    assert said in text_of(runs, out=tmp_path / "out")
+    assert said in page_of(tmp_path / "out")
+    assert "your own modules" not in text_of([runs[0], runs[2]])
+
+
+def test_users_modules_that_changed_before_a_resume_are_named_with_the_part_that_ran_before(
+    tmp_path: Path,
+) -> None:
+    earlier = [{"version": 3, "trips": 30, "code": {"mine": "a1", "helper": "b1"}}]
+    run = partial(run_of, strategy="fedbuff", accuracy=linear(25.0))
+    changed = run(tmp_path / "1", seed=1, code={"mine": "a2"}, earlier_code=earlier)
+    same = run(tmp_path / "2", seed=2, code={"mine": "a2"})
+    other = run(tmp_path / "3", seed=3, code={"other": "c1"})
+    said = f"{changed} was resumed with changed code after version 3 and 30 trips: mine."
+    for page in (text_of([changed, same], out=tmp_path / "out"), page_of(tmp_path / "out")):
+        assert "Some of your own modules differ between runs that use them: mine." in page
+        assert said in page
+    text = text_of([changed, other])
+    assert said in text
+    assert "differ between runs" not in text  # only one run uses the module
+
+
+# ---- targets -------------------------------------------------------------------------------------
+
+
+def test_the_times_to_a_given_target_are_compared_seed_by_seed_in_all_outputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = two(tmp_path)
@@ -148,59 +253,20 @@ def test_a_given_target_is_compared_seed_by_seed_everywhere(
     assert "the mean of 5 evaluations in a row is above the target (given)" in text
     assert "2.00× (2.00 to 2.00)" in text
     found = read_json(tmp_path / "out" / "summary.json")["comparison"]
-    assert found["target"] == {
-        "value": 0.5,
-        "why": "given",
-        "measure": "accuracy",
-        "at_most": False,
-        "window": 5,
-    }
+    known = {"measure": "accuracy", "at_most": False, "window": 5}
+    assert found["target"] == {"value": 0.5, "why": "given", **known}
     fast, slow = (row["to_target"] for row in found["rows"])
     assert (fast["reached"], fast["runs"]) == (3, 3)
     assert fast["emulated_s_to_target"] == pytest.approx([9.5, 10.0, 10.5])
     assert slow["trips_to_target"] == pytest.approx([190, 200, 210])
     assert slow["over_first"]["emulated_s_to_target"]["mean"] == pytest.approx(2.0)
     assert found["rows"][0]["figures"]["emulated_s_to_target"]["half_95"] == pytest.approx(1.24, abs=0.01)
-    page = Page(tmp_path / "out" / "report.html").text
+    page = page_of(tmp_path / "out")
     assert "fedbuff ×3 reached 50.0% accuracy first: in 10.0 ±1.2 emulated seconds" in page
     assert "fedavg ×3 took 2.00× (2.00 to 2.00, 95% interval) as long" in page
-
-
-def test_a_tie_is_not_reported_as_a_win(tmp_path: Path) -> None:
-    """Neither of the time to the target, nor of the final accuracies."""
-    folders = [
-        run_of(tmp_path / f"{name}-{seed}", name, seed, lambda s, pace=pace: min(0.9, s / 20 / pace))
-        for name, pace in (("fedavg", 2.0), ("fedbuff", 1.0), ("fedasync", 1.0))
-        for seed in (1, 2)
-    ]
-    text = StringIO()
-    Console(file=text, width=400).print(compare(folders, target=0.5))
-    says = (
-        "fedbuff ×2 and fedasync ×2 reached 50.0% accuracy at the same time: in 10.0 ±0.0 emulated seconds."
-    )
-    assert says in text.getvalue()
-    assert "first:" not in text.getvalue()
-    highest = "fedavg ×2 and fedbuff ×2 and fedasync ×2 have the highest accuracy: 90.0%."
-    assert f"{says} At the end {highest}" in text.getvalue()
-
-
-def test_runs_that_stop_at_an_accuracy_are_ranked_by_time_and_not_by_accuracy(tmp_path: Path) -> None:
-    """All of them have the accuracy at which they stop; the old headline ranked it."""
-    stop = "accuracy = 0.5\naccuracy_over = 5"
-    folders = [
-        run_of(tmp_path / f"{name}-{seed}", name, seed, lambda s, pace=pace: min(0.52, s / 20 / pace), stop,
-               int(pace * 20 * 0.52 + 5), stop_reason="accuracy")
-        for name, pace in (("fedbuff", 2.0), ("fedavg", 1.0))
-        for seed in (1, 2)
-    ]  # fmt: skip
-    compare(folders, tmp_path / "out")
-    assert (
-        read_json(tmp_path / "out" / "summary.json")["comparison"]["target"]["why"]
-        == "stop.accuracy of the runs"
-    )
-    page = Page(tmp_path / "out" / "report.html").text
-    assert "fedavg ×2 reached 50.0% accuracy first" in page
-    assert "has the highest accuracy" not in page
+    text = text_of([*folders[3:], *folders[:3]], 0.5)  # with the slow strategy in the first row
+    assert "0.50× (0.50 to 0.50)" in text
+    assert "emulated seconds, 0.50× (0.50 to 0.50, 95% interval) the time of fedavg ×3." in text
 
 
 @pytest.mark.parametrize(
@@ -212,7 +278,7 @@ def test_runs_that_stop_at_an_accuracy_are_ranked_by_time_and_not_by_accuracy(tm
         ("versions = 3", "90.0% accuracy", 5),
     ],
 )
-def test_without_a_given_target_it_is_that_of_stop_or_a_derived_one(
+def test_the_default_target_is_that_of_stop_or_derived_from_the_runs(
     tmp_path: Path, stop: str, says: str, window: int
 ) -> None:
     folders = two(tmp_path, (1.0,), stop=stop)
@@ -223,94 +289,15 @@ def test_without_a_given_target_it_is_that_of_stop_or_a_derived_one(
     assert [row.to_target.reached for row in group(load(folders), target) if row.to_target] == [1, 1]
 
 
-def test_a_loss_has_to_fall_to_its_target(tmp_path: Path) -> None:
+def test_a_loss_reaches_its_target_from_above(tmp_path: Path) -> None:
     with Record(run_of(tmp_path / "run", "fedbuff", 1, lambda s: s / 40)) as record:
         falls = RaceTarget(0.5, "", "loss", at_most=True, window=1)
         assert falls.reached(record, "at_s") == pytest.approx(20.0)
         assert math.isnan(RaceTarget(-0.1, "", "loss", at_most=True).reached(record, "at_s"))
 
 
-def test_runs_that_did_not_reach_it_are_counted_and_bound_the_ratio(tmp_path: Path) -> None:
-    folders = two(tmp_path, (0.9, 1.0, 1.3), end=36)
-    rows = group(load(folders), goal_of(load(folders), 0.8))
-    slow = rows[1].to_target
-    assert slow is not None
-    assert slow.passed == "2 of 3"
-    assert slow.costs["at_s"][:2] == pytest.approx((28.8, 32.0))
-    assert math.isnan(slow.costs["at_s"][2])
-    assert slow.ratio_text("at_s").startswith("> 1.8")
-    text = StringIO()
-    Console(file=text, width=60).print(compare(folders, target=0.8))
-    assert "2 of 3" in text.getvalue()
-    assert max(map(len, text.getvalue().splitlines())) <= 60
-    assert "fedavg ×3 took at least 1.8" in " ".join(text.getvalue().split())
-    turned = StringIO()
-    Console(file=turned, width=400).print(compare([*folders[3:], *folders[:3]], target=0.8))
-    assert "emulated seconds, at most 0.5" in turned.getvalue()
-
-
-def test_a_ratio_to_a_single_seed_that_did_not_reach_it_is_marked_as_an_upper_bound(tmp_path: Path) -> None:
-    fast, slow = two(tmp_path, (1.3,), end=36)
-    text = StringIO()
-    Console(file=text, width=400).print(compare([slow, fast], tmp_path / "out", target=0.8))
-    assert "emulated seconds, at most 0." in text.getvalue()
-    rows = read_json(tmp_path / "out" / "summary.json")["comparison"]["rows"]
-    ratio = rows[1]["to_target"]["over_first"]["emulated_s_to_target"]
-    assert (ratio["at_least"], ratio["at_most"]) == (False, True)
-    assert re.search(r"< 0\.\d\d× \(one seed\)", Page(tmp_path / "out" / "report.html").text)
-
-
-def test_runs_of_different_own_code_are_named(tmp_path: Path) -> None:
-    codes = {"mine": "a1", "helper": "b1"}, {"mine": "a1", "helper": "b2"}, {"other": "c1"}
-    runs = [
-        run_of(tmp_path / str(seed), "fedbuff", seed, lambda s: s / 50, code=code)
-        for seed, code in enumerate(codes)
-    ]
-    text = StringIO()
-    Console(file=text, width=400).print(compare(runs, tmp_path / "out"))
-    said = "Some of your own modules differ between runs that use them: helper."
-    assert said in text.getvalue()
-    assert said in Page(tmp_path / "out" / "report.html").text
-    text = StringIO()
-    Console(file=text, width=400).print(compare([runs[0], runs[2]]))
-    assert "your own modules" not in text.getvalue()
-
-
-def test_code_that_changed_before_a_resume_is_named_with_the_part_that_it_made(tmp_path: Path) -> None:
-    earlier = [{"version": 3, "trips": 30, "code": {"mine": "a1", "helper": "b1"}}]
-    changed = run_of(
-        tmp_path / "1", "fedbuff", 1, lambda s: s / 50, code={"mine": "a2"}, earlier_code=earlier
-    )
-    same = run_of(tmp_path / "2", "fedbuff", 2, lambda s: s / 50, code={"mine": "a2"})
-    text = StringIO()
-    Console(file=text, width=400).print(compare([changed, same], tmp_path / "out"))
-    said = f"{changed} was resumed with changed code after version 3 and 30 trips: mine."
-    for page in text.getvalue(), Page(tmp_path / "out" / "report.html").text:
-        assert "Some of your own modules differ between runs that use them: mine." in page
-        assert said in page
-    text = StringIO()
-    other = run_of(tmp_path / "3", "fedbuff", 3, lambda s: s / 50, code={"other": "c1"})
-    Console(file=text, width=400).print(compare([changed, other]))
-    assert said in text.getvalue()
-    assert "differ between runs" not in text.getvalue()  # one run uses the module
-
-
-def test_the_sentence_has_the_ratio_of_the_table_whichever_row_is_first(tmp_path: Path) -> None:
-    folders = two(tmp_path)
-    text = StringIO()
-    Console(file=text, width=400).print(compare([*folders[3:], *folders[:3]], target=0.5))
-    assert "0.50× (0.50 to 0.50)" in text.getvalue()
-    assert "emulated seconds, 0.50× (0.50 to 0.50, 95% interval) the time of fedavg ×3." in text.getvalue()
-
-
-def test_one_seed_has_no_interval_and_the_sentence_states_it(tmp_path: Path) -> None:
-    compare(two(tmp_path, (1.0,)), tmp_path / "out", 0.5)
-    page = Page(tmp_path / "out" / "report.html").text
-    assert "fedavg took 2.00× as long. That is one seed: another may reverse the order." in page
-
-
 @pytest.mark.parametrize("value", ["0", "1.1", "nan", "-0.5"])
-def test_a_target_that_is_no_share_is_one_line(
+def test_a_target_that_is_not_a_share_is_refused(
     tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(tmp_path / "run", "fedbuff", 1, lambda s: 0.5)
@@ -321,10 +308,9 @@ def test_a_target_that_is_no_share_is_one_line(
         compare([run], target=float(value))
 
 
-def test_a_target_of_runs_without_accuracy_is_one_line(
+def test_a_target_of_runs_without_accuracy_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The mean absolute error of a regression is no share of right answers."""
     folders = [tmp_path / "a", tmp_path / "b"]
     for seed, folder in enumerate(folders):
         run_of(folder, "fedbuff", seed, lambda s: math.nan)
@@ -341,7 +327,68 @@ def test_a_target_of_runs_without_accuracy_is_one_line(
     assert goal_of(load([*folders, scored]), 0.9) == RaceTarget(0.9, "given")
 
 
-def test_a_curve_ends_with_its_last_seed_and_its_band_is_a_share(tmp_path: Path) -> None:
+# ---- the order of rows ---------------------------------------------------------------------------
+
+
+def test_equal_times_and_equal_accuracies_are_reported_as_ties(tmp_path: Path) -> None:
+    folders = [
+        run_of(tmp_path / f"{name}-{seed}", name, seed, linear(pace))
+        for name, pace in (("fedavg", 20.0), ("fedbuff", 10.0), ("fedasync", 10.0))
+        for seed in (1, 2)
+    ]
+    text = text_of(folders, 0.5)
+    assert (
+        "fedbuff ×2 and fedasync ×2 reached 50.0% accuracy at the same time: in 10.0 ±0.0 emulated seconds. "
+        "At the end fedavg ×2 and fedbuff ×2 and fedasync ×2 have the highest accuracy: 90.0%."
+    ) in text
+    assert "first:" not in text
+
+
+def test_runs_that_stop_at_an_accuracy_are_ranked_by_time_and_not_by_accuracy(tmp_path: Path) -> None:
+    stop = "accuracy = 0.5\naccuracy_over = 5"
+    folders = [
+        run_of(tmp_path / f"{name}-{seed}", name, seed, linear(pace, 0.52), stop,
+               int(pace * 1.04 + 5), stop_reason="accuracy")
+        for name, pace in (("fedbuff", 20.0), ("fedavg", 10.0))
+        for seed in (1, 2)
+    ]  # fmt: skip
+    compare(folders, tmp_path / "out")
+    target = read_json(tmp_path / "out" / "summary.json")["comparison"]["target"]
+    assert target["why"] == "stop.accuracy of the runs"
+    page = page_of(tmp_path / "out")
+    assert "fedavg ×2 reached 50.0% accuracy first" in page
+    assert "has the highest accuracy" not in page
+
+
+def test_runs_that_did_not_reach_the_target_are_counted_and_bound_the_ratio(tmp_path: Path) -> None:
+    folders = two(tmp_path, (0.9, 1.0, 1.3), end=36)
+    slow = group(load(folders), goal_of(load(folders), 0.8))[1].to_target
+    assert slow is not None
+    assert slow.passed == "2 of 3"
+    assert slow.costs["at_s"][:2] == pytest.approx((28.8, 32.0))
+    assert math.isnan(slow.costs["at_s"][2])
+    assert slow.ratio_text("at_s").startswith("> 1.8")
+    text = text_of(folders, 0.8, width=60)
+    assert "2 of 3" in text
+    assert "fedavg ×3 took at least 1.8" in text
+    assert "emulated seconds, at most 0.5" in text_of([*folders[3:], *folders[:3]], 0.8)
+
+
+def test_a_ratio_to_one_seed_that_did_not_reach_the_target_is_an_upper_bound(tmp_path: Path) -> None:
+    fast, slow = two(tmp_path, (1.3,), end=36)
+    assert "emulated seconds, at most 0." in text_of([slow, fast], 0.8, tmp_path / "out")
+    ratio = rows_of(tmp_path / "out")[1]["to_target"]["over_first"]["emulated_s_to_target"]
+    assert (ratio["at_least"], ratio["at_most"]) == (False, True)
+    assert re.search(r"< 0\.\d\d× \(one seed\)", page_of(tmp_path / "out"))
+
+
+def test_one_seed_has_no_interval_and_the_report_says_so(tmp_path: Path) -> None:
+    compare(two(tmp_path, (1.0,)), tmp_path / "out", 0.5)
+    says = "fedavg took 2.00× as long. That is one seed: another may reverse the order."
+    assert says in page_of(tmp_path / "out")
+
+
+def test_a_curve_ends_with_its_last_seed_and_the_band_of_a_share_is_within_0_and_1() -> None:
     seeds = [np.array([[0.0, 4.0, end], [0.0, 0.9, 1.0]]) for end in (5.0, 6.0, 9.0)]
     seeds[0][1] = (0.0, 0.1, 0.3)
     x, mean, low, high = summary_curve(seeds, share=True)
@@ -352,42 +399,82 @@ def test_a_curve_ends_with_its_last_seed_and_its_band_is_a_share(tmp_path: Path)
     assert summary_curve(seeds)[3].max() > 1.0
 
 
-def test_the_seed_does_not_decide_which_phones_are_slow(tmp_path: Path) -> None:
-    """By chance one seed's slowest two profiles hold a class alone; another's slowest does."""
-    held = {1: ((0, 1), (1,), (2,)), 2: ((0,), (0, 2), (0, 1))}
-    folders = []
-    for seed, labels in held.items():
-        folders.append(run_of(tmp_path / str(seed), "fedbuff", seed, lambda s: s / 40, partition="dirichlet"))
-        with Store(folders[-1]) as store:
-            speeds = zip(("fast", "slow", "slowest"), (0.1, 1.0, 9.0), labels, strict=True)
-            store.clients([client(k, name, step_s, *own) for k, (name, step_s, own) in enumerate(speeds)])
-    runs = load(folders)
-    assert {slow_group(run.record).profiles for run in runs} == {("slowest",)}
-    assert {run.slow.profiles for run in runs} == {("slowest",)}
-    assert runs[0].slow.labels == ()  # class 2 is on another phone in the other seed
-
-
-@pytest.mark.parametrize("every", ["every_s", "every_trips"])
-def test_runs_with_too_few_evaluations_for_the_mean_are_told_so(tmp_path: Path, every: str) -> None:
-    """The mean of five evaluations includes the untrained model."""
+@pytest.mark.parametrize("every", ["every_s = 1.0", "every_trips = 10"])
+def test_runs_with_too_few_evaluations_for_the_smoothed_curve_are_advised_to_evaluate_more_often(
+    tmp_path: Path, every: str
+) -> None:
     folders = [
         run_of(tmp_path / name, name, 1, lambda s: min(0.9, 0.1 + 0.4 * s), end=4)
         for name in ("fedbuff", "fedavg")
     ]
     for folder in folders:
-        period = "1.0" if every == "every_s" else "10"
-        (folder / "experiment.toml").write_text(f"[evaluation]\n{every} = {period}\n")
+        (folder / "experiment.toml").write_text(f"[evaluation]\n{every}\n")
     rows = {name: [run.record] for name, run in zip(("fedbuff", "fedavg"), load(folders), strict=True)}
     assert race_in_words(rows, RaceTarget(0.85, "given")) == (
-        "No run reached 85.0% accuracy in the mean of 5 evaluations in a row, only in single ones; "
-        f"a run has at most 5 evaluations here, and a smaller evaluation.{every} gives more."
+        "No run reached 85.0% accuracy in the mean of 5 evaluations in a row, only in single ones; a run has "
+        f"at most 5 evaluations here, and a smaller evaluation.{every.partition(' ')[0]} gives more."
     )
     assert "a lower target, a longer run" in race_in_words(rows, RaceTarget(0.95, "given"))
 
 
-def test_the_table_of_a_sweep_has_the_target(tmp_path: Path) -> None:
-    from edgefl.results.sweep import Sweep
+def test_a_row_that_is_at_the_target_in_its_first_evaluations_may_have_reached_it_earlier(
+    tmp_path: Path,
+) -> None:
+    """The first mean of five evaluations has the time of their middle, even if it is above the target."""
+    folders = [
+        run_of(tmp_path / name, name, 1, accuracy)
+        for name, accuracy in (("fedbuff", linear(1.0)), ("fedavg", linear(1.1)), ("fedasync", linear(9.0)))
+    ]
+    (folders[0] / "experiment.toml").write_text("[evaluation]\nevery_versions = 1\n")
+    with Store(folders[0]) as store:
+        for k in range(41):  # half as many evaluations in the same time
+            store.evaluation(evaluation(k, 2.0 * k, accuracy=linear(1.0)(2.0 * k), trips=20 * k))
+    text = text_of(folders, 0.5)
+    assert "fedavg reached 50.0% accuracy first: in 2.0 emulated seconds" in text
+    assert (
+        "The mean of the first 5 evaluations of fedbuff is already at the target, so fedbuff may have "
+        "reached it earlier than shown; a smaller evaluation.every_versions would tell." in text
+    )
+    assert "already at the target" not in text_of(folders[1:], 0.5)  # fedavg is first in any case
 
+
+def test_rows_of_different_seeds_are_ordered_by_the_seeds_that_both_have(tmp_path: Path) -> None:
+    """Regression: a row whose mean over more seeds was higher was called -5.0 points above the other row."""
+    spec = {
+        "fedbuff": {1: linear(2.0, 0.95), 2: linear(20.0, 0.7), 3: linear(20.0, 0.7)},
+        "fedavg": {2: linear(16.0, 0.75), 3: linear(16.0, 0.75)},
+    }
+    folders = {
+        name: [run_of(tmp_path / f"{name}-{seed}", name, seed, learns) for seed, learns in each.items()]
+        for name, each in spec.items()
+    }
+    for order, ratio in (
+        (("fedbuff", "fedavg"), "; fedavg ×2 took 0.80× (0.80 to 0.80, 95% interval) as long."),
+        (("fedavg", "fedbuff"), ", 1.25× (1.25 to 1.25, 95% interval) the time of fedavg ×2."),
+    ):
+        text = text_of([folder for name in order for folder in folders[name]], 0.5)
+        assert f"{ratio} So on the seeds that both have, fedavg ×2 is first." in text
+        highest = "fedbuff ×3 has the highest accuracy: 78.3%; on the seeds that both have, "
+        assert f"{highest}fedavg ×2 is 5.0 ±0.0 points above fedbuff ×3." in text
+
+
+def test_small_times_and_ratios_keep_their_digits(tmp_path: Path) -> None:
+    paces = {"fedavg": (1000.0, 1100.0, 1050.0), "fedbuff": (5.0, 5.02, 5.01)}
+    folders = [
+        run_of(tmp_path / f"{name}-{seed}", name, seed, linear(pace), end=1150)
+        for name, seeds in paces.items()
+        for seed, pace in enumerate(seeds, 1)
+    ]
+    text = text_of(folders, 0.5)
+    assert "0.0048× (0.0043 to 0.0053)" in text
+    assert "5.010 ±0.025" in text
+    assert "e-1" not in text  # equal values have an interval of 0, without a rounding error
+
+
+# ---- tables and figures --------------------------------------------------------------------------
+
+
+def test_the_table_of_a_sweep_contains_the_target(tmp_path: Path) -> None:
     folders = two(tmp_path, (1.0, 1.1))
     compare(folders, tmp_path, 0.5)
     found = read_json(tmp_path / "summary.json")
@@ -404,98 +491,6 @@ def test_the_table_of_a_sweep_has_the_target(tmp_path: Path) -> None:
     assert {row["target"] for row in rows} == {"0.5"}
 
 
-def test_a_comparison_reads_each_experiment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, plain = Counter[Path](), toml.read
-
-    def counted(path: Path) -> dict[str, Any]:
-        read[path] += 1
-        return plain(path)
-
-    folders = two(tmp_path)
-    monkeypatch.setattr(toml, "read", counted)
-    compare(folders, tmp_path / "out")
-    assert read == dict.fromkeys([folder / "experiment.toml" for folder in folders], 1)
-
-
-def test_settings_are_the_recorded_ones_even_without_the_experiments_file(tmp_path: Path) -> None:
-    """A run whose file was lost or edited was averaged with runs of other settings."""
-    folders = [
-        run_of(tmp_path / str(seed), "fedbuff", seed, lambda s: s / 50, toml=f"[training]\nlr = {rate}\n")
-        for seed, rate in enumerate((0.1, 0.1, 0.5))
-    ]
-    for folder in folders:
-        (folder / "experiment.toml").unlink()
-    assert labels(folders) == ["fedbuff (lr=0.1) ×2", "fedbuff (lr=0.5)"]
-    (folders[2] / "experiment.toml").write_text("[training]\nlr = 0.1\n")
-    assert labels(folders) == ["fedbuff (lr=0.1) ×2", "fedbuff (lr=0.5)"]
-
-
-def says_of(folders: Sequence[Path], target: float = 0.5) -> str:
-    """The comparison as one line of text."""
-    text = StringIO()
-    Console(file=text, width=200).print(compare(folders, target=target))
-    return " ".join(text.getvalue().split())
-
-
-def linear(pace: float, top: float = 0.9) -> Learns:
-    """An accuracy that reaches 50% after ``pace`` seconds."""
-    return lambda s: min(top, 0.5 * s / pace)
-
-
-def test_a_setting_that_is_at_the_target_in_its_first_evaluations_may_have_been_earlier(
-    tmp_path: Path,
-) -> None:
-    """The first mean of five evaluations has the time of their middle, even if it is above the target."""
-    folders = [
-        run_of(tmp_path / name, name, 1, accuracy)
-        for name, accuracy in (("fedbuff", linear(1.0)), ("fedavg", linear(1.1)), ("fedasync", linear(9.0)))
-    ]
-    (folders[0] / "experiment.toml").write_text("[evaluation]\nevery_versions = 1\n")
-    with Store(folders[0]) as store:
-        for k in range(41):  # evaluations half as often
-            store.evaluation(evaluation(k, 2.0 * k, accuracy=linear(1.0)(2.0 * k), trips=20 * k))
-    text = says_of(folders)
-    assert "fedavg reached 50.0% accuracy first: in 2.0 emulated seconds" in text
-    assert (
-        "The mean of the first 5 evaluations of fedbuff is already at the target, so fedbuff may have "
-        "reached it earlier than shown; a smaller evaluation.every_versions would tell." in text
-    )
-    assert "already at the target" not in says_of(folders[1:])  # the first one is first in any case
-
-
-def test_rows_of_different_seeds_are_ordered_by_the_seeds_that_both_have(tmp_path: Path) -> None:
-    """A mean over more seeds said that a row is -5.0 points above another, and that nothing is decided."""
-    spec = {
-        "fedbuff": {1: linear(2.0, 0.95), 2: linear(20.0, 0.7), 3: linear(20.0, 0.7)},
-        "fedavg": {2: linear(16.0, 0.75), 3: linear(16.0, 0.75)},
-    }
-    folders = {
-        name: [run_of(tmp_path / f"{name}-{seed}", name, seed, learns) for seed, learns in each.items()]
-        for name, each in spec.items()
-    }
-    for order, ratio in (
-        (("fedbuff", "fedavg"), "; fedavg ×2 took 0.80× (0.80 to 0.80, 95% interval) as long."),
-        (("fedavg", "fedbuff"), ", 1.25× (1.25 to 1.25, 95% interval) the time of fedavg ×2."),
-    ):
-        text = says_of([folder for name in order for folder in folders[name]])
-        assert f"{ratio} So on the seeds that both have, fedavg ×2 is first." in text
-        highest = "fedbuff ×3 has the highest accuracy: 78.3%; on the seeds that both have, "
-        assert f"{highest}fedavg ×2 is 5.0 ±0.0 points above fedbuff ×3." in text
-
-
-def test_small_times_and_ratios_keep_their_digits(tmp_path: Path) -> None:
-    paces = {"fedavg": (1000.0, 1100.0, 1050.0), "fedbuff": (5.0, 5.02, 5.01)}
-    folders = [
-        run_of(tmp_path / f"{name}-{seed}", name, seed, linear(pace), end=1500)
-        for name, seeds in paces.items()
-        for seed, pace in enumerate(seeds, 1)
-    ]
-    text = says_of(folders)
-    assert "0.0048× (0.0043 to 0.0053)" in text
-    assert "5.010 ±0.025" in text
-    assert "e-1" not in text  # the means of equal values have no rounding error as their interval
-
-
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -505,32 +500,18 @@ def test_small_times_and_ratios_keep_their_digits(tmp_path: Path) -> None:
         ({"height_in": math.nan}, "height_in: must be a number of inches above 0 and at most 200, got nan"),
     ],
 )
-def test_a_figure_rejects_what_it_cannot_draw(tmp_path: Path, how: dict[str, Any], says: str) -> None:
-    """An unknown band was drawn as the interval."""
+def test_a_figure_with_invalid_options_is_refused(tmp_path: Path, how: dict[str, Any], says: str) -> None:
     run = run_of(tmp_path / "run", "fedbuff", 1, lambda s: 0.5)
     with pytest.raises(ConfigError, match=says):
         plot([run], tmp_path / "curves.pdf", **how)
+
+
+def test_a_figure_may_have_no_band(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", "fedbuff", 1, lambda s: 0.5)
     assert plot([run], tmp_path / "curves.svg", band="none").stat().st_size
 
 
-def test_a_run_with_the_label_of_a_sweeps_row_does_not_replace_it(tmp_path: Path) -> None:
-    """A sweep's folder may have the name of a setting; its row is then labelled like a run's."""
-    swept = [run_of(tmp_path / f"swept-{seed}", "fedbuff", seed, linear(9.0)) for seed in (1, 2)]
-    runs = [
-        run_of(tmp_path / str(rate), "fedbuff", 1, linear(20.0), toml=f"[training]\nlr = {rate}\n")
-        for rate in (0.1, 0.2)
-    ]
-    compare(runs, tmp_path / "out", labelled={"fedbuff (lr=0.1)": swept})
-    rows = read_json(tmp_path / "out" / "summary.json")["comparison"]["rows"]
-    assert [(row["label"], len(row["seeds"])) for row in rows] == [
-        ("fedbuff (lr=0.1)", 2),
-        (f"fedbuff (lr=0.1) ({runs[0]})", 1),
-        ("fedbuff (lr=0.2)", 1),
-    ]
-
-
-def test_many_curves_of_a_figure_differ_in_colour_or_line_style() -> None:
-    """The eighth curve looked like the first."""
+def test_the_first_49_curves_of_a_figure_differ_in_colour_or_line_style() -> None:
     looks = [look(place) for place in range(49)]
     assert len({*looks}) == 49
     assert len({colour for colour, _ in looks[:7]}) == len({dash for _, dash in looks[:7]}) == 7
