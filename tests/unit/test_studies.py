@@ -1,4 +1,4 @@
-"""The papers' comparisons: settings, races over seeds, verdicts, and the steps that are tuned."""
+"""Tests of the studies of papers: settings, races over seeds, verdicts, and tuned step sizes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from edgefl.lab import PAPERS, claims, fedbuff, fedstaleweight, study, tuning
 from edgefl.lab.studies import load
 from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
 from edgefl.privacy.accounting import PrivacyAccount
-from edgefl.results import statistics
-from edgefl.results.rows import EvaluationRow, Meta
-from edgefl.results.statistics import WINDOW, Estimate, difference, higher, passage, ratio, smoothed
+from edgefl.results.rows import Meta
+from edgefl.results.statistics import WINDOW, difference, higher, passage, ratio, smoothed
 from edgefl.results.targets import RaceTarget
 from edgefl.strategies import resolve
-from tests.reports import noisy_curve
+from tests.reports import evaluation, noisy_curve
 
 STUDIES: list[Study] = [load(name) for name in PAPERS if name != "theory"]
 EVERY = [(one, settings) for one in STUDIES for settings in one.settings()]
@@ -36,7 +35,7 @@ TWO = Study(
 
 
 @pytest.mark.parametrize(("one", "settings"), EVERY, ids=lambda given: getattr(given, "name", given))
-def test_every_arm_is_an_experiment_that_can_be_run(one: Study, settings: str) -> None:
+def test_the_arms_of_a_study_are_different_valid_experiments(one: Study, settings: str) -> None:
     base = one.file(settings).parent
     checked = [config.validate(one.experiment(arm, 1, settings), base) for arm in one.arms_of(settings)]
     texts = [config.dump(each) for each in checked]
@@ -44,7 +43,7 @@ def test_every_arm_is_an_experiment_that_can_be_run(one: Study, settings: str) -
     assert len({slug(arm) for arm in one.arms}) == len(one.arms)
     assert all(each.clock.kind == "virtual" for each in checked)
     assert (checked[0].data.name == "digits") == (settings == "quick")
-    # A race is fair only where the arms are measured equally often and stop at the same smoothed target.
+    # A race is fair only if the arms are evaluated equally often and stop at the same smoothed target.
     measured = {(each.evaluation, each.stop) for each in checked}
     assert len(measured) == 1
     (evaluation, stop) = measured.pop()
@@ -56,19 +55,18 @@ def test_every_arm_is_an_experiment_that_can_be_run(one: Study, settings: str) -
         assert not set(one.tuning.seeds) & {*one.seeds, *one.small_seeds}
 
 
-def test_settings_that_are_not_there_are_named() -> None:
-    assert STUDIES[0].file("quick").is_file()
+def test_unknown_settings_are_refused_with_the_available_ones() -> None:
     with pytest.raises(
         ConfigError, match=r"settings of fedbuff 'cifar1' not found; .*available: 1000, quick"
     ):
         TWO.file("cifar1")
 
 
-def test_defedavg_takes_the_steps_of_its_table() -> None:
+def test_defedavgs_arms_have_the_step_sizes_of_its_papers_table() -> None:
     one = load("defedavg")
     steps = {}
     for arm in one.arms:
-        each = one.experiment(arm, 1, more=["seed=1"])  # tuned steps do not count
+        each = one.experiment(arm, 1, more=["seed=1"])  # without tuned step sizes
         steps[arm.label] = (each.strategy["server_lr"], each.training.lr)
     assert steps == {  # Wang 2024, table II, FashionMNIST, n = 10
         "DeFedAvg-nIID": (0.1, 0.05),
@@ -83,18 +81,14 @@ def test_defedavg_takes_the_steps_of_its_table() -> None:
     }
 
 
-def test_fedstaleweight_has_its_benchs_nets_and_a_fifth_of_all_images_as_test() -> None:
-    one = load("fedstaleweight")
-    made = {name: config.load(one.file(name)) for name in ("", "cifar10")}
-    assert {name: each.data.name for name, each in made.items()} == {
-        "": "fashion-mnist",
-        "cifar10": "cifar-10",
-    }
-    assert {name: each.model.args.get("stages", 2) for name, each in made.items()} == {"": 2, "cifar10": 3}
-    assert {(each.data.test_split, each.data.test_fraction) for each in made.values()} == {("drawn", 0.2)}
+def test_fedstaleweights_study_has_the_models_of_its_benchmark_and_a_fifth_of_all_images_for_tests() -> None:
+    for settings, data, stages in (("", "fashion-mnist", 2), ("cifar10", "cifar-10", 3)):
+        made = config.load(load("fedstaleweight").file(settings))
+        assert (made.data.name, made.model.args.get("stages", 2)) == (data, stages)
+        assert (made.data.test_split, made.data.test_fraction) == ("drawn", 0.2)
 
 
-def test_fedstaleweights_arms_differ_in_one_thing_and_follow_the_restart_rule() -> None:
+def test_fedstaleweights_arms_differ_in_one_field_and_have_one_restart_rule() -> None:
     one = load("fedstaleweight")
     tables = {arm.label: one.experiment(arm, 1).strategy for arm in one.arms}
     assert {table["restart"] for table in tables.values()} == {"after-step"}
@@ -104,23 +98,22 @@ def test_fedstaleweights_arms_differ_in_one_thing_and_follow_the_restart_rule() 
     assert resolve(running).raw(2.0, 5) == 3.0  # type: ignore[attr-defined]
 
 
-def test_fedbuffs_clients_hold_ten_examples() -> None:
+def test_fedbuffs_clients_have_ten_examples_each() -> None:
     full, part = (config.load(load("fedbuff").file(name)) for name in ("1000", ""))
-    held = [
-        (each.data.max_examples or 50_000) / sum(dict(each.fleet.devices).values()) for each in (full, part)
-    ]
-    assert held == [10.0, 10.0]
-    assert sum(dict(full.fleet.devices).values()) == 5000
+    clients = [sum(dict(each.fleet.devices).values()) for each in (full, part)]
+    assert clients[0] == 5000
+    for each, count in zip((full, part), clients, strict=True):
+        assert (each.data.max_examples or 50_000) / count == 10.0
 
 
-def test_further_changes_are_those_of_the_settings() -> None:
+def test_an_arm_may_have_changes_for_some_settings_only() -> None:
     arm = Arm("a", (), {"": ("training.lr=0.5",), "quick": ("training.lr=0.25",)})
     assert [TWO.experiment(arm, 1, each).training.lr for each in ("", "quick")] == [0.5, 0.25]
     with pytest.raises(ConfigError, match=r"training\.lr distinguishes a from the other arms"):
         replace(TWO, arms=(arm, Arm("b", ()))).changed(["training.lr=1"])
 
 
-def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart() -> None:
+def test_a_change_applies_to_all_arms_and_may_not_change_a_setting_that_distinguishes_arms() -> None:
     changed = TWO.changed(["stop.versions=2", "training.lr=0.25"])
     for arm in changed.arms:
         wanted = changed.experiment(arm, 1, "quick")
@@ -132,10 +125,7 @@ def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart() -
             TWO.changed([change])
     with pytest.raises(ConfigError, match="every arm runs with the study's seeds: 1, 2"):
         TWO.changed(["seed=7"])
-
-
-def test_a_change_that_would_take_back_what_an_arm_sets_is_refused() -> None:
-    one_step = replace(TWO, arms=(*TWO.arms, Arm("c", ("training.steps=1",))))
+    one_step = replace(TWO, arms=(*TWO.arms, Arm("c", ("training.steps=1",))))  # excludes training.epochs
     for change in ("training.epochs=2", "training.steps=2", "training={epochs=2}"):
         with pytest.raises(ConfigError, match=r"training\.steps distinguishes c from the other arms"):
             one_step.changed([change])
@@ -146,8 +136,8 @@ def test_a_change_that_would_take_back_what_an_arm_sets_is_refused() -> None:
 
 
 @pytest.mark.parametrize("speedup", [1.0, 1.1])
-def test_what_is_noise_is_seldom_reproduced(speedup: float) -> None:
-    """Equal arms over three seeds: the old rule, ahead in each, calls one in eight reproduced by chance."""
+def test_noise_is_seldom_a_reproduced_claim(speedup: float) -> None:
+    """With equal arms and three seeds, one arm is ahead with all seeds by chance in one of eight trials."""
     verdicts = []
     for trial in range(100):
         passages = [
@@ -155,13 +145,12 @@ def test_what_is_noise_is_seldom_reproduced(speedup: float) -> None:
             for arm, rate in enumerate((1.0, speedup))
         ]
         verdicts.append(claims.judged(ratio(*passages, [2e3] * 3, [2e3] * 3), 5.7))
-    assert verdicts.count("reproduced") == 0  # a tenth is no 5.7 times, however certain
+    assert verdicts.count("reproduced") == 0  # 1.1 is not 5.7, however certain it is
     if speedup == 1.0:
-        assert verdicts.count("smaller") <= 8  # 2.5% on this side, of 100
+        assert verdicts.count("smaller") <= 8  # of 100; 2.5 are expected
 
 
-def test_the_size_counts_too() -> None:
-    """The issue's own: a paper's 5.7 times and our 1.2 times is smaller, a verdict of its own."""
+def test_a_lead_much_smaller_than_the_papers_is_smaller_and_not_reproduced() -> None:
     mine, ends = [100.0, 110.0, 90.0], [1e3] * 3
     for factor, says in ((1.2, "smaller"), (3.0, "reproduced"), (9.0, "reproduced"), (0.8, "not reproduced")):
         other = [factor * one * wobble for one, wobble in zip(mine, (1.0, 1.02, 0.98), strict=True)]
@@ -169,15 +158,15 @@ def test_the_size_counts_too() -> None:
         assert claims.judged(ratio(other, mine, ends, ends), None) == says.replace("smaller", "reproduced")
 
 
-def test_runs_that_end_early_settle_nothing_that_they_did_not_show() -> None:
+def test_runs_that_end_before_the_target_bound_the_ratio() -> None:
     nan, ends = math.nan, [1000.0] * 3
     never = [nan] * 3
     bound = ratio(never, [100.0, 110.0, 90.0], ends, ends)
     assert bound is not None
     assert bound.at_least
-    assert claims.judged(bound, 5.7) == "reproduced"  # ten times at least
+    assert claims.judged(bound, 5.7) == "reproduced"  # the ratio is at least 10
     assert bound.high == math.inf
-    assert claims.judged(bound, 500.0) == "out of reach"  # at least ten: whether 500, nobody knows
+    assert claims.judged(bound, 500.0) == "out of reach"  # the ratio may be 500
     behind = ratio([100.0, 110.0, 90.0], never, ends, ends)
     assert claims.judged(behind, 2.0) == "not reproduced"
     assert str(behind).startswith("< 0.1×")
@@ -185,8 +174,8 @@ def test_runs_that_end_early_settle_nothing_that_they_did_not_show() -> None:
     assert claims.judged(ratio(never, [500.0] * 3, [400.0] * 3, ends), 2.0) == "out of reach"
 
 
-def test_a_bound_from_above_certifies_nothing() -> None:
-    """Nine seeds 9 times ahead, and one that was not there when the other was: maybe far behind."""
+def test_an_upper_bound_of_one_seed_makes_the_claim_not_reproduced() -> None:
+    """Nine seeds are 9 times ahead; one has not reached the target when the other arm has."""
     mine, other, ends = [100.0] * 9 + [math.nan], [900.0] * 9 + [990.0], [1000.0] * 10
     assert claims.judged(ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
     found = ratio(other, mine, ends, ends)
@@ -196,7 +185,7 @@ def test_a_bound_from_above_certifies_nothing() -> None:
 
 
 class Rounds(Curves):
-    """Two arms that learn alike, measured when a version is made: of each the times, and the accuracy."""
+    """Arms that learn equally fast, and are evaluated at each version; ``every`` has the arms' periods."""
 
     def __init__(self, tmp_path: Path, every: Mapping[str, float], learn_s: float) -> None:
         (tmp_path / "experiment.toml").write_text(
@@ -209,14 +198,7 @@ class Rounds(Curves):
                         folder=tmp_path,
                         meta=Meta(),
                         evaluations=[
-                            EvaluationRow(
-                                version=at,
-                                at_s=at * every_s,
-                                wall_s=0.0,
-                                trips=at,
-                                loss=0.0,
-                                accuracy=min(0.9, at * every_s / learn_s),
-                            )
+                            evaluation(at, at * every_s, trips=at, accuracy=min(0.9, at * every_s / learn_s))
                             for at in range(int(100 / every_s) + 1)
                         ],
                     )
@@ -226,20 +208,20 @@ class Rounds(Curves):
         )
 
 
-def test_a_round_is_no_wider_a_window_than_a_version(tmp_path: Path) -> None:
-    """Versions a second apart and rounds of ten: measured once a round, five of which would be 50 s."""
+def test_the_smoothing_window_is_as_long_for_rounds_as_for_versions(tmp_path: Path) -> None:
+    """Versions are made each second and rounds each 10 s, so five rounds would be 50 s."""
     curves = Rounds(tmp_path, {"buffered": 1.0, "rounds": 10.0}, learn_s=100.0)
     assert curves.reached("buffered", 0.35, "at_s") == pytest.approx([35.0])
     (passed,) = curves.reached("rounds", 0.35, "at_s")
-    assert 37.0 <= passed <= 42.0  # the round that has 0.4 is there at 40 s; a mean of five rounds at 35
+    assert 37.0 <= passed <= 42.0  # the round with 0.4 ends at 40 s; the mean of five rounds is 0.4 at 35 s
     (early,) = curves.reached("rounds", 0.1, "at_s")
-    assert early < 20.0  # which the mean of five rounds first is at 20 s
+    assert early < 20.0  # the first mean of five rounds is at 20 s
     assert curves.reached("rounds", 0.95, "at_s") == pytest.approx([math.nan], nan_ok=True)
     assert curves.ended("rounds", "at_s") == pytest.approx([98.0])  # the middle of the last window
 
 
-def test_a_run_that_stopped_at_its_target_was_there(tmp_path: Path) -> None:
-    """The mean of its last five measurements is; as rounds of 2 s the last stands for a second alone."""
+def test_a_run_that_stopped_at_its_target_has_reached_it(tmp_path: Path) -> None:
+    """The mean of its last five evaluations is the target, but the curve at equal periods is below it."""
     curves = Rounds(tmp_path, {"rounds": 2.0}, learn_s=math.inf)
     rows = curves.records["rounds"][0].evaluations
     for row, accuracy in enumerate((0.55, 0.55, 0.45, 0.45, 1.0), len(rows) - 5):
@@ -249,13 +231,13 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path: Path) -> None:
     assert curves.reached("rounds", 0.6, "at_s") == pytest.approx([96.0])
 
 
-def test_one_seed_certifies_nothing() -> None:
+def test_one_seed_reproduces_no_claim() -> None:
     assert claims.judged(ratio([9.0], [1.0], [9.0], [9.0]), 2.0) == "not reproduced"
     assert not higher(difference([0.9], [0.1]))
 
 
 class Known(Curves):
-    """Curves of two seeds whose weights are given and all else is alike."""
+    """Equal curves of two seeds; ``slow`` has the applied weight of slow phones in each arm."""
 
     def __init__(self, slow: Mapping[str, float]) -> None:
         super().__init__(dict.fromkeys(slow, ()))
@@ -280,15 +262,15 @@ class Known(Curves):
 @pytest.mark.parametrize(
     ("slow", "says"), [(0.6, "reproduced"), (1.4, "reproduced"), (2.5, "not reproduced")]
 )
-def test_fairer_is_nearer_to_1_and_not_more_for_the_slow(slow: float, says: str) -> None:
+def test_the_fairer_arm_has_an_applied_weight_nearer_to_1(slow: float, says: str) -> None:
     arms = dict.fromkeys((fedstaleweight.RUNNING, fedstaleweight.AVERAGE, fedstaleweight.FEDBUFF), 0.2)
     judged = fedstaleweight.claims(Known({fedstaleweight.PAPER: slow, **arms}))
     (found,) = [one for one in judged if one.claim.startswith("fairer")]
     assert found.verdict == says
 
 
-def test_table_1s_ratios_are_those_of_its_own_trips() -> None:
-    """The table prints 8.5 and 8.4 times on CelebA, where its trips give 7.2 and 7.1."""
+def test_the_ratios_of_table_1_are_computed_from_its_trips() -> None:
+    """The table prints 8.5 and 8.4 times on CelebA, but its trips give 7.2 and 7.1."""
     races = toml.read(study.folder() / "studies" / "fedbuff.toml")["races"]
     papers = {race["other"]: race["paper"].partition(" (")[0] for race in races}
     assert papers == {
@@ -303,7 +285,7 @@ def test_table_1s_ratios_are_those_of_its_own_trips() -> None:
 
 
 class Reached(Curves):
-    """Curves of which only the cost until the target is known: by arm, one a seed."""
+    """Curves for which only the cost until the target is known, by arm and seed."""
 
     settings = ""
 
@@ -321,28 +303,24 @@ class Reached(Curves):
 
 
 def test_fedbuffs_lead_must_grow_with_concurrency() -> None:
-    """Figure 3: much the same with few at once, far ahead with many."""
-    costs = {arm.label: [100.0, 110.0, 90.0] for arm in load("ablations-fedbuff").arms}
-    same = load("ablations-fedbuff").judge(Reached(costs))
-    assert {one.verdict for one in same} == {"not reproduced"}
+    """In figure 3, FedBuff leads with a high concurrency, but hardly with 10 clients at once."""
+    judge, equal = load("ablations-fedbuff").judge, [100.0, 110.0, 90.0]
+    costs = {arm.label: equal for arm in load("ablations-fedbuff").arms}
+    assert {one.verdict for one in judge(Reached(costs))} == {"not reproduced"}
     costs["FedAvgM"] = [200.0, 230.0, 170.0]
-    by_claim = {one.claim: one for one in load("ablations-fedbuff").judge(Reached(costs))}
+    by_claim = {one.claim: one for one in judge(Reached(costs))}
     grown = by_claim["the lead over FedAvgM grows from 10 at once to all"]
     assert (grown.verdict, grown.ours) == ("reproduced", "2.0× (1.8 to 2.3)")
     first = by_claim["FedBuff takes fewer client trips to 80% than FedAvgM"]
     assert (first.verdict, first.ours) == ("reproduced", "100 against 200: 2.0× (1.8 to 2.3)")
-    costs["FedAvgM, 10 at once"] = [
-        250.0,
-        270.0,
-        230.0,
-    ]  # as far ahead with few: another algorithm than theirs
-    assert load("ablations-fedbuff").judge(Reached(costs))[-1].verdict == "not reproduced"
+    costs["FedAvgM, 10 at once"] = [250.0, 270.0, 230.0]  # a lead with 10 at once, too
+    assert judge(Reached(costs))[-1].verdict == "not reproduced"
     costs["FedAvgM"] = [200.0, math.nan, 170.0]
-    assert load("ablations-fedbuff").judge(Reached(costs))[-1].verdict == "out of reach"
+    assert judge(Reached(costs))[-1].verdict == "out of reach"
 
 
 class Whole(Reached):
-    """The same, made at FedBuff's full size."""
+    """Curves with the settings of FedBuff's paper."""
 
     settings = fedbuff.FULL
 
@@ -350,7 +328,7 @@ class Whole(Reached):
         return [40.0 / (1 + list(fedbuff.BUFFERS.values()).index(label))] * 3
 
 
-def test_figure_3s_ends_are_run_and_judged_at_the_papers_size_alone() -> None:
+def test_figure_3s_lowest_concurrency_is_run_and_judged_only_with_the_papers_settings() -> None:
     labels = {each: [arm.label for arm in load("fedbuff").arms_of(each)] for each in ("", "1000", "quick")}
     few = [f"{fedbuff.FEDBUFF}, 10 at once", f"{fedbuff.AVGM}, 10 at once"]
     assert labels["1000"] == labels[""] + few
@@ -366,17 +344,17 @@ def test_figure_3s_ends_are_run_and_judged_at_the_papers_size_alone() -> None:
     assert (grown.verdict, grown.ours) == ("reproduced", "2.0× (1.8 to 2.3)")
 
 
-def test_every_race_of_the_ablations_is_between_two_arms() -> None:
+def test_ablations_refer_only_to_their_own_arms() -> None:
     for one in map(load, ("ablations-fedbuff", "ablations-defedavg", "deciding", "table2-fedbuff")):
         labels = [arm.label for arm in one.arms]
         costs = {label: [100.0, 110.0, 90.0] for label in labels}
-        findings = one.judge(Reached(costs))  # KeyError for another
+        findings = one.judge(Reached(costs))  # raises KeyError for an unknown arm
         assert len({finding.claim for finding in findings}) == len(findings)
         assert {arm.steps_of for arm in one.arms} <= {""} | {*labels}
 
 
 @pytest.mark.parametrize(("settings", "clients", "cohort"), [("", 12_000, 100), ("quick", 600, 50)])
-def test_the_noise_of_figure_4s_arms_spends_their_epsilon(settings: str, clients: int, cohort: int) -> None:
+def test_the_noise_of_figure_4s_arms_gives_their_epsilon(settings: str, clients: int, cohort: int) -> None:
     for arm in load("ablations-privacy").arms:
         wanted = load("ablations-privacy").experiment(arm, 1, settings)
         assert wanted.privacy is not None
@@ -384,14 +362,14 @@ def test_the_noise_of_figure_4s_arms_spends_their_epsilon(settings: str, clients
         account = PrivacyAccount(wanted.privacy, clients, (cohort / clients, True) if sampled else None)
         step = 10 if wanted.strategy["name"] == "fedbuff" else cohort
         for cohorts in np.arange(clients).reshape(-1, step):
-            account.version(cohorts % cohort if sampled else cohorts)  # the draw hides it, not who was drawn
+            account.version(cohorts % cohort if sampled else cohorts)  # the account ignores which were drawn
         assert account.epsilon() == pytest.approx(float(arm.label.rpartition("= ")[2]), rel=0.03)
 
 
 # ---- tuning --------------------------------------------------------------------------------------
 
 
-def test_races_take_the_steps_that_were_tuned_on_their_data(
+def test_races_use_the_step_sizes_that_were_tuned_on_their_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = study.folder() / "fedbuff-quick.toml"
@@ -409,32 +387,31 @@ def test_races_take_the_steps_that_were_tuned_on_their_data(
     points = tuning.choices(grid)
     assert len(points) == 9
     scored = [(math.nan if "strategy.server_lr=4.0" in steps else 0.5, steps) for steps in points]
-    scored[1] = (0.7, points[1])  # server's step 1, at an end of the grid, and local step 0.2
+    scored[1] = (0.7, points[1])  # a server step of 1, at the border of the grid, and a local step of 0.2
     best = [tuning.choose("a", scored, grid), tuning.choose("c", [(0.2, ["training.lr=0.3"])], own)]
     text = tuning.written(one, one.tuning, "quick", best, [grid, own])  # type: ignore[arg-type]
-    about = text.partition("evaluated_on")[0]
-    assert about.replace("\n# ", " ").endswith("over 60 client trips, averaged over the seeds 101, 102.\n")
     long = replace(one, name="n" * 60, tuning=replace(one.tuning, seeds=(7,)))  # type: ignore[type-var]
-    about = tuning.written(long, long.tuning, "quick", best, [grid, own]).partition("evaluated_on")[0]  # type: ignore[arg-type]
-    assert max(map(len, about.splitlines())) <= 110
-    assert about.replace("\n# ", " ").endswith("over 60 client trips, with seed 7.\n")
+    for each, ends in ((one, "averaged over the seeds 101, 102"), (long, "with seed 7")):
+        about = tuning.written(each, each.tuning, "quick", best, [grid, own]).partition("evaluated_on")[0]  # type: ignore[arg-type]
+        assert max(map(len, about.splitlines())) <= 110
+        assert about.replace("\n# ", " ").endswith(f"over 60 client trips, {ends}.\n")
     kept = one.steps_file("quick")
     assert kept == tmp_path / "tuned" / "fedbuff-quick-digits.toml"
     kept.parent.mkdir()
     kept.write_text(text)
     steps = [one.experiment(arm, 1, "quick").training.lr for arm in arms]
-    assert steps == [0.2, 0.2, 0.3]  # before the paper's own 0.9
+    assert steps == [0.2, 0.2, 0.3]  # and not the paper's 0.9
     assert "on other seeds and on validation examples" in one.remarks("quick")[-1]
     assert one.borders("quick") == {"a": ("strategy.server_lr",), "b, K = 2": ("strategy.server_lr",)}
-    assert one.changed(["data.name=mnist"]).tuned("quick") == {}  # on digits, of no account there
+    assert one.changed(["data.name=mnist"]).tuned("quick") == {}  # the steps are tuned on digits
 
 
-def test_a_study_whose_paper_gives_the_steps_is_not_tuned(tmp_path: Path) -> None:
+def test_a_study_without_a_grid_of_step_sizes_is_not_tuned(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tune: fedstaleweight has no grid of step sizes"):
         tuning.tune(load("fedstaleweight"), tmp_path, "quick", say=print)
 
 
-def test_steps_are_tuned_on_examples_that_no_race_trains_or_tests_on(
+def test_steps_are_tuned_on_examples_that_are_not_used_for_training_or_tests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -449,10 +426,10 @@ def test_steps_are_tuned_on_examples_that_no_race_trains_or_tests_on(
         raced = config.load(one.file(settings)).data
         assert raced.evaluate_on == "test"
         if one.tuning is not None and one is not load("deciding") and raced.name == "digits":
-            assert raced.validation_fraction > 0  # its test examples are drawn anew for each seed
+            assert raced.validation_fraction > 0  # each seed draws other test examples
 
 
-def test_the_files_of_steps_say_what_they_were_tuned_on_and_which_are_at_a_border() -> None:
+def test_files_of_tuned_steps_contain_the_evaluated_examples_and_the_steps_at_a_border() -> None:
     files = sorted((study.folder() / "tuned").glob("*.toml"))
     assert len(files) >= 8
     for file in files:
@@ -462,15 +439,15 @@ def test_the_files_of_steps_say_what_they_were_tuned_on_and_which_are_at_a_borde
             assert {step.partition("=")[0] for step in found["steps"][label]} >= set(keys) > set()
 
 
-def test_final_accuracies_take_all_test_images() -> None:
-    """Races take the first so many at each evaluation; claims about the end of a run all of them."""
+def test_studies_without_a_target_accuracy_evaluate_all_test_images() -> None:
+    """Races may evaluate only the first images; claims about final accuracies need all of them."""
     for one, settings in EVERY:
         wanted = config.load(one.file(settings))
         if wanted.stop.accuracy is None:
             assert wanted.evaluation.max_examples is None, (one.name, settings)
 
 
-def test_steps_that_could_not_be_kept_are_not_looked_for(
+def test_tuning_is_refused_before_it_starts_if_its_file_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Study, "steps_file", lambda *_: tmp_path / "tuned" / "steps.toml")
@@ -478,7 +455,3 @@ def test_steps_that_could_not_be_kept_are_not_looked_for(
     monkeypatch.setattr(tuning, "finished", Mock(side_effect=AssertionError))
     with pytest.raises(ConfigError, match=r"steps\.toml: cannot be written"):
         tuning.tune(load("fedbuff"), tmp_path, "quick", say=print)
-
-
-def test_a_difference_of_accuracies_is_in_points() -> None:
-    assert statistics.points(Estimate(0.5, 0.1)) == "+50.0 ±10.0 points"
