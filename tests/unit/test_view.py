@@ -1,4 +1,4 @@
-"""What the user sees of a run: figures that fit the terminal, lines in a pipe, a terminal left as it was."""
+"""Tests of the views of a run: the panel on a terminal, and lines elsewhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def experiment(
 
 
 def describe(view: RunView, load: float = 0.2) -> TimeScale:
-    """Tell the view of a small workload on a host that is to bear ``load``."""
+    """Describe a small workload to the view, whose phones load the host by ``load``."""
     devices = view.experiment.fleet.devices
     assert isinstance(devices, dict)
     prepared: Any = SimpleNamespace(size=1234, dataset="digits")
@@ -87,7 +87,7 @@ def progress(
 
 
 def drawn(trial: Experiment, *figures: control.Progress, width: int = 80, colours: bool = True) -> str:
-    """The panel as it is on a terminal of 24 lines after these figures, ten seconds apart."""
+    """Return the panel on a terminal of 24 lines after these figures, ten seconds apart."""
     console = Console(file=io.StringIO(), width=width, height=24, force_terminal=True)
     ticks = Hand()
     view = TerminalView(trial, console, ticks)
@@ -104,8 +104,8 @@ def lines_of(trial: Experiment, *figures: control.Progress, width: int = 80) -> 
     return [line.rstrip() for line in drawn(trial, *figures, width=width, colours=False).splitlines()]
 
 
-def test_a_task_without_accuracy_shows_its_loss_and_own_measures() -> None:
-    trial = experiment({"pixel-4": 4})
+def test_the_panel_shows_loss_and_own_metrics_without_an_accuracy() -> None:
+    trial = experiment()
     own = progress(trial, accuracy=None, metrics={"mae": 0.12345, "evil\n": 2.0})
     text = "\n".join(lines_of(trial, own))
     assert "accuracy" not in text
@@ -115,9 +115,17 @@ def test_a_task_without_accuracy_shows_its_loss_and_own_measures() -> None:
     assert "accuracy" in "\n".join(lines_of(trial, progress(trial, accuracy=None, loss=None)))
 
 
-def test_a_metric_is_a_goal_where_there_is_no_other() -> None:
-    trial = experiment({"pixel-4": 4})
-    stop = Stop(metric=MetricGoal(name="mae", at_most=0.5))
+def test_the_nearest_stop_condition_is_the_goal() -> None:
+    stop, figures = Stop(versions=100, trips=14, emulated_s=600.0, wall_s=80.0), progress(experiment())
+    assert nearest_goal(stop, figures) == (0.75, "wall 60 s of 80 s", True)
+    assert nearest_goal(Stop(versions=100, accuracy=0.82), figures)[:2] == (0.5, "versions 50 of 100")
+    assert nearest_goal(Stop(versions=10), figures).share == 1.0
+    patience = nearest_goal(Stop(patience_evaluations=5), figures)
+    assert patience == (0.0, "until 5 evaluations are no better", False)
+
+
+def test_a_metric_is_the_goal_if_there_is_no_other() -> None:
+    trial, stop = experiment(), Stop(metric=MetricGoal(name="mae", at_most=0.5))
     for value, share in ((0.6, 0.0), (0.5, 1.0)):
         found = nearest_goal(stop, progress(trial, metrics={"mae": value}))
         assert found == (share, f"mae {value:g} of 0.5", False)
@@ -126,13 +134,7 @@ def test_a_metric_is_a_goal_where_there_is_no_other() -> None:
     assert nearest_goal(over_loss, progress(trial)).share == 1.0
 
 
-def test_patience_is_a_goal_without_a_share() -> None:
-    trial = experiment({"pixel-4": 4})
-    found = nearest_goal(Stop(patience_evaluations=5), progress(trial))
-    assert found == (0.0, "until 5 evaluations are no better", False)
-
-
-def test_shows_the_figures() -> None:
+def test_the_panel_shows_the_figures() -> None:
     trial = experiment({"pixel-4": 4, "pi-4": 8})
     text = "\n".join(lines_of(trial, progress(trial, version=40), progress(trial, dropped=3, incidents=1)))
     for what in (
@@ -148,7 +150,7 @@ def test_shows_the_figures() -> None:
         assert re.search(words, text)
 
 
-def test_fits_the_terminal() -> None:
+def test_the_panel_fits_the_terminal() -> None:
     width, profiles = 60, [f"a-very-long-profile-name-{i}" for i in range(40)]
     trial = experiment(dict.fromkeys(profiles, 1500), name="a long name for an experiment " * 3)
     big = progress(trial, trips_each=10**6, version=10**7, emulated_s=400_000.0, dropped=10**6)
@@ -160,7 +162,7 @@ def test_fits_the_terminal() -> None:
         assert lines[-1] == "Ctrl-C stops the run; it can be resumed"
 
 
-def test_what_is_too_much_is_summed_up() -> None:
+def test_profiles_that_do_not_fit_are_summed_in_one_line() -> None:
     trial = experiment({f"phone-{i:02}": 4 for i in range(20)})
     lines = lines_of(trial, progress(trial), width=60)
     shown = sum("phone-" in line for line in lines)
@@ -170,7 +172,7 @@ def test_what_is_too_much_is_summed_up() -> None:
     assert summed.split()[-4:] == [f"{each * rest}" for each in (1, 2, 1, 7)]
 
 
-def test_before_the_start_the_bar_counts_clients() -> None:
+def test_the_bar_counts_connected_clients_before_the_start() -> None:
     trial = experiment({"pi-4": 4})
     unmeasured = progress(trial, connected=3, accuracy=None, loss=None, fidelity=(None, None))
     text = "\n".join(lines_of(trial, unmeasured))
@@ -180,7 +182,7 @@ def test_before_the_start_the_bar_counts_clients() -> None:
         assert re.search(rf"{label} +–", text)
 
 
-def test_names_can_neither_command_the_terminal_nor_be_markup() -> None:
+def test_names_with_control_characters_or_markup_are_shown_as_text() -> None:
     trial = experiment({"pi\x1b]0;x\x07[red]": 2}, name="evil\x1b[2J\n[bold]name[/]")
     text = drawn(trial, progress(trial))
     assert "\x1b]" not in text
@@ -190,7 +192,7 @@ def test_names_can_neither_command_the_terminal_nor_be_markup() -> None:
     assert "pi?]0;x?[red]" in text
 
 
-def test_colours_and_none_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verdict_is_coloured_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = experiment()
     bad = progress(trial, fidelity=(0.3, 0.6))
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -215,7 +217,9 @@ def test_colours_and_none_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) 
         ((0.3, 0.6), 0.2, "virtual", "INVALID"),
     ],
 )
-def test_verdict(fidelity: tuple[float | None, float | None], load: float, clock: str, says: str) -> None:
+def test_the_verdict_follows_the_errors_and_the_load(
+    fidelity: tuple[float | None, float | None], load: float, clock: str, says: str
+) -> None:
     trial = experiment(clock=clock)
     view = RunView(trial)
     describe(view, load)
@@ -227,14 +231,12 @@ def test_verdict(fidelity: tuple[float | None, float | None], load: float, clock
         assert shown["because"] == "host load 400.0%"
 
 
-def test_lines_give_the_reason_of_a_verdict_and_not_figures_that_are_within_their_bounds(
+def test_lines_give_the_reason_of_a_verdict_and_not_errors_within_the_limits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    trial = experiment()
-    why = unfit(Conditions(steal=0.03))[0]
-    view = LineView(trial)
+    view = LineView(experiment())
     describe(view)
-    view.update(msgspec.structs.replace(progress(trial), invalid=why))
+    view.update(progress(view.experiment, invalid=unfit(Conditions(steal=0.03))[0]))
     capsys.readouterr()
     view.__exit__(None, None, None)
     line = capsys.readouterr().err.splitlines()[-1]
@@ -250,7 +252,7 @@ def test_lines_give_the_reason_of_a_verdict_and_not_figures_that_are_within_thei
         ("virtual", [], "fidelity times computed, wall"),
     ],
 )  # fmt: skip
-def test_the_last_line_has_the_final_verdict_and_not_that_of_recent_trips(
+def test_the_last_line_has_the_verdict_of_the_whole_run_and_not_of_recent_trips(
     clock: str, reasons: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     errors = {"median_abs_error": 0.02, "p95_abs_error": 0.04, "warnings": ["slow"]}
@@ -262,28 +264,21 @@ def test_the_last_line_has_the_final_verdict_and_not_that_of_recent_trips(
     assert says in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_nearest_stop_condition_is_the_goal() -> None:
-    stop, figures = Stop(versions=100, trips=14, emulated_s=600.0, wall_s=80.0), progress(experiment())
-    assert nearest_goal(stop, figures) == (0.75, "wall 60 s of 80 s", True)
-    assert nearest_goal(Stop(versions=100, accuracy=0.82), figures)[:2] == (0.5, "versions 50 of 100")
-    assert nearest_goal(Stop(versions=10), figures).share == 1.0
-
-
-def test_the_first_line_names_the_first_profiles_of_a_large_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_line_names_only_some_profiles_of_a_large_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     for count, ends in ((6, "3 p4, 3 p5)"), (500, "3 p4, 3 p5, 1,482 of 494 other profiles)")):
         describe(LineView(experiment({f"p{k}": 3 for k in range(count)})))
         line = capsys.readouterr().err.splitlines()[0]
         assert f"{3 * count:,} clients (3 p0, 3 p1, 3 p2, 3 p3, {ends}, digits" in line
 
 
-def test_time_left_counts_from_where_a_resumed_run_began() -> None:
+def test_the_time_left_of_a_resumed_run_is_computed_from_its_progress_since_the_start() -> None:
     trial = experiment()
     first, second = progress(trial, version=100), progress(trial, version=150)
     assert "left" not in lines_of(trial, first)[2]
     assert lines_of(trial, progress(trial, connected=3), first, second)[2].endswith("75%, 10 s left")
 
 
-def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_printed_periodically_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     trial, ticks = experiment(dict.fromkeys(MANY, 3)), Hand()
     with LineView(trial, ticks) as view:
         why = describe(view).why
@@ -306,7 +301,9 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("error", "word"), [(RuntimeError("x"), "ended early"), (KeyboardInterrupt(), "interrupted")]
 )
-def test_lines_say_how_it_ended(error: BaseException, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_says_how_the_run_ended(
+    error: BaseException, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     view = LineView(experiment())
     describe(view)
     with pytest.raises(type(error)), view:
@@ -314,7 +311,7 @@ def test_lines_say_how_it_ended(error: BaseException, word: str, capsys: pytest.
     assert capsys.readouterr().err.splitlines()[-1] == f"edgefl: {word}: no client was trained"
 
 
-def test_what_is_wrong_before_the_start_is_the_errors_line_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_if_the_run_fails_before_its_start(capsys: pytest.CaptureFixture[str]) -> None:
     view = LineView(experiment())
     view.say("loading data and model")
     with pytest.raises(RuntimeError), view:
@@ -322,7 +319,9 @@ def test_what_is_wrong_before_the_start_is_the_errors_line_alone(capsys: pytest.
     assert capsys.readouterr().err == ""
 
 
-def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_writes_a_checkpoint_after_ctrl_c_is_interrupted_and_not_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     trial = experiment()
     with LineView(trial, Hand()) as view:
         describe(view)
@@ -332,7 +331,7 @@ def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.Captur
     assert capsys.readouterr().err.splitlines()[-1].startswith("edgefl: interrupted: 25%, version 50, ")
 
 
-def test_a_closed_pipe_ends_the_lines_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.close(read)
     with open(write, "w", buffering=1) as stream:
@@ -341,11 +340,11 @@ def test_a_closed_pipe_ends_the_lines_and_not_the_run(monkeypatch: pytest.Monkey
             view.say("one")
             view.say("two")
         with open(os.devnull, "w") as null:
-            os.dup2(null.fileno(), write)  # so that closing the stream has somewhere to flush
+            os.dup2(null.fileno(), write)  # closing the stream flushes it
 
 
 class Tape(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     encoding = "utf-8"
 
@@ -355,7 +354,7 @@ class Tape(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tape]:
-    """Makes standard error a terminal; called in the test, since pytest sets its own after fixtures."""
+    """Returns a function that makes standard error a terminal, since pytest replaces it after fixtures."""
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -368,7 +367,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tape]:
     return make
 
 
-def test_a_terminal_gets_a_panel_if_it_can_show_one(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_panel_is_used_only_on_a_terminal_that_can_show_it(
+    terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tape = terminal()
     assert isinstance(make_view(experiment(), quiet=False), TerminalView)
     for term in ("dumb", ""):
@@ -377,13 +378,13 @@ def test_a_terminal_gets_a_panel_if_it_can_show_one(terminal: Any, monkeypatch: 
     monkeypatch.setenv("TERM", "xterm")
     tape.encoding = "iso-8859-1"
     assert isinstance(make_view(experiment(), quiet=False), LineView)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())  # no terminal, whatever is forced
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # no terminal
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert isinstance(make_view(experiment(), quiet=False), LineView)
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
-def test_cursor_and_streams_come_back(terminal: Any, error: type[BaseException] | None) -> None:
+def test_cursor_and_streams_are_restored(terminal: Any, error: type[BaseException] | None) -> None:
     tape = terminal()
     trial, threads, stdout = experiment(), threading.active_count(), sys.stdout
 
@@ -408,29 +409,33 @@ def test_cursor_and_streams_come_back(terminal: Any, error: type[BaseException] 
     assert "time_scale 1 was given" in text
     last = ESCAPE.sub("", text[text.rindex("trial: fedbuff") :])
     assert "left" not in last
-    assert "versions 9 of 200" in last  # the latest figures, though drawn only now and then
+    assert "versions 9 of 200" in last  # the latest figures, although not each update is drawn
     assert {None: "done", KeyboardInterrupt: "interrupted"}.get(error, "ended early") in last
 
 
-def test_a_passing_run_is_watched_and_leaves_nothing(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_panel_of_a_passing_run_is_erased_at_its_end(
+    terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trial, tape = experiment(), terminal()
     with make_view(trial, quiet=False, passing=True) as view:
         describe(view)
         view.update(progress(trial))
         drawn = ESCAPE.sub("", tape.getvalue())
         assert "trial: fedbuff" in drawn
-        assert "time_scale 1 was given" not in drawn  # it would stay above the panel
+        assert "time_scale 1 was given" not in drawn  # this line would stay above the panel
     lines_drawn = tape.getvalue().split("trial: fedbuff")[-1].count("\n")
     erased = tape.getvalue()[tape.getvalue().rindex(SHOW_CURSOR) :]
-    assert erased.count("\x1b[2K") == lines_drawn > 5  # every line of the panel
-    monkeypatch.setattr(sys, "stderr", tape := io.StringIO())  # no terminal: a line a run is the caller's
+    assert erased.count("\x1b[2K") == lines_drawn > 5  # each line of the panel
+    monkeypatch.setattr(sys, "stderr", tape := io.StringIO())  # without a terminal, the caller prints a line
     with make_view(trial, quiet=False, passing=True) as view:
         describe(view)
         view.update(progress(trial))
     assert tape.getvalue() == ""
 
 
-def test_draws_now_and_then_and_nothing_if_quiet(terminal: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_panel_is_drawn_at_most_every_redraw_s_and_not_at_all_if_quiet(
+    terminal: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     trial, ticks, tape = experiment(), Hand(), terminal()
     view = make_view(trial, quiet=True)
     view.say("loading")
@@ -450,7 +455,7 @@ def test_draws_now_and_then_and_nothing_if_quiet(terminal: Any, capsys: pytest.C
         assert len(tape.getvalue()) > before
 
 
-def test_a_terminal_that_is_gone_ends_the_drawing_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     trial = experiment()
