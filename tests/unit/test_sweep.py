@@ -1,4 +1,4 @@
-"""A sweep before its first run: which runs, called what, and what is refused."""
+"""Tests of a sweep before its first run: its runs, their names, and what is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def planned(grid: dict[str, list[str]], seeds: tuple[int, ...] = (1, 2), wanted:
     return plan(wanted, Path("out"), seeds, grid, Path.cwd())
 
 
-def test_every_choice_with_every_seed_and_a_name_that_says_which() -> None:
+def test_a_sweep_has_a_named_run_for_each_combination_of_values_with_each_seed() -> None:
     found = planned({"strategy.server_lr": ["0.1", "1"], "training.lr": ["0.5"]})
     assert [(one.label, one.seed) for one in found] == [
         ("server_lr=0.1, lr=0.5", 1), ("server_lr=0.1, lr=0.5", 2),
@@ -39,15 +39,14 @@ def test_every_choice_with_every_seed_and_a_name_that_says_which() -> None:
     assert found[3].experiment == config.change(PLAIN, ["strategy.server_lr=1", "training.lr=0.5", "seed=2"])
 
 
-def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [one.label for one in planned({"strategy.name": ["fedbuff", "'fedasync'"]}, (1,))] == [
-        "fedbuff",
-        "fedasync",
-    ]
+def test_labels_are_short_and_folders_have_unique_names(capsys: pytest.CaptureFixture[str]) -> None:
+    def labels(grid: dict[str, list[str]]) -> list[str]:
+        return [one.label for one in planned(grid, (1,))]
+
+    assert labels({"strategy.name": ["fedbuff", "'fedasync'"]}) == ["fedbuff", "fedasync"]
     assert "fedasync': dropped strategy.buffer_size" in capsys.readouterr().err
-    assert [one.label for one in planned({}, (1,))] == ["fedbuff"]
-    same = planned({"training.lr": ["0.1"], "strategy.server_lr": ["1"]}, (1,))
-    assert same[0].label == "lr=0.1, server_lr=1"
+    assert labels({}) == ["fedbuff"]
+    assert labels({"training.lr": ["0.1"], "strategy.server_lr": ["1"]}) == ["lr=0.1, server_lr=1"]
     names = planned({"training.lr": ["1e-1", "1e+1"]}, (1,))
     assert [one.folder.name for one in names] == ["lr=1e-1-seed-1", "lr=1e-1-2-seed-1"]
 
@@ -85,14 +84,16 @@ def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[st
         ({"training.lr": [str(n) for n in range(1, 200)]}, tuple(range(100)), "a sweep of 19,900 runs is"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_refused_before_the_first_run(
+def test_an_invalid_grid_or_invalid_seeds_are_refused(
     grid: dict[str, list[str]], seeds: tuple[int, ...], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         planned(grid, seeds)
 
 
-def test_a_grid_and_seeds_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_and_seeds_are_parsed_and_an_error_names_the_format(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert axis("fleet.devices={pi-4=2},{pi-4=3,pixel-4=1}")[1] == ["{pi-4=2}", "{pi-4=3,pixel-4=1}"]
     assert axis("name='a,b',c")[1] == ["'a,b'", "c"]
     for text in ("training.lr", "=1", "training.lr=1,", ""):
@@ -105,7 +106,9 @@ def test_a_grid_and_seeds_on_the_command_line(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == "edgefl: missing.toml: no such file\n"
 
 
-def test_clients_that_train_alike_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_with_the_same_local_training_try_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text("def one(model, examples, context): ...\ntwo = one\n")
     asked: list[Experiment] = []
     channel = SimpleNamespace(
@@ -135,12 +138,10 @@ def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
         Sweep(tmp_path)
 
 
-def test_a_point_that_its_hosts_cannot_run_is_refused_before_the_first_run(tmp_path: Path) -> None:
-    grid = {"strategy.name": ["fedavg", "scaffold"]}
+def test_a_setting_that_nodes_cannot_run_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"grid": {"strategy.name": ["fedavg", "scaffold"]}, "seeds": (1,)}
     with pytest.raises(ConfigError, match=r"^scaffold: nodes cannot keep a client's vectors between trips"):
-        sweep.sweep(
-            PLAIN, tmp_path / "out", seeds=(1,), grid=grid, adapted=lambda one: on_nodes(one, tmp_path)
-        )
+        sweep.sweep(PLAIN, tmp_path / "out", **how, adapted=lambda one: on_nodes(one, tmp_path))
     assert not list(tmp_path.glob("out/runs/*"))
 
 
@@ -156,7 +157,7 @@ def test_a_point_that_its_hosts_cannot_run_is_refused_before_the_first_run(tmp_p
         ({"target": "0.9"}, "target: expected an accuracy above 0 and at most 1, such as 0.9; got '0.9'"),
     ],
 )
-def test_python_has_the_limits_of_the_commands_options(
+def test_the_python_function_has_the_limits_of_the_command(
     tmp_path: Path, how: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -165,9 +166,7 @@ def test_python_has_the_limits_of_the_commands_options(
     assert not (tmp_path / "out").exists()
 
 
-def test_python_may_count_jobs_and_fleets_with_numpys_whole_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_function_accepts_numpys_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(sweep, "sweep", lambda *_, **options: given.update(options))
     edgefl.sweep(PLAIN, tmp_path / "out", jobs=np.int64(3), fleets=np.uint8(2))  # type: ignore[arg-type]

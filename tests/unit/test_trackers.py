@@ -1,4 +1,4 @@
-"""A run in the files of real experiment trackers, and what is said if there is none."""
+"""Tests of the export of a run to experiment trackers, and of errors if that is not possible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Export = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def export(run: Path) -> Export:
-    """`edgefl export RUN --track NAME` in a process of its own, which ends the tracker's threads."""
+    """Runs `edgefl export RUN --track NAME` in a new process, which ends the tracker's threads."""
 
     def export(name: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "edgefl", "export", str(run), "--track", name]
@@ -47,11 +47,11 @@ def export(run: Path) -> Export:
     return export
 
 
-def test_tensorboard_has_each_evaluation_at_its_emulated_second(run: Path, export: Export) -> None:
+def test_tensorboards_events_are_the_evaluations_at_their_emulated_seconds(run: Path, export: Export) -> None:
     pytest.importorskip("tensorboard", reason=REASON.format("tensorboard"))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for _ in range(2):  # again: not twice
+    for _ in range(2):  # a second export adds nothing
         done = export("tensorboard")
         assert done.returncode == 0
         assert f"tensorboard: {run / 'tensorboard'} (tensorboard --logdir {run.parent})" in done.stderr
@@ -66,15 +66,15 @@ def test_tensorboard_has_each_evaluation_at_its_emulated_second(run: Path, expor
     assert found.Scalars("run/client_trips")[0].value == Result(run).summary()["client_trips"]
 
 
-def test_mlflow_has_metrics_settings_and_no_second_copy(run: Path, export: Export, tmp_path: Path) -> None:
+def test_mlflow_has_metrics_and_settings_and_a_second_export_adds_nothing(
+    run: Path, export: Export, tmp_path: Path
+) -> None:
     pytest.importorskip("mlflow", reason=REASON.format("mlflow"))
     place = {"MLFLOW_TRACKING_URI": f"file://{tmp_path / 'mlflow'}", "MLFLOW_ALLOW_FILE_STORE": "true"}
     for _ in range(2):
         done = export("mlflow", **place)
-        assert (done.returncode, "mlflow: MLflow's experiment 'edgefl' at file://" in done.stderr) == (
-            0,
-            True,
-        )
+        assert done.returncode == 0
+        assert "mlflow: MLflow's experiment 'edgefl' at file://" in done.stderr
     (metric,) = tmp_path.glob("mlflow/*/*/metrics/accuracy")
     curve = Result(run).evaluations()
     rows = [line.split() for line in metric.read_text().splitlines()]
@@ -84,7 +84,9 @@ def test_mlflow_has_metrics_settings_and_no_second_copy(run: Path, export: Expor
     assert seed.read_text() == "7"
 
 
-def test_a_server_that_does_not_answer_is_one_line_and_the_way_on(run: Path, export: Export) -> None:
+def test_a_server_that_does_not_answer_is_an_error_with_the_command_to_try_again(
+    run: Path, export: Export
+) -> None:
     pytest.importorskip("mlflow", reason=REASON.format("mlflow"))
     retry = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     done = export("mlflow", MLFLOW_TRACKING_URI="http://127.0.0.1:9", **retry)
@@ -94,7 +96,7 @@ def test_a_server_that_does_not_answer_is_one_line_and_the_way_on(run: Path, exp
     assert last.endswith(f"the run is complete; to try again: edgefl export {run} --track mlflow")
 
 
-def test_wandb_offline_writes_its_files_into_the_run(run: Path, export: Export) -> None:
+def test_wandb_offline_writes_its_files_to_the_run_folder(run: Path, export: Export) -> None:
     pytest.importorskip("wandb", reason=REASON.format("wandb"))
     done = export("wandb", WANDB_MODE="offline")
     assert done.returncode == 0
@@ -105,7 +107,7 @@ def test_wandb_offline_writes_its_files_into_the_run(run: Path, export: Export) 
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(
+def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
@@ -126,7 +128,7 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(
         (["--track", "tensorboard", "--out", "x"], "--out: has no effect with --track"),
     ],
 )
-def test_what_cannot_be_tracked_is_refused(
+def test_invalid_options_of_the_export_are_refused(
     arguments: list[str], words: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "tensorboard" in arguments:
@@ -135,15 +137,16 @@ def test_what_cannot_be_tracked_is_refused(
     assert words in capsys.readouterr().err
 
 
-def test_a_tracker_that_fails_names_the_command_for_later(run: Path) -> None:
-    """The folder of the events is a file."""
+def test_an_error_of_a_tracker_contains_the_command_to_try_again(run: Path) -> None:
     pytest.importorskip("tensorboard", reason=REASON.format("tensorboard"))
-    (run / "tensorboard").write_text("")
+    (run / "tensorboard").write_text("")  # a file at the place of the events' folder
     with pytest.raises(RunError, match=f"^tensorboard: .*edgefl export {run} --track tensorboard$"):
         Result(run).track("tensorboard")
 
 
-def test_a_sweep_whose_copy_fails_names_its_own_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_sweeps_export_contains_the_sweeps_folder(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(_: trackers.Copied) -> str:
         raise OSError("no answer")
 
@@ -154,7 +157,7 @@ def test_a_sweep_whose_copy_fails_names_its_own_folder(run: Path, monkeypatch: p
             trackers.track(run, "wandb", group)
 
 
-def test_a_run_is_the_same_by_any_path(run: Path, tmp_path: Path) -> None:
+def test_a_run_has_one_identity_whatever_path_leads_to_it(run: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(run)
     paths = (run, tmp_path / "link", run / ".." / run.name)
     assert len({trackers._read(path, None).identity for path in paths}) == 1

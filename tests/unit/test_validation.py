@@ -1,4 +1,4 @@
-"""One validator for experiments, profiles and strategies: every fault of a value, in words."""
+"""Tests of the validator of experiments, profiles and strategies."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ COUNT = "a whole number from 1 to 9"
         ({"of_key": 3}, "unknown key 'of_key';"),
     ],
 )
-def test_a_fault_names_key_allowed_and_got(given: dict[str, Any], said: str) -> None:
+def test_a_fault_names_the_key_the_allowed_values_and_the_given_value(
+    given: dict[str, Any], said: str
+) -> None:
     (text,) = texts({"count": 1, **given})
     assert text.startswith(said)
     with pytest.raises(Fault) as caught:
@@ -92,7 +94,7 @@ def test_a_fault_names_key_allowed_and_got(given: dict[str, Any], said: str) -> 
     assert str(caught.value) == text
 
 
-def test_every_fault_is_found() -> None:
+def test_all_faults_of_a_value_are_found() -> None:
     assert texts({"inner": {"alpha": 0, "x": 1}, "on": "yes"}) == [
         "inner.alpha: must be a finite number above 0, got 0",
         "unknown key 'inner.x'; allowed in [inner]: alpha, beta_weight",
@@ -108,18 +110,18 @@ def test_every_fault_is_found() -> None:
     ]
 
 
-def test_what_fits_is_converted() -> None:
+def test_a_valid_value_is_converted() -> None:
     class Loose(msgspec.Struct):
         a: int = 0
 
-    assert texts({"b": 1}, Loose) == []  # other keys are let through
+    assert texts({"b": 1}, Loose) == []  # unknown keys are allowed
     table = {"count": 3, "inner": {"alpha": 1}, "scale": 2, "key": 5, "anything": {"x": [None]}}
     found = convert(table, Table)
     assert (found.count, found.inner.alpha, found.scale, found.of_key) == (3, 1.0, 2.0, 5)
     assert convert({"size": 2}, Strategy) == Strategy(2)
 
 
-def test_a_bound_that_faults_knows_nothing_of_is_a_fault_too() -> None:
+def test_a_constraint_that_only_msgspec_checks_is_a_fault_too() -> None:
     with pytest.raises(Fault, match=r"^size: Expected `int` that's a multiple of 2$"):
         convert(3, Annotated[int, msgspec.Meta(multiple_of=2)], "size")
 
@@ -129,7 +131,7 @@ def test_long_values_are_cut() -> None:
     assert str(wrong("a", "short", 1j)) == "a: must be short, got a complex"
 
 
-def test_a_value_without_end_is_cut() -> None:
+def test_cyclic_and_deeply_nested_values_are_cut() -> None:
     circle: list[Any] = [1]
     circle.append(circle)
     shared: list[Any] = []

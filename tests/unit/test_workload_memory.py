@@ -1,4 +1,4 @@
-"""A step that needs more memory than its device allows an app is refused before the run."""
+"""Tests of the check of a training step's memory before the run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from edgefl.run.workload import Workload
 from tests.process.runs import experiment
 
 
-def test_a_step_that_does_not_fit_is_refused_with_the_batch_that_does(tmp_path: Path) -> None:
-    """Mutants: a batch larger than the client's examples; no activations; ``off`` is ignored."""
+def test_a_step_that_exceeds_the_memory_of_an_app_is_refused_with_the_largest_batch_size_that_fits(
+    tmp_path: Path,
+) -> None:
+    """Mutants: the batch may exceed the client's examples; activations do not count; ``off`` is ignored."""
 
     def needed(batch: int, memory: str = "auto", phones: int = 3) -> float:
         wanted = experiment(
