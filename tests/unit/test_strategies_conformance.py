@@ -11,7 +11,7 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Arrived, Failed, Joined, Left, Sum, Summed, Train
+from edgefl.core.events import Arrived, Failed, Joined, Sum, Summed, Train
 from edgefl.errors import ConfigError, RunError
 from edgefl.strategies import Client, Step, Strategy, View, names, resolve
 from edgefl.strategies.favano import FAVANO
@@ -142,13 +142,6 @@ def test_cohorts_and_polls_are_drawn_uniformly_without_replacement(strategy: Str
                 drawn.setdefault(action.version, []).append(action.client)
     assert all(len(set(clients)) == len(clients) == size for clients in drawn.values())
     check_uniform(np.concatenate(list(drawn.values())))
-
-
-def test_a_held_update_of_a_client_that_left_is_used_and_the_run_continues() -> None:
-    core = Core(FedBuff(buffer_size=2), fleet(3), 0, experiment.Stop(versions=5))
-    run = run_in_memory(core, [1.0, 1.5, 1.2], events=[Left(0, 1.1, "died")])
-    assert run.sums[0][0] == Sum(1, (0, 2), (0.5, 0.5))
-    assert all(update.client != 0 for _, updates in run.sums[1:] for update in updates)
 
 
 def test_the_ledger_knows_which_clients_trained_from_the_current_version() -> None:

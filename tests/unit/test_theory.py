@@ -360,13 +360,6 @@ def weights_after(strategy: FedStaleWeight, observed: Sequence[Sequence[int]]) -
     return list(strategy.weights(state, buffer, core))
 
 
-def test_the_window_keeps_the_newest_observations() -> None:
-    strategy = FedStaleWeight(buffer_size=2, form="derivation", window=3)
-    assert weights_after(strategy, [[9, 0, 0], [0]]) == pytest.approx([7 / 8, 1 / 8])  # E = 3: 2·3 + 1
-    assert weights_after(strategy, [[9, 0, 0, 0], [0]]) == pytest.approx([1 / 2, 1 / 2])
-    assert weights_after(strategy, [[0, 0, 0, 9], [0]]) == pytest.approx([7 / 8, 1 / 8])
-
-
 @pytest.mark.parametrize(
     ("average", "mean"),
     [("window", 5.0), ("cumulative", 4.0), ("exponential", 0.5 * (0.5 * 2 + 0.5 * 4) + 0.5 * 6)],
