@@ -11,9 +11,9 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Arrived, Failed, Joined, Sum, Summed, Train
+from edgefl.core.events import Train
 from edgefl.errors import ConfigError, RunError
-from edgefl.strategies import Client, Step, Strategy, View, names, resolve
+from edgefl.strategies import Step, Strategy, View, names, resolve
 from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
@@ -145,29 +145,13 @@ def test_cohorts_and_polls_are_drawn_uniformly_without_replacement(strategy: Str
 
 
 def test_the_ledger_knows_which_clients_trained_from_the_current_version() -> None:
-    rng = np.random.default_rng(5)
-    devices = [Client(client, "pi-4", 10) for client in range(12)]
     strategy = FedStaleWeight(buffer_size=3, concurrency=6, restart="new-version")
-    core = Core(strategy, devices, 1, experiment.Stop())
-    actions = [action for client in range(12) for action in core.handle(Joined(client, 0.0))]
-    running = {action.task: action for action in actions if isinstance(action, Train)}
-    for turn in range(400):
-        order = running.pop(list(running)[int(rng.integers(len(running)))])
-        at_s = float(turn)
-        if rng.random() < 0.2:
-            actions = core.handle(Failed(order.client, order.task, at_s, "link"))
-        else:
-            actions = core.handle(Arrived(order.client, order.task, order.version, 10, 1, 0.0, at_s))
-        for action in actions:
-            if isinstance(action, Sum):
-                actions = [*actions, *core.handle(Summed(action.version, at_s))]
-        for action in actions:
-            if isinstance(action, Train):
-                assert action.client not in {one.client for one in running.values()}
-                running[action.task] = action
-        now = {client for client in range(12) if core.trained_from(client) == core.version}
-        assert set(core.up_to_date) == now
-    assert core.version > 50
+    core = Core(strategy, fleet(12), 0, experiment.Stop(versions=60))
+    for event, _ in check_strategy(strategy, versions=60).history:  # with clients that leave during a trip
+        core.handle(event)
+        current = {client for client in range(12) if core.trained_from(client) == core.version}
+        assert set(core.up_to_date) == current
+    assert core.version == 60
 
 
 def test_a_strategy_class_and_a_wrong_number_of_durations_or_steps_are_refused() -> None:

@@ -398,14 +398,6 @@ def test_defedavg_niid_averages_the_newest_update_of_a_uniform_sample() -> None:
     assert core.discarded > 0  # updates that a newer one replaced
 
 
-def test_paused_defedavg_niid_discards_no_update_before_the_end() -> None:
-    strategy = resolve({"name": "defedavg-niid", "participants": 4, "pause": True})
-    core = Core(strategy, fleet(6), 0, experiment.Stop(versions=500))
-    run_in_memory(core, [1.0, 1.0, 2.0, 3.0, 5.0, 8.0])
-    assert core.discarded <= 6  # updates that are held at the end
-    assert core.applied_weight == pytest.approx(np.full(6, 500 / 6), rel=0.15)
-
-
 BUFFERS = st.lists(st.integers(0, 10_000), min_size=2, max_size=40)
 
 
