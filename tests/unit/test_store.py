@@ -1,4 +1,4 @@
-"""Tests of the writer of the record, and of reading what it wrote."""
+"""Tests of the writer and the reader of the record."""
 
 from __future__ import annotations
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from scipy.stats import ttest_1samp
 
 from edgefl import config
+from edgefl.kernels import MovingAverage
 from edgefl.lab import PAPERS, fedbuff
 from edgefl.lab.claims import corrected, correction, examined, mutated
 from edgefl.lab.convergence import Ratio
@@ -20,6 +22,7 @@ from edgefl.lab.study import Arm, Curves, Finding, Study, verdict
 from edgefl.results.rows import EvaluationRow
 from edgefl.results.statistics import difference, higher, p_of_ratio, p_value, ratio
 from edgefl.strategies import resolve
+from edgefl.strategies.fedstaleweight import Expectation
 from edgefl.testing import check_strategy
 
 STUDIES: list[Study] = [load(name) for name in PAPERS if name != "theory"]
@@ -94,6 +97,10 @@ def found(study: Recorded, settings: str = "quick", mutants: bool = False) -> li
     return examined(study, curves, Path(), mutants=mutants, say=print)
 
 
+def found_with(**accuracies: Sequence[float]) -> list[Finding]:
+    return found(replace(ONE, accuracies={**ONE.accuracies, **accuracies}))
+
+
 def test_a_claim_is_reproduced_if_every_mutant_fails() -> None:
     study = replace(ONE, made=[])
     first, second = found(study)
@@ -104,15 +111,13 @@ def test_a_claim_is_reproduced_if_every_mutant_fails() -> None:
 
 
 def test_a_claim_that_holds_for_a_mutant_too_does_not_distinguish() -> None:
-    both = {**ONE.accuracies, "FedBuff [1/K²]": (0.95, 0.96, 0.97)}
-    first, second = found(replace(ONE, accuracies=both))
+    first, second = found_with(**{"FedBuff [1/K²]": (0.95, 0.96, 0.97)})
     assert first.says == second.says == "holds, does not distinguish: 1/K²"
     assert "fails with no s(τ), 1/s(τ), only the first update" in first.remark
 
 
 def test_a_mutant_whose_runs_equal_the_arms_is_left_out() -> None:
-    same = {**ONE.accuracies, "FedBuff [no s(τ)]": ONE.accuracies["FedBuff"]}
-    first, _ = found(replace(ONE, accuracies=same))
+    first, _ = found_with(**{"FedBuff [no s(τ)]": ONE.accuracies["FedBuff"]})
     assert first.says == "reproduced"
     assert "no s(τ)" not in first.mutants
 
@@ -127,8 +132,7 @@ def test_a_verdict_says_that_mutants_were_not_run() -> None:
 
 def test_a_claim_about_an_arm_with_the_same_runs_as_another_arm_is_not_judged() -> None:
     """For example, FedProx with one local step is FedAvg."""
-    same = {**ONE.accuracies, "FedProx": ONE.accuracies["FedAvg"]}
-    first, second = found(replace(ONE, accuracies=same))
+    first, second = found_with(FedProx=ONE.accuracies["FedAvg"])
     assert first.verdict == "reproduced"
     assert second.verdict == "same runs"
     assert "FedProx and FedAvg" in second.note
@@ -171,9 +175,6 @@ def test_every_strategy_of_a_paper_has_mutants_and_its_baselines_have_none() -> 
 
 def test_the_weights_of_fedstaleweights_mutants_are_those_worked_out_by_hand() -> None:
     """Two clients have E[τ] = 3 and 1, and so α = 4 and 2 in Algorithm 1, normalised ⅔ and ⅓."""
-    from edgefl.kernels import MovingAverage
-    from edgefl.strategies.fedstaleweight import Expectation
-
     updates = [Mock(client=client) for client in (0, 1)]
     weights = {}
     for mutant in ("FedStaleWeight", "α²", "α^¼", "only the stalest update", "the published bench's weights"):
@@ -218,8 +219,6 @@ def test_the_claim_that_a_double_buffer_halves_staleness_fails_with_one_more_upd
 
 
 def test_p_values_equal_scipys_and_agree_with_the_interval_of_the_verdict() -> None:
-    from scipy.stats import ttest_1samp
-
     mine, other = [0.91, 0.93, 0.92, 0.95], [0.9, 0.89, 0.93, 0.9]
     gain = difference(mine, other)
     values = [a - b for a, b in zip(mine, other, strict=True)]
