@@ -67,7 +67,7 @@ def test_too_few_uploads_or_reveals_are_refused() -> None:
 
 
 def test_a_client_uploads_once_and_reveals_once() -> None:
-    """Otherwise the server could learn both secrets of another client."""
+    """A second reveal could give the server both secrets of another client."""
     world = Round()
     masked = world.masked()
     with pytest.raises(SecureError, match="already uploaded in this round"):
