@@ -1,4 +1,4 @@
-"""For tests of results: rows and records written by hand, and readers of pages and traces."""
+"""For tests of results: hand-written rows and records, and checkers of pages, traces and printed tables."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import json
 import math
 from collections import defaultdict
 from html.parser import HTMLParser
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console, RenderableType
 
 from edgefl.results.rows import ClientRow, EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 
 EVIL = '<script>alert("x")</script>&amp;"\'$\\frac{1}{2}$ </title></style>'
 FLEET = {"pixel-4": (0.1, (4, 5, 6, 7, 8, 9)), "moto-g4": (1.0, (0, 1, 2, 3))}
-"""Profiles with the seconds of their steps, and classes."""
+"""Each profile's seconds for a step, and classes."""
 
 
 def client(number: int, profile: str = "pi-4", step_s: float | None = None, *labels: int) -> ClientRow:
@@ -54,7 +56,7 @@ def write_run(
     lost: int = 0,
     **meta: Any,
 ) -> Path:
-    """A record of clients that take turns, a trip a second; ``error`` is that of achieved times."""
+    """Record a run whose clients take turns, one trip a second. ``error`` is the enforcement error."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in fleet for _ in range(-(-clients // len(fleet)))][:clients]
     held: list[int] = []
@@ -102,13 +104,21 @@ def write_run(
     return folder
 
 
+def printed(*what: RenderableType, width: int = 80) -> str:
+    """Return what a terminal of ``width`` columns shows, after a check that no line is longer."""
+    file = StringIO()
+    Console(file=file, width=width).print(*what)
+    assert max(map(len, file.getvalue().splitlines())) <= width
+    return file.getvalue()
+
+
 def read_json(path: Path) -> Any:
-    """JSON as its standard has it: without NaN."""
+    """Read JSON as the standard defines it: without NaN."""
     return json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 class Page(HTMLParser):
-    """Collects what a page is made of; checks its structure and what screen readers and keyboards need."""
+    """A parsed page, after a check of its structure and of what screen readers and keyboards need."""
 
     VOID = ("meta", "br", "hr", "img", "link", "input")
 
@@ -142,7 +152,7 @@ class Page(HTMLParser):
             self.levels.append(int(tag[1]))
         wanted = {"html": ["lang"], "th": ["scope"], "svg": ["aria-label"]}.get(tag, [])
         if found.get("class") == "scroll":
-            wanted = ["aria-label", "tabindex"]  # so that keys scroll it
+            wanted = ["aria-label", "tabindex"]  # so that it can be scrolled by keys
         assert all(found.get(name) for name in wanted), f"{tag} without one of {wanted}"
         for name, value in attrs:
             assert not name.startswith("on"), "an event handler"
@@ -168,7 +178,7 @@ class Page(HTMLParser):
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """A trace's events, checked: each has its fields; slices of a thread are inside one another or apart."""
+    """Return a trace's events, after a check of their fields. Slices of one thread do not partly overlap."""
     events: list[dict[str, Any]] = read_json(path)["traceEvents"]
     threads: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -193,7 +203,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 def noisy_curve(
     rate: float, seed: int, swing: float = 0.05, period: float = 20.0
 ) -> tuple[list[float], list[float]]:
-    """A curve that learns at this rate and jumps by ``swing`` from one evaluation to the next."""
+    """Return a learning curve: evaluation times, and accuracies with noise of deviation ``swing``."""
     costs = np.arange(0.0, 2000.0, period)
     rng = np.random.default_rng(seed)
     true = 0.9 * (1 - np.exp(-rate * costs / 300))

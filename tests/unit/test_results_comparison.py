@@ -1,33 +1,29 @@
-"""Which runs may be compared, what private ones have spent together, where a comparison may be written."""
+"""Comparisons: which runs can be compared, the joint ε of private runs, and which files are overwritten."""
 
 from __future__ import annotations
 
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Privacy
 from edgefl.privacy.accounting import PrivacyAccount, composed
 from edgefl.results.compare import compare
-from tests.reports import Page, read_json, write_run
+from tests.reports import Page, printed, read_json, write_run
 
 
-def test_a_comparison_of_private_runs_has_the_epsilon_of_all_of_them(tmp_path: Path) -> None:
+def test_a_comparison_of_private_runs_has_their_joint_epsilon(tmp_path: Path) -> None:
     rules = Privacy(clip_norm=1.0, noise_multiplier=8.0)
     runs = [write_run(tmp_path / name, clients=4, privacy=rules) for name in ("a", "b", "c")]
     account = PrivacyAccount(rules, 4)
     for first in range(0, 60, 5):
         account.version([task % 4 for task in range(first, first + 5)])
     bound = f"All 3 runs together have spent ε = {composed([account] * 3, rules.delta):.3g} at δ = 1e-07"
-    table = StringIO()
-    Console(file=table, width=80).print(compare(runs, tmp_path / "out"))
-    assert bound in " ".join(table.getvalue().split())
+    assert bound in " ".join(printed(compare(runs, tmp_path / "out")).split())
     assert bound in read_json(tmp_path / "out" / "summary.json")["comparison"]["privacy"]
     assert bound in Page(tmp_path / "out" / "report.html").text
-    Console(file=table, width=80).print(compare(runs[:1], tmp_path / "one"))
+    compare(runs[:1], tmp_path / "one")
     assert read_json(tmp_path / "one" / "summary.json")["comparison"]["privacy"] == ""
 
 
@@ -45,7 +41,7 @@ def test_a_run_is_not_overwritten_by_a_comparison(tmp_path: Path, mark: str) -> 
         compare([run], out / mark)
 
 
-def test_other_results_are_not_overwritten_by_a_comparison_but_its_own_are(tmp_path: Path) -> None:
+def test_a_comparison_overwrites_only_files_of_comparisons(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in ("a", "b")]
     summary = tmp_path / "summary.json"
     for text in ('{"findings": []}', "[]", "broken {"):
@@ -59,7 +55,7 @@ def test_other_results_are_not_overwritten_by_a_comparison_but_its_own_are(tmp_p
         assert [Path(one["folder"]).name for one in read_json(summary)["runs"]] == [run.name]
 
 
-def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path) -> None:
     good, other = write_run(tmp_path / "good"), write_run(tmp_path / "other", data="mnist")
     classes = write_run(tmp_path / "classes", classes=12)
     with pytest.raises(ConfigError, match="name at least one"):
@@ -86,9 +82,7 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
      ("test_fraction = 0.2", "test_fraction = 0.3"),
      ("validation_fraction = 0.0", "validation_fraction = 0.2"), ("image_size = 84", "image_size = 32")],
 )  # fmt: skip
-def test_runs_on_as_many_but_other_test_examples_cannot_be_compared(
-    tmp_path: Path, one: str, other: str
-) -> None:
+def test_runs_with_different_test_examples_cannot_be_compared(tmp_path: Path, one: str, other: str) -> None:
     runs = [write_run(tmp_path / name) for name in ("a", "b")]
     for run, key in zip(runs, (one, other), strict=True):
         (run / "experiment.toml").write_text(f"[data]\n{key}\n")

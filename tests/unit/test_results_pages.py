@@ -1,4 +1,4 @@
-"""Pages that speak: a sentence at the top, words explained, each picture's data, curves told apart."""
+"""Pages of runs and comparisons: lead sentences, explained terms, the pictures' data, colours, curves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html import escape
@@ -16,6 +17,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from shell import Shell
 
 from edgefl.cli import main
 from edgefl.results import pictures
@@ -38,43 +40,38 @@ def report(folder: Path) -> Path:
 
 
 def tables(path: Path) -> list[list[dict[str, str]]]:
-    """The data of a page's pictures."""
+    """Return the rows of data of each picture of a page."""
     texts = [unquote(link.partition(",")[2]) for link in Page(path).downloads]
     return [list(csv.DictReader(io.StringIO(text))) for text in texts]
 
 
-def test_a_report_says_in_a_sentence_what_the_run_showed(report: Path) -> None:
-    text = Page(report).text
-    said = (
+def test_the_lead_sentence_of_a_report_has_its_main_figures(report: Path) -> None:
+    assert (
         "4 phones reached 90.0% accuracy with fedbuff in 60 s of emulated time (60 client trips, 12 "
         "versions); on the classes held only by moto-g4, it is 90.0%; "
         "each phone of moto-g4 had 1 times its fair share of the weight."
-    )
-    assert said in text
+    ) in Page(report).text
 
 
-def test_a_run_without_any_measure_has_a_sentence_too(tmp_path: Path) -> None:
+def test_the_lead_sentence_of_a_run_without_evaluations_states_that_it_has_none(tmp_path: Path) -> None:
     text = Page(write_report(write_run(tmp_path / "none", evaluations=False))).text
     assert "phones trained with fedbuff in" in text
     assert ", but no model was evaluated" in text
 
 
-def test_terms_are_explained_under_the_pointer_and_in_a_list(report: Path) -> None:
+def test_terms_are_explained_in_tooltips_and_in_a_glossary(report: Path) -> None:
     html = report.read_text()
     words = html.partition("<h2>Terms</h2>")[2]
     for term in ("staleness", "applied weight", "fidelity", "slow phones", "client trip", "version"):
         assert f"<dt>{term}</dt>" in words
         assert html.count(f'title="{escape(TERMS[term])}"') >= 1
-    assert "to target" not in words, "no heading of this page says it"
-    assert [term_of(each) for each in ("Weight", "fedstaleweight", "Trips to target")] == [
-        "applied weight",
-        None,
-        "to target",
-    ]
+    assert "to target" not in words, "no heading of this page has this term"
+    assert [term_of(each) for each in ("Weight", "fedstaleweight")] == ["applied weight", None]
+    assert term_of("Trips to target") == "to target"
     assert (hint("Seed"), glossary("<p>nothing</p>")) == ("", "")
 
 
-def test_the_data_of_each_picture_is_in_the_page(report: Path) -> None:
+def test_the_page_has_the_data_of_each_picture(report: Path) -> None:
     over_time, over_trips, classes, weights, timeline = tables(report)
     assert [row["client_trips"] for row in over_trips if row["curve"] == "all classes"][-1] == "60"
     assert {row["curve"] for row in over_time} == {"all classes", "classes only on moto-g4"}
@@ -91,7 +88,7 @@ def test_the_data_of_each_picture_is_in_the_page(report: Path) -> None:
 
 
 def colours(dark: bool) -> dict[str, NDArray[np.float64]]:
-    """The CSS variables that are colours, as linear RGB."""
+    """Return the colours among the CSS variables, as linear RGB."""
     light, _, rest = CSS.partition("@media (prefers-color-scheme: dark)")
     found = re.findall(r"--([\w-]+): #([0-9a-f]{6});", rest.partition("} }")[0] if dark else light)
     values = {name: np.array([int(code[k : k + 2], 16) for k in (0, 2, 4)]) / 255 for name, code in found}
@@ -102,13 +99,13 @@ def colours(dark: bool) -> dict[str, NDArray[np.float64]]:
 
 
 def contrast(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Contrast ratio by WCAG 2.2."""
+    """Return the contrast ratio as defined by WCAG 2.2."""
     low, high = sorted(float(rgb @ (0.2126, 0.7152, 0.0722)) for rgb in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_texts_and_drawings_have_contrast(dark: bool) -> None:
+def test_texts_and_pictures_have_enough_contrast(dark: bool) -> None:
     found = colours(dark)
     for text in ("ink", "muted", "good", "bad", "link"):
         for ground in ("page", "card"):
@@ -124,11 +121,11 @@ SIGHT = {
     "no medium-wave cones": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
     "no short-wave cones": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
 }
-"""Linear RGB as seen without one kind of cones (Machado, Oliveira, Fernandes 2009, severity 1)."""
+"""Matrices from linear RGB to how it looks without one kind of cones (Machado et al. 2009, severity 1)."""
 
 
 def lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
-    """CIELAB of linear sRGB."""
+    """Convert linear sRGB to CIELAB."""
     to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
     xyz = to_xyz @ np.clip(rgb, 0, 1) / (0.9505, 1.0, 1.089)
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
@@ -137,8 +134,8 @@ def lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("sight", SIGHT)
-def test_colour_blind_readers_can_tell_the_series_apart(sight: str, dark: bool) -> None:
-    """A blue and a purple of one lightness differ by 2 or 3 without medium-wave cones."""
+def test_series_differ_visibly_also_for_colour_blind_readers(sight: str, dark: bool) -> None:
+    """For comparison: without medium-wave cones, a blue and a purple of equal lightness differ by 2 or 3."""
     found = colours(dark)
     for roles in (map(pictures.series, range(9)), ("down", "compute", "up", "bad")):
         seen = {role: lab(np.array(SIGHT[sight]) @ found[role]) for role in roles}
@@ -146,46 +143,32 @@ def test_colour_blind_readers_can_tell_the_series_apart(sight: str, dark: bool) 
             assert np.linalg.norm(seen[one] - seen[other]) >= 12, (one, other)
 
 
-def test_a_column_without_values_is_left_out_and_a_table_of_texts_becomes_blocks() -> None:
-    html = html_table(
-        ("Claim", ">Error", "Here", "Note"), [("a", None, "b", ""), ("c", None, "", "")], wrap=(0, 2)
-    )
+def test_a_table_omits_empty_columns_and_names_the_columns_of_texts_in_each_cell() -> None:
+    rows = [("a", None, "b", ""), ("c", None, "", "")]
+    html = html_table(("Claim", ">Error", "Here", "Note"), rows, wrap=(0, 2))
     assert re.findall(r'<th scope="col"[^>]*>(\w+)', html) == ["Claim", "Here"]
-    assert re.findall(r'data-name="(\w+)">(\w*)', html) == [
-        ("Claim", "a"),
-        ("Here", "b"),
-        ("Claim", "c"),
-        ("Here", ""),
-    ]
+    cells = [("Claim", "a"), ("Here", "b"), ("Claim", "c"), ("Here", "")]
+    assert re.findall(r'data-name="(\w+)">(\w*)', html) == cells
     assert "data-name" not in html_table(("Profile", ">Trips"), [("pi-4", 3)])
     assert ">Trips<" in html_table(("Profile", ">Trips"), [])
 
 
-def test_a_report_goes_to_another_file(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "mine.html"
+def test_a_report_is_written_to_the_given_file(folder: Path, report: Path, tmp_path: Path) -> None:
+    before, out = report.read_bytes(), tmp_path / "mine.html"
     assert main(["report", str(folder), "--out", str(out)]) == 0
-    assert out.read_bytes() == write_report(folder).read_bytes()
-    (tmp_path / "file").write_text("")
-    for given, says in (
+    assert out.read_bytes() == before
+
+
+def test_a_report_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path, edgefl: Shell) -> None:
+    (tmp_path / "file").touch()
+    for out, line in (
         (tmp_path, "a folder, expected a file"),
-        (tmp_path / "file" / "x.html", "cannot be written"),
+        (tmp_path / "file" / "x", "cannot be written"),
     ):
-        capsys.readouterr()
-        assert main(["report", str(folder), "--out", str(given)]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert says in line
-
-
-def test_a_report_that_the_runs_folder_does_not_take_names_the_way_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write_run(tmp_path / "run")
-    (run / "report.html").mkdir()  # what not even root writes over
-    assert main(["report", str(run)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("; another file: --out FILE")
+        assert line in edgefl.refuses(2, "report", str(folder), "--out", str(out))
+    shutil.copy(folder / "record.sqlite", tmp_path)
+    (tmp_path / "report.html").mkdir()  # which even root cannot overwrite
+    assert edgefl.refuses(2, "report", str(tmp_path)).endswith("; another file: --out FILE")
 
 
 def curve(k: int, y: list[float]) -> Curve:
@@ -195,24 +178,22 @@ def curve(k: int, y: list[float]) -> Curve:
 @pytest.mark.parametrize(
     ("ends", "low"), [((0.97, 0.98), 0.9), ((0.97, 0.4), 0.0), ((0.76, 0.99), 0.7), ((0.5, 0.6), 0.0)]
 )
-def test_the_axis_shows_the_top_where_all_curves_are_there(ends: tuple[float, float], low: float) -> None:
+def test_the_axis_begins_high_only_if_all_curves_end_high(ends: tuple[float, float], low: float) -> None:
     curves = [curve(k, [0.1, *[end] * 19]) for k, end in enumerate(ends)]
     assert pictures._low_end(curves, 19.0) == pytest.approx(low)
 
 
-def test_dots_at_one_place_are_rings_around_each_other() -> None:
+def test_end_points_at_the_same_place_become_concentric_rings() -> None:
     canvas = Canvas()
     canvas.axes.set_xlim(0, 20)
     canvas.shares()
     ends = (0.9, 0.901, 0.5, 0.899)
     pictures._end_dots(canvas, [curve(k, [0.1, *[end] * 19]) for k, end in enumerate(ends)])
-    sizes = [line.get_markersize() for line in canvas.axes.lines]
-    assert sizes == [5, 9, 5, 13]
-    filled = [line.get_markerfacecolor() != "none" for line in canvas.axes.lines]
-    assert filled == [True, False, True, False]
+    dots = [(line.get_markersize(), line.get_markerfacecolor() != "none") for line in canvas.axes.lines]
+    assert dots == [(5, True), (9, False), (5, True), (13, False)]
 
 
-def test_a_comparison_names_the_best_and_links_every_run(tmp_path: Path) -> None:
+def test_a_comparison_names_the_best_setting_and_links_each_report(tmp_path: Path) -> None:
     folders = []
     for name, seed in (("fedbuff", 1), ("fedbuff", 2), ("fedavg", 1)):
         folders.append(write_run(tmp_path / "far" / f"{name} {seed}", trips=60 if name == "fedbuff" else 30,
@@ -230,9 +211,7 @@ def test_a_comparison_names_the_best_and_links_every_run(tmp_path: Path) -> None
     assert {row["curve"] for row in tables(tmp_path / "out" / "report.html")[0]} == {"fedbuff", "fedavg"}
 
 
-def test_a_comparison_without_classes_of_slow_phones_has_no_card_and_no_column_for_them(
-    tmp_path: Path,
-) -> None:
+def test_a_comparison_has_no_figures_on_the_slow_phones_classes_if_there_are_none(tmp_path: Path) -> None:
     fleet = {"pixel-4": (0.1, (0, 1)), "moto-g4": (1.0, (0, 1))}
     folders = [write_run(tmp_path / name, fleet=fleet, strategy=name) for name in ("fedbuff", "fedavg")]
     table = as_text(compare(folders, tmp_path / "out"))
@@ -243,7 +222,7 @@ def test_a_comparison_without_classes_of_slow_phones_has_no_card_and_no_column_f
         assert "slow phones' classes" not in text
 
 
-def test_a_lead_that_seeds_do_not_settle_says_so_also_on_the_slow_phones_classes(tmp_path: Path) -> None:
+def test_a_lead_that_depends_on_the_seeds_is_marked_as_uncertain(tmp_path: Path) -> None:
     folders = [
         write_run(tmp_path / f"{name} {seed}", trips=trips, strategy=name, seed=seed)
         for name, trips_of in (("fedbuff", (45, 30)), ("fedavg", (20, 40)))
@@ -255,13 +234,9 @@ def test_a_lead_that_seeds_do_not_settle_says_so_also_on_the_slow_phones_classes
     assert lead.endswith("has the highest accuracy: 75.0 ±190.6% (these seeds do not tell them apart).")
 
 
-def test_a_home_that_cannot_be_written_is_no_line(folder: Path) -> None:
-    """Matplotlib would print two warnings of its own."""
-    home = {
-        name: value for name, value in os.environ.items() if name not in ("XDG_CACHE_HOME", "MPLCONFIGDIR")
-    }
+def test_matplotlib_prints_no_warning_if_the_home_folder_is_not_writable(folder: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if key not in ("XDG_CACHE_HOME", "MPLCONFIGDIR")}
     command = [sys.executable, "-m", "edgefl", "report", str(folder)]
-    done = subprocess.run(
-        command, env={**home, "HOME": "/proc/none"}, capture_output=True, text=True, check=True
-    )
+    env["HOME"] = "/proc/none"
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"{folder / 'report.html'}\n", "")

@@ -1,4 +1,4 @@
-"""Phase: fleets in lockstep are found, independent phones are not."""
+"""The warning of phones in phase: fleets in lockstep cause it, independent phones do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def made(arrives_s: npt.NDArray[np.float64], sent_s: npt.NDArray[np.float64], buffer: int) -> Arrays:
-    """Trips in the order of their arrival, each buffer of ``buffer`` updates a version."""
+    """Return the columns of trips of which each ``buffer`` arrivals make a version."""
     order = np.argsort(arrives_s, kind="stable")
     version = np.empty(len(order), np.int64)
     version[order] = np.arange(len(order)) // buffer + 1
@@ -31,7 +31,7 @@ def made(arrives_s: npt.NDArray[np.float64], sent_s: npt.NDArray[np.float64], bu
 
 
 def fleet(rng: np.random.Generator, *, units: float, scatter: float, phase: bool) -> tuple[Arrays, Any]:
-    """Four phones each of three models that train without pause, and each trip's model."""
+    """Simulate four phones of each of three profiles that never pause; return trips and their profiles."""
     trip_s = np.repeat([1.0, 1.3, 3.1], 4) * np.exp(units * rng.standard_normal(12))
     laps = trip_s * np.exp(scatter * rng.standard_normal((100, 12)))
     start = rng.random(12) * trip_s if phase else np.zeros(12)
@@ -41,22 +41,19 @@ def fleet(rng: np.random.Generator, *, units: float, scatter: float, phase: bool
     return made(ends[all_train], (ends - laps)[all_train], 4), model[all_train]
 
 
-def test_clones_in_lockstep_are_found() -> None:
-    found = phase_of(*fleet(np.random.default_rng(1), units=0.0, scatter=0.0, phase=False))  # type: ignore[arg-type]
+def test_clones_in_lockstep_are_a_warning_unless_the_strategy_causes_it() -> None:
+    clones = fleet(np.random.default_rng(1), units=0.0, scatter=0.0, phase=False)
+    found = phase_of(*clones)  # type: ignore[arg-type]
     assert found.one_profile is not None
     assert found.coincident is not None
     assert found.one_profile.share > 0.5 > found.one_profile.high
     assert found.coincident.share > 0.9
     assert "in phase" in found.warning
-
-
-def test_a_fleet_in_phase_by_design_is_no_fault() -> None:
-    clones = fleet(np.random.default_rng(1), units=0.0, scatter=0.0, phase=False)
-    found = phase_of(*clones, "the strategy starts its clients together")  # type: ignore[arg-type]
-    assert found.coincident is not None
-    assert found.coincident.in_phase
-    assert found.figures()["by_design"] == "the strategy starts its clients together"
-    assert found.warning == ""
+    by_design = phase_of(*clones, "the strategy starts its clients together")  # type: ignore[arg-type]
+    assert by_design.coincident is not None
+    assert by_design.coincident.in_phase
+    assert by_design.figures()["by_design"] == "the strategy starts its clients together"
+    assert by_design.warning == ""
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def test_a_fleet_in_phase_by_design_is_no_fault() -> None:
         ({"restart": "new-version"}, None, "the strategy starts its clients together"),
     ],
 )
-def test_an_algorithm_that_holds_back_starts_is_the_reason(
+def test_a_strategy_that_delays_starts_is_the_reason_for_phones_in_phase(
     strategy: dict[str, Any], secure: Secure | None, why: str
 ) -> None:
     wanted = Experiment(
@@ -83,15 +80,14 @@ def test_an_algorithm_that_holds_back_starts_is_the_reason(
     assert bool(found) == bool(why)
 
 
-def test_individuals_are_inside_the_interval() -> None:
+def test_independent_phones_are_no_warning() -> None:
     rng = np.random.default_rng(2)
     runs = [phase_of(*fleet(rng, units=0.1, scatter=0.02, phase=True)) for _ in range(20)]  # type: ignore[arg-type]
     assert sum(run.warning != "" for run in runs) <= 1
 
 
 @pytest.mark.parametrize("missing", ["phase", "units"])
-def test_a_fleet_that_lacks_one_source_of_individuality_is_judged_by_its_figures(missing: str) -> None:
-    """Clones that start at random instants keep their distances; units that start together drift apart."""
+def test_a_fleet_with_only_random_starts_or_only_different_units_has_the_expected_share(missing: str) -> None:
     rng = np.random.default_rng(3)
     given = {"units": 0.1, "scatter": 0.0, "phase": True} | {missing: 0.0 if missing == "units" else False}
     found = phase_of(*fleet(rng, **given))  # type: ignore[arg-type]
@@ -99,7 +95,7 @@ def test_a_fleet_that_lacks_one_source_of_individuality_is_judged_by_its_figures
     assert found.one_profile.low <= found.one_profile.expected <= found.one_profile.high
 
 
-def test_rounds_start_their_clients_together_and_are_no_fault() -> None:
+def test_rounds_are_in_phase_without_a_warning() -> None:
     rng = np.random.default_rng(4)
     sent_s = np.repeat(np.arange(20.0) * 5.0, 5)
     found = phase_of(made(sent_s + 1.0, sent_s, 5), rng.choice(["a", "b"], 100))  # type: ignore[arg-type]
@@ -109,7 +105,7 @@ def test_rounds_start_their_clients_together_and_are_no_fault() -> None:
     assert found.warning == ""
 
 
-def test_a_few_updates_or_one_profile_are_not_judged() -> None:
+def test_few_updates_or_a_single_profile_are_not_judged() -> None:
     few = np.arange(float(LEAST_UPDATES - 1))
     assert phase_of(made(few + 1.0, few, 2), np.full(len(few), "a")) == Phase(None, None)  # type: ignore[arg-type]
     many = np.arange(100.0)
