@@ -1,4 +1,4 @@
-"""The engine's surroundings in memory: a timeline and an evaluation whose clients are a heap of calls."""
+"""A world in memory for tests of the engine: its clients and its evaluator are scheduled function calls."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from edgefl.strategies.base import Strategy
 from edgefl.testing import fleet
 from tests.wire_samples import DONE, TIMES
 
+SEED = 5
 SIZE = 64
 CLIENTS = 10
 
 
 class CountingStore(Store):
-    """Counts what each task's end was called: the record itself would keep only the last."""
+    """Keeps every fate that a task gets; the record itself keeps only the last."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -48,13 +49,13 @@ class CountingStore(Store):
 
 @dataclass
 class Faults:
-    """Which (client, trip) does what wrong."""
+    """For each kind of failure, the trips that have it, as (client, trip)."""
 
     nan: frozenset[tuple[int, int]] = frozenset()
     altered: frozenset[tuple[int, int]] = frozenset()
     given_back: frozenset[tuple[int, int]] = frozenset()
     slow_to_read: frozenset[tuple[int, int]] = frozenset()
-    """Reads its model only after so long that the others fill a buffer or two."""
+    """Trips that read their model only after other clients have filled a buffer or two."""
 
 
 def assessed(
@@ -67,14 +68,14 @@ def assessed(
     clients: messages.ClientScores = messages.NO_SCORES,
     problem: str = "",
 ) -> messages.Assessed:
-    """What an evaluator says of a version."""
+    """Return an evaluator's message about a version."""
     return messages.Assessed(
         version, loss, accuracy, correct or [], total or [], metrics or {}, clients, problem
     )
 
 
 class World:
-    """The engine's timeline and evaluation: what it gives and asks for happens here, in emulated time."""
+    """The engine's timeline and evaluation, which simulate its tasks and evaluations in emulated time."""
 
     def __init__(
         self,
@@ -84,14 +85,12 @@ class World:
         *,
         ring: int = 4,
         faults: Faults | None = None,
-        seed: int = 5,
         resuming: bool = False,
         wall: bool = False,
         left: ParameterBuffer | None = None,
     ) -> None:
-        """``wall``: with all that the wall clock's server secures. ``left``: a killed server's buffer."""
+        """``wall``: write ahead, as under the wall clock. ``left``: the buffer of a killed server."""
         self.faults = faults or Faults()
-        self.seed = seed
         self.now = 0.0
         self.clock = SimpleNamespace(now_s=lambda: self.now, wall_s=lambda: self.now * 2)
         self.tasks: dict[int, messages.Task] = {}
@@ -107,7 +106,7 @@ class World:
         self.buffer = left or ParameterBuffer.create(
             Shape(SIZE, ring, slots, optimizer.vectors, "float32", *keeps, statistics=1)
         )
-        self.core = Core(strategy, fleet(CLIENTS), seed, stop, evaluate_every=5)
+        self.core = Core(strategy, fleet(CLIENTS), SEED, stop, evaluate_every=5)
         self.store = CountingStore(folder)
         self.aggregator = Aggregator(self.buffer, optimizer, statistics=1)
         if self.buffer.shape.tail:
@@ -120,7 +119,7 @@ class World:
         if restored is not None:
             self.now = restored.emulated_s
         else:
-            self.buffer.model(0)[:] = stream(seed, "model").normal(size=SIZE)
+            self.buffer.model(0)[:] = stream(SEED, "model").normal(size=SIZE)
             start(optimizer, self.buffer.vectors(0))
             self.buffer.publish(version=0, entry=0)
         watch = Stopwatch("test")
@@ -146,7 +145,7 @@ class World:
         self.tasks[task.task] = task
         self.unsent.add(task.task)
         place = (task.client, task.trip)
-        draw = stream(self.seed, "trip", *place)
+        draw = stream(SEED, "trip", *place)
         read_s = 40.0 if place in self.faults.slow_to_read else float(draw.uniform(0.1, 0.3))
         self._at(self.now + read_s, lambda: self._fetch(task, draw))
 
@@ -173,7 +172,7 @@ class World:
 
     def _fetch(self, task: messages.Task, draw: np.random.Generator) -> None:
         model = np.empty(SIZE, np.float32)
-        self.buffer.read_model(task.entry, task.version, model)  # must still be there
+        self.buffer.read_model(task.entry, task.version, model)  # fails if it is no longer in the ring
         self.buffer.fetched[task.slot] = 1
         seconds = float(draw.uniform(0.5, 2.0)) * (1 + task.client % 3)
         self._at(self.now + seconds, lambda: self._finish(task, model, draw))
@@ -206,7 +205,7 @@ class World:
         return self
 
     def turn(self) -> bool:
-        """The next thing that happens; false when nothing will."""
+        """Make the next scheduled call; return False if there is none."""
         if not self._heap:
             return False
         self.now, _, happen = heapq.heappop(self._heap)
@@ -215,7 +214,7 @@ class World:
         return True
 
     def finish(self) -> World:
-        """To the very end: also what still runs when the core has stopped."""
+        """Make all scheduled calls, also those after the core has stopped."""
         while self.turn():
             pass
         return self

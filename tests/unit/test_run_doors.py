@@ -1,4 +1,4 @@
-"""Models that cannot train on the data: one line before the run, with the user's file and line."""
+"""Models that cannot train on the data are refused before the run, with the user's file and line."""
 
 from __future__ import annotations
 
@@ -54,16 +54,14 @@ def made(folder: Path, name: str, batch_size: int = 8, **arguments: int) -> Work
 def test_a_model_that_cannot_train_on_a_batch_of_the_fleet_is_one_line(
     tmp_path: Path, name: str, arguments: dict[str, int], message: str
 ) -> None:
-    """The last batch of an epoch counts too: a whole one would train."""
+    """Two of the models fail only on the last batch of an epoch, which has one example."""
     line = f"^model.name: 'doors_models:{name}' cannot make a {message}"
     with pytest.raises(ConfigError, match=line) as found:
         made(tmp_path, name, **arguments).prepared()
     assert "\n" not in str(found.value)
 
 
-def test_more_outputs_than_classes_are_a_remark_and_the_smallest_batch_leaves_the_first_model(
-    tmp_path: Path,
-) -> None:
+def test_more_outputs_than_classes_are_a_remark_and_the_trial_step_leaves_the_model(tmp_path: Path) -> None:
     workload = made(tmp_path, "outputs", count=20)
     first = workload.flat.array.copy()
     assert workload.prepared().remark == "model 'doors_models:outputs' has 20 outputs for 10 classes"

@@ -1,4 +1,4 @@
-"""What a killed server leaves in its buffer and record: another's is refused, secure noise is made once."""
+"""Resuming after a killed server: the buffer of another run is refused, and secure noise is drawn once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STRATEGY = FedBuff(buffer_size=4, momentum=0.9, server_lr=0.3)
 
 
 class Killed(BaseException):
-    """Nothing catches it, as nothing catches a signal."""
+    """Stands for a signal: no code catches it."""
 
 
 class Server(World):
-    """A world whose server secures what it does."""
+    """A world whose server writes ahead."""
 
     def __init__(self, folder: Path, left: object = None) -> None:
         folder.mkdir(exist_ok=True)
@@ -36,7 +36,7 @@ class Server(World):
 
 @pytest.fixture
 def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """A server that died after its twentieth commit."""
+    """Return a server that was killed after its twentieth commit."""
     server = Server(tmp_path / "killed")
     passed = 0
 
@@ -54,8 +54,10 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def test_no_version_is_made_twice_where_its_noise_would_differ(killed: Server, tmp_path: Path) -> None:
-    """A run with secure noise goes on if it was stopped in order, and not if all of it was killed."""
+def test_a_killed_run_with_secure_noise_cannot_be_resumed_but_an_interrupted_one_can(
+    killed: Server, tmp_path: Path
+) -> None:
+    """A version that is made twice would have different noise the second time."""
     secure = pytest.raises(ConfigError, match="killed under the wall clock, with secure noise")
     for status in ("running", "interrupted"):
         killed.store.set_meta(status=status)
@@ -68,7 +70,7 @@ def test_no_version_is_made_twice_where_its_noise_would_differ(killed: Server, t
         else:
             resume.restore(*parts, once=True)
         fresh.close()
-    killed.store.journal(Left(0, killed.now, "what a last checkpoint does not hold"))
+    killed.store.journal(Left(0, killed.now, "after the last checkpoint"))
     killed.store.commit()
     with pytest.raises(ConfigError, match="killed under the wall clock, with secure noise"):
         resume.restore(*parts, once=True)

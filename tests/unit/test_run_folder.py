@@ -1,4 +1,4 @@
-"""A run's folder: files written whole or not at all, what is missing or broken in it, and who holds it."""
+"""A run's folder: whole files, missing or damaged results, and the lock that one process at a time holds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
 
 
-def test_a_result_says_what_is_missing_or_broken(tmp_path: Path) -> None:
+def test_missing_or_damaged_results_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not found"):
         Result(tmp_path / "nowhere")
     result = Result(tmp_path)
@@ -53,7 +53,7 @@ def test_a_result_says_what_is_missing_or_broken(tmp_path: Path) -> None:
         result.model()
 
 
-def test_an_experiment_that_is_written_in_part_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_experiment_that_cannot_be_written_whole_leaves_no_folder(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
@@ -67,23 +67,23 @@ def test_an_experiment_that_is_written_in_part_is_refused_and_leaves_nothing(tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_held_whatever_becomes_of_its_files(tmp_path: Path) -> None:
+def test_a_running_runs_folder_stays_locked_if_its_files_are_replaced(tmp_path: Path) -> None:
     with run_folder.new(tmp_path / "run", "seed = 1\n"):
         path = tmp_path / "run" / run_folder.EXPERIMENT_FILE
-        write_text(path, path.read_text())  # another file of this name, as an editor's or rsync's
+        write_text(path, path.read_text())  # replaces the file, as an editor or rsync does
         with (
             pytest.raises(ConfigError, match="run: another edgefl process runs it"),
             run_folder.held(tmp_path / "run"),
         ):
             pass
-    with run_folder.held(tmp_path / "run"):  # it let go
+    with run_folder.held(tmp_path / "run"):  # the lock was released
         pass
 
 
-def test_where_folders_cannot_be_locked_the_experiment_is(
+def test_if_folders_cannot_be_locked_the_experiment_file_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on NFS, which locks only files that are open for writing."""
+    """NFS locks only files that are open for writing."""
     lock = fcntl.flock
 
     def of_files(fd: int, how: int) -> None:
@@ -100,7 +100,7 @@ def test_where_folders_cannot_be_locked_the_experiment_is(
         pass
 
 
-def test_of_many_runs_begun_at_once_in_one_folder_one_has_it(tmp_path: Path) -> None:
+def test_of_several_runs_that_start_in_one_folder_one_gets_it(tmp_path: Path) -> None:
     together, done = threading.Barrier(8), threading.Event()
     taken: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Keys of hosts: made, read, and one line for each bad file."""
+"""Keys of servers and nodes: making them, reading them, and one line of error for each invalid file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 
 import pytest
+from shell import Shell
 
-from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.zeromq import keys
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def test_a_joiners_key_fits_its_servers_and_is_nobody_elses_to_read(folder: Path) -> None:
+def test_a_nodes_key_matches_its_servers_and_only_its_owner_can_read_it(folder: Path) -> None:
     secret, joiners = keys.read_server(folder)
     for name in ("one", "two"):
         key = keys.read(folder / f"{name}.key")
@@ -31,19 +31,18 @@ def test_a_joiners_key_fits_its_servers_and_is_nobody_elses_to_read(folder: Path
     assert modes == {"one.key": 0o600, "server.key": 0o600, "two.key": 0o600}
 
 
-def test_more_keys_for_the_same_server(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keygen_adds_keys_for_the_same_server(folder: Path, edgefl: Shell) -> None:
     before = keys.read_server(folder)
-    assert main(["keygen", str(folder), "three"]) == 0
-    assert capsys.readouterr().out.split() == [str(folder / "three.key"), str(folder / "three.pub")]
+    made = edgefl.shows("keygen", str(folder), "three").split()
+    assert made == [str(folder / "three.key"), str(folder / "three.pub")]
     secret, joiners = keys.read_server(folder)
     assert (secret, set(joiners)) == (before[0], {"one", "two", "three"})
-    assert main(["keygen", str(folder), "four", "one"]) == 2
-    assert "one.key: this key exists already" in capsys.readouterr().err
+    assert "one.key: this key exists already" in edgefl.refuses(2, "keygen", str(folder), "four", "one")
     assert not (folder / "four.key").exists()
 
 
 @pytest.mark.parametrize("name", ["server", "", "../x", "a b", "x" * 33, "-x"])
-def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
+def test_an_invalid_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^name must be 1 to 32 letters"):
         keys.make(tmp_path / "keys", ["fine", name])
     assert not (tmp_path / "keys").exists()
@@ -58,21 +57,16 @@ def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
         (["", "a"], "DIR '': must be the name of a folder"),
     ],
 )
-def test_keys_that_cannot_be_written_are_one_line_and_none_is_made(
-    arguments: list[str],
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_keys_that_cannot_be_written_are_refused_and_none_is_made(
+    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    assert main(["keygen", *arguments]) == 2
-    assert capsys.readouterr().err == f"edgefl: {line}\n"
+    assert edgefl.refuses(2, "keygen", *arguments) == line
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_of_keys_that_could_be_written_in_part_none_is_left(folder: Path) -> None:
+def test_if_one_key_cannot_be_written_none_is_left(folder: Path) -> None:
     before = sorted(folder.iterdir())
     (folder / "three.key").symlink_to("nowhere")
     with pytest.raises(ConfigError, match=r"keys: cannot be written: File exists$"):
@@ -81,17 +75,15 @@ def test_of_keys_that_could_be_written_in_part_none_is_left(folder: Path) -> Non
     assert sorted(folder.iterdir()) == before
 
 
-def spoil(folder: Path, what: str) -> None:
+def damage(folder: Path, how: str) -> None:
     key = folder / "one.key"
-    match what:
+    match how:
         case "no file":
             key.unlink()
         case "too open":
             key.chmod(0o640)
-        case "public":
-            shutil.copy(folder / "one.pub", key)
-        case "the server's":
-            shutil.copy(folder / "server.key", key)
+        case "public" | "the server's":
+            shutil.copy(folder / ("one.pub" if how == "public" else "server.key"), key)
         case "short":
             key.write_text(key.read_text().replace('secret = "', 'secret = "x'))
         case "bytes":
@@ -106,18 +98,18 @@ def spoil(folder: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "line"),
+    ("how", "line"),
     [
         ("no file", r"one.key: no such key; to make it: edgefl keygen \S+keys one"),
         ("too open", r"one.key: other users can read it \(mode 640\); expected 600: chmod 600 \S+one.key"),
         ("public", r"one.key: this is a public key; expected the secret key, one.key"),
         (
             "the server's",
-            r"one.key: this is a server's key; to create one for a node, run: edgefl keygen \S+keys NAME",
+            "one.key: this is a server's key; to create one for a node, run: edgefl keygen .+ NAME",
         ),
         (
             "short",
-            r"one.key: this is not a key of edgefl: expected a name, and 64 hexadecimal digits as secret",
+            "one.key: this is not a key of edgefl: expected a name, and 64 hexadecimal digits as secret",
         ),
         ("bytes", r"one.key: line \d+: not UTF-8: byte 0x\w\w|one.key: line"),
         ("folder", r"one.key: a folder, expected a TOML file"),
@@ -125,14 +117,14 @@ def spoil(folder: Path, what: str) -> None:
         ("a table", r"one.key: this is not a key of edgefl"),
     ],
 )
-def test_a_bad_file_is_one_line(folder: Path, what: str, line: str) -> None:
-    spoil(folder, what)
+def test_an_invalid_key_is_one_line(folder: Path, how: str, line: str) -> None:
+    damage(folder, how)
     with pytest.raises(ConfigError, match=line) as raised:
         keys.read(folder / "one.key")
     assert "\n" not in str(raised.value)
 
 
-def test_a_servers_folder_with_a_bad_file_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_an_invalid_server_folder_is_one_line(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"none/server.key: no such key; to make it: edgefl keygen \S+none$"
     ):

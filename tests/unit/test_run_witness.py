@@ -1,4 +1,4 @@
-"""The clients' account of what was acknowledged, held against a record."""
+"""The log of acknowledged updates that clients write for fault tests, and its comparison with a record."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from edgefl.results.store import Store
 from edgefl.run.client import WITNESS, Witness
 
 
-def account(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two clients with a trip each that was acknowledged; one is in its next, which was not."""
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two clients log two trips each, of which the first was acknowledged."""
+    path = tmp_path / "log"
     monkeypatch.setenv(WITNESS, str(path))
     for client in (0, 1):
         witness = Witness(client)
@@ -37,26 +39,22 @@ def record(folder: Path, *tasks: int, checksum: int = 2**64 - 1) -> Path:
     return folder
 
 
-def test_an_account_names_what_was_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read_log(account(tmp_path / "account", monkeypatch))
-    assert found == [Acknowledged(0, 0, 2**64 - 1), Acknowledged(1, 1, 2**64 - 2)]
+def test_the_log_names_acknowledged_updates(log: Path) -> None:
+    assert read_log(log) == [Acknowledged(0, 0, 2**64 - 1), Acknowledged(1, 1, 2**64 - 2)]
 
 
-def test_what_is_lost_taken_twice_or_another_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = account(tmp_path / "account", monkeypatch)
+def test_lost_repeated_and_altered_updates_are_problems(tmp_path: Path, log: Path) -> None:
     folders = [tmp_path / name for name in ("whole", "lost", "twice", "other")]
     for folder in folders:
         folder.mkdir()
     whole, lost, twice, other = folders
-    assert log_problems(path, record(whole, 0, 1)) == []
-    assert log_problems(path, record(lost, 0)) == [f"{Acknowledged(1, 1, 2**64 - 2)} is lost"]
-    assert log_problems(path, record(twice, 0, 1, 1)) == ["task 1 of client 1 arrived 2 times"]
-    assert len(log_problems(path, record(other, 0, 1, checksum=3))) == 2
+    assert log_problems(log, record(whole, 0, 1)) == []
+    assert log_problems(log, record(lost, 0)) == [f"{Acknowledged(1, 1, 2**64 - 2)} is lost"]
+    assert log_problems(log, record(twice, 0, 1, 1)) == ["task 1 of client 1 arrived 2 times"]
+    assert len(log_problems(log, record(other, 0, 1, checksum=3))) == 2
 
 
-def test_nothing_is_written_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_no_log_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WITNESS, raising=False)
     monkeypatch.chdir(tmp_path)
     Witness(0).done(0, 1)
