@@ -1,7 +1,7 @@
-"""A run over a simulated transport that drops, repeats, delays and reorders messages.
+"""A run over a simulated network that drops, repeats, delays and reorders messages.
 
-Gate, lifecycle, timeline, engine, core, aggregator, parameter buffer, record and each client's `Connection`
-are real. Sockets are queues, time is a number, and training gives a known update.
+All parts of the server and each client's `Connection` are real. Sockets are queues, time is a number, and all
+elements of an update have one known value.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ TICK_S = 0.25
 STALL_S = 600.0
 """Emulated seconds without a new version after which the run counts as stalled."""
 FAULT = 0.2
-"""The share of messages that are dropped; also of those repeated, delayed a little, and delayed a lot."""
+"""The share of messages that are dropped, and of the others those repeated, delayed and overtaken."""
 
 
 class Broken(AssertionError):
-    """An update was counted twice or written into another client's slot, or the run has stalled."""
+    """An update was counted twice or written into another task's slot, or the run has stalled."""
 
 
 class Network:
-    """Messages in transit, which are dropped, repeated, delayed or overtaken at random."""
+    """Carries messages, and drops, repeats, delays or reorders some at random."""
 
     def __init__(self, hand: Hand) -> None:
         self._draw, self._hand = random.Random(1), hand
@@ -61,7 +61,7 @@ class Network:
         self.faults: Counter[str] = Counter()
 
     def send(self, to: bytes | None, what: object) -> None:
-        """Send something to the peer of this name, or to the server."""
+        """Send something to the peer of this name, or to the server if ``to`` is None."""
         draw, at_s = self._draw.random, self._hand.at
         self.sent += 1
         if draw() < FAULT:
@@ -86,7 +86,7 @@ class Network:
 
 
 class Line:
-    """A peer's end of the network, which replaces its socket."""
+    """A peer's connection to the network, which replaces its socket."""
 
     network: Network
     lines: dict[bytes, Line]
@@ -110,7 +110,7 @@ class Line:
 
 @dataclass
 class Client:
-    """One client's process: a real connection, and training that only waits."""
+    """A client's process with its real connection; its training only takes time."""
 
     spec: control.Spawn
     connection: Connection
@@ -139,9 +139,9 @@ class FaultyRun(Parts):
         self.values: dict[int, float] = {}
         """The value of each element of a task's update."""
         self.model = 0.0
-        """The sum of the applied updates, computed independently of the run."""
+        """The weighted sum of the applied updates, computed independently of the run."""
         self.said: set[int] = set()
-        """Tasks whose client reported a complete update."""
+        """Tasks whose client has sent the result."""
         self.arrivals: set[int] = set()
         self.moved_s = self.hand.at
         self._sum, self.aggregator.sum = self.aggregator.sum, self._watched_sum  # type: ignore[method-assign]
@@ -164,7 +164,7 @@ class FaultyRun(Parts):
         return result
 
     def summed(self, action: Sum, entry: int) -> None:
-        """Add the updates of a new version to `model`."""
+        """Note that this sum was made into a version."""
         pairs = zip(action.tasks, action.weights, strict=True)
         self.model += sum(weight * self.values.pop(task) for task, weight in pairs)
 
@@ -183,13 +183,13 @@ class FaultyRun(Parts):
         self.clients[name] = self.started(control.Spawn(role, number, epoch, "", password, 0, 1.0))
 
     def started(self, spec: control.Spawn) -> Any:
-        """A new process of a peer."""
+        """A process that was just started."""
         client = Client(spec, Connection(spec, HEARTBEAT_S, -1))
         client.connection.report(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
         return client
 
     def turn(self) -> None:
-        """Advance the time by one tick and let the server and all clients act."""
+        """Advance the time by a tick, and let the server and all peers act."""
         self.hand.at += TICK_S
         for to, what in self.network.arrived():
             if to is None:
@@ -247,7 +247,7 @@ class FaultyRun(Parts):
             self.engine.handle(happening)
 
     def act(self, client: Any) -> None:
-        """Let a client's process act."""
+        """Let this process act at this time."""
         connection, task = client.connection, client.task
         connection.beat()
         if task is None:
@@ -274,7 +274,7 @@ class FaultyRun(Parts):
         lease = Lease(task.slot, task.entry, task.client, task.version, order=task.order)
         if self.transport == "shm":
             if (self.buffer.task[task.slot], self.buffer.state[task.slot]) != (task.task, SlotState.LEASED):
-                raise Broken(f"task {task.task} writes into another task's slot or into a complete update")
+                raise Broken(f"task {task.task} writes into a slot that is not its own, or is whole")
             self.buffer.slot(task.slot)[:] = update
             checksum = kernels.checksum(self.buffer.slot(task.slot))
             self.buffer.written(task.slot, task=task.task, checksum=checksum)
@@ -287,7 +287,7 @@ class FaultyRun(Parts):
         connection.report(messages.Trained([done(task.task, lease, checksum)]))
 
     def check(self) -> Counter[str]:
-        """Count the fates of updates. Raises `Broken` unless each task has ended once or still runs."""
+        """Check that each task has ended once or is leased; return the number of tasks by fate."""
         assert isinstance(self.store, CountingStore)
         if twice := {task: ends for task, ends in self.store.ends.items() if len(ends) > 1}:
             raise Broken(f"ended twice: {twice}")
@@ -295,16 +295,16 @@ class FaultyRun(Parts):
             task for task in self.said if task not in self.store.ends and task not in self.aggregator.leases
         }
         if open_:
-            raise Broken(f"reported as complete and lost: {open_}")
+            raise Broken(f"results were sent, but these tasks have no fate: {open_}")
         model = self.buffer.model(self.buffer.latest[1])
         if not np.allclose(model, self.model, rtol=1e-3):
-            raise Broken(f"the model is {model[0]:g}, but the sum of the applied updates is {self.model:g}")
+            raise Broken(f"the model is {model[0]:g}, the updates that were applied make {self.model:g}")
         return Counter(ends[0] for ends in self.store.ends.values())
 
 
 @contextmanager
 def faulty_run(folder: Path, transport: str) -> Iterator[FaultyRun]:
-    """A run over a faulty network; sockets and clocks of its clients are simulated."""
+    """Start a run over such a network, and use its sockets and time in the clients' connections."""
     made = FaultyRun(folder, transport)
     Line.network, Line.lines = made.network, {}
     clock = SimpleNamespace(monotonic_ns=lambda: int(made.hand.at * 1e9))

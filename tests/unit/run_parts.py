@@ -1,4 +1,4 @@
-"""The server's parts around a socket that is a list: what peers say is put in, what they are told is read."""
+"""The server's parts with a fake socket: tests write its incoming messages and read the outgoing ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SIZE = 8
 
 
 class Hand:
-    """A monotonic clock that goes when it is told to."""
+    """A monotonic clock that a test sets."""
 
     def __init__(self, at: float = 100.0) -> None:
         self.at = at
@@ -48,7 +48,7 @@ class Hand:
 
 
 class FakeSocket:
-    """Messages in and out are lists; ``full`` and ``gone`` name peers that take nothing."""
+    """A socket whose messages are in lists. ``full`` and ``gone`` are peers to which it cannot send."""
 
     secret = "of the run"
 
@@ -86,11 +86,13 @@ class FakeSocket:
             raise Unreachable
         self.sent.append((peer, frames))
 
-    def told(self, peer: Peer) -> list[messages.FromServer]:
-        """Everything that this peer was told since this was asked last."""
-        own = [messages.decode_from_server(frames[0]) for name, frames in self.sent if name == peer.identity]
+    def sent_to(self, peer: Peer) -> list[messages.FromServer]:
+        """Return the messages to this peer since the last call."""
+        found = [
+            messages.decode_from_server(frames[0]) for name, frames in self.sent if name == peer.identity
+        ]
         self.sent = [item for item in self.sent if item[0] != peer.identity]
-        return own
+        return found
 
 
 def experiment(**fleet_fields: object) -> Experiment:
@@ -103,7 +105,7 @@ def experiment(**fleet_fields: object) -> Experiment:
 
 
 class Parts:
-    """Core, buffer, record and gate of a run with ``clients`` clients; a timeline is put beside them."""
+    """Core, buffer, record and gate of a run with ``clients`` clients; subclasses add a timeline."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class Parts:
         every: int = 10,
         privacy: Privacy | None = None,
     ) -> None:
-        """Clients keep so many numbers; of ``every`` so many versions one is measured."""
+        """``kept``: how many numbers each client keeps; ``every``: how many versions per evaluation."""
         self.hand = Hand()
         self.socket = FakeSocket()
         strategy = FedBuff(buffer_size=2)
@@ -143,7 +145,7 @@ class Parts:
         )
         self.evaluation = EvaluationQueue(self.aggregator, self.gate, self.peers)
         self.sent: list[Any] = []
-        """What the supervisor was sent."""
+        """The messages to the supervisor."""
         self.alarms = Alarms(self.hand)
         self.clock = WallClock(1.0, monotonic=self.hand)
         self._tasks = itertools.count()
@@ -162,20 +164,20 @@ class Parts:
         return made
 
     def the(self, role: control.Role, number: int) -> Peer:
-        """The peer of this name, which must be there."""
+        """Return this peer, which must exist."""
         found = self.peers.get(role, number)
         assert found is not None
         return found
 
     def lease(self, client: int, holder: int) -> tuple[int, Lease]:
-        """A task of this client that this peer computes."""
+        """Lease a slot for a new task of this client, which the peer ``holder`` computes."""
         task = next(self._tasks)
         lease = self.aggregator.lease(task=task, client=client, version=0)
         lease.holder = holder
         return task, lease
 
     def order(self, client: int) -> messages.Tasks:
-        """An order of a new task of this client, which holds it."""
+        """Return the message with a new task of this client, leased to the client itself."""
         task, lease = self.lease(client, holder=client)
         return messages.Tasks(
             [messages.Task(client, task, 0, 0, lease.entry, lease.slot, None, None, order=task)]
@@ -192,6 +194,7 @@ class Parts:
     def say(
         self, peer: Peer, message: messages.FromClient | messages.TaskResult | bytes, *payload: Frame
     ) -> None:
+        """Let the server receive a message from this peer."""
         if isinstance(message, messages.TaskResult):
             message = messages.Trained([message])
         header = message if isinstance(message, bytes) else messages.encode(message)
@@ -202,7 +205,7 @@ class Parts:
 
 
 def take(engine: Engine, happenings: Iterator[TimelineEvent]) -> list[TimelineEvent]:
-    """Have the engine deal with each as it comes; returns them."""
+    """Pass each event to the engine as it comes; return all of them."""
     taken = []
     for happening in happenings:
         engine.handle(happening)
@@ -211,13 +214,13 @@ def take(engine: Engine, happenings: Iterator[TimelineEvent]) -> list[TimelineEv
 
 
 def ready(peer: Peer, /, **changed: Any) -> messages.Ready:
-    """What this peer says first."""
+    """Return this peer's first message."""
     password = control.password(FakeSocket.secret, peer.identity)
-    said = messages.Ready(peer.number, peer.epoch, peer.role, password)
-    return msgspec.structs.replace(said, **changed)
+    first = messages.Ready(peer.number, peer.epoch, peer.role, password)
+    return msgspec.structs.replace(first, **changed)
 
 
 def done(task: int, lease: Lease, checksum: int, **changed: object) -> messages.TaskResult:
-    """What a client reports of its task."""
-    said = {"trained_version": lease.version, "order": lease.order, **changed}
-    return msgspec.structs.replace(DONE, task=task, checksum=checksum, **said)
+    """Return a client's result of its task."""
+    fields = {"trained_version": lease.version, "order": lease.order, **changed}
+    return msgspec.structs.replace(DONE, task=task, checksum=checksum, **fields)

@@ -1,4 +1,4 @@
-"""The gate: what comes in is let through only if it fits, and what goes out waits for nobody."""
+"""The gate: it lets only valid messages through, and does not wait for peers that do not read theirs."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def wired(tmp_path: Path) -> Iterator[Parts]:
 
 
 def refused(parts: Parts) -> str:
-    """The detail of the one message that was refused."""
+    """Return the detail of the refusal of the one message that was received."""
     ((_, message),) = parts.received()
     assert isinstance(message, Refusal)
     assert message.kind == "malformed"
     return message.detail
 
 
-def test_a_peer_is_ready_once_and_as_itself_only(parts: Parts) -> None:
+def test_ready_counts_once_and_only_under_the_peers_own_name(parts: Parts) -> None:
     peer = parts.peer(CLIENT, 1, ready=False)
     parts.say(peer, ready(peer))
     parts.say(peer, ready(peer))
     assert [type(message) for _, message in parts.received()] == [messages.Ready]
     assert peer.ready
     parts.hand.at += 5
-    parts.say(peer, messages.Beat())  # it is heard and says nothing
+    parts.say(peer, messages.Beat())  # it is received but not passed on
     assert parts.received() == []
     assert peer.last_message_s == parts.hand.at
     for message in (ready(peer, peer=2), ready(peer, epoch=1), ready(peer, role="evaluator")):
@@ -53,7 +53,7 @@ def test_a_peer_is_ready_once_and_as_itself_only(parts: Parts) -> None:
         assert "on another process's connection" in refused(parts)
 
 
-def test_nobody_answers_for_a_peer_whose_password_it_does_not_know(parts: Parts) -> None:
+def test_a_wrong_password_is_refused_and_so_is_a_result_before_ready(parts: Parts) -> None:
     peer, other = parts.peer(CLIENT, 1, ready=False), parts.peer(EVALUATOR, 0)
     parts.say(peer, ready(peer, password=ready(other).password))
     assert refused(parts) == "wrong password for client 1"
@@ -63,7 +63,7 @@ def test_nobody_answers_for_a_peer_whose_password_it_does_not_know(parts: Parts)
     assert not peer.ready
 
 
-def test_strangers_and_expelled_peers_are_not_heard(parts: Parts) -> None:
+def test_messages_of_unknown_and_expelled_peers_are_ignored(parts: Parts) -> None:
     peer = parts.peer(CLIENT, 0)
     peer.expelled = True
     parts.say(peer, ready(peer))
@@ -71,10 +71,10 @@ def test_strangers_and_expelled_peers_are_not_heard(parts: Parts) -> None:
     assert parts.received() == []
 
 
-@pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x93\x01\x02", bytes(70_000)])
-def test_rubbish_is_refused_and_what_comes_behind_it_is_heard(parts: Parts, rubbish: bytes) -> None:
+@pytest.mark.parametrize("invalid", [b"", b"\xc1", b"\x93\x01\x02", bytes(70_000)])
+def test_an_invalid_message_is_refused_and_the_next_one_is_received(parts: Parts, invalid: bytes) -> None:
     bad, good = parts.peer(CLIENT, 0), parts.peer(CLIENT, 1, ready=False)
-    parts.say(bad, rubbish)
+    parts.say(bad, invalid)
     parts.say(good, ready(good))
     (first, refusal), (second, message) = parts.received()
     assert (first, second) == (bad, good)
@@ -82,7 +82,7 @@ def test_rubbish_is_refused_and_what_comes_behind_it_is_heard(parts: Parts, rubb
     assert isinstance(message, messages.Ready)
 
 
-def test_a_whole_update_comes_through_once(parts: Parts) -> None:
+def test_a_repeated_result_counts_once(parts: Parts) -> None:
     peer = parts.peer(CLIENT, 1)
     peer.deaths_in_a_row = 3
     task, lease = parts.lease(client=1, holder=1)
@@ -92,7 +92,7 @@ def test_a_whole_update_comes_through_once(parts: Parts) -> None:
     assert peer.deaths_in_a_row == 0
     assert len(parts.costs) == 1
     parts.say(peer, said)
-    assert parts.received() == []  # it came twice, or was said twice: it counts once
+    assert parts.received() == []  # sent or delivered twice
     parts.say(peer, done(*parts.lease(client=1, holder=1), 1))
     assert "not written" in refused(parts)
 
@@ -105,7 +105,9 @@ def test_a_whole_update_comes_through_once(parts: Parts) -> None:
         ({"checksum": 1}, "whose checksum differs"),
     ],
 )
-def test_an_update_unlike_its_slot_is_refused(parts: Parts, changed: dict[str, int], detail: str) -> None:
+def test_a_result_that_does_not_fit_its_task_or_slot_is_refused(
+    parts: Parts, changed: dict[str, int], detail: str
+) -> None:
     peer = parts.peer(CLIENT, 1)
     task, lease = parts.lease(client=1, holder=1)
     said = done(task, lease, parts.written(task, lease))
@@ -113,7 +115,7 @@ def test_an_update_unlike_its_slot_is_refused(parts: Parts, changed: dict[str, i
     assert detail in refused(parts)
 
 
-def test_an_update_from_another_version_is_given_back_with_a_word(parts: Parts) -> None:
+def test_a_result_of_another_version_returns_its_task_with_the_reason(parts: Parts) -> None:
     peer = parts.peer(CLIENT, 1)
     task, lease = parts.lease(client=1, holder=1)
     parts.say(peer, done(task, lease, parts.written(task, lease), trained_version=7))
@@ -121,30 +123,25 @@ def test_an_update_from_another_version_is_given_back_with_a_word(parts: Parts) 
     assert message == TaskReturned(1, task, "version", f"task {task}: trained version 7 instead of 0")
 
 
-def test_only_the_holder_of_a_task_speaks_of_it(parts: Parts) -> None:
+def test_results_are_accepted_only_from_the_holder_of_the_task(parts: Parts) -> None:
     holder, other = parts.peer(WORKER, 1), parts.peer(WORKER, 0)
     client, evaluator = parts.peer(CLIENT, 1), parts.peer(EVALUATOR, 0)
     task, lease = parts.lease(client=2, holder=1)
-    result = messages.TaskResult(task, 0, 2, 0.5, parts.written(task, lease), 0.1, 20.0, {})
+    result = done(task, lease, parts.written(task, lease), times=None)
     for peer, why in ((other, "does not hold"), (client, "times"), (evaluator, "does not hold")):
-        parts.say(peer, messages.Trained([result]))
+        parts.say(peer, result)
         assert why in refused(parts)
     parts.say(other, messages.Gone(2, task, "cannot"))
     assert parts.received() == []
-    parts.say(holder, messages.Trained([result]))
+    parts.say(holder, result)
     assert parts.received() == [(holder, result)]
 
 
-def test_results_before_a_bad_one_of_the_same_message_count(parts: Parts) -> None:
+def test_results_before_an_invalid_one_in_a_message_count(parts: Parts) -> None:
     worker = parts.peer(WORKER, 0)
     (task, lease), (unwritten, other) = parts.lease(client=0, holder=0), parts.lease(client=1, holder=0)
-    good = messages.TaskResult(task, 0, 2, 0.5, parts.written(task, lease), 0.1, 20.0, {})
-    parts.say(
-        worker,
-        messages.Trained(
-            [good, messages.TaskResult(unwritten, 0, 2, 0.5, 1, 0.1, 20.0, {}, order=other.order)]
-        ),
-    )
+    good = done(task, lease, parts.written(task, lease), times=None)
+    parts.say(worker, messages.Trained([good, done(unwritten, other, 1, times=None)]))
     first, second = parts.received()
     assert first == (worker, good)
     assert isinstance(second[1], Refusal)
@@ -153,16 +150,16 @@ def test_results_before_a_bad_one_of_the_same_message_count(parts: Parts) -> Non
 @pytest.mark.parametrize(
     ("reason", "kind"), [("cancelled", ""), ("ValueError: no", "failed"), ("x" * 900, "failed")]
 )
-def test_a_task_that_is_given_back_says_why_in_bounds(parts: Parts, reason: str, kind: str) -> None:
+def test_a_returned_task_has_a_reason_of_at_most_500_characters(parts: Parts, reason: str, kind: str) -> None:
     peer = parts.peer(CLIENT, 1)
     task, _ = parts.lease(client=1, holder=1)
     parts.say(peer, messages.Gone(1, task, reason))
     assert parts.received() == [(peer, TaskReturned(1, task, kind, reason[:500]))]
-    parts.say(peer, messages.Gone(1, task, reason))  # it is over: nobody waits for it
+    parts.say(peer, messages.Gone(1, task, reason))  # the task has ended
     assert parts.received() == []
 
 
-def test_only_the_evaluator_measures(parts: Parts) -> None:
+def test_evaluations_are_accepted_only_from_the_evaluator(parts: Parts) -> None:
     answer = messages.Assessed(0, 0.5, 0.5, [1], [2], {}, messages.NO_SCORES, "")
     parts.say(parts.peer(CLIENT, 0), answer)
     assert refused(parts) == "client 0 is not an evaluator"
@@ -170,10 +167,10 @@ def test_only_the_evaluator_measures(parts: Parts) -> None:
     evaluator.deaths_in_a_row = 3
     parts.say(evaluator, answer)
     assert parts.received() == [(evaluator, answer)]
-    assert evaluator.deaths_in_a_row == 0  # it is one that works
+    assert evaluator.deaths_in_a_row == 0  # it works
 
 
-def test_parts_of_an_update_go_into_the_slot_of_their_sender(parts: Parts, wired: Parts) -> None:
+def test_chunks_of_an_update_are_written_into_the_senders_slot(parts: Parts, wired: Parts) -> None:
     task, lease = parts.lease(client=1, holder=1)
     parts.say(parts.peer(CLIENT, 1), messages.Chunk(task, lease.slot, 0), bytes(4))
     assert "but this run uses shared memory" in refused(parts)
@@ -194,20 +191,20 @@ def test_parts_of_an_update_go_into_the_slot_of_their_sender(parts: Parts, wired
     assert int(wired.buffer.checksum[lease.slot]) == 5  # compared with what the sum reads
 
 
-def test_a_peer_that_takes_nothing_is_refused_and_one_that_is_gone_is_not(parts: Parts) -> None:
+def test_a_peer_that_does_not_read_is_refused_and_one_that_has_gone_is_not(parts: Parts) -> None:
     stuck, gone, well = (parts.peer(CLIENT, number) for number in range(3))
     parts.socket.full.add(stuck.identity)
     parts.socket.gone.add(gone.identity)
     parts.gate.dismiss(CLIENT)
-    assert parts.socket.told(well) == [messages.Bye()]
+    assert parts.socket.sent_to(well) == [messages.Bye()]
     parts.gate.wait(1000)
-    assert parts.socket.waited_ms == [0]  # there is something to say at once
+    assert parts.socket.waited_ms == [0]  # there is already something to report
     assert parts.received() == [(stuck, Refusal("hang", "does not read its messages"))]
     parts.gate.wait(1000)
     assert parts.socket.waited_ms == [0, 1000]
 
 
-def test_a_peer_that_took_nothing_and_is_replaced_or_dead_by_now_is_not_refused(parts: Parts) -> None:
+def test_a_peer_that_did_not_read_is_not_refused_once_it_is_replaced_or_removed(parts: Parts) -> None:
     stuck = [parts.peer(CLIENT, number) for number in range(2)]
     parts.socket.full |= {peer.identity for peer in stuck}
     parts.gate.dismiss(CLIENT)
@@ -216,7 +213,7 @@ def test_a_peer_that_took_nothing_and_is_replaced_or_dead_by_now_is_not_refused(
     assert parts.received() == []
 
 
-def test_an_update_counts_once_however_often_and_late_it_is_said(wired: Parts) -> None:
+def test_over_the_wire_an_update_counts_once_and_only_after_its_chunks(wired: Parts) -> None:
     client, worker = wired.peer(CLIENT, 1), wired.peer(WORKER, 1)
     task, lease = wired.lease(client=1, holder=1)
     body, said = bytes(4 * SIZE), done(task, lease, 5)
@@ -228,65 +225,64 @@ def test_an_update_counts_once_however_often_and_late_it_is_said(wired: Parts) -
     assert wired.received() == []
     assert wired.buffer.slot(lease.slot).tobytes() == body
     another, lease = wired.lease(client=2, holder=1)
-    result = messages.TaskResult(another, 0, 2, 0.5, 1, 0.1, 20.0, {}, order=lease.order)
-    wired.say(worker, messages.Trained([result]))
-    assert wired.received() == []  # it has overtaken the parts
+    result = done(another, lease, 1, times=None)
+    wired.say(worker, result)
+    assert wired.received() == []  # it has overtaken the chunks
     wired.say(worker, messages.Chunk(another, lease.slot, 0), body)
     for expected in ([(worker, result)], []):
-        wired.say(worker, messages.Trained([result]))
+        wired.say(worker, result)
         assert wired.received() == expected
 
 
 @pytest.mark.parametrize("role", [CLIENT, WORKER, EVALUATOR])
-def test_who_was_given_an_order_and_still_says_its_last_word_has_missed_it(parts: Parts, role: Role) -> None:
+def test_a_peer_that_repeats_ready_after_an_order_needs_it_again(parts: Parts, role: Role) -> None:
     peer, order = parts.peer(role, 1), parts.order(1)
     for _ in range(2):
         parts.gate.send(peer, order)
         parts.gate.send(peer, messages.Withdraw([9]))  # no order
         for _ in range(MOST_REPEATS):
             parts.say(peer, ready(peer))
-        assert parts.received() == []  # these may have crossed with it
+        assert parts.received() == []  # they may have been sent before the order arrived
         parts.say(peer, ready(peer))
         assert parts.received() == [(peer, ResendRequest())]
 
 
-@pytest.mark.parametrize("what", ["beats", "ready", "gone", "done", "parts"])
-def test_a_flood_of_what_is_allowed_is_refused(wired: Parts, what: str) -> None:
+@pytest.mark.parametrize("what", ["beats", "ready", "gone", "done", "chunks"])
+def test_a_flood_of_valid_messages_is_refused(wired: Parts, what: str) -> None:
     peer = wired.peer(CLIENT, 1)
-    task, lease = wired.lease(client=1, holder=1 if what in ("done", "parts") else -1)
-    part = messages.Chunk(task, lease.slot, 0)
+    task, lease = wired.lease(client=1, holder=1 if what in ("done", "chunks") else -1)
     if what == "done":
         wired.say(peer, done(task, lease, 5))
         assert len(wired.received()) == 1
-    said: dict[str, messages.FromClient | messages.TaskResult] = {
+    sent: dict[str, messages.FromClient | messages.TaskResult] = {
         "beats": messages.Beat(), "ready": ready(peer), "gone": messages.Gone(2, 99, "cannot"),
-        "done": done(task, lease, 5), "parts": part,
+        "done": done(task, lease, 5), "chunks": messages.Chunk(task, lease.slot, 0),
     }  # fmt: skip
-    payload = [bytes(1)] if what == "parts" else []
+    payload = [bytes(1)] if what == "chunks" else []
     for _ in range(MOST_IDLE):
-        wired.say(peer, said[what], *payload)
+        wired.say(peer, sent[what], *payload)
     assert {type(message) for _, message in wired.received()} <= {ResendRequest}
-    list(wired.peers.silent(5.0))  # a look at the peers: from now on it may speak again
+    list(wired.peers.silent(5.0))  # a check for silent peers resets the count
     for _ in range(MOST_IDLE + 1):
-        wired.say(peer, said[what], *payload)
+        wired.say(peer, sent[what], *payload)
     *_, (_, refusal) = wired.received()
     assert isinstance(refusal, Refusal)
     assert refusal.kind == "malformed"
 
 
-def test_one_that_does_task_after_task_is_no_flood(parts: Parts) -> None:
-    peer, said = parts.peer(CLIENT, 1), 0
+def test_results_of_many_tasks_are_no_flood(parts: Parts) -> None:
+    peer, received = parts.peer(CLIENT, 1), 0
     for _ in range(MOST_IDLE + 1):
         task, lease = parts.lease(client=1, holder=1)
         order = messages.Task(1, task, 0, 0, lease.entry, lease.slot, None, None, order=task)
         parts.gate.send(peer, messages.Tasks([order]))
         parts.say(peer, done(task, lease, parts.written(task, lease)))
-        said += [type(message) for _, message in parts.received()] == [messages.TaskResult]
+        received += [type(message) for _, message in parts.received()] == [messages.TaskResult]
         parts.aggregator.release(task)
-    assert said == MOST_IDLE + 1
+    assert received == MOST_IDLE + 1
 
 
-def test_a_flood_is_one_also_of_a_client_that_is_given_its_task_again_and_again(parts: Parts) -> None:
+def test_repeated_ready_messages_are_a_flood_even_if_each_is_answered(parts: Parts) -> None:
     peer, order, heard = parts.peer(CLIENT, 1), parts.order(1), list[Checked]()
     for _ in range(MOST_IDLE + 1):
         parts.say(peer, ready(peer))

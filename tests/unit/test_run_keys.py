@@ -105,7 +105,7 @@ def damage(folder: Path, how: str) -> None:
         ("public", r"one.key: this is a public key; expected the secret key, one.key"),
         (
             "the server's",
-            "one.key: this is a server's key; to create one for a node, run: edgefl keygen .+ NAME",
+            r"one.key: this is a server's key; to create one for a node, run: edgefl keygen \S+keys NAME",
         ),
         (
             "short",

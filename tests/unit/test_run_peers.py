@@ -1,4 +1,4 @@
-"""The table of peers and the lifecycle: who is silent, dies or lies is found, and replaced or let go."""
+"""The table of peers and their lifecycle: silent, dead and misbehaving peers are found and replaced."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def table() -> Table:
     return Table()
 
 
-def test_strangers_are_nobody(table: Table) -> None:
+def test_an_unknown_name_has_no_peer(table: Table) -> None:
     table.peers.expect(CLIENT, 3)
     for name in (b"", b"client-4-0", b"client-3-1", b"client-3", b"\x00\x01\x02\x03\x04", b"evaluator-3-0"):
         assert table.peers.sender_of(name) is None
     assert table.peers.get(EVALUATOR, 3) is None
 
 
-def test_who_is_ready_is_silent_after_the_time_allowed(table: Table) -> None:
+def test_a_ready_peer_is_silent_after_the_heartbeat_time(table: Table) -> None:
     table.ready(CLIENT, 0)
     talker = table.ready(CLIENT, 1)
     table.now += 5.0
@@ -56,7 +56,7 @@ def test_who_is_ready_is_silent_after_the_time_allowed(table: Table) -> None:
     assert table.silent() == [(CLIENT, 0), (CLIENT, 1)]
 
 
-def test_who_is_still_starting_has_longer_and_who_was_expelled_is_not_found_again(table: Table) -> None:
+def test_a_starting_peer_has_more_time_and_an_expelled_one_is_not_found_again(table: Table) -> None:
     peer = table.peers.expect(CLIENT, 0)
     table.now += STARTUP_S
     assert table.silent() == []
@@ -67,7 +67,7 @@ def test_who_is_still_starting_has_longer_and_who_was_expelled_is_not_found_agai
     assert table.silent() == []
 
 
-def test_the_table_may_change_while_the_silent_are_gone_through(table: Table) -> None:
+def test_peers_can_be_replaced_while_silent_ones_are_iterated(table: Table) -> None:
     for number in range(5):
         table.ready(CLIENT, number)
     table.now += 6
@@ -78,7 +78,9 @@ def test_the_table_may_change_while_the_silent_are_gone_through(table: Table) ->
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_late_news_of_a_predecessors_end_removes_nobody(table: Table, removed: bool) -> None:
+def test_a_late_message_about_a_predecessor_does_not_remove_its_successor(
+    table: Table, removed: bool
+) -> None:
     first = table.ready(CLIENT, 0)
     if removed:
         assert table.peers.remove(CLIENT, 0, 0) is first
@@ -87,12 +89,12 @@ def test_late_news_of_a_predecessors_end_removes_nobody(table: Table, removed: b
     assert (second.ready, second.expelled, second.deaths_in_a_row) == (False, False, 1)
     assert table.peers.remove(CLIENT, 0, 0) is table.peers.remove(CLIENT, 7, 0) is None
     assert table.peers.get(CLIENT, 0) is second
-    assert table.peers.sender_of(first.identity) is None  # a message of the dead that was still under way
+    assert table.peers.sender_of(first.identity) is None  # a message that was sent before the death
     assert table.peers.sender_of(second.identity) is second
 
 
-class Looks:
-    """A server that means to look every ``every_s``, and one client that hangs from the first look on."""
+class SilenceChecks:
+    """A server that plans a check every ``every_s``, and a client that hangs after the first check."""
 
     def __init__(self, table: Table, seconds: float, every_s: float) -> None:
         self.table, self.seconds, self.every_s = table, seconds, every_s
@@ -100,20 +102,20 @@ class Looks:
         assert not self.after(0.0)
 
     def after(self, seconds: float) -> bool:
-        """Whether a look so much later than the one before finds it."""
+        """Return whether a check so long after the last one finds the client."""
         self.table.now += seconds
         return [peer.number for peer, _ in self.table.peers.check_silence(self.seconds, self.every_s)] == [0]
 
 
-def test_time_in_which_nobody_looked_is_nobodys_silence(table: Table) -> None:
-    looks = Looks(table, seconds=5.0, every_s=1.25)
-    assert not looks.after(60.0)  # the whole host was suspended: a look that should have been after 1.25 s
-    assert [looks.after(1.25) for _ in range(4)] == [False] * 3 + [True]
-    shortest = Looks(Table(), seconds=0.15, every_s=0.1)
+def test_time_without_checks_does_not_count_as_silence(table: Table) -> None:
+    checks = SilenceChecks(table, seconds=5.0, every_s=1.25)
+    assert not checks.after(60.0)  # the host was suspended: the check was planned after 1.25 s
+    assert [checks.after(1.25) for _ in range(4)] == [False] * 3 + [True]
+    shortest = SilenceChecks(Table(), seconds=0.15, every_s=0.1)
     assert [shortest.after(0.1) for _ in range(2)] == [False, True]
 
 
-def test_a_server_that_was_stopped_before_its_first_look_forgives_that_too(table: Table) -> None:
+def test_time_before_the_first_check_does_not_count_as_silence(table: Table) -> None:
     client = table.ready(CLIENT, 0)
     table.now += 60.0
     assert list(table.peers.check_silence(5.0, 1.25)) == []
@@ -122,23 +124,25 @@ def test_a_server_that_was_stopped_before_its_first_look_forgives_that_too(table
 
 
 @pytest.mark.parametrize(("late_s", "until"), [(3.0, 3), (4.0, 2), (60.0, 2)])
-def test_who_hangs_is_found_by_a_server_that_is_always_late(table: Table, late_s: float, until: int) -> None:
-    looks = Looks(table, seconds=5.0, every_s=1.25)
-    assert [looks.after(late_s) for _ in range(until)] == [False] * (until - 1) + [True]
+def test_a_server_whose_checks_are_always_late_finds_a_peer_that_hangs(
+    table: Table, late_s: float, until: int
+) -> None:
+    checks = SilenceChecks(table, seconds=5.0, every_s=1.25)
+    assert [checks.after(late_s) for _ in range(until)] == [False] * (until - 1) + [True]
 
 
-def test_who_speaks_after_a_pause_is_not_heard_in_the_future(table: Table) -> None:
-    looks = Looks(table, seconds=5.0, every_s=1.25)
+def test_a_message_after_a_pause_is_not_dated_in_the_future(table: Table) -> None:
+    checks = SilenceChecks(table, seconds=5.0, every_s=1.25)
     table.now += 59.0
     peer = table.peers.get(CLIENT, 0)
     assert peer is not None
     table.peers.sender_of(peer.identity)
-    assert not looks.after(1.0)
+    assert not checks.after(1.0)
     assert peer.last_message_s == table.now
 
 
-class Office(Parts):
-    """A lifecycle whose supervisor is a list."""
+class Server(Parts):
+    """The parts with a lifecycle of the peers."""
 
     def __init__(self, folder: Path, **fleet: object) -> None:
         super().__init__(folder)
@@ -155,96 +159,98 @@ class Office(Parts):
 
 
 @pytest.fixture
-def office(tmp_path: Path) -> Iterator[Office]:
-    made = Office(tmp_path)
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path)
     yield made
     made.close()
 
 
-def test_a_peer_is_expelled_once_and_its_death_is_no_second_incident(office: Office) -> None:
-    peer = office.peer(CLIENT, 2)
+def test_a_peer_is_expelled_once_and_its_death_is_not_a_second_incident(server: Server) -> None:
+    peer = server.peer(CLIENT, 2)
     for _ in range(2):
-        office.lifecycle.expel(peer, "malformed", "rubbish" * 200)
-    assert office.sent == [control.Expel(CLIENT, 2, 0)]
-    office.dies(peer)
-    assert office.incidents() == [("malformed", 2, ("rubbish" * 200)[:500])]
-    assert sum(office.lifecycle.incidents.values()) == 1
+        server.lifecycle.expel(peer, "malformed", "rubbish" * 200)
+    assert server.sent == [control.Expel(CLIENT, 2, 0)]
+    server.dies(peer)
+    assert server.incidents() == [("malformed", 2, ("rubbish" * 200)[:500])]
+    assert sum(server.lifecycle.incidents.values()) == 1
 
 
-def test_where_no_socket_can_be_opened_a_peer_that_waits_in_vain_ends_the_run(office: Office) -> None:
-    there = office.peer(CLIENT, 0)
-    office.socket.no_descriptors = "Too many open files"
-    waits = office.peer(CLIENT, 1, ready=False)
-    office.lifecycle.find_silent(0.0)  # it may be on its way
-    office.hand.at += 6.0
-    office.peers.sender_of(there.identity)
+def test_a_run_ends_if_a_peer_waits_and_no_connection_can_be_opened(server: Server) -> None:
+    there = server.peer(CLIENT, 0)
+    server.socket.no_descriptors = "Too many open files"
+    waits = server.peer(CLIENT, 1, ready=False)
+    server.lifecycle.find_silent(0.0)  # its connection may still come
+    server.hand.at += 6.0
+    server.peers.sender_of(there.identity)
     with pytest.raises(RunError, match="can open no more connections to its clients: Too many open files"):
-        office.lifecycle.find_silent(0.0)
+        server.lifecycle.find_silent(0.0)
     waits.ready = True
-    office.lifecycle.find_silent(0.0)  # who is there needs none
+    server.lifecycle.find_silent(0.0)  # a peer that is connected needs none
 
 
-def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(office: Office) -> None:
-    peer = office.peer(CLIENT, 1)
-    assert office.dies(peer) is peer
-    assert office.dies(peer) is None  # it is gone already
-    assert (office.lifecycle.returning, office.peers.get(CLIENT, 1)) == (0, None)
-    office.lifecycle.replace(peer, 60.0)
-    assert office.lifecycle.returning == 1
-    office.hand.at += 59.0
-    office.alarms.run_due()
-    assert office.sent == []
-    office.hand.at += 1.0
-    office.alarms.run_due()
-    assert office.sent == [control.Replace(CLIENT, 1, 1)]
-    again = office.the(CLIENT, 1)
-    assert (again.epoch, again.ready, office.lifecycle.returning) == (1, False, 0)
-    assert office.incidents() == [("death", 1, "signal 9")]
+def test_a_dead_client_returns_after_the_delay_with_the_next_epoch(server: Server) -> None:
+    peer = server.peer(CLIENT, 1)
+    assert server.dies(peer) is peer
+    assert server.dies(peer) is None  # it was removed before
+    assert (server.lifecycle.returning, server.peers.get(CLIENT, 1)) == (0, None)
+    server.lifecycle.replace(peer, 60.0)
+    assert server.lifecycle.returning == 1
+    server.hand.at += 59.0
+    server.alarms.run_due()
+    assert server.sent == []
+    server.hand.at += 1.0
+    server.alarms.run_due()
+    assert server.sent == [control.Replace(CLIENT, 1, 1)]
+    again = server.the(CLIENT, 1)
+    assert (again.epoch, again.ready, server.lifecycle.returning) == (1, False, 0)
+    assert server.incidents() == [("death", 1, "signal 9")]
 
 
 @pytest.mark.parametrize("role", [WORKER, EVALUATOR])
-def test_other_processes_come_back_at_once(office: Office, role: control.Role) -> None:
-    peer = office.peer(role, 0)
-    assert office.dies(peer) is peer
-    assert office.lifecycle.retry(peer)
-    office.alarms.run_due()
-    assert office.sent == [control.Replace(role, 0, 1)]
-    assert office.incidents() == [("death", None, "signal 9")]
+def test_workers_and_evaluators_are_replaced_at_once(server: Server, role: control.Role) -> None:
+    peer = server.peer(role, 0)
+    assert server.dies(peer) is peer
+    assert server.lifecycle.retry(peer)
+    server.alarms.run_due()
+    assert server.sent == [control.Replace(role, 0, 1)]
+    assert server.incidents() == [("death", None, "signal 9")]
 
 
-def test_a_client_that_needs_too_much_memory_is_an_incident_of_its_own(office: Office) -> None:
-    office.dies(office.peer(CLIENT, 1), f"{control.OUT_OF_MEMORY}: 300 MiB")
-    assert office.incidents() == [("oom", 1, f"{control.OUT_OF_MEMORY}: 300 MiB")]
+def test_a_client_out_of_memory_has_its_own_kind_of_incident(server: Server) -> None:
+    server.dies(server.peer(CLIENT, 1), f"{control.OUT_OF_MEMORY}: 300 MiB")
+    assert server.incidents() == [("oom", 1, f"{control.OUT_OF_MEMORY}: 300 MiB")]
 
 
-def test_a_peer_that_dies_again_and_again_is_given_up(office: Office) -> None:
+def test_a_peer_that_dies_repeatedly_is_given_up(server: Server) -> None:
     for deaths in range(1, MOST_DEATHS_IN_A_ROW + 1):
-        peer = office.peers.get(WORKER, 0) or office.peer(WORKER, 0)
-        assert office.dies(peer) is peer
-        assert office.lifecycle.retry(peer) is (deaths < MOST_DEATHS_IN_A_ROW)
-        office.alarms.run_due()
-    assert len(office.sent) == MOST_DEATHS_IN_A_ROW - 1
-    assert office.incidents()[-1] == ("gave-up", None, f"died {MOST_DEATHS_IN_A_ROW} times in a row")
+        peer = server.peers.get(WORKER, 0) or server.peer(WORKER, 0)
+        assert server.dies(peer) is peer
+        assert server.lifecycle.retry(peer) is (deaths < MOST_DEATHS_IN_A_ROW)
+        server.alarms.run_due()
+    assert len(server.sent) == MOST_DEATHS_IN_A_ROW - 1
+    assert server.incidents()[-1] == ("gave-up", None, f"died {MOST_DEATHS_IN_A_ROW} times in a row")
 
 
-def test_a_worker_that_dies_of_its_tasks_is_never_given_up(office: Office) -> None:
-    peer = office.peer(WORKER, 1)
+def test_a_worker_that_dies_in_a_task_is_never_given_up(server: Server) -> None:
+    peer = server.peer(WORKER, 1)
     for _ in range(2 * MOST_DEATHS_IN_A_ROW):
-        assert office.dies(peer) is peer
-        assert office.lifecycle.retry(peer, blamed=False)
-        office.alarms.run_due()
-        peer = office.the(WORKER, 1)
+        assert server.dies(peer) is peer
+        assert server.lifecycle.retry(peer, blamed=False)
+        server.alarms.run_due()
+        peer = server.the(WORKER, 1)
     assert peer.deaths_in_a_row == 0
-    assert {kind for kind, _, _ in office.incidents()} == {"death"}
+    assert {kind for kind, _, _ in server.incidents()} == {"death"}
 
 
 @pytest.mark.parametrize("longest_step_s", [0.0, 1000.0])
-def test_a_silent_client_is_expelled_but_may_train_or_think(office: Office, longest_step_s: float) -> None:
-    client, evaluator = office.peer(CLIENT, 1), office.peer(EVALUATOR, 0)
+def test_a_silent_client_is_expelled_unless_a_step_takes_longer(
+    server: Server, longest_step_s: float
+) -> None:
+    client, evaluator = server.peer(CLIENT, 1), server.peer(EVALUATOR, 0)
     heartbeat_s = experiment().server.heartbeat_s
-    office.lifecycle.find_silent(longest_step_s)
-    while office.hand.at < 101.0 + heartbeat_s:
-        office.hand.at += office.lifecycle.check_every_s
-        office.lifecycle.find_silent(longest_step_s)
+    server.lifecycle.find_silent(longest_step_s)
+    while server.hand.at < 101.0 + heartbeat_s:
+        server.hand.at += server.lifecycle.check_every_s
+        server.lifecycle.find_silent(longest_step_s)
     assert (client.expelled, evaluator.expelled) == (longest_step_s == 0.0, False)
-    assert office.sent == ([control.Expel(CLIENT, 1, 0)] if longest_step_s == 0.0 else [])
+    assert server.sent == ([control.Expel(CLIENT, 1, 0)] if longest_step_s == 0.0 else [])

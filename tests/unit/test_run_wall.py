@@ -1,4 +1,4 @@
-"""The wall clock's timeline: who comes and goes when, what a task's end means, and what is sent when."""
+"""The wall clock's timeline: when clients join and leave, how tasks end, and when messages are sent."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.gate import Refusal, TaskReturned
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, PeerLifecycle
 from edgefl.run.server import ServerLoop
-from edgefl.run.timeline import Delivery
+from edgefl.run.timeline import Delivery, TimelineEvent
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies.fedbuff import FedBuff
 from tests.wire_samples import TIMES
 
 
-class Book:
-    """Dynamics whose clients' next moves are what the test says."""
+class FakeDynamics:
+    """Dynamics whose transitions the tests set."""
 
     def __init__(self) -> None:
         self.moves: dict[int, Transition] = {}
@@ -70,29 +70,22 @@ class Book:
 
 
 class Wall(Parts):
-    """The parts with a wall clock's timeline and an engine; its clients' processes are there."""
+    """The parts with a wall clock's timeline and an engine; the clients are ready."""
 
     def __init__(
         self, folder: Path, *, transport: str = "shm", privacy: Privacy | None = None, **fleet_fields: object
     ) -> None:
         super().__init__(folder, transport=transport, privacy=privacy)
-        self.book, self.trips = Book(), FixedTrips([4.0, 4.0, 4.0])
+        self.dynamics, self.trips = FakeDynamics(), FixedTrips([4.0, 4.0, 4.0])
         wanted = experiment(**fleet_fields)
         self.ahead = WriteAhead(self.store, self.aggregator, self.watch)
         self.lifecycle = self.lifecycle_of(wanted, self.clock)
         self.timeline = WallTimeline(
-            wanted, self.clock, self.core, self.book, self.aggregator, self.evaluation, self.peers,
+            wanted, self.clock, self.core, self.dynamics, self.aggregator, self.evaluation, self.peers,
             self.lifecycle, self.gate, self.store, self.trips, self.ahead,
         )  # type: ignore[arg-type]  # fmt: skip
-        self.engine = Engine(
-            self.core,
-            self.aggregator,
-            self.store,
-            self.timeline,
-            self.evaluation,
-            self.watch,
-            write_ahead=self.ahead,
-        )
+        parts = (self.core, self.aggregator, self.store, self.timeline, self.evaluation, self.watch)
+        self.engine = Engine(*parts, write_ahead=self.ahead)
         self.timeline.expect()
         for peer in self.peers.of(CLIENT):
             peer.ready = True
@@ -102,10 +95,18 @@ class Wall(Parts):
         return list(take(self.engine, self.timeline.due()))
 
     def tasks(self, client: int) -> list[int]:
-        """Tasks that this client has been told of."""
+        """Return the tasks that this client gets at this flush."""
         self.timeline.flush()
-        told = self.socket.told(self.the(CLIENT, client))
-        return [one.task for order in told if isinstance(order, messages.Tasks) for one in order.tasks]
+        sent = self.socket.sent_to(self.the(CLIENT, client))
+        return [one.task for order in sent if isinstance(order, messages.Tasks) for one in order.tasks]
+
+    def failed(self, why: str = "its data") -> list[TimelineEvent]:
+        """Client 1 reports that the training of task 1 failed."""
+        return take(self.engine, self.timeline.task_ended(TaskReturned(1, 1, "failed", why)))
+
+    def restore(self) -> list[TimelineEvent]:
+        """Restore the timeline after an interruption."""
+        return take(self.engine, self.timeline.restore(SimpleNamespace(), self.engine.order))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -125,9 +126,9 @@ def ended(number: int, role: Role = CLIENT) -> Departed:
     return Departed(role, number, 0, "signal 9")
 
 
-@pytest.mark.parametrize("at_once", [2, 100])  # many tasks do not wait for the last
+@pytest.mark.parametrize("at_once", [2, 100])
 def test_clients_join_and_get_tasks(world: Wall, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wall, "AT_ONCE", at_once)
+    monkeypatch.setattr(wall, "AT_ONCE", at_once)  # so many tasks are sent without a flush
     world.timeline.start()
     assert [event.client for event in world.due() if isinstance(event, Joined)] == [0, 1, 2]
     assert len(world.socket.sent) == (2 if at_once == 2 else 0)
@@ -135,7 +136,7 @@ def test_clients_join_and_get_tasks(world: Wall, at_once: int, monkeypatch: pyte
     assert [world.aggregator.leases[task].holder for task in range(3)] == [0, 1, 2]
 
 
-def test_the_states_that_are_told_are_what_the_clients_themselves_say(world: Wall) -> None:
+def test_the_shown_states_are_those_that_clients_report(world: Wall) -> None:
     assert world.timeline.states() == bytes([ABSENT] * 3)
     started(world)
     buffer, leases = world.buffer, world.aggregator.leases
@@ -147,15 +148,15 @@ def test_the_states_that_are_told_are_what_the_clients_themselves_say(world: Wal
     assert world.timeline.states()[1] == ABSENT
 
 
-def test_a_cancel_does_not_overtake_the_task_it_is_of(world: Wall) -> None:
+def test_a_cancellation_does_not_overtake_its_task(world: Wall) -> None:
     started(world)
     world.timeline.cancel(1, 1)
     peer = world.the(CLIENT, 1)
-    assert [type(told) for told in world.socket.told(peer)] == [messages.Tasks, messages.Withdraw]
+    assert [type(message) for message in world.socket.sent_to(peer)] == [messages.Tasks, messages.Withdraw]
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_versions_that_are_never_measured_are_forgotten(world: Wall, given_up: bool) -> None:
+def test_versions_that_will_not_be_evaluated_are_not_kept(world: Wall, given_up: bool) -> None:
     world.peer(EVALUATOR, 0)
     if given_up:
         world.evaluation.give_up()
@@ -165,7 +166,7 @@ def test_versions_that_are_never_measured_are_forgotten(world: Wall, given_up: b
     assert list(world.engine._assessing) == list(world.evaluation.entries)
 
 
-def test_a_model_that_left_as_a_frame_frees_its_ring_entry(tmp_path: Path) -> None:
+def test_a_model_that_was_sent_over_the_wire_frees_its_ring_entry(tmp_path: Path) -> None:
     world = started(Wall(tmp_path, transport="wire"))
     world.evaluation.give_up()
     world.buffer.publish(version=1, entry=1)
@@ -178,39 +179,37 @@ def test_a_model_that_left_as_a_frame_frees_its_ring_entry(tmp_path: Path) -> No
     world.close()
 
 
-def test_an_update_arrives_when_it_is_said_and_its_client_goes_on(world: Wall) -> None:
+def test_an_update_arrives_with_its_result(world: Wall) -> None:
     started(world)
     lease = world.aggregator.leases[1]
-    said = done(1, lease, world.written(1, lease), counted=7)
+    result = done(1, lease, world.written(1, lease), counted=7)
     world.hand.at += 7.0
-    (delivery,) = take(world.engine, world.timeline.task_ended(said))
-    assert delivery == Delivery(1, said, TIMES, 7, 7.0)
+    (delivery,) = take(world.engine, world.timeline.task_ended(result))
+    assert delivery == Delivery(1, result, TIMES, 7, 7.0)
     assert [held.task for held in world.core.held] == [1]
     (other,) = world.timeline.task_ended(done(2, world.aggregator.leases[2], 5, counted=None))
     assert isinstance(other, Delivery)
-    assert other.examples == 60  # all that the client holds
+    assert other.examples == 60  # all of the client's examples
 
 
 @pytest.mark.parametrize("over", ["shm", "wire"])
-def test_who_was_given_a_task_and_still_says_its_last_word_is_given_it_again(
-    tmp_path: Path, over: str
-) -> None:
+def test_a_client_that_missed_its_task_is_sent_it_again(tmp_path: Path, over: str) -> None:
     world = Wall(tmp_path, transport=over, join_spread_s=0.0)
     peer = world.the(CLIENT, 1)
-    assert list(world.timeline.resend(peer)) == world.socket.told(peer) == []  # nobody has a task for it yet
+    assert list(world.timeline.resend(peer)) == world.socket.sent_to(peer) == []  # it has no task yet
     started(world)
     world.timeline.flush()
-    (order,) = world.socket.told(peer)
+    (order,) = world.socket.sent_to(peer)
     assert isinstance(order, messages.Tasks)
     lease = world.aggregator.leases[1]
     for _ in range(2):
         assert list(world.timeline.resend(peer)) == []
-        assert world.socket.told(peer) == [order]  # of the same number: who has it ignores this one
+        assert world.socket.sent_to(peer) == [order]  # a client that has it ignores the repetition
     world.buffer.retire(lease.entry)
     back = Failed(1, 1, 0.0, "its client did not receive it")
     assert list(world.timeline.resend(peer)) == ([back] if over == "wire" else [])
-    assert world.socket.told(peer) == []
-    world.say(peer, done(1, lease, 5))  # it had heard, and is late
+    assert world.socket.sent_to(peer) == []
+    world.say(peer, done(1, lease, 5))  # the client had received the task, and is late
     if over == "wire":
         assert world.received() == []
     else:
@@ -220,8 +219,8 @@ def test_who_was_given_a_task_and_still_says_its_last_word_is_given_it_again(
     world.close()
 
 
-def test_a_task_that_is_sent_again_is_on_record_first(world: Wall) -> None:
-    started(world)  # its tasks wait for the next flush, which writes the record
+def test_the_record_is_written_before_a_task_is_sent_again(world: Wall) -> None:
+    started(world)  # its tasks wait for the next flush
     secured: list[int] = []
     world.ahead.secure = lambda: secured.append(len(world.socket.sent))  # type: ignore[method-assign]
     assert list(world.timeline.resend(world.the(CLIENT, 1))) == []
@@ -229,7 +228,7 @@ def test_a_task_that_is_sent_again_is_on_record_first(world: Wall) -> None:
     assert world.socket.sent
 
 
-def test_ticks_come_at_their_time_and_not_before(world: Wall) -> None:
+def test_ticks_come_at_their_time(world: Wall) -> None:
     world.timeline.wake(5.0)
     world.timeline.wake(3.0)
     assert world.timeline.wait_ms() == 1000
@@ -241,24 +240,24 @@ def test_ticks_come_at_their_time_and_not_before(world: Wall) -> None:
     world.hand.at += 40.0
     assert world.due() == [Ticked(43.0)]
     assert world.timeline.wait_ms() == 1000
-    world.aggregator.deferred = Sum(1, (), ())  # it waits for room
+    world.aggregator.deferred = Sum(1, (), ())  # a sum waits for room
     assert world.timeline.wait_ms() == 1
 
 
-def test_a_client_that_is_away_joins_when_it_is_back(world: Wall) -> None:
-    world.book.set(1, 10.0, "back")
+def test_an_offline_client_joins_when_it_returns(world: Wall) -> None:
+    world.dynamics.set(1, 10.0, "back")
     world.timeline.start()
     assert [event.client for event in world.due() if isinstance(event, Joined)] == [0, 2]
     assert world.timeline.expected == 1
     world.hand.at += 10.0
-    world.book.moves[1] = Transition(99.0, "back")  # put off
+    world.dynamics.moves[1] = Transition(99.0, "back")  # postponed
     assert world.due() == []
-    world.book.set(1, 10.0, "back")
+    world.dynamics.set(1, 10.0, "back")
     assert world.due() == [Joined(1, 10.0)]
     assert world.timeline.expected == 0
 
 
-def test_a_client_whose_process_is_not_there_joins_once_it_is(world: Wall) -> None:
+def test_a_client_whose_process_is_not_ready_joins_once_it_is(world: Wall) -> None:
     peer = world.the(CLIENT, 1)
     peer.ready = False
     world.timeline.start()
@@ -268,17 +267,17 @@ def test_a_client_whose_process_is_not_there_joins_once_it_is(world: Wall) -> No
     assert list(world.timeline.ready(world.peer(EVALUATOR, 0))) == []
 
 
-def test_an_idle_client_goes_at_once_and_the_record_says_why(world: Wall) -> None:
-    world.book.set(1, 4.0, "battery")
-    world.core.handle(Joined(1, 0.0))  # its task is not in the way
+def test_an_idle_client_leaves_at_the_declared_time_with_the_reason(world: Wall) -> None:
+    world.dynamics.set(1, 4.0, "battery")
+    world.core.handle(Joined(1, 0.0))
     world.core.end(world.core.task_of(1))  # type: ignore[arg-type]
     world.hand.at += 4.0
     assert list(world.timeline.due()) == [Left(1, 4.0, "battery", finishes=False)]
 
 
-def test_a_death_is_declared_from_its_instant_on(world: Wall) -> None:
-    world.book.set(1, 3.0, "died")
-    world.book.set(2, 0.0, "offline")
+def test_a_death_is_declared_from_its_time_on(world: Wall) -> None:
+    world.dynamics.set(1, 3.0, "died")
+    world.dynamics.set(2, 0.0, "offline")
     started(world)
 
     def declared() -> list[bool]:
@@ -291,7 +290,7 @@ def test_a_death_is_declared_from_its_instant_on(world: Wall) -> None:
 
 
 @pytest.mark.parametrize("on_death", ["replace", "drop"])
-def test_a_dead_client_has_another_process_when_the_core_says_so(world: Wall, on_death: str) -> None:
+def test_a_dead_client_gets_a_new_process_if_the_core_decides_so(world: Wall, on_death: str) -> None:
     world.core.deaths = Deaths(on_death, rejoin_s=30.0)  # type: ignore[arg-type]
     started(world)
     world.clock.time_scale = 2.0
@@ -306,7 +305,7 @@ def test_a_dead_client_has_another_process_when_the_core_says_so(world: Wall, on
         assert world.sent == (sent if on_death == "replace" else [])
 
 
-def test_a_process_that_dies_before_its_client_has_joined_is_no_departure(world: Wall) -> None:
+def test_a_process_that_dies_before_its_client_joins_is_replaced(world: Wall) -> None:
     peer = world.the(CLIENT, 1)
     world.peers.remove(CLIENT, 1, 0)
     assert take(world.engine, world.timeline.departed(peer, ended(1))) == [Died(1, 0.0, "signal 9")]
@@ -315,30 +314,30 @@ def test_a_process_that_dies_before_its_client_has_joined_is_no_departure(world:
 
 
 @pytest.mark.parametrize("at_s", [3.0, 5.0])
-def test_a_client_whose_declared_death_an_interruption_hid_dies_then(world: Wall, at_s: float) -> None:
-    world.book.set(1, at_s, "died")
+def test_a_death_declared_during_an_interruption_happens_at_its_end(world: Wall, at_s: float) -> None:
+    world.dynamics.set(1, at_s, "died")
     started(world)
     world.engine.handle(Joined(1, 0.0))
     world.hand.at += 4.0
-    left = list(world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
+    left = world.restore()
     died, gone = Died(1, 4.0, "interrupted", declared=True), Left(1, 4.0, "interrupted")
     assert [one for one in left if one.client == 1] == [died if at_s < 4.0 else gone]
 
 
 @pytest.mark.parametrize("answer", ["gives up", "had finished", "dies", "finishes first"])
-def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: Wall, answer: str) -> None:
+def test_a_client_that_goes_offline_leaves_when_its_task_has_ended(world: Wall, answer: str) -> None:
     started(world)
     world.tasks(1)
-    world.book.finishing = answer == "finishes first"
-    world.book.set(1, 4.0, "offline")
+    world.dynamics.finishing = answer == "finishes first"
+    world.dynamics.set(1, 4.0, "offline")
     world.hand.at += 4.0
-    if world.book.finishing:
+    if world.dynamics.finishing:
         assert world.due() == [Left(1, 4.0, "offline", finishes=True)]
         assert world.core.connected(1)
         return
     assert world.due() == []
     peer = world.the(CLIENT, 1)
-    assert world.socket.told(peer) == [messages.Withdraw([1])]
+    assert world.socket.sent_to(peer) == [messages.Withdraw([1])]
     assert world.core.connected(1)
     if answer == "gives up":
         expected: list[Event | Delivery] = [Left(1, 4.0, "offline")]
@@ -368,12 +367,12 @@ def private(tmp_path: Path) -> Iterator[Wall]:
     made.close()
 
 
-def test_a_failing_trip_that_waits_at_the_start_counts_as_zero_after_its_wait(private: Wall) -> None:
+def test_a_failed_private_trip_ends_after_its_wait_at_the_start(private: Wall) -> None:
     private.engine.wait_s = lambda client, task, trip: 3.0
     started(private)
     private.tasks(1)
     private.hand.at += 2.5
-    assert take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "its data"))) == []
+    assert private.failed() == []
     private.hand.at += 4.4
     assert private.due() == []
     private.hand.at += 0.1
@@ -381,42 +380,38 @@ def test_a_failing_trip_that_waits_at_the_start_counts_as_zero_after_its_wait(pr
 
 
 def test_a_private_trip_whose_link_breaks_ends_when_its_update_was_due(private: Wall) -> None:
-    """As under the virtual clock: `tests/unit/test_run_virtual.py` has the same trip."""
+    """The same trip is in `tests/unit/test_run_virtual.py` under the virtual clock."""
     private.trips.breaks[1] = 1.25
     started(private)
     private.tasks(1)
     private.hand.at += 1.25
-    take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "lost")))
+    private.failed("lost")
     private.hand.at += 6.75
     assert private.due() == []
     private.hand.at += 0.25
     assert private.due() == [Failed(1, 1, 8.25, "lost")]
 
 
-def test_the_server_plans_no_trip_of_a_private_run_but_those_that_fail(private: Wall) -> None:
-    """The clients plan them, too."""
+def test_the_server_of_a_private_run_plans_only_failed_trips(private: Wall) -> None:
+    """The clients plan the others themselves."""
     started(private)
     private.tasks(1)
     assert private.trips.planned == []
-    take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "its data")))
+    private.failed()
     assert private.trips.planned == [1]
 
 
 @pytest.mark.parametrize("how", ["raises", "dies", "dies and is given up"])
-def test_a_trip_of_a_private_run_that_fails_counts_as_zero_when_its_update_was_due(
-    private: Wall, how: str
-) -> None:
-    """Nobody is started in the place of a client whose data made it fail, and its trips count."""
+def test_a_failed_private_trip_is_an_update_of_zero_when_its_update_was_due(private: Wall, how: str) -> None:
+    """No other client is started instead, and the client's next trips count."""
     started(private)
     private.tasks(1)
     peer = private.the(CLIENT, 1)
     slot = private.aggregator.leases[1].slot
-    private.buffer.raw(slot)[:] = 7  # it had begun to write
+    private.buffer.raw(slot)[:] = 7  # the client had begun to write
     private.hand.at += 2.5
     if how == "raises":
-        assert (
-            take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "its data"))) == []
-        )
+        assert private.failed() == []
     else:
         private.peers.remove(CLIENT, 1, 0)
         private.core.deaths = Deaths("replace" if how == "dies" else "drop")
@@ -432,7 +427,7 @@ def test_a_trip_of_a_private_run_that_fails_counts_as_zero_when_its_update_was_d
     assert failed == Failed(1, 1, 4.0, "its data" if how == "raises" else "signal 9")
     assert [held.task for held in private.core.held] == [1]
     assert not private.buffer.slot(slot).any()
-    assert private.core.task_of(1) == 3  # it goes on, though perhaps nobody computes for it
+    assert private.core.task_of(1) == 3  # it has its next task, even without a process
     if how == "raises":
         assert private.tasks(1) == [3]
         return
@@ -446,13 +441,15 @@ def test_a_trip_of_a_private_run_that_fails_counts_as_zero_when_its_update_was_d
 
 
 @pytest.mark.parametrize("why", ["offline", "died", "cancelled"])
-def test_a_failed_trip_of_a_private_run_ends_before_where_another_would(private: Wall, why: str) -> None:
+def test_a_failed_private_trip_ends_early_if_its_client_leaves_or_it_is_cancelled(
+    private: Wall, why: str
+) -> None:
     started(private)
     private.tasks(1)
     if why == "died":
-        private.book.set(1, 3.0, why)
+        private.dynamics.set(1, 3.0, why)
     private.hand.at += 1.0
-    take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "its data")))
+    private.failed()
     private.hand.at += 2.0
     if why == "cancelled":
         private.core.cancelled.add(1)
@@ -461,38 +458,37 @@ def test_a_failed_trip_of_a_private_run_ends_before_where_another_would(private:
         assert private.core.held == []
         return
     if why == "offline":
-        private.book.set(1, 3.0, why)
+        private.dynamics.set(1, 3.0, why)
     gone = Died(1, 3.0, why, declared=True) if why == "died" else Left(1, 3.0, why)
     assert private.due() == [gone]
     assert (private.core.held, private.core.connected(1)) == ([], False)
 
 
-def test_nobody_joins_or_goes_once_the_run_is_over(world: Wall) -> None:
+def test_no_client_joins_or_leaves_after_the_run(world: Wall) -> None:
     started(world)
     world.core.stopped = "versions"
-    world.book.set(1, 2.0, "offline")
-    world.book.set(2, 2.0, "back")
+    world.dynamics.set(1, 2.0, "offline")
+    world.dynamics.set(2, 2.0, "back")
     world.hand.at += 2.0
     assert world.due() == []
 
 
-def test_after_an_interruption_every_client_has_left(world: Wall) -> None:
+def test_after_an_interruption_all_clients_have_left(world: Wall) -> None:
     started(world)
     world.evaluation.request(0, 0)
     assert world.timeline.save().entries == {0: 0}
-    events = list(world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
-    assert events == [Left(client, 0.0, "interrupted") for client in range(3)]
+    assert world.restore() == [Left(client, 0.0, "interrupted") for client in range(3)]
 
 
-@pytest.mark.parametrize("changes", [False, True], ids=["", "and change over time"])
-def test_after_an_interruption_clients_return_one_by_one(world: Wall, changes: bool) -> None:
-    """One whose process is there later still waits, and none waits twice."""
+@pytest.mark.parametrize("changes", [False, True], ids=["static", "dynamic"])
+def test_after_an_interruption_clients_return_after_their_delays(world: Wall, changes: bool) -> None:
+    """Also one whose process is ready only later."""
     started(world)
     world.trips.returns = {0: 2.0, 1: 0.5}
-    take(world.engine, world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
+    world.restore()
     for client in range(3):
         if changes:
-            world.book.set(client, 0.0, "back")
+            world.dynamics.set(client, 0.0, "back")
     world.the(CLIENT, 0).ready = False
     world.timeline.start()
     assert world.due() == [Joined(2, 0.0)]
@@ -508,15 +504,15 @@ def test_after_an_interruption_clients_return_one_by_one(world: Wall, changes: b
     assert world.due() == []
 
 
-def test_after_an_interruption_no_client_is_started_in_the_place_of_one_that_has_left(world: Wall) -> None:
+def test_an_interruption_starts_no_client_to_replace_one_that_leaves(world: Wall) -> None:
     world.core.strategy = FedBuff(buffer_size=2, concurrency=2)
     started(world)
     assert (list(world.core.running), list(world.core.idle)) == ([0, 1], [2])
-    take(world.engine, world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
+    world.restore()
     assert (world.core.lost, world.core.training, any(world.core.present)) == (2, 0, False)
 
 
-def test_a_task_that_was_given_while_all_leave_is_not_sent_once_they_are_back(world: Wall) -> None:
+def test_a_task_that_was_lost_before_it_was_sent_is_not_sent_later(world: Wall) -> None:
     started(world)
     world.timeline.flush()
     world.socket.sent.clear()
@@ -525,13 +521,15 @@ def test_a_task_that_was_given_while_all_leave_is_not_sent_once_they_are_back(wo
     order = messages.Task(client=0, task=99, trip=1, version=0, entry=0, slot=0, cut=None, condition=None)
     world.aggregator.leases[99] = world.aggregator.leases[task]
     world.timeline.assign(order)
-    del world.aggregator.leases[99]  # it was lost with its client before it was sent
+    del world.aggregator.leases[99]  # it was lost with its client
     world.timeline.flush()
     assert world.socket.sent == []
 
 
 @pytest.mark.parametrize("endless", [True, False])
-def test_a_run_that_only_a_measurement_ends_fails_once_nobody_measures(world: Wall, endless: bool) -> None:
+def test_a_run_that_only_an_evaluation_can_stop_fails_without_an_evaluator(
+    world: Wall, endless: bool
+) -> None:
     stop = Stop(accuracy=0.9) if endless else Stop(accuracy=0.9, trips=10)
     wanted, sent = msgspec.structs.replace(experiment(), stop=stop), list[object]()
     plan = SimpleNamespace(experiment=wanted, prepared=SimpleNamespace(host_step_s=0.0))
@@ -541,12 +539,12 @@ def test_a_run_that_only_a_measurement_ends_fails_once_nobody_measures(world: Wa
     parts = (world.engine, world.evaluation, world.peers, lifecycle, alarms, world.gauge, world.watch)
     loop = ServerLoop(channel, plan, world.gate, world.timeline, *parts)  # type: ignore[arg-type]
     world.peer(EVALUATOR, 0)
-    world.the(CLIENT, 0).ready = False  # the others wait for it
+    world.the(CLIENT, 0).ready = False  # so no client trains
     world.engine.carry_out([Evaluate(0)])
     for epoch in range(MOST_DEATHS_IN_A_ROW - 1):
         loop._departed(Departed(EVALUATOR, 0, epoch, "signal 9"))
         alarms.run_due()
-    assert len(sent) == MOST_DEATHS_IN_A_ROW - 1  # it was started again each time
+    assert len(sent) == MOST_DEATHS_IN_A_ROW - 1  # it was replaced each time
     fails = pytest.raises(RunError, match="the evaluator died too often") if endless else nullcontext()
     with fails:
         loop._departed(Departed(EVALUATOR, 0, MOST_DEATHS_IN_A_ROW - 1, "signal 9"))
