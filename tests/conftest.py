@@ -1,4 +1,4 @@
-"""What all tests share: markers by folder, real data if there is any, proof that nothing is left behind."""
+"""Shared by all tests: markers by folder, real data, and a check that a test leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Before anything imports torch: its thread pool would not survive a fork, and the cores are few.
+# Before torch is imported: its thread pool would not survive a fork.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["EDGEFL_OFFLINE"] = "1"  # tests download from servers of their own only
+os.environ["EDGEFL_OFFLINE"] = "1"  # tests download only from servers that they start
 
 import hypothesis
 import psutil
@@ -33,17 +33,17 @@ from edgefl.run import supervisor
 from tests.patience import Patience
 from tests.process import warm
 
-# Modules that take the place of others where they are imported.
+# Modules that replace others when imported.
 collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
 collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]
-gc.disable()  # until the tests are collected, since all that is imported for them stays
+gc.disable()  # until the tests are collected, since imported modules stay anyway
 BOUND_S = 20.0
-"""How long something that is on its way out may take: a bound, not a delay."""
+"""Maximum time for what a test has stopped to end."""
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-    if signal.getsignal(number) is signal.SIG_IGN:  # a script's ``&``, ``nohup``; and tests send it
+    if signal.getsignal(number) is signal.SIG_IGN:  # as under ``&`` or nohup; tests send these signals
         signal.signal(number, handler)
 
-# The same examples on every machine, and no bar in seconds; HYPOTHESIS_PROFILE=explore looks further.
+# The same examples on every machine, without time limits; HYPOTHESIS_PROFILE=explore tries more examples.
 STALLS = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("edgefl", deadline=None, derandomize=True, suppress_health_check=STALLS)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
@@ -77,14 +77,14 @@ SHARING = {
     "tests/fault/test_bit_flips.py": "recorded",
     "tests/fault/test_power_cuts.py": "recorded",
 }
-"""Modules whose tests share a fixture that takes seconds, and its name."""
+"""Modules whose tests share a slow fixture, with its name."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have ``--dist loadscope`` hand out tests one by one, except those that share such a fixture.
+    """Make ``--dist loadscope`` distribute single tests, except those that share a slow fixture.
 
-    ``--dist loadgroup`` does not group with pytest 9.2, whose node ids pytest-xdist 3.8 cannot mark.
+    pytest-xdist 3.8 cannot mark the node ids of pytest 9.2, which ``--dist loadgroup`` would need.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -97,7 +97,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep what is there for good out of each later garbage collection, which would take a quarter second."""
+    """Exclude imported modules from later garbage collections, each of which would take 0.25 s longer."""
     found = yield
     gc.enable()
     gc.collect()
@@ -107,7 +107,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
-    """Have a test's time limit follow what the machine gives it, once half of it has passed."""
+    """Once half of a test's time limit has passed, count only time in which it did not wait for a core."""
     if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
         return None
     rest: list[Patience] = []
@@ -142,13 +142,13 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.fixture(params=[name for name, status in kernels.backends().items() if status == "ok"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Each back end of the kernels that is here."""
+    """Each back end of the kernels that is available."""
     return request.param
 
 
 @pytest.fixture
 def data_dir() -> Path:
-    """The folder of real data sets, one folder each; the test is skipped where there is none."""
+    """The folder with real data sets; without one, the test is skipped."""
     named = os.environ.get("EDGEFL_DATA")
     if not named:
         pytest.skip("real data: EDGEFL_DATA does not name a folder")
@@ -159,13 +159,11 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def fork_server(_orphans_come_here: None) -> Iterator[ForkServer]:
-    """Start the runs of `edgefl.run` and of sweeps as one sweep's: most of a short one is importing torch.
+def fork_server(_adopt_orphans: None) -> Iterator[ForkServer]:
+    """Fork runs, sweeps, commands and programs from one server: most of their time is the import of torch.
 
-    So are commands and the processes of programs. Where a test has changed what only a new interpreter reads,
-    a new one is started.
+    If a test has changed something that only a new interpreter reads, a new one is started.
     """
-
     from edgefl.programs import running
     from edgefl.run import sweep
 
@@ -192,8 +190,8 @@ def fork_server(_orphans_come_here: None) -> Iterator[ForkServer]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _orphans_come_here() -> None:
-    """Make this process the one that orphans fall to, so that a grandchild left behind is seen."""
+def _adopt_orphans() -> None:
+    """Make this process the parent of orphans, so that a grandchild that was left behind is found."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; children do not inherit it
 
@@ -208,9 +206,9 @@ def _process_tests_leave_nothing(request: pytest.FixtureRequest) -> None:
 def nothing_left(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """After the test no process, thread, descriptor, shared memory or socket folder of it is there."""
-    tmp_path_factory.getbasetemp()  # pytest's own is made when first wanted; it must not lie in ours
-    # A temp folder of its own, so that what is in it is this test's; short, since socket paths are.
+    """Check that the test leaves no process, thread, descriptor, shared memory, socket folder or group."""
+    tmp_path_factory.getbasetemp()  # made on demand; it must be outside of the new temp folder
+    # all contents of this temp folder are the test's; paths of sockets must be short
     folder = tempfile.mkdtemp(prefix="t-")
     monkeypatch.setenv("TMPDIR", folder)
     monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -222,12 +220,12 @@ def nothing_left(
     finally:
         _end_all(before.processes)
         shutil.rmtree(folder, ignore_errors=True)
-    if left and FAILED not in request.node.stash:  # a failed test has said why already
+    if left and FAILED not in request.node.stash:  # the test's own failure is reported instead
         pytest.fail(f"left behind: {'; '.join(left)}", pytrace=False)
 
 
 class Held(NamedTuple):
-    """What this process holds, and what it has put into the system."""
+    """Resources of this process, and what it has created in the system."""
 
     processes: frozenset[psutil.Process]
     threads: frozenset[str]
@@ -248,15 +246,13 @@ class Held(NamedTuple):
         )
 
     def beyond(self, before: Held) -> list[str]:
-        """What is here that was not ``before``, in words."""
-        words: list[str] = []
-        for kind, now, then in zip(self._fields, self, before, strict=True):
-            words += [f"{kind}: {_named(item)}" for item in now - then]
-        return sorted(words)
+        """Describe what is held now and was not ``before``."""
+        kinds = zip(self._fields, self, before, strict=True)
+        return sorted(f"{kind}: {_named(item)}" for kind, now, then in kinds for item in now - then)
 
 
 def _settle(before: Held, folder: str) -> list[str]:
-    """What is left once everything that is ending has ended, or the bound is reached."""
+    """Return what is left once all that is ending has ended, or after `BOUND_S`."""
     patience = Patience(BOUND_S)
     while True:
         _reap(before.processes)
@@ -271,7 +267,7 @@ def _settle(before: Held, folder: str) -> list[str]:
 
 
 def _reap(before: frozenset[psutil.Process]) -> None:
-    """Collect orphans that have ended: they fell to this process, so nobody else can."""
+    """Wait for orphans that have ended; this process is their parent now."""
     for process in psutil.Process().children():
         if process not in before and _status(process) == psutil.STATUS_ZOMBIE:
             try:
@@ -288,7 +284,7 @@ def _status(process: psutil.Process) -> str:
 
 
 def _end_all(before: frozenset[psutil.Process]) -> None:
-    """Kill what the test left running, so that one failure does not become many."""
+    """Kill what the test has left running, so that it cannot make other tests fail."""
     stray = [p for p in psutil.Process().children(recursive=True) if p not in before]
     for process in stray:
         try:
@@ -301,7 +297,7 @@ def _end_all(before: frozenset[psutil.Process]) -> None:
 
 
 def _threads() -> Iterator[str]:
-    """Python's threads, and ZeroMQ's own by their name; torch's and BLAS's pools are kept on purpose."""
+    """Find Python's and ZeroMQ's threads; the pools of torch and BLAS are meant to stay."""
     for thread in threading.enumerate():
         yield f"{thread.name} ({thread.ident})"
     for task in _entries("/proc/self/task"):
@@ -318,11 +314,11 @@ def _descriptors() -> Iterator[tuple[str, str]]:
         try:
             yield number, os.readlink(f"/proc/self/fd/{number}")
         except OSError:
-            continue  # the descriptor that listed them
+            continue  # the descriptor of the listing itself
 
 
 def _groups() -> Iterator[str]:
-    """Control groups that this process made, or one that is no more; others' tests may run beside these."""
+    """Find control groups of this process or of ended ones, not those of tests that run at the same time."""
     for controller in ("cpu", "memory"):
         try:
             outer = hierarchy.find(controller).folder

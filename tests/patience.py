@@ -1,7 +1,6 @@
-"""Time limits that follow what the machine gives: seconds in which no process of a test waited for a core.
+"""Time limits that count only time in which no process of the test waited for a core.
 
-On a quiet machine they are seconds. Where others keep the cores busy, or everything stands still, a test that
-gets on has as much longer as it has to wait; one that hangs waits for no core, and is found as soon as ever.
+So a test that makes progress on a busy machine gets more time, while one that hangs fails after the limit.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from pathlib import Path
 import psutil
 
 MOST_S = 2.0
-"""A look counts for no more: if the next one was later, the machine stood still."""
+"""Maximum time that one call of `Patience.over` counts; a longer gap means that the machine was suspended."""
 
 
 class Patience:
-    """Is over once ``limit_s`` have been given. Looked at about once a second.
+    """A time limit of ``limit_s``. `over` is to be called about once a second.
 
     >>> Patience(0.0).over(), Patience(60.0).over()
     (True, False)
@@ -27,7 +26,7 @@ class Patience:
         self._looked_s, self._known = time.monotonic(), _ran_and_waited()
 
     def over(self) -> bool:
-        """Returns True if nothing is left, counting the time since the last look."""
+        """Count the time since the last call; return True if none is left."""
         now_s, now = time.monotonic(), _ran_and_waited()
         before = [self._known.get(pid, (0.0, 0.0)) for pid in now]
         ran_s, waited_s = (sum(one[k] for one in now.values()) - sum(b[k] for b in before) for k in (0, 1))
@@ -38,13 +37,13 @@ class Patience:
 
 
 def _ran_and_waited() -> dict[int, tuple[float, float]]:
-    """Seconds that each of this process and all that it has started ran, and waited for a core. Linux."""
+    """Return how long this process and each descendant ran and waited for a core, in seconds (Linux)."""
     found = {}
     me = psutil.Process()
     for pid in (me.pid, *(child.pid for child in me.children(recursive=True))):
         try:
             ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
         except (OSError, ValueError):
-            continue  # it has ended, or the kernel does not say it
+            continue  # it has ended, or the kernel has no such figures
         found[pid] = int(ran_ns) / 1e9, int(waited_ns) / 1e9
     return found

@@ -1,4 +1,4 @@
-"""One message of each kind of the protocol, for its tests."""
+"""A message of each kind of the protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DONE = messages.TaskResult(
     task=40, trained_version=7, steps=5, loss=0.25, checksum=2**64 - 1, cpu_s=0.125, peak_mib=20.0,
     metrics={"epochs": 2.0}, counted=60, order=40, times=TIMES,
 )  # fmt: skip
-"""The result that a client reports."""
+"""A client's result."""
 SCORES = messages.ClientScores([3, 99_999], [0.5, -1e300], [0.0, 1.0], [0.25, 0.25], [])
 FROM_CLIENT: list[messages.FromClient] = [
     messages.Ready(3, 1, "client", "word"),

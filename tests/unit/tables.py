@@ -1,10 +1,10 @@
-"""Tables of refusals as text: what is given, an arrow, what is said."""
+"""Parametrized cases as a text with a case per line: ``input -> message``."""
 
 from __future__ import annotations
 
 
 def arrows(text: str) -> list[list[str]]:
-    """The arrows' parts of each line, ``\\n`` in them as a new line."""
+    """Return the parts of each line, in which ``\\n`` is a line break."""
     return [
         [part.strip().replace("\\n", "\n") for part in line.split("->")] for line in text.strip().splitlines()
     ]

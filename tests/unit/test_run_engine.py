@@ -100,18 +100,6 @@ def test_the_record_agrees_with_the_run(tmp_path: Path, name: str, faults: Fault
         assert [row.version for row in record.evaluations] == world.assessed
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_repeated_run_gives_the_same_model_and_journal(tmp_path: Path, name: str) -> None:
-    seen = []
-    for folder in (tmp_path / "one", tmp_path / "two"):
-        folder.mkdir()
-        world = World(folder, STRATEGIES[name], TRIPS, faults=FAULTS).join().finish()
-        world.close()
-        with Record(folder) as record:
-            seen.append((world.model(), list(record.events()), trip_rows(folder, world)))
-    assert seen[0] == seen[1]
-
-
 def test_a_replay_of_the_journal_gives_the_same_core(tmp_path: Path) -> None:
     world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS, faults=FAULTS).join().finish()
     world.close()
@@ -331,29 +319,30 @@ def test_an_evaluation_has_the_time_at_which_its_version_was_published(tmp_path:
             assert row.wall_s >= 2 * row.at_s
 
 
-def test_an_evaluation_without_examples_reaches_no_accuracy(tmp_path: Path) -> None:
-    world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(accuracy=0.1)).join()
-    world.engine.assessed(assessed(0, 0.5))
-    assert world.stopped is None
-    world.engine.assessed(assessed(0, 0.5, 0.1, [1], [10]))
-    assert world.stopped == "accuracy"
-    world.close()
+EVALUATIONS = [
+    assessed(0, 0.3),
+    assessed(0, 0.2, metrics={"mae": 0.6}),
+    assessed(0, 0.1, metrics={"mae": 0.5}),
+]
 
 
 @pytest.mark.parametrize(
-    ("goal", "ends"),
+    ("stop", "evaluations", "reason"),
     [
-        (experiment.MetricGoal(name="mae", at_most=0.5), [False, False, True]),
-        (experiment.MetricGoal(name="mae", at_least=0.5), [False, True]),
-        (experiment.MetricGoal(name="loss", at_most=0.2), [False, True]),
+        ({"accuracy": 0.1}, [assessed(0, 0.5), assessed(0, 0.5, 0.1, [1], [10])], "accuracy"),
+        ({"metric": experiment.MetricGoal(name="mae", at_most=0.5)}, EVALUATIONS, "metric mae"),
+        ({"metric": experiment.MetricGoal(name="mae", at_least=0.5)}, EVALUATIONS[:2], "metric mae"),
+        ({"metric": experiment.MetricGoal(name="loss", at_most=0.2)}, EVALUATIONS[:2], "metric loss"),
     ],
 )
-def test_a_run_stops_at_its_metric(tmp_path: Path, goal: experiment.MetricGoal, ends: list[bool]) -> None:
-    world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(metric=goal)).join()
-    measured: list[tuple[float, dict[str, float]]] = [(0.3, {}), (0.2, {"mae": 0.6}), (0.1, {"mae": 0.5})]
-    for (loss, metrics), end in zip(measured, ends, strict=False):
-        world.engine.assessed(assessed(0, loss, metrics=metrics))
-        assert world.stopped == (f"metric {goal.name}" if end else None)
+def test_a_run_stops_at_the_first_evaluation_that_reaches_its_goal(
+    tmp_path: Path, stop: dict[str, Any], evaluations: list[messages.Assessed], reason: str
+) -> None:
+    world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(**stop)).join()
+    for evaluation in evaluations:
+        assert world.stopped is None
+        world.engine.assessed(evaluation)
+    assert world.stopped == reason
     world.close()
 
 

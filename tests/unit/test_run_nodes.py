@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from shell import Shell
+from tables import arrows
 
 from edgefl.cli import main
 from edgefl.errors import ConfigError, RunError
@@ -125,7 +126,7 @@ def test_lines_about_a_node_are_shortened(world: World) -> None:
 
 
 def test_the_workers_of_a_stopped_node_go_to_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not end its silent worker, but Linux keeps its connection open: a virtual run waited for ever."""
+    """It does not end its silent worker, but Linux keeps its connection open: a run waited for ever."""
     monkeypatch.setattr(world, "_reachable", lambda node: True)
     world.start("a", "b", workers=2, peers=4)
     for number in range(2):  # both are silent, but only b ends its worker
@@ -317,23 +318,20 @@ def test_a_port_is_refused_if_it_or_the_next_one_is_taken() -> None:
                 pass
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["here:7000"], "ADDRESS: must be tcp://HOST:PORT (got 'here:7000')"),
-        (["tcp://127.0.0.1"], "ADDRESS: must be tcp://HOST:PORT (got 'tcp://127.0.0.1')"),
-        (["tcp://127.0.0.1:*"], "ADDRESS: must be tcp://HOST:PORT (got 'tcp://127.0.0.1:*')"),
-        (
-            ["tcp://127.0.0.1:99999"],
-            "ADDRESS: port must be from 1 to 65534, as the next one is used too (got 99999)",
-        ),
-        (["tcp://[::1::]:7000"], "tcp://[::1::]:7000: host '[::1::]' not found ("),
-        (["tcp://127.0.0.1:7000", "--device", "pi4"], "device profile 'pi4' not found; did you mean 'pi-4'?"),
-        (["tcp://127.0.0.1:7000", "--as-is"], "--as-is: needs --device NAME"),
-    ],
-)
-def test_a_node_that_cannot_join_prints_one_line(arguments: list[str], line: str, edgefl: Shell) -> None:
-    assert edgefl.refuses(2, "join", *arguments).startswith(line)
+JOINS = """
+here:7000 -> ADDRESS: must be tcp://HOST:PORT (got 'here:7000')
+tcp://127.0.0.1 -> ADDRESS: must be tcp://HOST:PORT (got 'tcp://127.0.0.1')
+tcp://127.0.0.1:* -> ADDRESS: must be tcp://HOST:PORT (got 'tcp://127.0.0.1:*')
+tcp://127.0.0.1:99999 -> ADDRESS: port must be from 1 to 65534, as the next one is used too (got 99999)
+tcp://[::1::]:7000 -> tcp://[::1::]:7000: host '[::1::]' not found (
+tcp://127.0.0.1:7000 --device pi4 -> device profile 'pi4' not found; did you mean 'pi-4'?
+tcp://127.0.0.1:7000 --as-is -> --as-is: needs --device NAME
+"""
+
+
+@pytest.mark.parametrize(("arguments", "line"), arrows(JOINS))
+def test_a_node_that_cannot_join_prints_one_line(arguments: str, line: str, edgefl: Shell) -> None:
+    assert edgefl.refuses(2, "join", *arguments.split()).startswith(line)
 
 
 @pytest.mark.parametrize(("key", "wants"), [(None, r"a key \(--key FILE\)"), (OTHER, "another key")])

@@ -283,7 +283,7 @@ def test_a_trip_whose_link_breaks_fails_at_that_time_and_is_not_computed(world: 
 
 
 def test_in_a_private_run_a_broken_trip_fails_when_its_update_would_have_arrived(tmp_path: Path) -> None:
-    """The same trip, of 4 bytes at 1 byte/s, is in `tests/unit/test_run_wall.py` under the wall clock."""
+    """The same trip, of 4 bytes at 1 byte/s, is in test_run_wall.py under the wall clock."""
     world = Virtual(tmp_path, privacy=Privacy(clip_norm=1.0))
     world.trips.seconds = [4.0, 4.0, 4.0]
     for client in range(3):

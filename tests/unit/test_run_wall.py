@@ -100,9 +100,9 @@ class Wall(Parts):
         sent = self.socket.sent_to(self.the(CLIENT, client))
         return [one.task for order in sent if isinstance(order, messages.Tasks) for one in order.tasks]
 
-    def failed(self, why: str = "its data") -> list[TimelineEvent]:
+    def failed(self) -> list[TimelineEvent]:
         """Client 1 reports that the training of task 1 failed."""
-        return take(self.engine, self.timeline.task_ended(TaskReturned(1, 1, "failed", why)))
+        return take(self.engine, self.timeline.task_ended(TaskReturned(1, 1, "failed", "its data")))
 
     def restore(self) -> list[TimelineEvent]:
         """Restore the timeline after an interruption."""
@@ -367,38 +367,26 @@ def private(tmp_path: Path) -> Iterator[Wall]:
     made.close()
 
 
-def test_a_failed_private_trip_ends_after_its_wait_at_the_start(private: Wall) -> None:
-    private.engine.wait_s = lambda client, task, trip: 3.0
+@pytest.mark.parametrize(
+    ("wait_s", "breaks", "failed_s", "due_s"),
+    [(3.0, {}, 2.5, 7.0), (0.0, {1: 1.25}, 1.25, 8.25)],  # the latter trip is also in test_run_virtual.py
+    ids=["waits at the start", "link breaks"],
+)
+def test_a_failed_private_trip_ends_when_its_update_was_due(
+    private: Wall, wait_s: float, breaks: dict[int, float], failed_s: float, due_s: float
+) -> None:
+    private.engine.wait_s = lambda client, task, trip: wait_s
+    private.trips.breaks = breaks
     started(private)
     private.tasks(1)
-    private.hand.at += 2.5
+    private.hand.at += failed_s
+    assert private.trips.planned == []  # the clients plan their trips
     assert private.failed() == []
-    private.hand.at += 4.4
-    assert private.due() == []
-    private.hand.at += 0.1
-    assert private.due() == [Failed(1, 1, 7.0, "its data")]
-
-
-def test_a_private_trip_whose_link_breaks_ends_when_its_update_was_due(private: Wall) -> None:
-    """The same trip is in `tests/unit/test_run_virtual.py` under the virtual clock."""
-    private.trips.breaks[1] = 1.25
-    started(private)
-    private.tasks(1)
-    private.hand.at += 1.25
-    private.failed("lost")
-    private.hand.at += 6.75
+    assert private.trips.planned == [1]
+    private.hand.at += due_s - failed_s - 0.25
     assert private.due() == []
     private.hand.at += 0.25
-    assert private.due() == [Failed(1, 1, 8.25, "lost")]
-
-
-def test_the_server_of_a_private_run_plans_only_failed_trips(private: Wall) -> None:
-    """The clients plan the others themselves."""
-    started(private)
-    private.tasks(1)
-    assert private.trips.planned == []
-    private.failed()
-    assert private.trips.planned == [1]
+    assert private.due() == [Failed(1, 1, due_s, "its data")]
 
 
 @pytest.mark.parametrize("how", ["raises", "dies", "dies and is given up"])

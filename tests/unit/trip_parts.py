@@ -1,4 +1,4 @@
-"""Links, devices and trips for the tests."""
+"""Links, devices, plans of trips and pacers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(of: Device, net: Network, generator: np.random.Generator, work_s: float
 
 
 def paced(time_scale: float = 1.0) -> tuple[Pacer, list[int]]:
-    """A pacer at the start of a trip, and the nanoseconds that its clock reads."""
+    """Return a pacer at the start of a trip, and the time of its clock in nanoseconds."""
     now = [0]
 
     def wait(deadline_ns: int) -> None:
