@@ -140,7 +140,7 @@ class FaultyRun(Parts):
         """The value of each element of a task's update."""
         self.model = 0.0
         """The weighted sum of the applied updates, computed independently of the run."""
-        self.said: set[int] = set()
+        self.reported: set[int] = set()
         """Tasks whose client has sent the result."""
         self.arrivals: set[int] = set()
         self.moved_s = self.hand.at
@@ -283,7 +283,7 @@ class FaultyRun(Parts):
             for start in (0, len(body) // 2):
                 chunk = messages.Chunk(task.task, task.slot, start)
                 connection.send([messages.encode(chunk), body[start : start + len(body) // 2]])
-        self.said.add(task.task)
+        self.reported.add(task.task)
         connection.report(messages.Trained([done(task.task, lease, checksum)]))
 
     def check(self) -> Counter[str]:
@@ -292,7 +292,9 @@ class FaultyRun(Parts):
         if twice := {task: ends for task, ends in self.store.ends.items() if len(ends) > 1}:
             raise Broken(f"ended twice: {twice}")
         open_ = {
-            task for task in self.said if task not in self.store.ends and task not in self.aggregator.leases
+            task
+            for task in self.reported
+            if task not in self.store.ends and task not in self.aggregator.leases
         }
         if open_:
             raise Broken(f"results were sent, but these tasks have no fate: {open_}")

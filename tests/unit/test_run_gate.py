@@ -86,12 +86,12 @@ def test_a_repeated_result_counts_once(parts: Parts) -> None:
     peer = parts.peer(CLIENT, 1)
     peer.deaths_in_a_row = 3
     task, lease = parts.lease(client=1, holder=1)
-    said = done(task, lease, parts.written(task, lease))
-    parts.say(peer, said)
-    assert parts.received() == [(peer, said)]
+    result = done(task, lease, parts.written(task, lease))
+    parts.say(peer, result)
+    assert parts.received() == [(peer, result)]
     assert peer.deaths_in_a_row == 0
     assert len(parts.costs) == 1
-    parts.say(peer, said)
+    parts.say(peer, result)
     assert parts.received() == []  # sent or delivered twice
     parts.say(peer, done(*parts.lease(client=1, holder=1), 1))
     assert "not written" in refused(parts)
@@ -110,8 +110,8 @@ def test_a_result_that_does_not_fit_its_task_or_slot_is_refused(
 ) -> None:
     peer = parts.peer(CLIENT, 1)
     task, lease = parts.lease(client=1, holder=1)
-    said = done(task, lease, parts.written(task, lease))
-    parts.say(peer, msgspec.structs.replace(said, **changed))
+    result = done(task, lease, parts.written(task, lease))
+    parts.say(peer, msgspec.structs.replace(result, **changed))
     assert detail in refused(parts)
 
 
@@ -185,9 +185,9 @@ def test_chunks_of_an_update_are_written_into_the_senders_slot(parts: Parts, wir
     wired.say(peer, messages.Chunk(task, lease.slot, 0), body)
     assert wired.received() == []
     assert wired.buffer.slot(lease.slot).tobytes() == body
-    said = done(task, lease, 5)
-    wired.say(peer, said)
-    assert wired.received() == [(peer, said)]
+    result = done(task, lease, 5)
+    wired.say(peer, result)
+    assert wired.received() == [(peer, result)]
     assert int(wired.buffer.checksum[lease.slot]) == 5  # compared with what the sum reads
 
 
@@ -216,10 +216,10 @@ def test_a_peer_that_did_not_read_is_not_refused_once_it_is_replaced_or_removed(
 def test_over_the_wire_an_update_counts_once_and_only_after_its_chunks(wired: Parts) -> None:
     client, worker = wired.peer(CLIENT, 1), wired.peer(WORKER, 1)
     task, lease = wired.lease(client=1, holder=1)
-    body, said = bytes(4 * SIZE), done(task, lease, 5)
+    body, result = bytes(4 * SIZE), done(task, lease, 5)
     wired.say(client, messages.Chunk(task, lease.slot, 0), body)
-    wired.say(client, said)
-    assert wired.received() == [(client, said)]
+    wired.say(client, result)
+    assert wired.received() == [(client, result)]
     wired.say(client, messages.Chunk(task, lease.slot, 0), b"late")
     wired.say(client, messages.Gone(1, task, "late"))
     assert wired.received() == []
@@ -283,12 +283,12 @@ def test_results_of_many_tasks_are_no_flood(parts: Parts) -> None:
 
 
 def test_repeated_ready_messages_are_a_flood_even_if_each_is_answered(parts: Parts) -> None:
-    peer, order, heard = parts.peer(CLIENT, 1), parts.order(1), list[Checked]()
+    peer, order, received = parts.peer(CLIENT, 1), parts.order(1), list[Checked]()
     for _ in range(MOST_IDLE + 1):
         parts.say(peer, ready(peer))
         for _, message in parts.received():
             parts.gate.send(peer, order)
-            heard.append(message)
-    assert len(heard) == MOST_IDLE // (MOST_REPEATS + 1) + 1
-    assert isinstance(heard[-1], Refusal)
-    assert heard[-1].detail.endswith("messages in a row without effect")
+            received.append(message)
+    assert len(received) == MOST_IDLE // (MOST_REPEATS + 1) + 1
+    assert isinstance(received[-1], Refusal)
+    assert received[-1].detail.endswith("messages in a row without effect")

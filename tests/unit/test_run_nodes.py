@@ -45,11 +45,11 @@ class World(Nodes):
         self.lines: list[str] = []
         self.say = self.lines.append
 
-    def hear(self, name: str, *said: messages.FromNode) -> list[control.FromHosts]:
-        return [answer for message in said for answer in self._handle(name, message)]
+    def handle(self, name: str, *sent: messages.FromNode) -> list[control.FromHosts]:
+        return [answer for message in sent for answer in self._handle(name, message)]
 
     def ready(self, name: str, join: messages.Join, step_s: float = 0.001) -> list[control.FromHosts]:
-        return self.hear(name, join, messages.Agreed(SAME, step_s))
+        return self.handle(name, join, messages.Agreed(SAME, step_s))
 
     def start(self, *nodes: str, workers: int = 1, peers: int = 0) -> None:
         """Let these nodes join, and start the run with so many peers."""
@@ -104,10 +104,10 @@ def test_peers_go_to_the_node_with_most_room_and_depart_with_a_lost_node(world: 
     prepare, adopt, *spawns = world.sent_to("a")
     assert (type(prepare), adopt) == (control.Prepare, control.Adopt(initialise=False, shape=SHAPE))
     assert spawns == [spawn(0), spawn(1)]
-    assert world.hear("a", control.Departed("worker", 1, 7, "an older one's")) == []
+    assert world.handle("a", control.Departed("worker", 1, 7, "an older one's")) == []
     ended = control.Departed("worker", 1, 0, "signal 9")
-    assert world.hear("a", ended) == [ended]
-    (gone,) = world.hear("a", Refused("interrupted", config=False))
+    assert world.handle("a", ended) == [ended]
+    (gone,) = world.handle("a", Refused("interrupted", config=False))
     assert gone == control.Departed("worker", 0, 0, "node a is lost: interrupted")
     assert world.lines[-1] == "node a is lost: interrupted"
     (row,) = world.rows
@@ -117,9 +117,9 @@ def test_peers_go_to_the_node_with_most_room_and_depart_with_a_lost_node(world: 
 def test_lines_about_a_node_are_shortened(world: World) -> None:
     with socket.socket() as wakes:
         world.open(wakes.fileno(), world.lines.append)
-        world.hear("a", msgspec.structs.replace(joining(), host=("c" * 10_000, 2, "Linux")))
-        world.hear("b", joining(torch="9" * 10_000))
-        world.hear("a", Refused("w" * 10_000, config=False))
+        world.handle("a", msgspec.structs.replace(joining(), host=("c" * 10_000, 2, "Linux")))
+        world.handle("b", joining(torch="9" * 10_000))
+        world.handle("a", Refused("w" * 10_000, config=False))
     about = [line.split(":")[0] for line in world.lines]
     assert about == ["node a joined", "node b was rejected", "node a is lost"]
     assert max(map(len, world.lines)) <= 500
@@ -132,7 +132,7 @@ def test_the_workers_of_a_stopped_node_go_to_another(world: World, monkeypatch: 
     for number in range(2):  # both are silent, but only b ends its worker
         assert world.expel(control.Expel("worker", number, 0)) is None
     ended = control.Departed("worker", 1, 0, "signal 9")
-    assert world.hear("b", ended) == [ended]
+    assert world.handle("b", ended) == [ended]
     assert list(world.receive()) == []
     monkeypatch.setattr("edgefl.hosts.nodes.ENDING_S", -1.0)
     world._next_check_s = time.monotonic()
@@ -148,7 +148,7 @@ def test_a_new_server_does_not_wait_for_a_stopped_node(world: World, monkeypatch
     monkeypatch.setattr(world, "_reachable", lambda node: True)
     world.start("a", "b")
     assert list(world.clear(1)) == []
-    assert world.hear("b", control.Cleared(1)) == []
+    assert world.handle("b", control.Cleared(1)) == []
     assert list(world.receive()) == []
     monkeypatch.setattr("edgefl.hosts.nodes.ENDING_S", -1.0)
     world._next_check_s = time.monotonic()
@@ -173,7 +173,7 @@ def test_time_for_which_edgefl_serve_was_stopped_does_not_count(
 
 def test_peers_without_a_node_wait_for_the_next_one(world: World) -> None:
     world.start("a")
-    world.hear("a", control.Refused("gone", config=False))
+    world.handle("a", control.Refused("gone", config=False))
     world.spawn(spawn(0))
     world.spawn(spawn(1))
     departed = control.Departed("worker", 1, 0, "no node could run it")
@@ -184,7 +184,7 @@ def test_peers_without_a_node_wait_for_the_next_one(world: World) -> None:
 
 def test_a_node_that_joins_late_gets_the_workers_for_which_others_lack_room(world: World) -> None:
     world.start("a", "b", workers=2, peers=4)
-    for gone in world.hear("b", Refused("gone", config=False)):
+    for gone in world.handle("b", Refused("gone", config=False)):
         assert isinstance(gone, control.Departed)
         world.spawn(spawn(gone.peer, epoch=1))
     world.sent_to("a")
@@ -192,7 +192,7 @@ def test_a_node_that_joins_late_gets_the_workers_for_which_others_lack_room(worl
     assert world.sent_to("a") == [control.Expel("worker", number, 1) for number in (1, 3)]
     for number in (1, 3):
         why = "node c has room for it"  # its task is not blamed
-        ended = world.hear("a", control.Departed("worker", number, 1, "signal 9", 7))
+        ended = world.handle("a", control.Departed("worker", number, 1, "signal 9", 7))
         assert ended == [control.Departed("worker", number, 1, why)]
     for number in (1, 3):
         world.spawn(spawn(number, epoch=2))
@@ -206,12 +206,12 @@ def test_a_new_server_waits_for_the_nodes_that_had_joined_before(world: World) -
     world.start("a", "b")
     assert list(world.clear(1)) == []
     assert world.ready("late", joining()) == [control.Gathered(3)]
-    assert world.hear("a", control.Cleared(1)) == []
-    assert world.hear("b", Refused("gone", config=False)) == [control.Cleared(1)]
+    assert world.handle("a", control.Cleared(1)) == []
+    assert world.handle("b", Refused("gone", config=False)) == [control.Cleared(1)]
 
 
 @pytest.mark.parametrize(
-    ("same_bits", "said", "versions", "why"),
+    ("same_bits", "found", "versions", "why"),
     [
         (True, SAME, {"torch": "1.0"}, "it has torch 1.0, but this host has"),
         (False, SAME, {"edgefl": "0.0"}, "it has edgefl 0.0, but this host has"),
@@ -221,10 +221,10 @@ def test_a_new_server_waits_for_the_nodes_that_had_joined_before(world: World) -
     ],
 )
 def test_nodes_with_other_data_bits_or_packages_are_rejected(
-    prepare: Prepare, same_bits: bool, said: control.Fingerprint, versions: dict[str, str], why: str
+    prepare: Prepare, same_bits: bool, found: control.Fingerprint, versions: dict[str, str], why: str
 ) -> None:
     world = prepare(same_bits)
-    world.hear("a", joining(**versions), messages.Agreed(said, 0.001))
+    world.handle("a", joining(**versions), messages.Agreed(found, 0.001))
     assert (why in world.lines[-1] and not world.agreed) if why else world.agreed
 
 
@@ -249,7 +249,7 @@ def test_clients_are_distributed_by_the_cores_and_the_step_time_of_each_node(pre
     world.ready("c", joining(4.0, where="two"), step_s=0.002)
     assert [node.cores for node in world.agreed] == [2.0, 2.0, 4.0]
     assert [len(share.peers) for share in world.shares(60)] == [20, 20, 20]
-    world.hear("b", Refused("gone", config=False))
+    world.handle("b", Refused("gone", config=False))
     assert [node.cores for node in world.agreed] == [4.0, 4.0]
 
 
@@ -265,8 +265,8 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile(prepare: Prepare) 
     world.adopt(SHAPE)
     world.ready("another", joining(device="pi-4"))  # the run has begun, and each client has a host
     assert "this run has no client with the profile pi-4 that needs a host" in world.lines[-1]
-    world.hear("pi", Refused("gone", config=False))
-    world.hear("host", Refused("gone", config=False))
+    world.handle("pi", Refused("gone", config=False))
+    world.handle("host", Refused("gone", config=False))
     world.spawn(control.Spawn("client", 1, 1, "", "", 0, 1.0))
     world.ready("again", joining(device="pi-4"))
     assert [type(one) for one in world.sent_to("again")] == [control.Prepare, control.Adopt, control.Spawn]
@@ -293,7 +293,7 @@ def test_the_usage_of_a_run_is_that_of_its_busiest_machine(
 
 
 @pytest.mark.parametrize(
-    ("bind", "says"),
+    ("bind", "line"),
     [
         ("tcp://0.0.0.0:*", "anybody who reaches it could join"),
         ("0.0.0.0:7000", "must be tcp://HOST:PORT"),
@@ -302,8 +302,8 @@ def test_the_usage_of_a_run_is_that_of_its_busiest_machine(
         ("tcp://127.0.0.1:0", "port must be from 1 to 65534"),
     ],
 )
-def test_an_address_that_is_invalid_or_open_to_everybody_is_refused(bind: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says), opened(bind, None, 1):
+def test_an_address_that_is_invalid_or_open_to_everybody_is_refused(bind: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=line), opened(bind, None, 1):
         pass
 
 
@@ -354,14 +354,14 @@ def test_an_explicit_shm_transport_is_reported_as_changed_to_wire(
 ) -> None:
     file = tmp_path / "one.toml"
     serve = ["serve", str(file), "--bind", "nowhere"]
-    for said, arguments, lines in (
+    for transport, arguments, lines in (
         ("", [], 1),
         ("wire", [], 1),
         ("shm", [], 2),
         ("", ["shm"], 2),
         ("shm", ["wire"], 1),
     ):
-        server = f'[server]\ntransport = "{said}"\n' if said else ""
+        server = f'[server]\ntransport = "{transport}"\n' if transport else ""
         file.write_text(f'[fleet]\ndevices = {{ "pi-4" = 2 }}\n[stop]\nversions = 3\n{server}')
         assert main([*serve, *(f"--set=server.transport={name}" for name in arguments)]) == 2
         err = capsys.readouterr().err
@@ -382,8 +382,8 @@ def test_opened_nodes_have_an_address_and_missing_keys_are_refused(tmp_path: Pat
 
 def test_more_nodes_than_keys_are_refused(tmp_path: Path) -> None:
     keys.make(tmp_path, ["one"])
-    says = "1 node key, but the run waits for 2 nodes, each with its own key; to make more: edgefl keygen"
-    with pytest.raises(ConfigError, match=says), opened("tcp://127.0.0.1:*", tmp_path, 2):
+    line = "1 node key, but the run waits for 2 nodes, each with its own key; to make more: edgefl keygen"
+    with pytest.raises(ConfigError, match=line), opened("tcp://127.0.0.1:*", tmp_path, 2):
         pass
 
 
@@ -421,27 +421,28 @@ def test_a_node_that_sends_an_invalid_message_is_lost(
     world: World, frames: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world._door, "send", lambda *_: None)
-    heard = iter([(b"b", [first()]), (b"a", [first()]), (b"a", frames)])
-    monkeypatch.setattr(world._door, "receive", lambda: heard)
+    incoming = iter([(b"b", [first()]), (b"a", [first()]), (b"a", frames)])
+    monkeypatch.setattr(world._door, "receive", lambda: incoming)
     world.adopt(SHAPE)
-    said = list(world.receive())
-    assert said == [control.Gathered(1), control.Gathered(2)]
+    assert list(world.receive()) == [control.Gathered(1), control.Gathered(2)]
     assert world.lines[-1] == "node a is lost: it sent an invalid message"
     assert [node.name for node in world.agreed] == ["b"]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         messages.NodeEnded({}),
         messages.Agreed(SAME, 0.001),
         messages.Agreed(control.Fingerprint("other", "training"), 0.001),
     ],
 )
-def test_a_node_that_sends_a_message_at_the_wrong_time_is_lost(world: World, said: messages.FromNode) -> None:
+def test_a_node_that_sends_a_message_at_the_wrong_time_is_lost(
+    world: World, message: messages.FromNode
+) -> None:
     world.start("a", "b", peers=2)
     why = "node a is lost: it sent a message at the wrong time"
-    assert world.hear("a", said) == [control.Departed("worker", 0, 0, why)]
+    assert world.handle("a", message) == [control.Departed("worker", 0, 0, why)]
     assert world.lines[-1] == why
     assert [node.name for node in world.agreed] == ["b"]
     (row,) = world.rows
@@ -451,7 +452,7 @@ def test_a_node_that_sends_a_message_at_the_wrong_time_is_lost(world: World, sai
 def test_a_node_that_ends_before_the_comparison_of_fingerprints_is_forgotten() -> None:
     world = World()
     world.prepare(control.Prepare(WANTED, "", fingerprint=True), same_bits=True)
-    assert world.hear("a", joining(), messages.Agreed(SAME, 0.001), messages.NodeEnded({})) == []
+    assert world.handle("a", joining(), messages.Agreed(SAME, 0.001), messages.NodeEnded({})) == []
     assert list(world.expect(SAME, 0.001)) == world.agreed == []
     world.close()
 

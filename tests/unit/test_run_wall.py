@@ -344,9 +344,9 @@ def test_a_client_that_goes_offline_leaves_when_its_task_has_ended(world: Wall, 
         got = take(world.engine, world.timeline.task_ended(TaskReturned(1, 1, "", "cancelled")))
     elif answer == "had finished":
         lease = world.aggregator.leases[1]
-        said = done(1, lease, world.written(1, lease))
-        expected = [Left(1, 4.0, "offline", finishes=True), Delivery(1, said, TIMES, 60, 4.0)]
-        got = take(world.engine, world.timeline.task_ended(said))
+        result = done(1, lease, world.written(1, lease))
+        expected = [Left(1, 4.0, "offline", finishes=True), Delivery(1, result, TIMES, 60, 4.0)]
+        got = take(world.engine, world.timeline.task_ended(result))
     else:
         expected = [Died(1, 4.0, "signal 9")]
         got = take(world.engine, world.timeline.departed(peer, ended(peer.number)))
