@@ -146,7 +146,7 @@ def test_an_evaluation_does_not_depend_on_the_personal_models_of_an_earlier_one(
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda: 1 / 0, "evaluation.function: 'measuring:evaluate' raised ZeroDivisionError: division by z"),
+        (lambda: {}[0], "^evaluation.function: 'measuring:evaluate' raised KeyError: 0"),
         (lambda: 3.0, r"must return a mapping of names to numbers \(got float\)"),
         (lambda: {"a": "1.5"}, r"must return numbers \(got str for 'a'\)"),
         (lambda: {"a": torch.zeros(2)}, r"must return numbers \(got Tensor for 'a'\)"),
@@ -289,7 +289,7 @@ def test_clients_are_evaluated_on_held_out_examples_on_which_they_never_train() 
     assert [mine + out for mine, out in zip(examples, held_out, strict=True)] == [89, 89, 88, 88]
     assert held_out == [22, 22, 22, 22]
     assert column(known.classes).tolist() == [0, 0, 0, 0]
-    found, scores = made.assess(7, int)
+    _, scores = made.assess(7, int)
     assert scores.clients == [0, 1, 2, 3]
     assert scores.accuracy == scores.personal_accuracy == []
     held_out, loss = made._assessor.held_out, made._loss
@@ -301,9 +301,6 @@ def test_clients_are_evaluated_on_held_out_examples_on_which_they_never_train() 
         made._personalise(7, client)
         own = evaluate(made.flat, data.train_x[rows], data.train_y[rows], None, loss=loss)
         assert own.loss == scores.personal_loss[client] < alone.loss
-    made.flat.load(first)
-    again, same = made.assess(7, lambda: None)
-    assert (again.loss, same) == (found.loss, scores)
 
 
 def test_max_clients_chooses_the_same_clients_each_time() -> None:
