@@ -208,8 +208,8 @@ class World:
         """Make the next scheduled call; return False if there is none."""
         if not self._heap:
             return False
-        self.now, _, happen = heapq.heappop(self._heap)
-        happen()
+        self.now, _, call = heapq.heappop(self._heap)
+        call()
         self.engine.retry_sum()
         return True
 
@@ -226,5 +226,5 @@ class World:
     def model(self) -> bytes:
         return self.buffer.model(self.buffer.latest[1]).tobytes()
 
-    def _at(self, at_s: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (at_s, next(self._order), happen))
+    def _at(self, at_s: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at_s, next(self._order), call))

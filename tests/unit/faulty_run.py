@@ -115,7 +115,7 @@ class Client:
     spec: control.Spawn
     connection: Connection
     task: messages.Task | None = None
-    whole_s: float = 0.0
+    finish_s: float = 0.0
 
 
 class FaultyRun(Parts):
@@ -143,7 +143,7 @@ class FaultyRun(Parts):
         self.reported: set[int] = set()
         """Tasks whose client has sent the result."""
         self.arrivals: set[int] = set()
-        self.moved_s = self.hand.at
+        self.progress_s = self.hand.at
         self._sum, self.aggregator.sum = self.aggregator.sum, self._watched_sum  # type: ignore[method-assign]
 
     def served(self, wanted: Experiment) -> tuple[Timeline, Engine]:
@@ -159,7 +159,7 @@ class FaultyRun(Parts):
     def _watched_sum(self, action: Sum, entry: int) -> Any:
         result = self._sum(action, entry)
         if not result.bad:
-            self.moved_s = self.hand.at
+            self.progress_s = self.hand.at
             self.summed(action, entry)
         return result
 
@@ -234,17 +234,17 @@ class FaultyRun(Parts):
                 self._take(self.timeline.departed(peer, end))
         for client in list(self.clients.values()):
             self.act(client)
-        if self.hand.at - self.moved_s > STALL_S:
+        if self.hand.at - self.progress_s > STALL_S:
             raise Broken(f"no version for {STALL_S:g} s: {len(self.core.idle)} of {CLIENTS} clients are idle")
 
-    def _take(self, happenings: Iterator[TimelineEvent]) -> None:
-        for happening in happenings:
-            if isinstance(happening, Delivery):
-                task = happening.result.task
+    def _take(self, events: Iterator[TimelineEvent]) -> None:
+        for event in events:
+            if isinstance(event, Delivery):
+                task = event.result.task
                 if task in self.arrivals:
                     raise Broken(f"task {task} arrives twice")
                 self.arrivals.add(task)
-            self.engine.handle(happening)
+            self.engine.handle(event)
 
     def act(self, client: Any) -> None:
         """Let this process act at this time."""
@@ -256,14 +256,14 @@ class FaultyRun(Parts):
             (client.task,) = got[0].tasks
             connection.task = client.task.task
             self.buffer.fetched[client.task.slot] = 1
-            client.whole_s = self.hand.at + 5.0 * self._draw.random()
+            client.finish_s = self.hand.at + 5.0 * self._draw.random()
             return
         try:
             connection.check()
         except Cancelled:
             connection.return_task(task, "cancelled")
         else:
-            if self.hand.at < client.whole_s:
+            if self.hand.at < client.finish_s:
                 return
             self._deliver(connection, task)
         client.task = connection.task = None
@@ -274,7 +274,7 @@ class FaultyRun(Parts):
         lease = Lease(task.slot, task.entry, task.client, task.version, order=task.order)
         if self.transport == "shm":
             if (self.buffer.task[task.slot], self.buffer.state[task.slot]) != (task.task, SlotState.LEASED):
-                raise Broken(f"task {task.task} writes into a slot that is not its own, or is whole")
+                raise Broken(f"task {task.task} writes into a slot of another task or with a complete update")
             self.buffer.slot(task.slot)[:] = update
             checksum = kernels.checksum(self.buffer.slot(task.slot))
             self.buffer.written(task.slot, task=task.task, checksum=checksum)

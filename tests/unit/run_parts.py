@@ -204,12 +204,12 @@ class Parts:
         return list(self.gate.receive())
 
 
-def take(engine: Engine, happenings: Iterator[TimelineEvent]) -> list[TimelineEvent]:
+def take(engine: Engine, events: Iterator[TimelineEvent]) -> list[TimelineEvent]:
     """Pass each event to the engine as it comes; return all of them."""
     taken = []
-    for happening in happenings:
-        engine.handle(happening)
-        taken.append(happening)
+    for event in events:
+        engine.handle(event)
+        taken.append(event)
     return taken
 
 

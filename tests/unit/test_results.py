@@ -136,7 +136,7 @@ def test_cancelled_trips_count_as_client_trips_and_lost_and_open_ones_do_not(tmp
 
 
 def test_a_run_with_large_errors_is_invalid_and_its_report_has_the_reason(tmp_path: Path) -> None:
-    found = summarize(write_run(tmp_path, error=0.5))["fidelity"]
+    found = summarize(write_run(tmp_path, evaluations=False, error=0.5))["fidelity"]
     assert found["valid"] is False
     assert any("error" in reason for reason in found["reasons"])
     page = Page(write_report(tmp_path))
@@ -145,7 +145,7 @@ def test_a_run_with_large_errors_is_invalid_and_its_report_has_the_reason(tmp_pa
 
 
 def test_metrics_of_training_are_in_the_record_and_the_report(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+    run = write_run(tmp_path, evaluations=False)
     with Store(run) as store:
         for task, logged in ((50, {"drift": 1.5}), (51, {"drift": 0.5, "<b>": math.nan}), (52, {})):
             store.trip(trip(task, 0, 50.0, metrics=logged))
@@ -266,7 +266,7 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path: Path, accuracy: float, 
 
 def test_model_errors_are_reported_and_do_not_make_a_run_invalid(tmp_path: Path) -> None:
     known = {"pixel-4": 1.25, "moto-g4": 4.0}
-    found = summarize(write_run(tmp_path, model_error_factor=known))
+    found = summarize(write_run(tmp_path, evaluations=False, model_error_factor=known))
     assert found["model_error_factor"] == known
     assert found["fidelity"]["valid"] is True
     text = Page(write_report(tmp_path)).text

@@ -119,12 +119,12 @@ def test_the_model_is_the_weighted_sum_of_the_updates_on_record(tmp_path: Path) 
     bases: dict[int, int] = {}
     real = world.engine.handle
 
-    def keep(happening: TimelineEvent) -> None:
-        if isinstance(happening, Delivery):
-            lease = world.aggregator.leases[happening.result.task]
-            updates[happening.result.task] = world.buffer.slot(lease.slot).astype(np.float64)
-            bases[happening.result.task] = lease.version
-        real(happening)
+    def keep(event: TimelineEvent) -> None:
+        if isinstance(event, Delivery):
+            lease = world.aggregator.leases[event.result.task]
+            updates[event.result.task] = world.buffer.slot(lease.slot).astype(np.float64)
+            bases[event.result.task] = lease.version
+        real(event)
 
     world.engine.handle = keep  # type: ignore[method-assign]
     models = [world.buffer.model(0).astype(np.float64)]

@@ -110,8 +110,8 @@ def world(tmp_path: Path) -> Iterator[Virtual]:
     made.close()
 
 
-def arrivals(happenings: Sequence[TimelineEvent]) -> list[tuple[int, float]]:
-    return [(one.client, one.at_s) for one in happenings if isinstance(one, Delivery)]
+def arrivals(events: Sequence[TimelineEvent]) -> list[tuple[int, float]]:
+    return [(one.client, one.at_s) for one in events if isinstance(one, Delivery)]
 
 
 def test_a_worker_gets_tasks_in_the_order_in_which_they_are_due(world: Virtual) -> None:
