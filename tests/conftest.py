@@ -68,6 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 SHARING = {
+    "tests/conformance/test_cuda_shim.py": "library",
     "tests/process/test_nodes.py": "alone",
     "tests/process/test_regression_counted.py": "warm_measuring",
     "tests/process/test_pytest_plugin.py": "warm_measuring",

@@ -1,4 +1,4 @@
-"""Arrays that back ends are compared on, and how they are compared."""
+"""Arrays with which back ends are compared, and the comparison."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fast_backends() -> list[tuple[str, str]]:
 
 @contextmanager
 def chosen(backend: str, isa: str) -> Iterator[str]:
-    """Use a back end with an instruction set; a failure names both."""
+    """Use a back end with an instruction set. A failure names both."""
     before = None
     if isa:
         from edgefl.kernels import _c
@@ -44,8 +44,18 @@ def chosen(backend: str, isa: str) -> Iterator[str]:
             _c.set_isa(before)
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let the kernels use ``count`` threads."""
+    kernels.set_threads(count)
+    try:
+        yield
+    finally:
+        kernels.set_threads(None)
+
+
 def same_bits(a: Any, b: Any) -> None:
-    """One array, or as many of them."""
+    """Compare two arrays or two lists of arrays. Any NaN equals any other, whatever its sign and payload."""
     if isinstance(a, list | tuple):
         for one, other in zip(a, b, strict=True):
             same_bits(one, other)
@@ -53,7 +63,7 @@ def same_bits(a: Any, b: Any) -> None:
     nan, unsigned = np.isnan(a), f"u{a.dtype.itemsize}"
     alike = a.shape == b.shape and a.dtype == b.dtype
     if alike and np.where(nan, np.isnan(b), a.view(unsigned) == b.view(unsigned)).all():
-        return  # numpy's own comparison, which words the failure, takes several times as long
+        return  # numpy's own comparison, which describes the failure, takes several times as long
     np.testing.assert_array_equal(nan, np.isnan(b))
     np.testing.assert_array_equal(a[~nan].view(unsigned), b[~nan].view(unsigned))
 
@@ -68,7 +78,7 @@ def unaligned(array: np.ndarray, offset: int) -> np.ndarray:
 
 
 def random_update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -> tuple[Any, Any]:
-    """An update and its scales; a wild one has random bits: denormals, infinities and NaNs among them."""
+    """An update and its scales. A wild one has random bits: also denormals, infinities and NaNs."""
     if dtype == "int8":
         scale = rng.standard_normal(-(-size // BLOCK)).astype(np.float32)
         return rng.integers(-128, 128, size, dtype=np.int8), scale
@@ -87,7 +97,7 @@ def random_update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -
 def random_case(
     dtype: str, size: int, count: int, *, wild: bool = False, offset: int = 0, vectors: int = 0
 ) -> dict[str, Any]:
-    """A sum's arguments, and a step's where its optimiser keeps vectors: the second of them of no sign."""
+    """Arguments of a sum, or of a step whose optimiser keeps ``vectors``: the second is not negative."""
     rng = np.random.default_rng([size, count, wild])
     names = itertools.cycle(DTYPES[:4] if dtype == "mixed" else [dtype])
     pairs = [random_update(next(names), size, rng, wild) for _ in range(count)]

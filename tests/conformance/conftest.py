@@ -1,4 +1,4 @@
-"""The back ends under test."""
+"""The fixture of back ends that must give the reference's bits."""
 
 from __future__ import annotations
 

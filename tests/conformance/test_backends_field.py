@@ -1,4 +1,4 @@
-"""Arithmetic modulo 2^32 − 5: the same numbers from every back end, and those of Python's integers."""
+"""Arithmetic modulo p = 2^32 − 5 gives the numbers of Python's integers with every back end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_cases import same_bits, unaligned
+from backend_cases import same_bits, threads, unaligned
 
 from edgefl import kernels
 from edgefl.kernels.field import MOST_ENCODED, PRIME, Words
@@ -17,7 +17,7 @@ SIZES = (0, 1, 15, 33, TILE + 1, 16 * TILE + 5)
 
 
 def random_words(rng: np.random.Generator, size: int, offset: int = 0) -> Words:
-    """Numbers below p, with the largest and smallest ones at the start."""
+    """Numbers below p. The largest and the smallest are at the start."""
     made = rng.integers(0, PRIME, size, dtype=np.uint32)
     made[:3] = [PRIME - 1, 0, PRIME // 2][: min(size, 3)]
     return unaligned(made, offset)
@@ -47,7 +47,7 @@ def test_sums_of_all_sizes_counts_and_weights(fast: str, size: int) -> None:
 
 
 def test_sums_of_the_largest_numbers(backend: str) -> None:
-    """Weights whose total is just within and just above the range in which 64 bits hold the sum."""
+    """The totals of the weights are just inside and just above the range in which a sum fits 64 bits."""
     vector = np.full(TILE + 3, PRIME - 1, np.uint32)
     for weights in ([2**31, 2**31 - 1], [2**31, 2**31], [PRIME - 1] * 9, [1] * 300):
         expected = sum(weights) * (PRIME - 1) % PRIME
@@ -55,7 +55,7 @@ def test_sums_of_the_largest_numbers(backend: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_codes_of_all_sizes(fast: str, size: int) -> None:
+def test_encoding_and_decoding_of_all_sizes(fast: str, size: int) -> None:
     rng = np.random.default_rng(size)
     update, mask = rng.standard_normal(size, dtype=np.float32), random_words(rng, size, 12)
     special = [np.nan, np.inf, -np.inf, -0.0, 1e-45, 1.5 / 64, 2.5 / 64, -2.5 / 64]
@@ -65,24 +65,21 @@ def test_codes_of_all_sizes(fast: str, size: int) -> None:
         same_bits(coded("reference", update, mask, clip, factor), coded(fast, update, mask, clip, factor))
 
 
-def test_several_threads_give_the_same(fast: str) -> None:
+def test_any_number_of_threads_gives_the_same_numbers(fast: str) -> None:
     rng = np.random.default_rng(1)
     size = 64 * TILE * 8 + 7
     update, mask = rng.standard_normal(size, dtype=np.float32), random_words(rng, size)
     vectors = [random_words(rng, size) for _ in range(5)]
     found = []
-    for threads in (1, 3):
-        kernels.set_threads(threads)
-        try:
+    for count in (1, 3):
+        with threads(count):
             case = coded(fast, update, mask, 2.0, 256.0)
             found.append([*case, summed(fast, vectors, [1, 2, PRIME - 1, 4, 5], size)])
-        finally:
-            kernels.set_threads(None)
     same_bits(*found)
     assert found[0][2][0] == np.count_nonzero(np.abs(update) > 2.0)
 
 
-def test_against_pythons_integers(backend: str) -> None:
+def test_sums_and_codes_are_those_of_pythons_integers(backend: str) -> None:
     rng = np.random.default_rng(3)
     vectors = [random_words(rng, 500) for _ in range(7)]
     weights = rng.integers(0, PRIME, 7).tolist()
@@ -100,10 +97,7 @@ def test_against_pythons_integers(backend: str) -> None:
     ("changed", "why"),
     [
         ({"vectors": [np.zeros(3, np.int32)]}, r"vectors\[0\] must be uint32 \(got int32\)"),
-        (
-            {"vectors": [np.zeros(4, np.uint32)]},
-            r"vectors\[0\] must have 3 elements, as many as out",
-        ),
+        ({"vectors": [np.zeros(4, np.uint32)]}, r"vectors\[0\] must have 3 elements, as many as out"),
         ({"weights": [PRIME]}, r"weights\[0\] must be an integer from 0 to 4294967290 \(got 4294967291\)"),
         ({"weights": [-1]}, r"weights\[0\] must be an integer .* \(got -1\)"),
         ({"weights": [0.5]}, r"weights\[0\] must be an integer .* \(got 0.5\)"),
@@ -111,13 +105,13 @@ def test_against_pythons_integers(backend: str) -> None:
         ({"out": np.zeros((3, 1), np.uint32)}, r"out must be a flat array"),
     ],
 )
-def test_wrong_sums_are_named(backend: str, changed: dict[str, Any], why: str) -> None:
+def test_wrong_arguments_of_sums_are_named(backend: str, changed: dict[str, Any], why: str) -> None:
     given = {"out": np.zeros(3, np.uint32), "vectors": [np.zeros(3, np.uint32)], "weights": [1]} | changed
     with pytest.raises((ValueError, TypeError), match=why):
         kernels.field_sum(given["out"], given["vectors"], given["weights"], backend)
 
 
-def test_wrong_codes_are_named(backend: str) -> None:
+def test_wrong_arguments_of_encoding_and_decoding_are_named(backend: str) -> None:
     update, mask, out = np.zeros(3, np.float32), np.zeros(3, np.uint32), np.zeros(3, np.uint32)
     with pytest.raises(
         ValueError, match=r"clip · factor must be at most 2147483520 \(got 1.0 · 2147483648.0\)"

@@ -1,4 +1,4 @@
-"""Trimmed means and inner products: the same bits from every back end, and an independent oracle's values."""
+"""Trimmed means and inner products have the same bits with every back end and the values of plain numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_cases import DTYPES, chosen, fast_backends, random_case, same_bits
+from backend_cases import DTYPES, chosen, fast_backends, random_case, same_bits, threads
 
 from edgefl import kernels
 from edgefl.kernels.ranks import GRAIN, network
@@ -25,7 +25,7 @@ def results(backend: str, case: dict[str, Any], trim: int) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
-def test_types_sizes_counts_and_trims(dtype: str, size: int) -> None:
+def test_all_types_sizes_counts_and_trims(dtype: str, size: int) -> None:
     few = ((1, 0), (3, 1), (6, 2))
     for count, trim in (*few, (2, 0), (10, 4), (17, 8), (33, 3)) if size == TILE + 1 else few:
         case = random_case(dtype, size, count, offset=count)
@@ -39,29 +39,23 @@ def test_types_sizes_counts_and_trims(dtype: str, size: int) -> None:
 def many() -> tuple[dict[str, Any], Any]:
     """A case whose updates need several blocks, and its results with one thread."""
     case = random_case("float32", GRAIN + 3 * TILE + 7, 130)
-    kernels.set_threads(1)
-    try:
+    with threads(1):
         return case, results(fast_backends()[0][0], case, 60)
-    finally:
-        kernels.set_threads(None)
 
 
 def test_many_updates_on_several_threads(fast: str) -> None:
     case, expected = many()
-    kernels.set_threads(3)
-    try:
+    with threads(3):
         same_bits(expected, results(fast, case, 60))
-    finally:
-        kernels.set_threads(None)
 
 
-def test_a_window_of_grains_continues_the_sum(fast: str) -> None:
-    """More than 16 grains, int8 with its scales: each window begins where the last one ended."""
+def test_inner_products_continue_from_one_window_of_grains_to_the_next(fast: str) -> None:
+    """The update has more than the 16 grains of one window."""
     case = random_case("int8", 18 * GRAIN + 300, 2)
     same_bits(results("reference", case, 0), results(fast, case, 0))
 
 
-def test_against_sorting_in_float64(backend: str) -> None:
+def test_results_are_those_of_sorting_and_multiplying_in_float64(backend: str) -> None:
     rng = np.random.default_rng(7)
     rows = rng.standard_normal((13, 5000)).astype(np.float32)
     rows[3] = rows[4]  # equal values
@@ -75,15 +69,15 @@ def test_against_sorting_in_float64(backend: str) -> None:
     np.testing.assert_allclose(kernels.products(list(rows), backend), exact @ exact.T, rtol=1e-12, atol=1e-9)
 
 
-def test_zeros_are_positive(backend: str) -> None:
+def test_a_mean_of_negative_zeros_is_positive_zero(backend: str) -> None:
     out = np.empty(2, np.float32)
     kernels.trimmed_mean(out, [np.array([-0.0, 1], np.float32), np.array([-0.0, -1], np.float32)], 0, backend)
     assert out.tobytes() == np.zeros(2, np.float32).tobytes()
 
 
 @pytest.mark.parametrize("count", [*range(1, 12), 16, 31, 64, 100])
-def test_a_network_sorts_by_the_zero_one_principle(count: int) -> None:
-    """A network sorts everything if it sorts zeros and ones: all ranks, or with a trim the middle."""
+def test_a_sorting_network_sorts_all_zeros_and_ones(count: int) -> None:
+    """A network that sorts all columns of zeros and ones sorts everything; with a trim, only the middle."""
     rng = np.random.default_rng(count)
     columns = (rng.random((count, 4000)) < rng.random(4000)).astype(np.int8)
     if count <= 11:

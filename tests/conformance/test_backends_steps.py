@@ -1,4 +1,4 @@
-"""Fused steps and quantisation against their numpy twins: the same bits from every back end."""
+"""Fused optimiser steps and quantisation have the reference's bits with every back end."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _step(backend: str, case: dict[str, Any], base_scale: float = 1.0, offset: i
 
 @each_optimizer
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_steps(dtype: str, optimizer: ServerOptimizer) -> None:
-    """Every size and every count with both scales of the base."""
+def test_steps_of_all_types_sizes_and_counts(dtype: str, optimizer: ServerOptimizer) -> None:
+    """Each size and each count occurs with both scales of the base."""
     for (i, size), (j, count) in itertools.product(enumerate(SIZES), enumerate((0, 1, 5, 8))):
         case, base_scale = _step_case(dtype, size, count, optimizer), (1.0, 0.75)[(i + j) % 2]
         expected = _step("reference", case, base_scale)
@@ -65,7 +65,7 @@ def test_steps_of_denormals_infinities_and_nans(fast: str, optimizer: ServerOpti
 
 @each_optimizer
 def test_a_step_is_the_sum_and_then_the_optimizer(optimizer: ServerOptimizer) -> None:
-    """Large enough for several threads and for writing around the caches."""
+    """The case is so large that kernels use several threads and write around the caches."""
     case = _step_case("float32", 300_007, 4, optimizer)
     base, updates, weights = case["base"], case["updates"], case["weights"]
     total, out, *new = (np.empty_like(base) for _ in range(2 + len(case["old_state"])))
@@ -79,7 +79,7 @@ def test_a_step_is_the_sum_and_then_the_optimizer(optimizer: ServerOptimizer) ->
             same_bits([out, *new, expected], _step(fast, case))
 
 
-def test_threads_do_not_change_a_bit_of_a_step(fast: str) -> None:
+def test_any_number_of_threads_gives_the_same_step_and_codes(fast: str) -> None:
     case = _step_case("mixed", 40 * TILE + 11, 5, OPTIMIZERS[3])
     made = []
     try:
@@ -111,19 +111,16 @@ def _quantize(
     return [out, left, np.array([norm]), np.empty(0, np.float32) if scales is None else scales]
 
 
-def _of_all_sizes(size: int, rng: np.random.Generator) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return rng.standard_normal(size, dtype=np.float32) * np.float32(10) ** rng.integers(-45, 38, size)
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:4])
 @pytest.mark.parametrize("kind", ["normal", "all sizes", "wild"])
-def test_quantize(dtype: str, kind: str) -> None:
+def test_quantisation_of_all_types_and_sizes(dtype: str, kind: str) -> None:
     for size in SIZES:
         rng = np.random.default_rng(size)
         update, residual = (random_update("float32", size, rng, kind == "wild")[0] for _ in range(2))
         if kind == "all sizes":
-            update = _of_all_sizes(size, rng).astype(np.float32)
+            with np.errstate(over="ignore"):
+                update = rng.standard_normal(size, dtype=np.float32)
+                update *= np.float32(10) ** rng.integers(-45, 38, size)
         for old, weight, offset in ((None, 1.0, 0), (residual, 0.37, 0), (residual, -1.0, 3)):
             case = (unaligned(update, offset), dtype, old, weight)
             expected = _quantize("reference", *case)
@@ -133,8 +130,8 @@ def test_quantize(dtype: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_half_and_every_tie_between_two(fast: str, dtype: str) -> None:
-    """All 65,536 values, what lies half-way to the next one, and both neighbours of that."""
+def test_quantisation_of_every_16_bit_number_and_every_tie(fast: str, dtype: str) -> None:
+    """All 65,536 values, the numbers half-way between two of them, and both float32 neighbours of these."""
     bits = np.arange(1 << 16, dtype=np.uint16)
     exact = (bits.astype(np.uint32) << 16).view(np.float32)
     if dtype == "float16":
@@ -150,7 +147,7 @@ def test_every_half_and_every_tie_between_two(fast: str, dtype: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_random_blocks(data: st.DataObject) -> None:
+def test_quantisation_of_random_blocks(data: st.DataObject) -> None:
     values = st.floats(width=32, allow_nan=True, allow_infinity=True)
     update = np.array(data.draw(st.lists(values, max_size=40)), dtype=np.float32)
     update = np.tile(update, data.draw(st.integers(1, 20)))

@@ -1,4 +1,4 @@
-"""What the connection between server and peers promises, over real sockets."""
+"""Guarantees of the connection between server and peers, on real sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,7 @@ def address(server: ServerSocket, name: bytes) -> str:
 
 
 def joined(server: ServerSocket, name: bytes) -> Dealer:
-    """A peer that is called, or admitted, and knows the password of its name."""
+    """A peer to which the server connects, or which it admits, and which has the password of its name."""
     if server.listening.door:
         server.admit(name)
         return caller(server, name)
@@ -72,9 +72,21 @@ def spawn(server: ServerSocket, name: bytes, role: control.Role) -> control.Spaw
     return control.Spawn(role, 0, 0, about.door, password, os.getpid(), 1.0, about.key)
 
 
+@contextmanager
+def client(server: ServerSocket, heartbeat_s: float = 1e6) -> Iterator[Connection]:
+    """The connection of client 0, whose parent process is running."""
+    lifeline, other = os.pipe()
+    name = control.routing_id(control.CLIENT, 0, 0)
+    peer = Connection(spawn(server, name, control.CLIENT), heartbeat_s, lifeline)
+    yield peer
+    peer._socket.close()
+    os.close(lifeline)
+    os.close(other)
+
+
 @pytest.fixture
 def connect(server: ServerSocket) -> Iterator[Connect]:
-    """Makes a peer by that name; one that speaks is heard first."""
+    """Makes a peer of this name. If the peer says something, the server receives it first."""
     with ExitStack() as closing:
 
         def one(name: bytes = b"one", says: bytes = b"ready") -> Dealer:
@@ -89,7 +101,7 @@ def connect(server: ServerSocket) -> Iterator[Connect]:
 
 
 def heard(server: ServerSocket | DoorSocket, count: int) -> list[tuple[bytes, list[bytes]]]:
-    """The next messages, as many as wanted."""
+    """The next ``count`` messages."""
     got: list[tuple[bytes, list[bytes]]] = []
     for _ in range(1000):
         if len(got) >= count:
@@ -100,7 +112,7 @@ def heard(server: ServerSocket | DoorSocket, count: int) -> list[tuple[bytes, li
 
 
 def say(server: ServerSocket, peer: Dealer, message: bytes) -> None:
-    """Send, once there is room: a connection is made in the background, and the server must let it in."""
+    """Send when there is room. ZeroMQ connects in the background, and the server must let the peer in."""
     for _ in range(BOUND_MS):
         try:
             return peer.send([message])
@@ -117,17 +129,17 @@ def answer(peer: Dealer) -> list[bytes]:
 
 
 def until_full(send: Callable[[], object]) -> int:
-    """How often something could be sent that nobody reads."""
+    """The number of messages that could be sent although nobody reads them."""
     for count in range(100_000):
         try:
             send()
         except Full:
             return count
-    raise AssertionError("a socket without an end")
+    raise AssertionError("the socket is never full")
 
 
 @both
-def test_messages_arrive_under_their_senders_names_in_their_order(
+def test_messages_arrive_in_order_with_the_names_of_their_senders(
     server: ServerSocket, connect: Connect
 ) -> None:
     peers = {name: connect(name, b"") for name in (b"client-0-0", b"client-1-0", b"client-2-0")}
@@ -145,7 +157,7 @@ def test_messages_arrive_under_their_senders_names_in_their_order(
 
 
 @both
-def test_a_header_of_any_allowed_size_comes_through(server: ServerSocket, connect: Connect) -> None:
+def test_a_header_of_any_allowed_size_arrives(server: ServerSocket, connect: Connect) -> None:
     for size in (1, 1000, messages.MAX_HEADER_BYTES):
         message = os.urandom(size)
         peer = connect(b"%d" % size, message)
@@ -156,22 +168,22 @@ def test_a_header_of_any_allowed_size_comes_through(server: ServerSocket, connec
 
 
 @both
-def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket, connect: Connect) -> None:
+def test_the_last_message_of_a_peer_that_left_arrives(server: ServerSocket, connect: Connect) -> None:
     peer = connect()
     server.send(b"one", [b"never read"])
     say(server, peer, b"last")
     peer.close()
     assert heard(server, 1) == [(b"one", [b"last"])]
-    with suppress(Unreachable):  # who was called may come back to its address
+    with suppress(Unreachable):  # over ipc the peer may return to its address
         until_full(lambda: server.send(b"one", [b"hello?"]))
     server.disconnect(b"one")
     with pytest.raises(Unreachable):
         server.send(b"one", [b"hello?"])
-    server.disconnect(b"one")  # a second time is nothing
+    server.disconnect(b"one")  # a second time has no effect
 
 
-def test_a_process_without_descriptors_says_so(server: ServerSocket) -> None:
-    """ZeroMQ says nothing: it tries to connect again and again."""
+def test_a_lack_of_descriptors_is_reported(server: ServerSocket) -> None:
+    """ZeroMQ reports nothing: it tries to connect again and again."""
     assert server.refused() == ""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
@@ -183,7 +195,7 @@ def test_a_process_without_descriptors_says_so(server: ServerSocket) -> None:
 
 
 @both
-def test_who_is_hung_up_on_is_heard_no_more(server: ServerSocket, connect: Connect) -> None:
+def test_messages_of_a_disconnected_peer_are_ignored(server: ServerSocket, connect: Connect) -> None:
     peer, other = connect(), connect(b"two", b"hello")
     server.disconnect(b"one")
     with suppress(Full):
@@ -194,16 +206,14 @@ def test_who_is_hung_up_on_is_heard_no_more(server: ServerSocket, connect: Conne
 
 
 @both
-def test_a_peer_that_does_not_read_is_full_and_nobody_waits(server: ServerSocket, connect: Connect) -> None:
+def test_sending_to_a_peer_that_does_not_read_raises_full(server: ServerSocket, connect: Connect) -> None:
     connect()
     assert until_full(lambda: server.send(b"one", [bytes(1000)])) > 0
     connect(b"two", b"hello")
 
 
 @both
-def test_a_server_that_does_not_read_is_full_and_room_is_waited_for(
-    server: ServerSocket, connect: Connect
-) -> None:
+def test_a_peer_waits_for_room_while_the_server_does_not_read(server: ServerSocket, connect: Connect) -> None:
     peer = connect()
     sent = until_full(lambda: peer.send([bytes(1000)]))
     assert len(heard(server, sent)) == sent
@@ -223,7 +233,7 @@ def test_another_descriptor_ends_the_wait(server: ServerSocket, connect: Connect
     assert waiting.wait(BOUND_MS) is True
     os.read(mine, 1)
     assert waiting.wait(0) is False
-    os.close(other)  # the end of whoever started this process
+    os.close(other)  # the process that started this one has ended
     if side == "peer":
         assert peer.wait_to_send(BOUND_MS) is True
     peer.close()
@@ -240,43 +250,33 @@ def test_a_wait_for_a_deadline_sleeps(server: ServerSocket, monkeypatch: pytest.
         return wait(self, timeout_ms)
 
     monkeypatch.setattr(Dealer, "wait", counted)
-    lifeline, other = os.pipe()
-    name = control.routing_id(control.CLIENT, 0, 0)
-    peer = Connection(spawn(server, name, control.CLIENT), 1e6, lifeline)
-    for tenths_ms in range(120, 140):
-        deadline_ns = time.monotonic_ns() + tenths_ms * 100_000
-        peer.wait_until(deadline_ns)
-        assert time.monotonic_ns() >= deadline_ns
-    assert 0 not in looks  # which would be to look, and to look again
-    peer._socket.close()
-    os.close(lifeline)
-    os.close(other)
+    with client(server) as peer:
+        for tenths_ms in range(120, 140):
+            deadline_ns = time.monotonic_ns() + tenths_ms * 100_000
+            peer.wait_until(deadline_ns)
+            assert time.monotonic_ns() >= deadline_ns
+    assert 0 not in looks  # which would be polling
 
 
 @both
-def test_what_a_task_raised_is_told_whatever_characters_it_has(
+def test_an_error_of_a_task_with_characters_that_are_not_utf_8_is_reported(
     server: ServerSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lifeline, other = os.pipe()
-    name = control.routing_id(control.CLIENT, 0, 0)
-    peer = Connection(spawn(server, name, control.CLIENT), 1e6, lifeline)
     sent: list[Sequence[Frame]] = []
-    monkeypatch.setattr(peer, "send", sent.append)
     task = messages.Task(client=0, task=1, trip=1, version=0, entry=0, slot=0, cut=None, condition=None)
 
     def fail() -> None:
         raise OSError("caf\udce9.csv is not there\nat all")  # a name that is not UTF-8
 
-    peer.attempt(task, fail)
+    with client(server) as peer:
+        monkeypatch.setattr(peer, "send", sent.append)
+        peer.attempt(task, fail)
     ((header, *_),) = sent
     assert messages.decode_from_client(header) == messages.Gone(0, 1, "OSError: caf?.csv is not there")
-    peer._socket.close()
-    os.close(lifeline)
-    os.close(other)
 
 
 @both
-def test_a_peer_whose_run_ends_before_it_was_called_leaves_without_a_word(server: ServerSocket) -> None:
+def test_a_peer_whose_run_ends_before_the_server_connects_ends_silently(server: ServerSocket) -> None:
     lifeline, other = os.pipe()
     os.close(other)
     name = control.routing_id(control.WORKER, 0, 0)
@@ -286,9 +286,9 @@ def test_a_peer_whose_run_ends_before_it_was_called_leaves_without_a_word(server
 
 @pytest.mark.parametrize("door", ["", DOOR])
 @pytest.mark.parametrize("lent", [False, True])
-def test_payload_frames_travel_on_the_wire(lent: bool, door: str) -> None:
+def test_payload_frames_arrive_whether_copied_or_lent(lent: bool, door: str) -> None:
     size = LENT_BYTES if lent else LENT_BYTES - 1
-    pid = os.fork()  # frames whose memory is lent leave a thread of pyzmq's behind
+    pid = os.fork()  # pyzmq keeps a thread after it has lent the memory of frames
     if pid == 0:
         code = 1
         with suppress(BaseException):
@@ -311,7 +311,7 @@ def payload_travels(body: bytes, door: str) -> None:
     server.close()
 
 
-def test_a_peer_has_the_name_that_it_was_called_by(server: ServerSocket, connect: Connect) -> None:
+def test_a_peer_has_the_name_of_its_address(server: ServerSocket, connect: Connect) -> None:
     connect()
     if server.root == connection.ABSTRACT:
         with socket.socket(socket.AF_UNIX) as thief, pytest.raises(OSError, match="already in use"):
@@ -319,7 +319,7 @@ def test_a_peer_has_the_name_that_it_was_called_by(server: ServerSocket, connect
     server.connect(b"two")
     with zmq.Context() as context, context.socket(zmq.DEALER) as liar:
         liar.linger = 0
-        liar.routing_id = b"three"  # the name of one that has not come yet
+        liar.routing_id = b"three"  # the name of a peer that has not connected yet
         liar.plain_username = b"two"
         liar.plain_password = control.password(server.secret, b"two").encode()
         liar.bind(address(server, b"two"))
@@ -331,7 +331,7 @@ def test_a_peer_has_the_name_that_it_was_called_by(server: ServerSocket, connect
 
 
 @pytest.mark.parametrize("password", ["word", "00" * 32, "of another name"])
-def test_who_does_not_know_the_password_is_never_let_in(server: ServerSocket, password: str) -> None:
+def test_a_peer_without_the_password_of_its_name_is_refused(server: ServerSocket, password: str) -> None:
     name = b"client-1-0"
     if password == "of another name":
         password = control.password(server.secret, b"client-0-0")
@@ -348,14 +348,14 @@ def test_who_does_not_know_the_password_is_never_let_in(server: ServerSocket, pa
         dealer.disable_monitor()
         events.close()
     assert list(server.receive()) == []
-    peer = waiting(server, name)  # who comes late and knows it
+    peer = waiting(server, name)  # a late peer with the right password
     say(server, peer, b"mine")
     assert heard(server, 1) == [(name, [b"mine"])]
     peer.close()
 
 
 def greetings(where: str, times: int, user: int) -> list[bytes]:
-    """What another process of this user hears that connects, and speaks ZeroMQ first, so many times."""
+    """The length of each answer to a process of ``user`` that connects so many times and greets first."""
     seen, told = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -381,7 +381,7 @@ def greetings(where: str, times: int, user: int) -> list[bytes]:
 
 @linux
 @pytest.mark.parametrize("user", [os.geteuid(), NOBODY], ids=["of this user", "of another"])
-def test_no_other_process_is_greeted_and_none_reaches_the_server(
+def test_another_process_gets_no_answer_and_reaches_no_server(
     server: ServerSocket, connect: Connect, user: int
 ) -> None:
     if user == NOBODY and os.geteuid() != 0:
@@ -393,23 +393,21 @@ def test_no_other_process_is_greeted_and_none_reaches_the_server(
     connect(b"client-1-0", b"mine too")
     listening = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     ours = [line for line in listening if line[-1] == "@" + address(server, b"client-0-0").partition("@")[2]]
-    assert len(ours) == 2  # the one that waits, and its end of the connection: the server has no name
+    assert len(ours) == 2  # the peer listens, and it is connected; the server has no address
 
 
 @both
-def test_what_may_not_have_been_heard_is_said_again_until_there_is_more_to_do(server: ServerSocket) -> None:
+def test_a_report_is_repeated_until_the_next_task_arrives(server: ServerSocket) -> None:
     name = control.routing_id(control.CLIENT, 0, 0)
     if server.listening.door:
         server.admit(name)
     else:
         server.connect(name)
-    lifeline, other = os.pipe()
-    peer = Connection(spawn(server, name, control.CLIENT), 0.03, lifeline)
     gone = messages.Gone(0, 3, "cannot")
     said: list[messages.FromClient] = []
 
     def hear(*expected: messages.FromClient) -> None:
-        """Until the last heard are these; the peer says what it has to say meanwhile."""
+        """Let the peer send until the last messages that the server received are these."""
         while said[-len(expected) :] != list(expected):
             peer.beat()
             server.wait(1)
@@ -419,43 +417,42 @@ def test_what_may_not_have_been_heard_is_said_again_until_there_is_more_to_do(se
         server.send(name, [messages.encode(message)])
 
     def told() -> messages.FromServer:
-        """What the peer is told next. Both ends are in this thread: neither may wait for the other."""
+        """The next message to the peer. Both ends are in this thread: neither may wait for the other."""
         while (found := peer.poll()) is None:
             server.wait(1)
             said.extend(messages.decode_from_client(frames[0]) for _, frames in server.receive())
         return found[0]
 
-    while not peer._socket.wait_to_send(1) and not peer._socket._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
-        server.wait(0)
-    peer.report(gone)
-    hear(gone, gone, gone)
-    tell(messages.Withdraw([3]))  # does not say that it was heard
-    assert told() == messages.Withdraw([3])
-    hear(gone, gone, gone)
-    task = messages.Tasks([messages.Task(0, 4, 1, 0, 0, 0, None, None)])
-    tell(task)
-    assert told() == task
-    hear(messages.Beat(), messages.Beat())
-    peer.report(gone)
-    tell(task)  # a second time
-    hear(gone, gone, gone)
-    assert peer.poll() is None
-    peer._socket.close()
-    os.close(lifeline)
-    os.close(other)
+    with client(server, heartbeat_s=0.03) as peer:
+        end = peer._socket
+        while not end.wait_to_send(1) and not end._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+            server.wait(0)
+        peer.report(gone)
+        hear(gone, gone, gone)
+        tell(messages.Withdraw([3]))  # no sign that the report arrived
+        assert told() == messages.Withdraw([3])
+        hear(gone, gone, gone)
+        task = messages.Tasks([messages.Task(0, 4, 1, 0, 0, 0, None, None)])
+        tell(task)
+        assert told() == task
+        hear(messages.Beat(), messages.Beat())
+        peer.report(gone)
+        tell(task)  # a second time
+        hear(gone, gone, gone)
+        assert peer.poll() is None
 
 
 @linux
-def test_addresses_are_not_to_be_guessed_and_leave_no_file(
+def test_addresses_cannot_be_guessed_and_leave_no_file(
     server: ServerSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tempfile.gettempdir())  # this test's own
+    monkeypatch.chdir(tempfile.gettempdir())  # an empty folder of this test
     other = ServerSocket(1)
     peer = joined(other, b"one")
     where = {address(server, b"one"), address(server, b"two"), address(other, b"one")}
     assert len(where) == 3
     assert all(one.startswith("ipc://@edgefl-") for one in where)
-    assert all(len("ipc://@edgefl-") + 30 < len(one) < 100 for one in where)  # the kernel's bound is 108
+    assert all(len("ipc://@edgefl-") + 30 < len(one) < 100 for one in where)  # Linux allows 108
     assert os.listdir(".") == []
     peer.close()
     other.close()
@@ -463,7 +460,7 @@ def test_addresses_are_not_to_be_guessed_and_leave_no_file(
 
 
 @pytest.mark.parametrize("why", ["no abstract addresses", "no peer credentials"])
-def test_elsewhere_it_is_a_folder_of_this_user_and_goes_at_the_end(
+def test_without_abstract_addresses_sockets_are_in_a_private_folder_that_is_removed(
     monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     with monkeypatch.context() as patch:

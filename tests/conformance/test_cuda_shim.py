@@ -1,11 +1,12 @@
-"""The CUDA sources, built as C++ for the CPU with ``tests/cuda_shim``, against the reference.
+"""The CUDA sources give the reference's bits when they are built as C++ for the CPU with ``tests/cuda_shim``.
 
-The shim runs the threads of a block one after the other. What remains unproven without a GPU is that the
-kernels can be launched there and that copies overlap them; tests/unit/test_kernels_cuda.py needs a GPU.
+The shim runs the threads of a block one after the other. Only tests/unit/test_kernels_cuda.py, which needs a
+GPU, shows that the kernels can be launched and that copies overlap them.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -22,36 +23,19 @@ from edgefl.kernels.field import PRIME
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("c++") or shutil.which("g++")
 CASES, FEW = 3600, 450
-"""Random cases: all, and as many as find each of `MUTANTS`."""
-FLAGS = (
-    "-std=c++17",
-    "-O2",
-    "-ffp-contract=off",
-    "-U_FORTIFY_SOURCE",
-    "-shared",
-    "-fPIC",
-    "-Wall",
-    "-Werror",
+"""Numbers of random cases: all, and enough to find each of `MUTANTS`."""
+FLAGS = shlex.split(
+    "-x c++ -std=c++17 -O2 -ffp-contract=off -U_FORTIFY_SOURCE -shared -fPIC "
+    "-Wall -Werror -Wno-unknown-pragmas -Wno-sign-compare -DEF_CHUNK_BYTES=65536"
 )
-CHUNK = ("-Wno-unknown-pragmas", "-Wno-sign-compare", "-DEF_CHUNK_BYTES=65536")
-"""Further compiler options. The chunks are so small that small sums have several."""
+"""The chunks are so small that small sums have several."""
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
 
 def _build(sources: Path, target: Path) -> None:
     folders = (f"-I{ROOT / 'tests' / 'cuda_shim'}", f"-I{sources}")
-    command = [
-        str(COMPILER),
-        "-x",
-        "c++",
-        *FLAGS,
-        *CHUNK,
-        *folders,
-        "-o",
-        str(target),
-        str(sources / "cuda.cu"),
-    ]
+    command = [str(COMPILER), *FLAGS, *folders, "-o", str(target), str(sources / "cuda.cu")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -81,7 +65,7 @@ CASES_OF = (fuzz_kernels._sum_case, fuzz_kernels._step_case, fuzz_kernels._field
 
 
 def _first_difference(cases: int) -> str | None:
-    """Of random sums, steps and masks: all types, sizes, addresses, denormals, infinities and NaNs."""
+    """Name the first random sum, step or mask whose result differs from the reference's."""
     for number in range(cases):
         make = CASES_OF[number % len(CASES_OF)]
         with np.errstate(all="ignore"):
@@ -117,7 +101,7 @@ def test_sums_of_several_chunks(size: int) -> None:
 @pytest.mark.usefixtures("_shim")
 @pytest.mark.parametrize("size", [4095, 4097, 16_384, 16_385, 50_003])
 def test_masks_of_several_chunks(size: int) -> None:
-    """Chunks of sums are smaller where there are many vectors, as in the second sum. The third is p."""
+    """With many vectors, as in the second sum, chunks are smaller. The third sum is p."""
     rng = np.random.default_rng(size)
     update, mask = rng.standard_normal(size, np.float32), rng.integers(0, PRIME, size, dtype=np.uint32)
     made, opposite = [], (PRIME - mask.astype(np.int64)).astype(np.uint32) % np.uint32(PRIME)
@@ -141,7 +125,7 @@ MUTANTS = {
     "a tail that reads a word too many": ("if (b < (int)(n - i) * SIZE)", "if (b <= (int)(n - i) * SIZE)"),
     "checksums numbered per chunk": ("(uint64_t)(first + i) * SIZE / 4 + 1", "(uint64_t)(i) * SIZE / 4 + 1"),
     "scales of the first chunk": ("u[k].scales + first / EF_SCALE_BLOCK", "u[k].scales"),
-    "a second moment that is not kept": ("s.new_b[i] = b;", ""),
+    "a second moment that is not stored": ("s.new_b[i] = b;", ""),
     "norms of the first warp only": ("t < tiles * WARPS; t += THREADS", "t < tiles; t += THREADS"),
     "products that overflow": ("total[g][2] += folded(weight * x.z)", "total[g][2] += weight * x.z"),
     "sums that are p": ("x >= EF_PRIME ? x - EF_PRIME : x", "x > EF_PRIME ? x - EF_PRIME : x"),

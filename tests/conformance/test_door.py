@@ -1,4 +1,4 @@
-"""Who comes in at a run's door, over real TCP: admitted keys, each under its own name, and nobody else."""
+"""A run's door on real TCP lets in only admitted keys, each under its own name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def caller(door: DoorSocket, secret: bytes, closing: ExitStack) -> CallerSocket:
 
 
 def says(door: DoorSocket, peer: CallerSocket, name: bytes, word: bytes) -> None:
-    """The peer says it, and is heard under this name."""
+    """Send ``word`` and check that the door receives it under ``name``."""
     for _ in range(BOUND_MS):
         with suppress(Full):
             peer.send([word])
@@ -83,7 +83,7 @@ def stranger(kind: str, door: DoorSocket) -> zmq.Socket[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["NULL", "PLAIN", "wrong key", "wrong server", "another's public key"])
-def test_without_an_admitted_key_nobody_is_let_in(door: DoorSocket, closing: ExitStack, kind: str) -> None:
+def test_a_caller_without_an_admitted_key_is_refused(door: DoorSocket, closing: ExitStack, kind: str) -> None:
     with stranger(kind, door) as dealer:
         failures = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         ends = failures | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -100,7 +100,7 @@ def test_without_an_admitted_key_nobody_is_let_in(door: DoorSocket, closing: Exi
 
 
 @pytest.mark.skipif(sodium() is None, reason="this pyzmq has no libsodium")
-def test_a_name_is_its_keys_whatever_its_bearer_claims(door: DoorSocket, closing: ExitStack) -> None:
+def test_a_caller_has_the_name_of_its_key_whatever_it_claims(door: DoorSocket, closing: ExitStack) -> None:
     honest = caller(door, ONE, closing)
     says(door, honest, b"one", b"first")
     liar = RawCaller(door.address, TWO, door.key)
@@ -123,10 +123,10 @@ def test_a_name_is_its_keys_whatever_its_bearer_claims(door: DoorSocket, closing
     says(door, honest, b"one", b"still here")
 
 
-def test_of_two_with_one_key_the_later_holds(door: DoorSocket, closing: ExitStack) -> None:
+def test_the_later_of_two_callers_with_one_key_stays(door: DoorSocket, closing: ExitStack) -> None:
     first = caller(door, ONE, closing)
     says(door, first, b"one", b"early")
-    first._socket.disconnect(door.address)  # and does not come again by itself
+    first._socket.disconnect(door.address)  # and does not reconnect by itself
     later = caller(door, ONE, closing)
     says(door, later, b"one", b"late")
     door.send(b"one", [b"answer"])
@@ -134,7 +134,7 @@ def test_of_two_with_one_key_the_later_holds(door: DoorSocket, closing: ExitStac
         door.wait(0)
 
 
-def test_who_is_hung_up_on_is_cut_off_and_not_let_in_again(door: DoorSocket, closing: ExitStack) -> None:
+def test_a_disconnected_caller_is_not_let_in_again(door: DoorSocket, closing: ExitStack) -> None:
     ends = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
     peer, other = CallerSocket(door.address, ONE, door.key, events=ends), caller(door, TWO, closing)
     closing.callback(peer.close)
@@ -142,10 +142,10 @@ def test_who_is_hung_up_on_is_cut_off_and_not_let_in_again(door: DoorSocket, clo
     says(door, peer, b"one", b"ready")
     came = [int.from_bytes(peer._monitor.recv_multipart()[0][:2], sys.byteorder)]
     door.disconnect(b"one")
-    door.disconnect(b"one")  # a second time is nothing
+    door.disconnect(b"one")  # a second time has no effect
     with pytest.raises(Unreachable):
         door.send(b"one", [b"hello?"])
-    while not peer._monitor.poll(1):  # it tries again by itself
+    while not peer._monitor.poll(1):  # ZeroMQ reconnects by itself
         with suppress(Full):
             peer.send([b"still here"])
         door.wait(0)
@@ -155,7 +155,7 @@ def test_who_is_hung_up_on_is_cut_off_and_not_let_in_again(door: DoorSocket, clo
     says(door, other, b"two", b"me too")
 
 
-def test_a_link_that_breaks_is_made_again(door: DoorSocket, closing: ExitStack) -> None:
+def test_a_broken_connection_is_made_again(door: DoorSocket, closing: ExitStack) -> None:
     peer = caller(door, ONE, closing)
     says(door, peer, b"one", b"before")
     line = door._connections[b"one"]
@@ -166,7 +166,7 @@ def test_a_link_that_breaks_is_made_again(door: DoorSocket, closing: ExitStack) 
     assert door._connections[b"one"].routing_id != line.routing_id
 
 
-def test_anyone_is_let_in_where_that_is_wanted(closing: ExitStack) -> None:
+def test_a_door_for_anyone_admits_every_key(closing: ExitStack) -> None:
     door = DoorSocket("tcp://127.0.0.1:*", keys.OPEN, LARGEST, anyone=True)
     closing.callback(door.close)
     for secret in (ONE, TWO):
@@ -176,20 +176,20 @@ def test_anyone_is_let_in_where_that_is_wanted(closing: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://192.0.2.1:0", "tcp://no.such.host.invalid:5"])
-def test_an_address_that_cannot_be_had_is_one_line(address: str) -> None:
+def test_an_unusable_address_is_an_error_of_one_line(address: str) -> None:
     with pytest.raises(RunError, match=rf"^{address}: \w[^\n]+$"):
         DoorSocket(address, SERVER, LARGEST)
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_an_address_that_is_taken_is_one_line(door: DoorSocket) -> None:
+def test_an_address_in_use_is_an_error_of_one_line(door: DoorSocket) -> None:
     with pytest.raises(RunError, match=r"^tcp://127.0.0.1:\d+: Address already in use$"):
         DoorSocket(door.address, SERVER, LARGEST)
 
 
 @linux
 @pytest.mark.parametrize("first", [b"", b"\xff", os.urandom(64)], ids=["silent", "begun", "rubbish"])
-def test_connections_that_say_nothing_are_bounded(
+def test_the_number_of_connections_without_a_key_is_bounded(
     door: DoorSocket, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     monkeypatch.setattr(strangers, "MOST_STRANGERS", 20)
@@ -202,7 +202,7 @@ def test_connections_that_say_nothing_are_bounded(
         end = closing.enter_context(socket.create_connection((host, port)))
         with suppress(OSError):
             end.sendall(first)
-    rubbish = len(first) > 1  # who says it is hung up on by ZeroMQ itself
+    rubbish = len(first) > 1  # ZeroMQ itself closes such a connection
     while not (shut.called or rubbish) or len(door._strangers._open) > 22:
         door.wait(1)
     says(door, caller(door, ONE, closing), b"one", b"here now")
@@ -210,7 +210,7 @@ def test_connections_that_say_nothing_are_bounded(
 
 
 @linux
-def test_a_server_without_descriptors_shuts_strangers_until_there_are_some(
+def test_a_server_without_descriptors_closes_strangers_connections(
     door: DoorSocket, closing: ExitStack
 ) -> None:
     host, port = "127.0.0.1", int(door.address.rpartition(":")[2])
@@ -238,7 +238,7 @@ def test_a_server_without_descriptors_shuts_strangers_until_there_are_some(
 
 
 def fill(door: DoorSocket, rounds: int) -> int:
-    """A process of strangers, each with a first frame that does not end: 200 MB/s at most, in all."""
+    """Start a process with ``rounds`` connections that send endless frames, 200 MB/s at most in all."""
     pid = os.fork()
     if pid == 0:
         with suppress(BaseException):
@@ -249,7 +249,7 @@ def fill(door: DoorSocket, rounds: int) -> int:
                 with suppress(OSError):
                     end.sendall(GREETING + endless)
                 time.sleep(0.005)
-            for end in ends[: -strangers.ALL_BYTES // LARGEST]:  # until it is hung up on
+            for end in ends[: -strangers.ALL_BYTES // LARGEST]:  # until the door closes it
                 with suppress(OSError):
                     while end.recv(1000):
                         pass
@@ -267,5 +267,5 @@ def test_strangers_cannot_fill_the_memory(door: DoorSocket, closing: ExitStack) 
         door.wait(1)
         most_kib = max(most_kib, own_kib(kib("status")) - before_kib)
         assert list(door.receive()) == []
-    assert most_kib < 120 * 1024  # 32 MiB and what comes between two looks
+    assert most_kib < 120 * 1024  # 32 MiB and what arrives between two calls of wait
     says(door, honest, b"two", b"still here")

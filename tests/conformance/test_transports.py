@@ -1,4 +1,4 @@
-"""Both transports carry the same bits, whatever the size of the parts; the wire refuses what does not fit."""
+"""Both transports carry the same bits, and the wire refuses parts that do not fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ("shm", "wire")
 
 
 class Run:
-    """A server's and a client's end of one transport, with the socket between them taken out."""
+    """A server's and a client's end of one transport. A list replaces the socket between them."""
 
     def __init__(self, kind: str, size: int, slots: int = 3) -> None:
         self.buffer = ParameterBuffer.create(Shape(size, 2, slots))
@@ -34,11 +34,11 @@ class Run:
         self.client: ShmClient = CLIENT_ENDS[kind](self.view, self._give)
 
     def _give(self, frames: list[Frame]) -> None:
-        """A socket copies what it is given."""
+        """Copy the frames, as a socket does."""
         self._under_way.append([bytes(frame) for frame in frames])
 
     def deliver(self) -> None:
-        """Everything that is under way arrives: a socket may send a frame long after it was given to it."""
+        """Deliver all frames that the client has sent: a socket may send them much later."""
         for header, *rest in self._under_way:
             chunk = messages.decode_from_client(header)
             assert isinstance(chunk, messages.Chunk)
@@ -72,7 +72,7 @@ Model = npt.NDArray[np.float32]
 
 
 def any_bits(draw: st.DrawFn, size: int) -> Model:
-    """Any float32 there is: NaNs with payloads, infinities, denormals, negative zeros."""
+    """Any float32 numbers, also NaNs with payloads, infinities, denormals and negative zeros."""
     seed = draw(st.integers(0, 2**32 - 1))
     bits = np.random.default_rng(seed).integers(0, 2**32, size, dtype=np.uint32)
     special = [0x7FC00001, 0xFF800000, 0x00000001, 0x80000000]
@@ -95,14 +95,16 @@ def bits(array: Model) -> bytes:
 
 
 @given(trips())
-def test_both_give_the_same_bits_for_parts_of_any_size_in_any_order(trip: tuple[Model, Model, Any]) -> None:
+def test_both_transports_carry_the_bits_of_any_parts_in_any_order(
+    trip: tuple[Model, Model, Any],
+) -> None:
     model, update, parts = trip
     for kind in KINDS:
         with run(kind, model.size) as there:
             there.buffer.model(0)[:] = model
             there.buffer.publish(version=0, entry=0)
             for slot in range(3):
-                there.buffer.slot(slot)[:] = 7.0  # what another update left there
+                there.buffer.slot(slot)[:] = 7.0  # left over from another update
             task = there.lease(40, slot=1)
             got = there.client.base(task.entry, task.version, there.server.model_frames(task.entry))
             assert bits(got) == bits(model)
@@ -111,14 +113,14 @@ def test_both_give_the_same_bits_for_parts_of_any_size_in_any_order(trip: tuple[
                 part = scratch[: stop - start]
                 part[:] = update[start:stop]
                 there.client.put(task, 4 * start, part.view(np.uint8))
-                part[:] = -1.0  # a client uses its memory again at once
+                part[:] = -1.0  # a client reuses its memory at once
             there.deliver()
             assert bits(there.buffer.slot(1)) == bits(update)
             assert bits(there.buffer.slot(0)) == bits(there.buffer.slot(2)) == bits(np.full_like(model, 7.0))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_model_that_was_sent_is_the_one_that_is_got_even_if_the_ring_moves_on(kind: str) -> None:
+def test_a_client_never_reads_another_version_than_was_sent(kind: str) -> None:
     with run(kind, size=4) as there:
         there.buffer.model(0)[:] = [1, 2, 3, 4]
         there.buffer.publish(version=5, entry=0)
@@ -133,7 +135,7 @@ def test_the_model_that_was_sent_is_the_one_that_is_got_even_if_the_ring_moves_o
                 there.client.base(0, 5, frames)
 
 
-def test_a_lent_version_is_read_where_it_lies_and_a_changed_one_is_noticed() -> None:
+def test_a_lent_version_is_read_in_place_and_a_changed_one_is_noticed() -> None:
     with run("shm", size=4) as there:
         there.buffer.model(0)[:] = [1, 2, 3, 4]
         there.buffer.publish(version=0, entry=0)
@@ -179,8 +181,8 @@ def test_parts_beyond_the_update_are_refused(wired: Run, offset: int, count: int
     ("task", "slot"),
     [
         *((40, slot) for slot in (-1, -3, 3, 2**40, 2**64 - 1)),  # slots that do not exist
-        *((task, 1) for task in (-1, 0, 39, 41, 2**63, 2**64 - 1)),  # of other tasks
-        *((task, 0) for task in (-1, 40)),  # free
+        *((task, 1) for task in (-1, 0, 39, 41, 2**63, 2**64 - 1)),  # a slot of another task
+        *((task, 0) for task in (-1, 40)),  # a free slot
     ],
 )
 def test_slots_that_a_task_does_not_hold_are_refused(wired: Run, task: int, slot: int) -> None:
@@ -190,7 +192,7 @@ def test_slots_that_a_task_does_not_hold_are_refused(wired: Run, task: int, slot
 
 def test_parts_of_a_finished_update_and_of_a_slots_former_task_are_refused(wired: Run) -> None:
     task = wired.lease(40, slot=1)
-    for offset in (0, 40):  # a part of nothing changes nothing
+    for offset in (0, 40):  # an empty part changes nothing
         wired.server.accept(messages.Chunk(40, 1, offset), b"")
     assert not wired.buffer.slot(1).any()
     wired.client.put(task, 0, np.arange(10, dtype=np.float32).view(np.uint8))
@@ -214,7 +216,7 @@ def test_models_of_another_size_are_refused(frames: Sequence[bytes]) -> None:
     buffer.close()
 
 
-def test_a_large_update_travels_in_parts_that_fit_a_cache() -> None:
+def test_a_large_update_is_sent_in_parts_of_cache_size() -> None:
     sizes: list[int] = []
     buffer = ParameterBuffer.create(Shape(10, 2, 1))
     client = WireClient(buffer, lambda frames: sizes.append(len(frames[1])))
@@ -233,8 +235,7 @@ PARTS = st.tuples(
 
 
 @given(st.lists(PARTS, max_size=30))
-def test_whatever_parts_come_only_the_leased_slot_changes(parts: list[tuple[int, int, int, bytes]]) -> None:
-    """A model of what may be written where, against any sequence of parts."""
+def test_any_sequence_of_parts_changes_only_the_leased_slot(parts: list[tuple[int, int, int, bytes]]) -> None:
     with run("wire", size=10) as there:
         there.lease(40, slot=1)
         there.lease(42, slot=2)
