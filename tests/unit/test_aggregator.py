@@ -1,4 +1,4 @@
-"""The aggregator: sums against a float64 oracle, bad updates, and what its slots and ring entries hold."""
+"""The aggregator: its sums, bad updates, and the contents of slots and ring entries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from test_oracle_optimizer import reference_step
@@ -45,10 +45,10 @@ def make() -> Iterator[Make]:
     made: list[Aggregator] = []
 
     def one(
-        optimizer: ServerOptimizer = SGD, ring: int = 3, slots: int = 8, statistics: int = 0
+        optimizer: ServerOptimizer = SGD, ring: int = 3, slots: int = 8, statistics: int = 0, size: int = SIZE
     ) -> Aggregator:
-        buffer = ParameterBuffer.create(Shape(SIZE, ring, slots, optimizer.vectors, statistics=statistics))
-        buffer.model(0)[:] = np.random.default_rng(1).normal(size=SIZE)
+        buffer = ParameterBuffer.create(Shape(size, ring, slots, optimizer.vectors, statistics=statistics))
+        buffer.model(0)[:] = np.random.default_rng(1).normal(size=size)
         start(optimizer, buffer.vectors(0))
         buffer.publish(version=0, entry=0)
         made.append(Aggregator(buffer, optimizer, statistics=statistics))
@@ -60,7 +60,7 @@ def make() -> Iterator[Make]:
 
 
 def deliver(aggregator: Aggregator, task: int, update: npt.ArrayLike, client: int = 0) -> None:
-    """A client does a task: leases, reads, writes and says what it wrote."""
+    """A client does a task: it leases a slot, reads the model, writes its update and reports the checksum."""
     version, _ = aggregator.buffer.latest
     lease = aggregator.lease(task=task, client=client, version=version)
     slot = aggregator.buffer.slot(lease.slot)
@@ -82,7 +82,7 @@ def numbers(buffer: ParameterBuffer, entry: int) -> list[bytes]:
 
 @each_optimizer
 @pytest.mark.parametrize("base_scale", [1.0, 0.4, 0.0])
-def test_ten_versions_are_those_of_the_equations(make: Make, name: str, base_scale: float) -> None:
+def test_ten_versions_match_the_optimisers_equations(make: Make, name: str, base_scale: float) -> None:
     optimizer = OPTIMIZERS[name]
     aggregator = make(optimizer)
     buffer, kept = aggregator.buffer, {}
@@ -98,7 +98,7 @@ def test_ten_versions_are_those_of_the_equations(make: Make, name: str, base_sca
         result = step(aggregator, named, weights.tolist(), base_scale)
         expected = reference_step(optimizer, expected, (base_scale - 1.0) * expected + weights @ exact, kept)
         assert (result.bad, buffer.latest[0]) == ((), version)
-        assert numbers(buffer, old) == before, "the version before stays as it was"
+        assert numbers(buffer, old) == before, "the previous version is unchanged"
         np.testing.assert_allclose(buffer.model(buffer.latest[1]), expected, rtol=2e-5, atol=2e-5)
         np.testing.assert_allclose(result.norms, np.square(exact).sum(1), rtol=1e-12)
         assert result.checksums == tuple(kernels.checksum(update) for update in updates)
@@ -106,7 +106,7 @@ def test_ten_versions_are_those_of_the_equations(make: Make, name: str, base_sca
             aggregator.release(task)
 
 
-def test_an_update_is_measured_against_the_version_that_it_was_made_from(make: Make) -> None:
+def test_an_update_is_measured_against_its_base_version(make: Make) -> None:
     aggregator = make(ring=4)
     aggregator.measures = True
     deliver(aggregator, 0, stale := np.linspace(-1.0, 2.0, SIZE, dtype=np.float32))
@@ -129,16 +129,16 @@ def test_an_update_is_measured_against_the_version_that_it_was_made_from(make: M
         aggregator.delivered(aggregator.leases[task].slot)
         step(aggregator, [task], [1.0])
         aggregator.release(task)
-    assert aggregator.buffer.entry_version[lease.entry] > 0, "nobody needs it any more"
+    assert aggregator.buffer.entry_version[lease.entry] > 0, "nobody needs version 0 any more"
 
 
 @pytest.mark.parametrize("server", ["calm", "killed", "resumed"])
-def test_statistics_of_stale_updates_are_averaged_and_not_their_changes(make: Make, server: str) -> None:
-    """Mutant: the change of a stale update is added to newer statistics, which makes a variance negative."""
+def test_statistics_of_stale_updates_are_averaged_rather_than_their_changes(make: Make, server: str) -> None:
+    """Mutant: a stale update's change is added to newer statistics, which can make a variance negative."""
     aggregator = make(statistics=2)
     buffer = aggregator.buffer
     buffer.model(0)[-2:] = 9.0
-    deliver(aggregator, 0, np.full(SIZE, 1.0 - 9.0), client=3)  # this client's statistics are 1
+    deliver(aggregator, 0, np.full(SIZE, 1.0 - 9.0), client=3)  # the client's statistics are 1
     for task in range(1, 5):
         deliver(aggregator, task, 2.0 - buffer.model(buffer.latest[1]))  # statistics are 2 from now on
         step(aggregator, [task], [1.0])
@@ -154,23 +154,24 @@ def test_statistics_of_stale_updates_are_averaged_and_not_their_changes(make: Ma
         aggregator.release(0)
         sent = {"task": 0, "client": 3, "version": 0, "update": update}
         aggregator.restore(**sent, statistics=statistics)
-    deliver(aggregator, 9, 4.0 - buffer.model(buffer.latest[1]))  # and a fresh update, whose are 4
+    deliver(aggregator, 9, 4.0 - buffer.model(buffer.latest[1]))  # statistics of this fresh update: 4
     assert not step(aggregator, [0, 9], [0.25, 0.5]).bad
     assert buffer.model(buffer.latest[1])[-2:].tolist() == [0.25 * 2.0 + 0.25 * 1.0 + 0.5 * 4.0] * 2
 
 
-def test_plain_sums_have_the_kernels_bits(make: Make) -> None:
-    aggregator = make()
-    updates, weights = np.random.default_rng(3).normal(size=(3, SIZE)).astype(np.float32), [0.5, 0.25, 0.1]
+@pytest.mark.parametrize("size", [1, 7, SIZE, 4096, 4097])
+def test_sums_have_the_bits_of_the_kernel(make: Make, size: int) -> None:
+    aggregator, weights = make(size=size), [0.5, -0.25, 0.0]
+    updates = np.random.default_rng(3).normal(size=(3, size)).astype(np.float32)
     for task, update in enumerate(updates):
         deliver(aggregator, task, update)
-    expected = np.empty(SIZE, np.float32)
+    expected = np.empty(size, np.float32)
     kernels.weighted_sum(expected, aggregator.buffer.model(0), list(updates), weights, backend="reference")
     step(aggregator, [0, 1, 2], weights)
     assert aggregator.buffer.model(aggregator.buffer.latest[1]).tobytes() == expected.tobytes()
 
 
-def test_totals_count_what_was_moved(make: Make) -> None:
+def test_totals_count_updates_bytes_and_seconds(make: Make) -> None:
     aggregator = make(slots=8)
     for task in range(5):
         deliver(aggregator, task, np.ones(SIZE))
@@ -195,7 +196,7 @@ def assert_nothing_published(aggregator: Aggregator, before: list[bytes]) -> Non
 
 @each_optimizer
 @pytest.mark.parametrize(("poison", "base_scale"), [(math.nan, 1.0), (math.inf, 0.5), (-math.inf, 1.0)])
-def test_updates_that_are_not_finite_are_named_and_nothing_is_published(
+def test_updates_that_are_not_finite_are_named_and_no_version_is_published(
     make: Make, name: str, poison: float, base_scale: float
 ) -> None:
     aggregator = make(OPTIMIZERS[name])
@@ -207,14 +208,14 @@ def test_updates_that_are_not_finite_are_named_and_nothing_is_published(
     result = step(aggregator, [10, 11, 12, 13], [0.25] * 4, base_scale)
     assert (result.bad, result.altered) == ((11, 13), ())
     assert_nothing_published(aggregator, before)
-    again = step(aggregator, [10, 12], [0.25] * 2, base_scale)  # the good ones, as if nothing had been
+    again = step(aggregator, [10, 12], [0.25] * 2, base_scale)  # the good updates alone
     version, entry = aggregator.buffer.latest
     assert (again.bad, version) == ((), 1)
     assert np.isfinite(aggregator.buffer.model(entry)).all()
 
 
 @each_optimizer
-def test_finite_updates_that_make_the_model_overflow_are_bad_too(make: Make, name: str) -> None:
+def test_finite_updates_that_make_the_model_overflow_are_bad(make: Make, name: str) -> None:
     aggregator = make(OPTIMIZERS[name])
     before = numbers(aggregator.buffer, 0)
     for task, value in enumerate((1.0, 3e38, 3.3e38)):
@@ -226,7 +227,7 @@ def test_finite_updates_that_make_the_model_overflow_are_bad_too(make: Make, nam
 
 
 @each_optimizer
-def test_an_update_altered_after_it_was_sent_is_named_and_nothing_is_published(make: Make, name: str) -> None:
+def test_an_altered_update_is_named_and_no_version_is_published(make: Make, name: str) -> None:
     aggregator = make(OPTIMIZERS[name])
     before = numbers(aggregator.buffer, 0)
     for task in range(3):
@@ -240,18 +241,18 @@ def test_an_update_altered_after_it_was_sent_is_named_and_nothing_is_published(m
     assert len(result.checksums) == 3
     assert_nothing_published(aggregator, before)
     assert step(aggregator, [0, 2], [1.0] * 2).bad == ()
-    never = aggregator.lease(task=3, client=0, version=1)  # and its client never says that it is whole
+    never = aggregator.lease(task=3, client=0, version=1)  # its client never reports a checksum
     aggregator.buffer.slot(never.slot)[:] = 1
     assert step(aggregator, [3], [1.0]).altered == (3,)
 
 
 @each_optimizer
-def test_a_late_reader_notices_that_its_entry_was_overwritten_by_a_failed_sum(make: Make, name: str) -> None:
+def test_a_late_reader_notices_that_a_failed_sum_overwrote_its_entry(make: Make, name: str) -> None:
     aggregator = make(OPTIMIZERS[name], ring=2)
     deliver(aggregator, 0, np.ones(SIZE))
     assert step(aggregator, [0], [1.0]).bad == ()
     deliver(aggregator, 1, np.full(SIZE, math.nan))
-    assert aggregator.free_entry() == 0  # it holds version 0, which nobody is known to read
+    assert aggregator.free_entry() == 0  # version 0, which has no known reader
     assert step(aggregator, [1], [1.0]).bad == (1,)
     assert aggregator.buffer.entry_version.tolist() == [-1, 1]
     with pytest.raises(SlotError, match="ring entry 0 holds version -1, not 0"):
@@ -259,30 +260,7 @@ def test_a_late_reader_notices_that_its_entry_was_overwritten_by_a_failed_sum(ma
     assert aggregator.buffer.latest == (1, 1)
 
 
-@given(
-    size=st.sampled_from([1, 7, 4096, 4097]),
-    weights=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=6),
-    base_scale=st.sampled_from([1.0, 0.3]),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=40)
-def test_any_sum_of_any_size_is_the_oracles(size: int, weights: list[float], base_scale: float, seed: int):
-    buffer = ParameterBuffer.create(Shape(size, 2, len(weights)))
-    draw = np.random.default_rng(seed)
-    buffer.model(0)[:] = draw.normal(size=size)
-    buffer.publish(version=0, entry=0)
-    aggregator = Aggregator(buffer, ServerOptimizer(lr=0.7))
-    updates = draw.normal(size=(len(weights), size)).astype(np.float32)
-    for task, update in enumerate(updates):
-        deliver(aggregator, task, update)
-    assert step(aggregator, range(len(weights)), weights, base_scale).bad == ()
-    model, exact = (array.astype(np.float64) for array in (buffer.model(0), updates))
-    expected = model + 0.7 * ((base_scale - 1.0) * model + np.array(weights) @ exact)
-    np.testing.assert_allclose(buffer.model(1), expected, rtol=1e-5, atol=2e-5)
-    buffer.close()
-
-
-def test_a_lease_is_of_the_latest_version_only(make: Make) -> None:
+def test_only_the_latest_version_is_leased(make: Make) -> None:
     aggregator = make()
     with pytest.raises(SlotError, match="task 5 needs version 1, but the latest is 0"):
         aggregator.lease(task=5, client=0, version=1)
@@ -294,7 +272,7 @@ def test_a_lease_is_of_the_latest_version_only(make: Make) -> None:
     assert buffer.state[lease.slot] == SlotState.LEASED
 
 
-def test_a_restored_update_is_one_like_the_others(make: Make) -> None:
+def test_a_restored_update_is_summed_like_any_other(make: Make) -> None:
     aggregator = make(slots=1)
     update = np.arange(SIZE + 1, dtype=np.float32)
     first = aggregator.buffer.model(0).astype(np.float64)
@@ -313,7 +291,7 @@ def test_a_restored_update_is_one_like_the_others(make: Make) -> None:
 
 
 @pytest.mark.parametrize("end", ["delivered", "release"])
-def test_a_lent_entry_stays_until_its_borrowers_updates_are_whole(make: Make, end: str) -> None:
+def test_a_lent_entry_is_kept_until_its_borrowers_updates_are_complete(make: Make, end: str) -> None:
     aggregator = make(ring=6)
     aggregator.lends = True
     buffer = aggregator.buffer
@@ -329,11 +307,11 @@ def test_a_lent_entry_stays_until_its_borrowers_updates_are_whole(make: Make, en
         assert aggregator.free_entry() != 0
         getattr(aggregator, end)(slot if end == "delivered" else task)
     assert aggregator.free_entry() == 0
-    aggregator.delivered(slots[0])  # once more is nothing
+    aggregator.delivered(slots[0])  # a second time has no effect
     assert aggregator.free_entry() == 0
 
 
-def test_only_so_many_entries_are_lent_that_the_run_never_waits_for_one(make: Make) -> None:
+def test_five_ring_entries_are_never_lent(make: Make) -> None:
     aggregator = make(ring=7, slots=40)
     aggregator.lends = True
     buffer, lent = aggregator.buffer, []
@@ -349,27 +327,29 @@ def test_only_so_many_entries_are_lent_that_the_run_never_waits_for_one(make: Ma
 
 
 @pytest.mark.parametrize(("ring", "lends"), [(5, True), (6, False)])
-def test_a_small_ring_lends_nothing_and_another_only_if_asked(make: Make, ring: int, lends: bool) -> None:
+def test_entries_are_lent_only_by_a_large_ring_and_only_on_request(
+    make: Make, ring: int, lends: bool
+) -> None:
     aggregator = make(ring=ring)
     aggregator.lends = lends
     assert not aggregator.buffer.lent[aggregator.lease(task=0, client=0, version=0).slot]
 
 
-def test_slots_run_out_with_a_clear_error_and_come_back(make: Make) -> None:
+def test_a_lack_of_free_slots_is_an_error_until_one_is_released(make: Make) -> None:
     aggregator = make(slots=3)
     slots = [aggregator.lease(task=task, client=task, version=0).slot for task in range(3)]
     with pytest.raises(SlotError, match="no update slot is free for task 9; all 3 are taken"):
         aggregator.lease(task=9, client=9, version=0)
     aggregator.release(1)
     assert aggregator.lease(task=9, client=9, version=0).slot == slots[1]
-    aggregator.release(1)  # long gone: nothing happens
+    aggregator.release(1)  # released already: no effect
     assert aggregator.buffer.task[slots[1]] == 9
     with pytest.raises(SlotError, match="no update slot is free"):
         aggregator.lease(task=10, client=9, version=0)
 
 
 class RingMachine(RuleBasedStateMachine):
-    """Any interleaving of leases, reads, pins, steps and releases, against a list of who still reads what."""
+    """Any order of leases, reads, pins, steps and releases, with a list of the versions being read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,7 +357,9 @@ class RingMachine(RuleBasedStateMachine):
         buffer.publish(version=0, entry=0)
         self.aggregator = Aggregator(buffer, SGD)
         self.next_task = 0
-        self.reading: dict[int, tuple[int, int]] = {}  # task → entry and the version it must find there
+        self.reading: dict[
+            int, tuple[int, int]
+        ] = {}  # by task: the entry, and the version that must be in it
         self.pinned: list[tuple[int, int]] = []
         self.tasks: set[int] = set()
 
@@ -400,9 +382,9 @@ class RingMachine(RuleBasedStateMachine):
         del self.reading[task]
         slot = self.aggregator.leases[task].slot
         if data.draw(st.booleans()):
-            self.aggregator.fetched(slot)  # it was sent
+            self.aggregator.fetched(slot)  # the model was sent
         else:
-            self.aggregator.buffer.fetched[slot] = 1  # its client has read it
+            self.aggregator.buffer.fetched[slot] = 1  # the client has read it
 
     @precondition(lambda self: self.tasks)
     @rule(data=st.data())
@@ -441,7 +423,7 @@ class RingMachine(RuleBasedStateMachine):
             assert self.aggregator.buffer.entry_version[entry] == version
 
     @invariant()
-    def slots_are_their_tasks_alone(self) -> None:
+    def each_task_has_its_own_slot(self) -> None:
         leases = self.aggregator.leases
         assert set(leases) == self.tasks
         assert len({lease.slot for lease in leases.values()}) == len(leases)
@@ -458,7 +440,8 @@ TestRing.settings = settings(max_examples=60, stateful_step_count=40)
 def test_running_statistics_have_the_weights_of_the_step(
     make: Make, how: str, weights: tuple[float, float]
 ) -> None:
-    """They add up to at most 1, except in a private step, whose number of updates may be secret."""
+    """The weights are scaled to a total of 1 if it is more, except in a private step, whose number of updates
+    may be secret."""
     aggregator = make()
     aggregator.statistics, clip_norm = 2, None
     if how == "private":

@@ -1,4 +1,4 @@
-"""Clients that come by themselves: at a constant rate, or as a Poisson process."""
+"""Strategies whose clients arrive by themselves, at a constant rate or as a Poisson process."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def concurrency(result: MemoryRun) -> float:
     return area / last
 
 
-def test_a_constant_rate_starts_a_client_every_so_often() -> None:
-    _, result = run(40, 2000, [7.3] * 40, arrival_process="constant", arrival_rate_per_s=4.0)
+def test_a_constant_rate_starts_clients_at_equal_intervals() -> None:
+    _, result = run(40, 1000, [7.3] * 40, arrival_process="constant", arrival_rate_per_s=4.0)
     assert starts(result) == [(k + 1) / 4.0 for k in range(len(starts(result)))]
     assert concurrency(result) == pytest.approx(4.0 * 7.3, rel=0.02)  # Little's law
 
 
-def test_a_poisson_process_has_exponential_gaps() -> None:
-    _, result = run(400, 4000, [7.3] * 400, arrival_process="poisson", arrival_rate_per_s=4.0)
+def test_intervals_of_a_poisson_process_are_exponential() -> None:
+    _, result = run(60, 4000, [7.3] * 60, arrival_process="poisson", arrival_rate_per_s=4.0)
     gaps = np.diff([0.0, *starts(result)])
     assert stats.kstest(gaps, "expon", args=(0.0, 0.25)).pvalue > 0.01
     assert concurrency(result) == pytest.approx(4.0 * 7.3, rel=0.05)
 
 
-def test_who_comes_is_drawn_uniformly_from_the_idle_ones() -> None:
+def test_arriving_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
     _, result = run(20, 3000, [1.0] * 20, arrival_process="poisson", arrival_rate_per_s=5.0)
     counts = np.bincount(list(result.owners.values()), minlength=20)
     expected = counts.sum() / 20
@@ -62,9 +62,9 @@ def test_who_comes_is_drawn_uniformly_from_the_idle_ones() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"concurrency": 3}, {}])
-def test_who_finds_no_room_is_turned_away_for_good(limit: dict[str, int]) -> None:
-    """With 3 servers and 3 Erlang of Poisson arrivals a share B(3, 3) = 0.346 is lost (Erlang's formula)."""
-    clients = 30 if limit else 3  # no room, or nobody idle
+def test_an_arrival_without_a_free_place_is_lost(limit: dict[str, int]) -> None:
+    """By Erlang's formula, 3 servers lose a share B(3, 3) = 0.346 of Poisson arrivals at 3 Erlang."""
+    clients = 30 if limit else 3  # the limit is reached, or no client is idle
     _, result = run(
         clients, 4_000, [1.0] * clients, arrival_process="poisson", arrival_rate_per_s=3.0, **limit
     )
@@ -72,7 +72,7 @@ def test_who_finds_no_room_is_turned_away_for_good(limit: dict[str, int]) -> Non
     assert 1 - len(starts(result)) / came == pytest.approx(0.346, abs=0.02)
 
 
-def test_a_replay_and_the_same_seed_give_the_same_arrivals() -> None:
+def test_the_same_seed_gives_the_same_arrivals() -> None:
     fields = {"arrival_process": "poisson", "arrival_rate_per_s": 2.0}
     first, second = (starts(run(9, 200, [3.0] * 9, **fields)[1]) for _ in range(2))
     assert first == second
@@ -80,7 +80,7 @@ def test_a_replay_and_the_same_seed_give_the_same_arrivals() -> None:
     assert other.next_s != first[0]
 
 
-def test_the_core_wakes_for_each_arrival_and_nobody_starts_before() -> None:
+def test_no_client_starts_before_the_next_arrival() -> None:
     strategy = FedBuff(buffer_size=2, arrival_process="constant", arrival_rate_per_s=0.5)
     core = Core(strategy, fleet(3), 0, experiment.Stop())
     actions = [action for client in range(3) for action in core.handle(Joined(client, 0.0))]
@@ -91,32 +91,32 @@ def test_the_core_wakes_for_each_arrival_and_nobody_starts_before() -> None:
     assert core.openings == 1
 
 
-def test_nobody_comes_while_nobody_is_there() -> None:
+def test_nobody_arrives_while_no_client_is_connected() -> None:
     strategy = FedBuff(buffer_size=1, arrival_process="constant", arrival_rate_per_s=0.5)
     core = Core(strategy, fleet(1), 0, experiment.Stop(emulated_s=99.0))
     assert Wake(2.0) in core.handle(Joined(0, 0.0))
     assert core.awaits
     core.handle(Left(0, 1.0, "died"))
     assert core.handle(Ticked(2.0)) == []
-    assert not core.awaits  # but for the end of the run
-    assert core.handle(Joined(0, 5.0)) == [Wake(6.0)]  # what was to come at 4 s has passed
+    assert not core.awaits
+    assert core.handle(Joined(0, 5.0)) == [Wake(6.0)]  # the arrival due at 4 s is omitted
 
 
-def test_a_rate_goes_with_a_process() -> None:
+def test_a_rate_and_a_process_are_given_together() -> None:
     rate = {"arrival_rate_per_s": 2.0}
     for fields in ({"arrival_process": "constant"}, rate, {"arrival_process": "as-needed"} | rate):
         with pytest.raises(ConfigError, match=r"^strategy\.arrival_rate_per_s must be given with arrival_"):
             FedBuff(**fields).check(20)
 
 
-def test_a_rate_at_which_nothing_else_would_be_done_is_refused() -> None:
+def test_a_rate_above_a_million_per_second_is_refused() -> None:
     fields = {"name": "fedbuff", "arrival_process": "constant"}
     resolve({**fields, "arrival_rate_per_s": 1e6})
     with pytest.raises(ConfigError, match=r"strategy\.arrival_rate_per_s.* 1e\+06, got 1000000000\.0$"):
         resolve({**fields, "arrival_rate_per_s": 1e9})
 
 
-def test_a_strategy_that_starts_more_than_have_come_is_named() -> None:
+def test_a_strategy_that_starts_more_clients_than_arrived_is_named() -> None:
     class Hasty(FedBuff):
         def assign(self, state: Any, view: View) -> Sequence[int]:
             return view.idle

@@ -1,4 +1,4 @@
-"""Numbers that come and go are what a sorted list of them would be; few are drawn of many."""
+"""`Ascending` equals a sorted list, `PatchedSequence` a changed one; `sample` draws a few numbers of many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ numbers = st.one_of(
 
 
 @given(st.lists(numbers))
-def test_they_are_a_sorted_list(moves: list[int]) -> None:
+def test_ascending_numbers_equal_a_sorted_list(moves: list[int]) -> None:
     mine, plain = Ascending(BOUND), list[int]()
     for number in moves:
         there = number in plain
@@ -37,7 +37,7 @@ def test_they_are_a_sorted_list(moves: list[int]) -> None:
 
 
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 45)), st.sets(st.integers(0, 45)))
-def test_the_rest_is_the_rest_and_others_are_where_they_belong(
+def test_a_patched_sequence_is_sorted_and_has_the_changes(
     clients: set[int], without: set[int], more: set[int]
 ) -> None:
     found = Ascending(50)
@@ -48,7 +48,7 @@ def test_the_rest_is_the_rest_and_others_are_where_they_belong(
         assert [rest[index] for index in range(len(rest))] == sorted((clients - without) | (more - clients))
 
 
-def test_few_of_many_are_drawn_once_each_and_of_few_as_a_permutation() -> None:
+def test_a_sample_of_many_has_no_number_twice_and_one_of_few_is_a_permutation() -> None:
     few, many = range(MAX_SHUFFLED), range(MAX_SHUFFLED + 1)
     first = np.random.default_rng(1).permutation(len(few))[:5].tolist()
     assert sample(few, 5, np.random.default_rng(1)) == first
@@ -59,11 +59,11 @@ def test_few_of_many_are_drawn_once_each_and_of_few_as_a_permutation() -> None:
         assert len(set(found)) == 50
         counts[found] += 1
     assert counts.sum() == 10_000
-    assert counts.max() < 12  # of 10,000 draws from as many: none is drawn much more often
+    assert counts.max() < 12  # of 10,000 draws from about as many numbers
     assert sorted(sample(many, len(many) + 5, rng)) == list(many)
 
 
-def test_a_million_cost_four_bytes_each() -> None:
+def test_each_number_takes_four_bytes() -> None:
     idle = Ascending(10**6)
     for client in range(10**5):
         idle.add(client)

@@ -1,4 +1,4 @@
-"""Attackers: which clients, what they send, and what a run with them learns and says."""
+"""Attackers: which clients attack, what they send, and which settings are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIGITS = load_data(edgefl.Data(name="digits"), 0, [])
 
 
 def changed(rules: Attackers, client: int, base: Path | None = None) -> np.ndarray:
-    """Δ that the client sends in place of (1, 2, 3, …, 400)/100."""
+    """The update that the client sends instead of (1, 2, 3, …, 400)/100."""
     attack = Attack(rules, 10, 1, DIGITS, [base] if base else [])
     start = np.full(400, 5, np.float32)
     trained = start + np.arange(1, 401, dtype=np.float32) / 100
@@ -32,7 +32,7 @@ def changed(rules: Attackers, client: int, base: Path | None = None) -> np.ndarr
     return trained - start
 
 
-def test_a_share_of_the_clients_attacks_drawn_by_the_seed() -> None:
+def test_the_seed_draws_the_attacking_share_of_the_clients() -> None:
     for share, count in ((0.06, 1), (0.2, 2), (0.25, 2), (0.94, 9)):
         drawn = attacking_clients(Attackers(share=share), 10, seed=3)
         assert len(drawn) == count
@@ -45,7 +45,7 @@ def test_a_share_of_the_clients_attacks_drawn_by_the_seed() -> None:
 @pytest.mark.parametrize(
     ("share", "clients", "count"), [(0.05, 6, 0), (0.95, 6, 6), (0.9, 1, 1), (0.5, 1, 0)]
 )
-def test_a_share_that_is_no_client_or_all_of_them_is_refused(share: float, clients: int, count: int) -> None:
+def test_a_share_of_no_client_or_of_all_is_refused(share: float, clients: int, count: int) -> None:
     why = f"{share} of {clients} clients is {count} attackers, rounded; must be "
     with pytest.raises(ConfigError) as caught:
         attacking_clients(Attackers(share=share), clients, 0)
@@ -61,7 +61,7 @@ def test_only_attackers_change_their_update() -> None:
         np.testing.assert_allclose(changed(rules, client), expected, rtol=1e-4)
 
 
-def test_noise_has_the_size_of_the_update_and_a_stream_of_its_own() -> None:
+def test_noise_has_the_size_of_the_update_and_each_client_its_own() -> None:
     rules = Attackers(share=0.2, kind="gaussian", scale=2.0)
     first, second = attacking_clients(rules, 10, 1)
     noise, norm = changed(rules, first), np.linalg.norm(np.arange(1, 401) / 100)
@@ -70,7 +70,7 @@ def test_noise_has_the_size_of_the_update_and_a_stream_of_its_own() -> None:
     assert not np.array_equal(changed(rules, second), noise)
 
 
-def test_labels_are_flipped_for_attackers_only() -> None:
+def test_only_attackers_train_on_flipped_labels() -> None:
     rules = Attackers(share=0.2, kind="label-flip")
     attack = Attack(rules, 10, 1, DIGITS, [])
     for client in range(10):
@@ -80,7 +80,7 @@ def test_labels_are_flipped_for_attackers_only() -> None:
     np.testing.assert_allclose(changed(rules, 0), np.arange(1, 401, dtype=np.float32) / 100, rtol=1e-4)
 
 
-def test_an_attack_of_one_s_own(tmp_path: Path) -> None:
+def test_a_users_function_can_be_the_attack(tmp_path: Path) -> None:
     (tmp_path / "own_attack.py").write_text(
         "def attack(delta, client, trip, rng):\n    delta[:] = client + trip\n"
         "def fails(delta, client, trip, rng):\n    raise ValueError('no')\n"
@@ -139,15 +139,15 @@ def test_settings_without_effect_are_refused(settings: dict[str, Any], clock: An
 
 
 @pytest.mark.parametrize(("clients", "attackers"), [(50, 24), (100, 20), (51, 12), (31, 6)])
-def test_z_is_the_largest_that_leaves_enough_honest_updates_beyond(clients: int, attackers: int) -> None:
-    """Of n − m honest normal numbers, the expected number beyond z is s, which with m makes a majority."""
+def test_z_is_that_of_the_papers_formula(clients: int, attackers: int) -> None:
+    """Of n − m honest normal numbers, s are expected beyond z. With the m attackers they are a majority."""
     z, honest = alie_z(clients, attackers), clients - attackers
     beyond = honest * math.erfc(z / math.sqrt(2)) / 2
     assert beyond == pytest.approx(math.floor(clients / 2 + 1) - attackers, rel=1e-9)
 
 
-def test_alie_sends_the_mean_less_z_deviations_of_what_attackers_would_send(tmp_path: Path) -> None:
-    """Against a second computation: the attackers' own trainings from one version, mean and deviation."""
+def test_alie_sends_the_attackers_mean_update_minus_z_deviations(tmp_path: Path) -> None:
+    """Mean and deviation are computed a second time from the trainings of all attackers."""
     fleet = edgefl.Fleet(devices={"pi-4": 12}, attackers=Attackers(share=0.25, kind="alie", z=1.5))
     wanted = edgefl.Experiment(
         data=edgefl.Data(name="digits"),
@@ -184,7 +184,7 @@ def test_alie_sends_the_mean_less_z_deviations_of_what_attackers_would_send(tmp_
     np.testing.assert_allclose(
         (flat - base)[:50], np.array(honest) - 1.5 * np.array(deviations), rtol=1e-3, atol=1e-6
     )
-    assert steps  # a long computation is interrupted for messages
+    assert steps  # a long computation calls back so that messages are handled
     for other in range(12):
         if other not in attackers:
             expected = trained(other).copy()
@@ -192,7 +192,7 @@ def test_alie_sends_the_mean_less_z_deviations_of_what_attackers_would_send(tmp_
             np.testing.assert_array_equal(flat - base, expected)
 
 
-def test_at_most_seven_others_collude_drawn_for_each_trip() -> None:
+def test_each_trip_draws_at_most_seven_colluders() -> None:
     attack = Attack(Attackers(share=0.4, kind="alie"), 50, 1, DIGITS, [])
     attackers = attacking_clients(Attackers(share=0.4), 50, 1)
     drawn = [attack.colluders(attackers[0], trip) for trip in range(20)]

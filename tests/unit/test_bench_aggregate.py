@@ -1,4 +1,4 @@
-"""`bench aggregate`: who takes part, what is counted, what is left out, what the file holds."""
+"""`bench aggregate`: its contenders, counted bytes, omitted sizes, doubts and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def result() -> dict[str, Any]:
     return aggregate.run(sizes=[(3000, 3), (70_000_000_000, 10)])
 
 
-def test_everybody_takes_nine_turns_and_is_counted_alike(result: dict[str, Any]) -> None:
+def test_all_contenders_take_nine_turns_and_are_counted_alike(result: dict[str, Any]) -> None:
     row = next(row for row in result["rows"] if row["threads"] == kernels.threads())
     names = {"edgefl numba", "BLAS gemv", "torch addmv", "torch _foreach", "numpy by layer"}
     names |= {"edgefl c", aggregate.RAW, "read loop", "STREAM triad"} if NATIVE else set()
@@ -34,12 +34,12 @@ def test_everybody_takes_nine_turns_and_is_counted_alike(result: dict[str, Any])
         assert figures["updates_per_s"] == pytest.approx(3 / figures["seconds"])
 
 
-def test_what_memory_does_not_allow_is_named(result: dict[str, Any]) -> None:
+def test_sizes_that_do_not_fit_memory_are_named(result: dict[str, Any]) -> None:
     assert {tuple(row[:2]) for row in result["skipped"]} == {(70_000_000_000, 10)}
     assert all(row["parameters"] == 3000 for row in result["rows"])
 
 
-def test_the_grid() -> None:
+def test_the_grid_has_all_sizes_types_and_thread_numbers() -> None:
     sizes = [(d, k) for d in aggregate.PARAMETERS for k in aggregate.UPDATES]
     rows = aggregate.rows_of(sizes, quick=False)
     everything = kernels.threads()
@@ -51,20 +51,20 @@ def test_the_grid() -> None:
     assert len(set(rows)) == len(rows)
 
 
-def test_scales_are_counted_too() -> None:
+def test_the_bytes_of_scales_are_counted() -> None:
     arrays = arrays_of(1000, 4, "int8", 1)
     assert arrays.moved_bytes == 4 * 1000 + 4 * 4 * 4 + 2 * 4 * 1000
     assert all(row.ctypes.data % 8 == 0 for row in arrays.stacked)
     assert arrays.base.ctypes.data % 64 == arrays.out.ctypes.data % 64 == 0
 
 
-def test_the_turns_of_a_slow_contender_are_fewer_but_three(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_contender_takes_three_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregate, "_SLOW_S", 0.0)
     result = aggregate.run(sizes=[(100, 2)])
     assert {f["turns"] for row in result["rows"] for f in row["contenders"].values()} == {3}
 
 
-def test_a_row_that_the_host_spoilt_is_marked_and_says_why_in_figures_above_zero(
+def test_a_row_disturbed_by_the_host_is_marked_with_the_reason(
     result: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = copy.deepcopy(result)
@@ -83,7 +83,7 @@ def test_a_row_that_the_host_spoilt_is_marked_and_says_why_in_figures_above_zero
     assert " 0.0 " not in shown
 
 
-def test_a_scattered_row_is_doubted() -> None:
+def test_a_row_with_a_large_spread_is_doubted() -> None:
     figures = {"edgefl numba": {"spread": 0.35}, "numpy by layer": {"spread": 3.0}}
     quiet = {"others": 0.01, "steal": None, "throttled": 0.0}
     assert aggregate.doubts(quiet, figures) == ["spread of edgefl numba 35.0%, at most 30% is allowed"]
@@ -91,7 +91,7 @@ def test_a_scattered_row_is_doubted() -> None:
     assert aggregate.doubts(quiet, figures) == []
 
 
-def test_the_command_says_what_is_next_and_names_its_files(
+def test_the_command_shows_its_progress_and_names_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(aggregate, "QUICK", ((100, 2),))

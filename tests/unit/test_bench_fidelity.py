@@ -1,4 +1,4 @@
-"""What ``bench fidelity`` judges by: bars at their edges, and figures that may not be believed."""
+"""``bench fidelity``: its limits at their edges, and figures measured under doubtful conditions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgefl.lab.fidelity import JITTER, TIMES, TripTimes, stepped
 
 
 def played(factors: list[float], **conditions: float) -> TripTimes:
-    """One client's trips of a second each, which took so many times as long."""
+    """Trips of one client, declared as one second each and achieved in ``factors`` seconds."""
     achieved = np.array(factors)
     columns = {}
     for declared, found in TIMES.values():
@@ -21,7 +21,7 @@ def played(factors: list[float], **conditions: float) -> TripTimes:
     return TripTimes(columns, client, [("pi-4", "home")], 1.0, Conditions(**conditions))
 
 
-def test_a_bar_is_held_or_missed() -> None:
+def test_errors_within_the_limits_pass_and_larger_ones_fail() -> None:
     assert fidelity.rate("paced", played([1.0] * 100)).verdict == "PASS"
     late = fidelity.rate("paced", played([1.0] * 90 + [1.05] * 10))
     assert (late.verdict, late.why) == ("FAIL", "the limit is missed")
@@ -34,7 +34,7 @@ def test_a_bar_is_held_or_missed() -> None:
     assert fidelity.thermal(60.0, np.array([1.0, 1.0]), played([1.0, 1.1])).verdict == "FAIL"
 
 
-def test_what_was_measured_under_doubt_is_invalid_even_where_it_is_good() -> None:
+def test_figures_measured_under_doubtful_conditions_are_invalid() -> None:
     doubtful = fidelity.rate("paced", played([1.0] * 9, steal=0.5))
     assert doubtful.verdict == "INVALID"
     assert doubtful.why.startswith("time stolen by the hypervisor 50.0%")
@@ -44,14 +44,14 @@ def test_what_was_measured_under_doubt_is_invalid_even_where_it_is_good() -> Non
     assert fidelity.transfer(1.0, "elsewhere", played([1.0])).verdict != "PASS"
 
 
-def test_loss_is_inside_its_interval() -> None:
-    # The narrowest central interval of counts that holds 99% of Binomial(10,000, 0.01).
+def test_a_share_of_lost_packets_passes_within_its_99_percent_interval() -> None:
+    # 75 to 127 is the narrowest central interval with 99% of Binomial(10,000, 0.01).
     verdicts = [fidelity.loss(1.0, lost, 10_000, played([1.0])).verdict for lost in (74, 75, 127, 128)]
     assert verdicts == ["FAIL", "PASS", "PASS", "FAIL"]
     assert fidelity.loss(1.0, 0, 0, played([])).verdict == "INVALID"
 
 
-def test_ranks_are_those_of_the_declared_rates() -> None:
+def test_achieved_rates_have_the_order_of_the_declared_ones() -> None:
     def found(*factors: float) -> str:
         run = played(list(factors))._replace(client=np.arange(4), clients=[(name, "home") for name in "abcd"])
         return fidelity.ranks(run, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}).verdict
@@ -59,14 +59,14 @@ def test_ranks_are_those_of_the_declared_rates() -> None:
     assert (found(1.0, 1.0, 1.0, 1.0), found(1.0, 3.0, 1.0, 1.0)) == ("PASS", "FAIL")
 
 
-def test_neighbours_that_slow_a_client_are_found() -> None:
+def test_a_client_slowed_by_its_neighbours_fails() -> None:
     alone = played([1.0] * 9)
     assert fidelity.isolation("paced", alone, played([1.019] * 9), "pi-4").verdict == "PASS"
     assert fidelity.isolation("paced", alone, played([1.021] * 9), "pi-4").verdict == "FAIL"
 
 
 @pytest.mark.parametrize("kind", JITTER)
-def test_jitter_is_told_from_its_like_and_not_from_itself(kind: str) -> None:
+def test_jitter_of_the_declared_distribution_passes_and_a_shifted_one_fails(kind: str) -> None:
     rng = np.random.default_rng(11)
     delay, spread, _ = JITTER[kind]
     draws_ms = {
@@ -82,7 +82,7 @@ def test_jitter_is_told_from_its_like_and_not_from_itself(kind: str) -> None:
     assert fidelity.jitter(kind, "home", played([])).verdict == "INVALID"
 
 
-def test_the_simulation_of_heat_is_the_closed_form() -> None:
+def test_the_simulated_temperature_matches_the_closed_form() -> None:
     model = ThermalModel(25.0, 8.0, 100.0, 5.0, step_c=(43.0, 45.0, 47.0), speeds=(1.0, 0.75, 0.635, 0.493))
     took_s, hot_c = stepped(model, 25.0, 0.0, 150.0)
     assert took_s == pytest.approx(model.compute(25.0, 150.0).total_s, rel=5e-3)

@@ -1,4 +1,4 @@
-"""Peers: what the programs report becomes figures, and what cannot be installed or run becomes a reason."""
+"""`bench peers`: reports of other frameworks become figures, and failures become reasons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> peers.Setting:
     return setting
 
 
-def test_the_nets_are_the_published_ones() -> None:
+def test_networks_have_the_published_numbers_of_parameters() -> None:
     nets = {name: shared.make((1, 28, 28), net=name) for name in shared.NETS}
     sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in nets.items()}
     assert sizes == {"cnn-pfl": 1_626_442, "linear": 7_850, "cnn-groupnorm": 468_458}
@@ -37,14 +37,14 @@ def test_the_nets_are_the_published_ones() -> None:
     assert [str(layer) for layer in nets["cnn-groupnorm"]] == [str(layer) for layer in ours]
 
 
-def test_every_client_reads_its_own_examples(digits: peers.Setting, tmp_path: Path) -> None:
+def test_each_client_reads_its_own_examples(digits: peers.Setting, tmp_path: Path) -> None:
     peers.write_task(CASE, tmp_path, seconds=1.5)
     task, clients = shared.read(str(tmp_path))
     assert (task.clients, task.cohort, task.seconds, task.asynchronous) == (20, 2, 1.5, False)
     assert len(clients) == 20
     x = torch.cat([x for x, _ in clients])
     assert len(x) == task.shape[0] // 20 * 20
-    assert len(x.unique(dim=0)) > 0.9 * len(x)  # nobody has another's examples
+    assert len(x.unique(dim=0)) > 0.9 * len(x)  # no client has another's examples
     assert shared.net_of(task)(clients[7][0]).shape == (len(clients[7][1]), 10)
 
 
@@ -59,15 +59,15 @@ def test_a_trip_is_an_epoch_or_the_given_steps(digits: peers.Setting, tmp_path: 
         assert sum(seen) == (len(y) if steps is None else 10)
 
 
-def test_only_models_after_the_first_count() -> None:
+def test_speed_is_measured_from_the_first_model() -> None:
     rounds = [{"trips": 50, "at_s": 20.0}, {"trips": 100, "at_s": 24.0}, {"trips": 150, "at_s": 30.0}]
     turn = peers.speed([{"version": "2"}, *rounds], started_s=8.0, peak_mib=1.0)
-    assert turn == ("2", 10.0, 7.0, 1.0)  # 100 trips in 10 s; 12 s until the first, less its 50 trips
+    assert turn == ("2", 10.0, 7.0, 1.0)  # 100 trips in 10 s, so the first model's 50 took 5 of its 12 s
     with pytest.raises(RunError, match="only 1 model in the time given; at least 2 are needed"):
         peers.speed(rounds[:1], started_s=8.0, peak_mib=1.0)
 
 
-def test_a_report_ends_after_the_time_and_three_models(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_ends_after_its_time_and_three_models(capsys: pytest.CaptureFixture[str]) -> None:
     report = shared.Report(0.0, "torch")
     assert [report.add(5) for _ in range(3)] == [False, False, True]
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -75,7 +75,7 @@ def test_a_report_ends_after_the_time_and_three_models(capsys: pytest.CaptureFix
     assert not any(shared.Report(1e9, "torch").add(5) for _ in range(4))
 
 
-def test_a_framework_that_pip_cannot_install_is_a_row(
+def test_a_framework_that_pip_cannot_install_has_a_row_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(peers.PACKAGES, "pfl", (str(tmp_path / "no-such.whl"),))
@@ -83,7 +83,7 @@ def test_a_framework_that_pip_cannot_install_is_a_row(
     finish = peers._finish
 
     def with_this_pip(command: Sequence[str], what: str) -> None:
-        """Do not install a new environment's pip, which takes seconds."""
+        """Replace the installation of pip in a new environment, which takes seconds."""
         if what == "pip":
             finish([sys.executable, *command[1:]], what)
 
@@ -99,7 +99,7 @@ def test_a_framework_that_pip_cannot_install_is_a_row(
     assert f"rm -r {tmp_path / 'venvs'}" in shown
 
 
-def test_an_environment_is_made_again_only_for_other_packages(
+def test_an_environment_is_rebuilt_only_for_other_packages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made: list[str] = []
@@ -115,7 +115,7 @@ def test_an_environment_is_made_again_only_for_other_packages(
     assert peers.interpreter("torch", tmp_path) == sys.executable
 
 
-def test_a_program_that_fails_is_a_row_with_its_last_line(
+def test_a_failed_program_has_a_row_with_its_last_line(
     digits: peers.Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(peers, "interpreter", lambda framework, folder: sys.executable)

@@ -1,4 +1,4 @@
-"""The parameter buffer: its layout and memory, who may attach to it, and who may write what and when."""
+"""The parameter buffer: its layout and memory, attaching to it, versions and slots."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def data_of(buffer: ParameterBuffer) -> list[np.ndarray]:
 
 
 @given(shapes)
-def test_no_two_parts_overlap_all_lie_inside_and_vectors_start_on_pages(shape: Shape) -> None:
+def test_parts_do_not_overlap_and_vectors_start_on_pages(shape: Shape) -> None:
     assert shape.stride % PAGE == shape.offsets[0] % PAGE == shape.total_bytes % PAGE == 0
     assert shape.size * 4 <= shape.stride < shape.size * 4 + PAGE
     with closing(ParameterBuffer.create(shape)) as buffer:
@@ -72,7 +72,7 @@ def test_no_two_parts_overlap_all_lie_inside_and_vectors_start_on_pages(shape: S
             assert (vector.dtype, vector.shape) == (np.float32, (shape.size,))
 
 
-def test_a_new_buffer_is_zero_free_and_has_no_version(buffer: ParameterBuffer) -> None:
+def test_a_new_buffer_has_zeros_free_slots_and_no_version(buffer: ParameterBuffer) -> None:
     assert buffer.latest == (-1, -1)
     assert buffer.entry_version.tolist() == [-1] * SHAPE.ring
     assert buffer.state.tolist() == [SlotState.FREE] * SHAPE.slots
@@ -84,9 +84,8 @@ def test_a_new_buffer_is_zero_free_and_has_no_version(buffer: ParameterBuffer) -
 )
 def test_impossible_shapes_are_refused(wrong: dict[str, int]) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(
-        SlotError, match="a buffer needs size ≥ 1, ring ≥ 2 and slots ≥ 1, and other sizes ≥ 0"
-    ):
+    says = "a buffer needs size ≥ 1, ring ≥ 2 and slots ≥ 1, and other sizes ≥ 0"
+    with pytest.raises(SlotError, match=says):
         ParameterBuffer.create(Shape(**{"size": 1, "ring": 2, "slots": 1, **wrong}))
     assert set(os.listdir("/proc/self/fd")) == before
 
@@ -131,16 +130,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_attaching_to_anything_else_is_refused(kind: str) -> None:
+def test_attaching_to_anything_but_a_buffer_is_refused(kind: str) -> None:
     fd = REFUSED[kind]()
     with pytest.raises(SlotError, match=r"descriptor \d+ is not a parameter buffer|parameter buffer of"):
         ParameterBuffer.attach(fd)
-    os.close(fd)  # the descriptor is still the caller's
+    os.close(fd)  # attach has not closed it
     with pytest.raises(SlotError, match="is not a parameter buffer"):
         ParameterBuffer.attach(fd)
 
 
-def test_a_forked_child_and_its_parent_see_each_others_writes(buffer: ParameterBuffer) -> None:
+def test_parent_and_forked_child_see_each_others_writes(buffer: ParameterBuffer) -> None:
     buffer.model(0)[:] = [5, 4, 3, 2, 1]
     buffer.publish(version=7, entry=0)
     buffer.lease(2, task=11, client=3, base_version=7)
@@ -154,7 +153,7 @@ def test_a_forked_child_and_its_parent_see_each_others_writes(buffer: ParameterB
             view.written(2, task=11, checksum=2**64 - 1)
             view.vectors(2)[1][:] = 9
             view.publish(version=8, entry=1)
-        os.kill(os.getpid(), 9)  # what a killed process wrote stays
+        os.kill(os.getpid(), 9)  # its writes stay
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
     assert buffer.slot(2).tolist() == [10, 8, 6, 4, 2]
     assert (buffer.state[2], int(buffer.checksum[2])) == (SlotState.WRITTEN, 2**64 - 1)
@@ -162,7 +161,7 @@ def test_a_forked_child_and_its_parent_see_each_others_writes(buffer: ParameterB
     assert buffer.latest == (8, 1)
 
 
-def test_a_published_model_is_read_back_as_its_version_alone(buffer: ParameterBuffer) -> None:
+def test_a_model_is_read_only_with_its_version(buffer: ParameterBuffer) -> None:
     buffer.model(2)[:] = np.arange(5)
     buffer.publish(version=4, entry=2)
     assert buffer.latest == (4, 2)
@@ -196,7 +195,7 @@ def test_an_entry_that_changes_during_the_copy_is_refused(
 
 
 def test_a_reader_in_another_process_never_gets_a_torn_model() -> None:
-    """The writer overwrites entries that are still being read; the reader must notice each time."""
+    """The writer overwrites entries that are being read. The reader must notice each time."""
     with closing(ParameterBuffer.create(Shape(size=20_000, ring=2, slots=1))) as shared:
         shared.publish(version=0, entry=0)
         pid = os.fork()
@@ -254,7 +253,7 @@ def test_only_the_task_that_leased_a_slot_completes_it_and_only_once(buffer: Par
         with pytest.raises(SlotError, match=f"slot 2 is not leased to task {task}"):
             buffer.written(2, task=task, checksum=2)
 
-    refused(0)  # never leased; its task reads 0 from fresh memory
+    refused(0)  # never leased: new memory has 0 for its task
     buffer.lease(2, task=8, client=2, base_version=5)
     refused(7)
     buffer.written(2, task=8, checksum=1)
@@ -280,7 +279,7 @@ ParameterBuffer.create(Shape(size=1000, ring=3, slots=2)).close()
 
 
 @pytest.mark.parametrize("arguments", [[], ["without memfd"]])
-def test_memory_that_is_not_there_is_one_clear_line(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_lack_of_memory_is_an_error_of_one_line(tmp_path: Path, arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, *arguments],
         capture_output=True,
@@ -296,14 +295,14 @@ def test_memory_that_is_not_there_is_one_clear_line(tmp_path: Path, arguments: l
     assert os.listdir(tmp_path) == []
 
 
-def test_more_memory_than_there_can_be_is_refused_too() -> None:
+def test_a_buffer_larger_than_the_address_space_is_refused() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(RunError, match="the parameter buffer needs"):
         ParameterBuffer.create(Shape(size=1 << 61, ring=2, slots=1))
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_without_memfd_it_is_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memfd_the_buffer_is_an_unnamed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     made = ParameterBuffer.create(SHAPE)
@@ -314,7 +313,7 @@ def test_without_memfd_it_is_a_file_without_a_name(tmp_path: Path, monkeypatch: 
     made.close()
 
 
-def test_the_mapping_has_no_name_passes_no_exec_and_counts_once(buffer: ParameterBuffer) -> None:
+def test_the_memory_is_unnamed_not_inherited_and_counted_once(buffer: ParameterBuffer) -> None:
     assert os.fstat(buffer.fd).st_nlink == 0
     assert not os.get_inheritable(buffer.fd)
     assert os.fstat(buffer.fd).st_blocks * 512 == SHAPE.total_bytes
@@ -325,13 +324,13 @@ def test_the_mapping_has_no_name_passes_no_exec_and_counts_once(buffer: Paramete
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_nothing_is_left_once_every_view_is_gone() -> None:
+def test_closing_all_views_frees_the_memory_and_the_descriptor() -> None:
     made = ParameterBuffer.create(SHAPE)
     fd = made.fd
     other = ParameterBuffer.attach(os.dup(fd))
     kept = made.slot(1)
     made.close()
-    made.close()  # a second time does nothing, even if the number now belongs to another file
+    made.close()  # a second time has no effect, even if the descriptor's number is reused
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     kept[:] = 5
@@ -341,8 +340,8 @@ def test_nothing_is_left_once_every_view_is_gone() -> None:
     gc.collect()
 
 
-def test_a_buffer_beyond_what_this_process_may_use_is_refused() -> None:
-    """A control group's limit: the system would kill the run at its first write beyond it."""
+def test_a_buffer_beyond_the_memory_limit_of_this_process_is_refused() -> None:
+    """Linux would kill the run at its first write beyond a control group's limit."""
     shape = Shape(size=10_000, ring=2, slots=2)
     with pytest.raises(RunError, match="Cannot allocate memory"):
         ParameterBuffer.create(shape, most_bytes=shape.total_bytes - 1)
