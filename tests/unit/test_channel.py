@@ -1,4 +1,4 @@
-"""The pipe between two processes of a run, and what a process asks of the system."""
+"""The channel between two processes of a run, and demands of a process on Linux."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgefl.run import server_process
 from tests.patience import Patience
 
 BOUND_S = 20.0
-"""How long something that must happen may take at most: a bound, not a delay."""
+"""Maximum time for a thread to end."""
 
 Ends = tuple[Channel[Any], Channel[Any]]
 
@@ -38,7 +38,7 @@ def ends() -> Iterator[Ends]:
 
 @pytest.fixture
 def raw() -> Iterator[tuple[socket.socket, Channel[Any]]]:
-    """A bare socket that writes bytes as it likes, and the channel that reads them."""
+    """A socket that writes any bytes, and the channel that reads them."""
     a, b = pair()
     channel = Channel[Any](b, Any)
     yield a, channel
@@ -80,7 +80,7 @@ def ended(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
-def test_every_split_of_the_stream_gives_the_same_messages(raw: tuple[socket.socket, Channel[Any]]) -> None:
+def test_any_split_of_the_stream_gives_the_same_messages(raw: tuple[socket.socket, Channel[Any]]) -> None:
     writer, channel = raw
     messages = [0, "", "x" * 300, {"a": [1, 2.5, None]}, b"\x00" * 1000]
     stream = b"".join(map(framed, messages))
@@ -95,16 +95,16 @@ def test_every_split_of_the_stream_gives_the_same_messages(raw: tuple[socket.soc
         assert got == messages
 
 
-def test_several_messages_of_one_read_come_one_by_one(ends: Ends) -> None:
+def test_messages_read_together_are_received_one_by_one(ends: Ends) -> None:
     left, right = ends
     for number in range(5):
         left.send(number)
     assert [right.receive(), right.receive()] == [0, 1]
-    assert list(right.receive_ready()) == [2, 3, 4]  # read from the socket before, still delivered
+    assert list(right.receive_ready()) == [2, 3, 4]  # read from the socket earlier
     assert list(right.receive_ready()) == []
 
 
-def test_a_stream_ready_in_parts_never_blocks_its_reader(ends: Ends) -> None:
+def test_a_message_that_arrives_in_parts_does_not_block_its_reader(ends: Ends) -> None:
     left, right = ends
     body = random.Random(3).randbytes(3 << 20)
     sender = in_thread(lambda: left.send(body))
@@ -115,10 +115,10 @@ def test_a_stream_ready_in_parts_never_blocks_its_reader(ends: Ends) -> None:
     assert ended(sender)
 
 
-def test_many_requests_answered_one_by_one_do_not_lock_both_ends() -> None:
-    """A supervisor asks for a thousand clients in one go; the zygote answers each as it is made.
+def test_many_requests_and_answers_do_not_deadlock_both_ends() -> None:
+    """A socket holds about 280 small messages, so neither end may wait in `send` while its input is unread.
 
-    A socket holds only some 280 small messages, so neither end may wait in `send` with its own input unread.
+    A supervisor orders a thousand clients at once, and the zygote answers for each client.
     """
     requests, a_b = 3000, pair()
     left, right = (Channel[Any](end, int) for end in a_b)
@@ -145,8 +145,8 @@ def test_many_requests_answered_one_by_one_do_not_lock_both_ends() -> None:
             end.close()
 
 
-def test_messages_read_while_sending_are_not_forgotten(ends: Ends) -> None:
-    """What arrived during a `send` is handed out by the next `receive_ready`, without any new input."""
+def test_messages_that_arrive_during_a_send_are_received(ends: Ends) -> None:
+    """The next `receive_ready` returns them without any new input."""
     left, right = ends
     for number in range(100):
         right.send(number)
@@ -159,7 +159,7 @@ def test_messages_read_while_sending_are_not_forgotten(ends: Ends) -> None:
     assert not left.waiting
 
 
-def test_a_channel_has_room_until_its_reader_has_fallen_behind(ends: Ends) -> None:
+def test_a_channel_has_room_until_its_reader_falls_behind(ends: Ends) -> None:
     left, right = ends
     sent = 0
     while left.has_room:
@@ -171,7 +171,7 @@ def test_a_channel_has_room_until_its_reader_has_fallen_behind(ends: Ends) -> No
     assert left.has_room
 
 
-def test_a_descriptor_travels_with_its_message(ends: Ends, passed: list[int]) -> None:
+def test_descriptors_arrive_with_their_message(ends: Ends, passed: list[int]) -> None:
     left, right = ends
     for message, fds in (("before", []), ("with them", passed), ("after", [])):
         left.send(message, *fds)
@@ -180,9 +180,9 @@ def test_a_descriptor_travels_with_its_message(ends: Ends, passed: list[int]) ->
         same_file(right.descriptor(), fd)
 
 
-def test_what_was_sent_before_the_end_still_arrives(ends: Ends) -> None:
+def test_messages_sent_before_the_other_end_closes_arrive(ends: Ends) -> None:
     left, right = ends
-    right.send("never read")  # the kernel then reports a reset and not an end of the stream
+    right.send("never read")  # Linux then reports a reset instead of the stream's end
     left.send("last words")
     left.close()
     assert right.receive() == "last words"
@@ -191,7 +191,7 @@ def test_what_was_sent_before_the_end_still_arrives(ends: Ends) -> None:
             right.receive()
 
 
-def test_receive_ready_gives_the_last_messages_and_then_says_closed(ends: Ends) -> None:
+def test_receive_ready_returns_the_last_messages_before_it_raises_closed(ends: Ends) -> None:
     left, right = ends
     left.send(1)
     left.send(2)
@@ -203,7 +203,9 @@ def test_receive_ready_gives_the_last_messages_and_then_says_closed(ends: Ends) 
         list(right.receive_ready())
 
 
-def test_half_a_message_at_the_end_is_the_end(raw: tuple[socket.socket, Channel[Any]]) -> None:
+def test_half_a_message_at_the_end_of_the_stream_raises_closed(
+    raw: tuple[socket.socket, Channel[Any]],
+) -> None:
     writer, channel = raw
     writer.sendall(framed("whole")[:-2])
     writer.close()
@@ -211,7 +213,7 @@ def test_half_a_message_at_the_end_is_the_end(raw: tuple[socket.socket, Channel[
         channel.receive()
 
 
-def test_sending_to_nobody_says_closed(ends: Ends, passed: list[int]) -> None:
+def test_sending_to_a_closed_end_raises_closed(ends: Ends, passed: list[int]) -> None:
     left, right = ends
     right.close()
     for fds in ([], passed):
@@ -219,7 +221,7 @@ def test_sending_to_nobody_says_closed(ends: Ends, passed: list[int]) -> None:
             left.send("hello?", *fds)
 
 
-def test_a_sender_that_waits_hears_of_the_other_ends_death(ends: Ends) -> None:
+def test_a_waiting_sender_notices_that_the_other_end_closes(ends: Ends) -> None:
     left, right = ends
     heard: list[str] = []
 
@@ -237,7 +239,7 @@ def test_a_sender_that_waits_hears_of_the_other_ends_death(ends: Ends) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_killed_process_is_the_end_of_its_channel() -> None:
+def test_the_channel_of_a_killed_process_is_closed() -> None:
     a, b = pair()
     pid = os.fork()
     if pid == 0:
@@ -254,7 +256,7 @@ def test_a_killed_process_is_the_end_of_its_channel() -> None:
     channel.close()
 
 
-def test_an_inherited_end_is_a_channel() -> None:
+def test_a_channel_is_made_from_an_inherited_descriptor() -> None:
     a, b = pair()
     left, right = Channel[Any](a, Any), Channel[Any].inherit(b.detach(), Any)
     right.send({"pid": 1})
@@ -280,7 +282,7 @@ print(sum(faults() for _ in range(20)))
 
 
 def faults(*, keep: bool) -> int:
-    """Page faults of twenty times 24 MiB that are allocated, written and freed."""
+    """Page faults of allocating, writing and freeing 24 MiB twenty times."""
     command = [sys.executable, "-c", _FAULTS.format(keep=keep)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -288,12 +290,12 @@ def faults(*, keep: bool) -> int:
 @pytest.mark.skipif(
     not (sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt")), reason="not the GNU C library"
 )
-def test_what_is_freed_is_used_again_without_asking_the_system() -> None:
+def test_freed_memory_is_reused_without_page_faults() -> None:
     assert faults(keep=True) < 100
     assert faults(keep=False) > 1000
 
 
-def test_too_few_descriptors_are_a_word_and_not_libzmqs_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_descriptors_are_an_error_and_not_an_abort_of_libzmq(monkeypatch: pytest.MonkeyPatch) -> None:
     server_process._require_descriptors(1)
     monkeypatch.setattr(server_process.resource, "getrlimit", lambda _: (200, 200))
     with pytest.raises(RunError, match=r"^300 processes need .* but the limit is 200: .*ulimit -n"):

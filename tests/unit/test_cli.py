@@ -1,4 +1,4 @@
-"""The command line: what each command calls, prints and refuses, and with which exit code."""
+"""The command line: what each command calls, prints and refuses, and its exit code."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SUMMARY: dict[str, Any] = {
 
 
 class Calls(list[tuple[Any, ...]]):
-    """What a stand-in was called with; ``then`` says what it does."""
+    """A replacement of a function. It lists the arguments of its calls and calls ``then``."""
 
     then: Callable[..., Any] = staticmethod(lambda *_: None)
 
@@ -96,7 +96,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """A supervisor that writes the resolved experiment and is done."""
+    """A supervisor that only writes the resolved experiment."""
 
     def finish(experiment: Any, folder: Path, *_: Any) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 def test_run_calls_the_supervisor_with_the_checked_experiment(here: Path, runs: Calls, edgefl: Shell) -> None:
-    (here / "o").mkdir()  # an empty folder will do
+    (here / "o").mkdir()  # an empty folder is accepted
     changes = ["--set", "seed=2", "--set", "name=n", "--seed", "3", "--clock", "wall"]
     assert edgefl.shows("run", "e.toml", *changes, "--out", "o", "-q") == ""
     [(experiment, folder, quiet, base, page)] = runs
@@ -125,7 +125,7 @@ def test_run_calls_the_supervisor_with_the_checked_experiment(here: Path, runs: 
     assert (folder, quiet, base, page) == (Path("o"), True, here, None)
 
 
-def test_runs_go_to_a_folder_of_their_own(here: Path, runs: Calls) -> None:
+def test_each_run_gets_a_new_folder(here: Path, runs: Calls) -> None:
     for _ in range(3):
         assert main(["run", "e.toml", "-q", "--set", "name=mine"]) == 0
     folders = [call[1] for call in runs]
@@ -133,7 +133,7 @@ def test_runs_go_to_a_folder_of_their_own(here: Path, runs: Calls) -> None:
     assert all(str(folder).startswith("runs/mine-2") for folder in folders)
 
 
-def test_two_runs_started_at_one_moment_get_a_folder_each(here: Path, runs: Calls) -> None:
+def test_two_runs_started_at_the_same_time_get_two_folders(here: Path, runs: Calls) -> None:
     finish = runs.then
 
     def slower(experiment: Any, folder: Path, *more: Any) -> Any:
@@ -148,7 +148,7 @@ def test_two_runs_started_at_one_moment_get_a_folder_each(here: Path, runs: Call
     assert main(["run", "e.toml", "-q", "--out", "full"]) == 2
 
 
-def test_run_says_how_it_went(here: Path, runs: Calls, edgefl: Shell) -> None:
+def test_run_prints_strategy_accuracy_and_fidelity(here: Path, runs: Calls, edgefl: Shell) -> None:
     out = edgefl.fits("run", "e.toml", "--out", "o")
     fidelity = "VALID, error median 0.10%, p95 0.40%"
     model = "within a factor of 1.3 (90%)"
@@ -170,7 +170,7 @@ def test_run_names_the_worst_phase_and_device(
     assert "warning: one; 1 more" in " ".join(edgefl.shows("run", "e.toml").split())
 
 
-def test_an_invalid_emulation_is_said_even_if_quiet(
+def test_an_invalid_emulation_is_reported_even_if_quiet(
     here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reasons = ["median error 50.0%, at most 5% is allowed", "other processes used 60% of the host", "more"]
@@ -185,7 +185,7 @@ def test_an_invalid_emulation_is_said_even_if_quiet(
     assert "INVALID, error median" in capsys.readouterr().out
 
 
-def test_times_that_are_computed_are_not_called_measured(
+def test_computed_times_are_not_called_measured(
     here: Path, runs: Calls, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SUMMARY, "clock", "virtual")
@@ -236,7 +236,7 @@ def test_times_that_are_computed_are_not_called_measured(
         ("bench speed", "No such command 'speed'"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+def test_a_wrong_command_is_refused_in_one_line_with_exit_code_2(
     here: Path, runs: Calls, edgefl: Shell, command: str, words: str
 ) -> None:
     assert edgefl.refuses(2, *shlex.split(command)).startswith(words)
@@ -258,7 +258,7 @@ def test_a_wrong_number_on_the_command_line_is_named(here: Path, edgefl: Shell, 
         (KeyboardInterrupt(), 130, "interrupted before anything was written"),
     ],
 )
-def test_errors_of_a_run(
+def test_an_error_of_a_run_has_one_line_and_its_exit_code(
     here: Path, runs: Calls, edgefl: Shell, error: BaseException, code: int, words: str
 ) -> None:
     runs.then = raising(error)
@@ -276,7 +276,7 @@ def test_a_bug_keeps_its_traceback(here: Path, runs: Calls, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("command", [["run", "e.toml", "--out", "new"], ["resume", "old"]])
-def test_ctrl_c_says_how_to_carry_on(
+def test_ctrl_c_names_the_command_that_resumes_the_run(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, command: list[str]
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
@@ -288,12 +288,12 @@ def test_ctrl_c_says_how_to_carry_on(
     assert edgefl.refuses(130, *command) == f"interrupted; carry on with: edgefl resume {command[-1]}"
 
 
-def test_ctrl_c_anywhere_else(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
+def test_ctrl_c_outside_a_run_prints_interrupted(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
     monkeypatch.setattr("edgefl.cli.doctor.examine", raising(KeyboardInterrupt()))
     assert edgefl.refuses(130, "doctor") == "interrupted"
 
 
-def test_resume_and_compare_call_what_they_should(
+def test_resume_and_compare_pass_their_arguments_on(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     calls, beside = Calls(), Calls()
@@ -302,7 +302,7 @@ def test_resume_and_compare_call_what_they_should(
     edgefl.shows("resume", "old", "-q")
     assert calls.pop() == (Path("old"), True, None)
     edgefl.shows("resume", "old", "-q", "--web")
-    assert calls.pop()[2].fileno() == -1  # the page's socket, which does not outlive the command
+    assert calls.pop()[2].fileno() == -1  # the page's socket, closed again
     with monkeypatch.context() as bad:
         bad.setitem(SUMMARY, "fidelity", {**SUMMARY["fidelity"], "valid": False})
         assert edgefl.refuses(3, "resume", "old", "-q").startswith("INVALID: ")
@@ -314,7 +314,7 @@ def test_resume_and_compare_call_what_they_should(
     assert beside == [([Path("old"), Path("old")], Path("c"), 0.5), ([Path("old")], None, None)]
 
 
-def test_report_and_trace_say_where_they_are(
+def test_report_and_trace_print_their_paths(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     for name, file in (("report", "report.html"), ("trace", "trace.json")):
@@ -324,10 +324,10 @@ def test_report_and_trace_say_where_they_are(
 
 
 @pytest.mark.parametrize("name", ["record.sqlite", "summary.json", "experiment.toml"])
-def test_a_report_replaces_no_file_but_a_page(
+def test_a_report_replaces_only_an_html_page(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, name: str
 ) -> None:
-    """`edgefl report runs/a --out runs/a/record.sqlite` would lose the run."""
+    """`edgefl report runs/a --out runs/a/record.sqlite` would destroy the run."""
     stand_in(monkeypatch, "edgefl.results.report", write_report=lambda _, out: out)
     (here / "old" / name).write_text("SQLite")
     assert edgefl.refuses(2, "report", "old", "--out", f"old/{name}") == (
@@ -341,7 +341,7 @@ def test_a_report_replaces_no_file_but_a_page(
 
 @pytest.mark.parametrize("verdict", ["PASS", "FAIL", "INVALID"])
 @pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn", "fidelity"])
-def test_bench_says_and_writes_what_it_measured(
+def test_bench_shows_and_writes_its_result(
     here: Path, monkeypatch: pytest.MonkeyPatch, what: str, verdict: str
 ) -> None:
     asked, shown = Calls(), Calls()
@@ -365,7 +365,7 @@ def test_bench_says_and_writes_what_it_measured(
     ],
 )
 @pytest.mark.parametrize("what", ["ingest", "fidelity"])
-def test_bench_measures_nothing_that_it_could_not_write(
+def test_bench_checks_its_output_file_before_it_measures(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, what: str, file: str, says: str
 ) -> None:
     calls = Calls()
@@ -377,7 +377,9 @@ def test_bench_measures_nothing_that_it_could_not_write(
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"]])
-def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_without_a_command_help_is_shown_and_the_exit_code_is_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -391,22 +393,20 @@ def commands(found: Any, name: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", [*commands(typer.main.get_command(app))])
-def test_help_fits_80_columns_and_no_sentence_is_cut_off(edgefl: Shell, command: str) -> None:
+def test_help_fits_80_columns_without_cutting_a_sentence(edgefl: Shell, command: str) -> None:
     said = edgefl.fits(*command.split(), "--help")
     assert f"Usage: edgefl {command}".strip() in said
     assert not re.findall(r".*\w\.\.\.$", said, flags=re.MULTILINE)
 
 
 def helps(command: Any) -> list[str]:
-    """The help of a command and of its own commands."""
+    """The help of a command and of its subcommands."""
     inner = getattr(command, "commands", {}).values()
-    return [
-        command.get_help(command.context_class(command)),
-        *(text for each in inner for text in helps(each)),
-    ]
+    own = command.get_help(command.context_class(command))
+    return [own, *(text for each in inner for text in helps(each))]
 
 
-def test_a_command_alone_is_the_one_among_all() -> None:
+def test_a_command_loaded_alone_has_the_same_help_as_among_all() -> None:
     everything = command_tree("no such command")
     assert len(everything.commands) > 20
     for name, whole in everything.commands.items():
@@ -422,10 +422,10 @@ def test_the_version_is_one_line(edgefl: Shell) -> None:
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 
 
-def test_no_name_of_a_strangers_is_obeyed_by_the_terminal(
+def test_control_characters_in_names_do_not_reach_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of files, keys, values and profiles reach errors, tables, notes and the live view."""
+    """Errors, tables, notes and the live view contain names of files, keys, values and profiles."""
     monkeypatch.chdir(tmp_path)
     Path(f"{HOSTILE}.toml").write_text("seed = 1")
     quoted = HOSTILE.replace("\x1b", "\\u001b").replace("\x07", "\\u0007").replace("\x9b", "\\u009b")
@@ -450,37 +450,29 @@ def test_no_name_of_a_strangers_is_obeyed_by_the_terminal(
     assert not set("\x1b\x07\x9b") & set(left)
 
 
+def program_result(exit_code: int = 0, valid: bool = True) -> SimpleNamespace:
+    held = HeldVerdict(0.1, 0.1, () if valid else ("stolen",), Conditions())
+    phones = [SimpleNamespace(wall_s=1.0, why="")]
+    given = {"exit_code": exit_code, "valid": valid, "phones": phones, "held": held}
+    return SimpleNamespace(**given, time_scale=1.0, model_errors=(), unjudged="")
+
+
 @pytest.mark.parametrize(
     ("command", "valid", "options", "code"),
     [(0, True, [], 0), (0, False, [], 3), (0, False, ["--accept-invalid"], 0), (7, False, [], 7)],
 )
-def test_exec_ends_as_its_command_and_else_as_its_verdict(
+def test_exec_returns_the_exit_code_of_its_command_or_of_the_verdict(
     monkeypatch: pytest.MonkeyPatch, command: int, valid: bool, options: list[str], code: int
 ) -> None:
-    held = HeldVerdict(0.1, 0.1, () if valid else ("stolen",), Conditions())
-    result = SimpleNamespace(
-        exit_code=command,
-        valid=valid,
-        phones=[SimpleNamespace(wall_s=1.0)],
-        time_scale=1.0,
-        held=held,
-        model_errors=(),
-        unjudged="",
-    )
-    monkeypatch.setattr("edgefl.programs.run", lambda *_: result)
+    monkeypatch.setattr("edgefl.programs.run", lambda *_: program_result(command, valid))
     assert main(["exec", "-q", *options, "--device", "pi-4", "true"]) == code
 
 
-def test_exec_says_that_python_is_run_as_interpreted_code(
+def test_exec_notes_that_python_runs_as_interpreted_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unless the speed was given, as a kind of code or as a share."""
-    held = HeldVerdict(0.1, 0.1, (), Conditions())
-    phones = [SimpleNamespace(wall_s=1.0, why="")]
-    result = SimpleNamespace(
-        exit_code=0, valid=True, phones=phones, time_scale=1.0, held=held, model_errors=(), unjudged=""
-    )
-    monkeypatch.setattr("edgefl.programs.run", lambda *_: result)
+    """The note is omitted if the speed was given as a class of code or as a share."""
+    monkeypatch.setattr("edgefl.programs.run", lambda *_: program_result())
     for options, told in (([], True), (["--share", "0.2"], False), (["--like", "interpreter"], False)):
         assert main(["exec", *options, "--device", "pi-4", "python3", "x.py"]) == 0
         assert ("if it trains with torch, add --like torch:MODEL" in capsys.readouterr().err) is told
@@ -495,12 +487,11 @@ for line in ("run e.toml", "resume old", "predict mlp --device pi-4", "verify ol
 """
 
 
-def test_without_torch_one_line_says_what_to_install(here: Path) -> None:
-    """In a process of its own, which has not imported it."""
+def test_without_torch_a_command_names_the_package_to_install(here: Path) -> None:
+    """The commands run in a process that has not imported torch."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=here, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
     assert len(lines) == 5
-    assert all(
-        re.match("edgefl: .* needs torch, which is not installed: pip install torch", each) for each in lines
-    )
+    says = "edgefl: .* needs torch, which is not installed: pip install torch"
+    assert all(re.match(says, each) for each in lines)

@@ -1,4 +1,4 @@
-"""``edgefl calibrate`` and ``edgefl doctor``: what they say of this machine."""
+"""``edgefl calibrate`` and ``edgefl doctor``: their figures and findings about this machine."""
 
 from __future__ import annotations
 
@@ -40,20 +40,10 @@ def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -
     assert forced == [False, True]
 
 
-def test_doctor_finds_the_machine(edgefl: Shell) -> None:
+def test_doctor_describes_the_machine(edgefl: Shell) -> None:
     found = {finding["what"]: finding for finding in json.loads(edgefl.shows("doctor", "--json"))}
-    looked = {
-        "python",
-        "cores",
-        "memory",
-        "torch",
-        "cuda",
-        "kernel c",
-        "memfd",
-        "throttle cgroup",
-        "open files",
-    }
-    assert looked <= set(found)
+    assert {"python", "cores", "memory", "torch", "cuda", "kernel c", "memfd"} <= set(found)
+    assert {"throttle cgroup", "open files"} <= set(found)
     assert found["kernel reference"]["problem"] == ""
     assert not any("check failed" in finding["problem"] for finding in found.values())
     assert "memfd" in edgefl.fits("doctor")
@@ -71,11 +61,12 @@ def test_doctor_shows_how_many_clients_fit_a_containers_limit(
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr("edgefl.host.capacity.thread_limit", lambda: limit)
     monkeypatch.setattr(resource, "getrlimit", lambda which: unlimited)
+    monkeypatch.setattr(doctor, "_LOOKS", (doctor._limits,))
     (processes,) = [found for found in doctor.examine() if found.what == "processes"]
     assert processes.problem == says
 
 
-def test_a_deleted_current_folder_is_one_line(
+def test_a_deleted_current_folder_is_an_error_of_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -88,15 +79,16 @@ def test_a_deleted_current_folder_is_one_line(
     assert capsys.readouterr() == ("", 3 * line)
 
 
-def test_doctor_says_that_numba_keeps_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_that_numba_cannot_cache_code(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgefl.cli import doctor
 
     monkeypatch.setattr("edgefl.kernels.backend_numba.cached_in", lambda: None)
+    monkeypatch.setattr(doctor, "_LOOKS", (doctor._kernels,))
     (numba,) = [found for found in doctor.examine() if found.what == "kernel numba"]
     assert numba.problem.startswith("numba has no writable cache folder")
 
 
-def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_continues_after_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgefl.cli import doctor
 
     def _odd_thing() -> Iterator[doctor.Check]:

@@ -1,4 +1,4 @@
-"""``edgefl profiles``: what it lists, shows, checks, imports and exports."""
+"""``edgefl profiles``: listing, showing, checking, importing and exporting."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PROFILES = bundled_folder()
 CONNECTIVITY = str(Path(__file__).parent / "import_samples" / "connectivity.ini")
 
 
-def test_profiles_lists_all_in_80_columns(edgefl: Shell) -> None:
+def test_all_profiles_are_listed_in_80_columns(edgefl: Shell) -> None:
     out = edgefl.fits("profiles")
     for name in (*devices.device_names(), *devices.network_names(), *devices.fleet_names()):
         assert name in out
     assert re.search(r"nexus-6 +budget +2014 +1\.6", out)  # FLASH measured 1.64 s for this step
 
 
-def test_profiles_as_json(edgefl: Shell) -> None:
+def test_one_profile_as_json_equals_its_entry_in_the_list(edgefl: Shell) -> None:
     listed = json.loads(edgefl.shows("profiles", "--json"))
     assert set(listed) == {"devices", "networks", "fleets"}
     for name, kind in (("pi-4", "devices"), ("lte", "networks"), ("mixed-24", "fleets")):
@@ -36,14 +36,14 @@ def test_profiles_as_json(edgefl: Shell) -> None:
         assert one["id"] == name
 
 
-def test_a_sorted_search_as_json_has_the_order_of_the_table(edgefl: Shell) -> None:
+def test_a_sorted_search_as_json_is_sorted(edgefl: Shell) -> None:
     listed = json.loads(edgefl.shows("profiles", "--find", "board", "--sort", "year", "--json"))
     years = [device.get("year", 9999) for device in listed["devices"].values()]
     assert len(years) > 3
     assert years == sorted(years)
 
 
-def test_profiles_say_where_their_traces_are_as_their_files_do(tmp_path: Path, edgefl: Shell) -> None:
+def test_paths_of_traces_are_shown_as_in_the_profiles_file(tmp_path: Path, edgefl: Shell) -> None:
     shutil.copytree(PROFILES / "networks", tmp_path / "mine")
     for name in ("lte-varying", str(tmp_path / "mine" / "lte-varying.toml")):
         shown = json.loads(edgefl.shows("profiles", name, "--json"))
@@ -54,7 +54,7 @@ def test_profiles_say_where_their_traces_are_as_their_files_do(tmp_path: Path, e
         assert str(PROFILES.parent) not in out
 
 
-def test_a_profile_shows_figures_with_their_source(edgefl: Shell) -> None:
+def test_a_profile_is_shown_with_the_sources_of_its_figures(edgefl: Shell) -> None:
     out = edgefl.fits("profiles", "pi-4")
     assert "memory.ram_mib" in out
     assert "4096" in out
@@ -64,7 +64,9 @@ def test_a_profile_shows_figures_with_their_source(edgefl: Shell) -> None:
     assert edgefl.fits("profiles", "show", "pi-4") == out
 
 
-def test_profiles_check(tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiles_check_names_all_problems_of_a_file(
+    tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = [str(path) for path in sorted((PROFILES / "networks").glob("*.toml"))[:3]]
     assert edgefl.shows("profiles", "check", *good).splitlines() == [f"{path}: good" for path in good]
     bad = tmp_path / "bad.toml"
@@ -105,7 +107,7 @@ def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
     assert "under cannot be written: File exists" in edgefl.refuses(2, *exports("lte", out / "under"))
 
 
-def test_an_import_that_cannot_be_written_whole_leaves_nothing(
+def test_a_failed_import_leaves_no_files(
     tmp_path: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> Path:

@@ -1,4 +1,4 @@
-"""Emulated time on a wall clock, and alarms, on a clock that the test sets."""
+"""Emulated time under the wall clock, and alarms. The test sets the monotonic clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from run_parts import Hand
 from edgefl.run.clock import Alarms, WallClock
 
 
-def test_time_stands_until_it_is_started() -> None:
+def test_a_clock_stands_still_until_it_is_started() -> None:
     hand = Hand()
     clock = WallClock(2.0, emulated_s=7.0, wall_s=3.0, monotonic=hand)
     hand.at += 100
@@ -23,7 +23,7 @@ def test_time_stands_until_it_is_started() -> None:
 
 
 @given(scale=st.floats(1e-3, 1e3), before=st.floats(0, 1e6), steps=st.lists(st.floats(0, 1e4), max_size=20))
-def test_emulated_seconds_are_wall_seconds_over_the_scale_and_never_go_back(
+def test_emulated_seconds_are_wall_seconds_divided_by_the_scale(
     scale: float, before: float, steps: list[float]
 ) -> None:
     hand = Hand()
@@ -40,7 +40,7 @@ def test_emulated_seconds_are_wall_seconds_over_the_scale_and_never_go_back(
 
 
 class Bell:
-    """Alarms on a hand-set clock, and a list of what rang."""
+    """Alarms on a clock that the test sets, with a list of those that rang."""
 
     def __init__(self) -> None:
         self.hand = Hand(0.0)
@@ -51,14 +51,14 @@ class Bell:
         self.alarms.after(seconds, lambda: self.rang.append(name))
 
     def at(self, instant: float) -> list[str]:
-        """What rings when the alarms are looked at then."""
+        """The alarms that ring if due alarms are run at ``instant``."""
         self.hand.at = instant
         self.rang.clear()
         self.alarms.run_due()
         return self.rang
 
 
-def test_alarms_ring_once_in_the_order_of_their_instants_and_then_of_their_setting() -> None:
+def test_alarms_ring_once_in_the_order_of_time_and_of_creation() -> None:
     bell = Bell()
     names = [f"alarm {number}" for number in range(50)]
     for seconds, name in ((3.0, "c"), (1.0, "a"), (2.0, "b"), (9.0, "d"), *((3.0, name) for name in names)):
@@ -82,14 +82,14 @@ def test_a_callback_may_set_alarms() -> None:
     assert bell.at(2.0) == ["later"]
 
 
-def test_every_rings_again_and_again_but_does_not_catch_up() -> None:
+def test_a_periodic_alarm_does_not_make_up_for_missed_periods() -> None:
     bell = Bell()
     bell.alarms.every(2.0, lambda: bell.rang.append("tick"))
-    instants = (1.9, 2.0, 3.9, 100.0, 101.9, 102.0)  # busy until 100: one, not 48
+    instants = (1.9, 2.0, 3.9, 100.0, 101.9, 102.0)  # busy until 100: one tick, not 48
     assert [len(bell.at(instant)) for instant in instants] == [0, 1, 0, 1, 0, 1]
 
 
-def test_an_alarm_that_raises_is_not_rung_twice_and_stops_no_other() -> None:
+def test_an_alarm_that_raises_rings_once_and_does_not_stop_others() -> None:
     bell = Bell()
     bell.alarms.after(1.0, lambda: bell.rang.append(str(1 // 0)))
     bell.after(1.0, "other")
@@ -100,7 +100,7 @@ def test_an_alarm_that_raises_is_not_rung_twice_and_stops_no_other() -> None:
 
 
 @given(st.floats(0, 10))
-def test_a_wait_never_ends_before_the_alarm_and_at_most_a_millisecond_late(seconds: float) -> None:
+def test_a_wait_ends_at_most_a_millisecond_after_the_alarm(seconds: float) -> None:
     bell = Bell()
     bell.after(seconds, "it")
     wait_s = bell.alarms.wait_ms(most=60_000) / 1000
@@ -108,7 +108,7 @@ def test_a_wait_never_ends_before_the_alarm_and_at_most_a_millisecond_late(secon
     assert bell.at(wait_s) == ["it"]
 
 
-def test_a_wait_is_at_most_what_the_caller_allows_and_never_negative() -> None:
+def test_a_wait_is_between_zero_and_the_callers_limit() -> None:
     bell = Bell()
     assert bell.alarms.wait_ms(500) == 500
     bell.after(0.2, "it")

@@ -1,4 +1,4 @@
-"""A Ray cluster's nodes, by what their driver says: where the door is, who is absent, and the end of all."""
+"""Nodes of a Ray cluster as reported by the driver: the door's address, absent nodes, and their end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ends() -> Iterator[tuple[Channel[FromDriver], Channel[Opened]]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is no address there")
-def test_a_door_is_where_the_other_nodes_reach_it_until_none_is_left(
+def test_the_door_has_an_address_that_nodes_reach_and_a_run_without_nodes_ends(
     ends: tuple[Channel[FromDriver], Channel[Opened]],
 ) -> None:
     here, there = ends
@@ -54,7 +54,9 @@ def test_a_door_is_where_the_other_nodes_reach_it_until_none_is_left(
                 nodes.outlook()
 
 
-def test_a_cluster_that_cannot_be_had_is_one_line(ends: tuple[Channel[FromDriver], Channel[Opened]]) -> None:
+def test_an_unavailable_cluster_is_an_error_of_one_line(
+    ends: tuple[Channel[FromDriver], Channel[Opened]],
+) -> None:
     here, there = ends
     there.send(Refused("no module named 'msgpack'", config=True))
     with pytest.raises(ConfigError, match=r"^--ray auto: no module named 'msgpack'$"):

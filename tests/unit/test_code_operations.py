@@ -1,4 +1,4 @@
-"""This host's rates in classes of code: the timed programs, their units, devices relative to them."""
+"""This host's speed in each class of code: the timed programs, their units, and devices relative to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def calibrated(cv: float = 0.0, **code: float) -> Calibration:
     return Calibration(fingerprint="", cpu="", cores=1, library="", at_unix_s=0.0, measured=measured)
 
 
-def test_the_bodies_of_c_and_of_python_move_alike() -> None:
+def test_the_bodies_move_alike_in_c_and_in_python() -> None:
     programs = pytest.importorskip("edgefl.host._code")
     for steps in (1, 500):
         assert abs(programs.floats(steps) - int(1e6 * python_bodies(steps)) % 2**64) <= 1
@@ -35,7 +35,7 @@ def test_the_bodies_of_c_and_of_python_move_alike() -> None:
 
 
 @pytest.mark.parametrize("name", ["integer", "crypto", "floats"])
-def test_a_program_repeats_its_result_and_more_work_has_another(name: str) -> None:
+def test_equal_work_has_an_equal_result_and_more_work_another(name: str) -> None:
     run = getattr(pytest.importorskip("edgefl.host._code"), name)
     assert run(32_000) == run(32_000) != run(64_000)
     with pytest.raises(ValueError, match=r"must be above 0 \(got 0\)"):
@@ -43,13 +43,13 @@ def test_a_program_repeats_its_result_and_more_work_has_another(name: str) -> No
 
 
 def test_the_match_finder_finds_matches() -> None:
-    """Each match has 4 to 32 bytes where a hash is found; an empty tree would sum to 1."""
+    """Each match has 4 to 32 bytes. The mean of an empty tree would be 1."""
     programs = pytest.importorskip("edgefl.host._code")
     assert 4 < programs.memory(20_000) / 20_000 <= 32
 
 
 def test_the_search_finds_all_primes() -> None:
-    """There are 1229 primes below 10,000; the search begins at 3."""
+    """There are 1229 primes below 10,000. The search starts at 3."""
     programs = pytest.importorskip("edgefl.host._code")
     assert [programs.division(searches) for searches in (1, 3)] == [1228, 3 * 1228]
 
@@ -81,26 +81,26 @@ def test_simd_is_mobilenets_mix_of_convolutions() -> None:
     assert (found.cv, len(found.samples)) == (0.04, 9)
 
 
-def test_relative_is_the_device_s_rate_over_the_host_s() -> None:
+def test_relative_speed_is_the_devices_rate_divided_by_the_hosts() -> None:
     once, twice = (relative(PI_5, "integer", 1, calibrated(integer=mips)) for mips in (3000.0, 6000.0))
     assert once.value == pytest.approx(throughput(PI_5, "integer", 1).value / 3000)
     assert once.value == pytest.approx(2 * twice.value)
     assert relative(PI_5, "integer", 4, calibrated(integer=3000.0)).value > 3 * once.value
 
 
-def test_the_interval_joins_the_device_s_the_scale_s_and_the_noise() -> None:
+def test_the_interval_combines_the_spreads_of_device_and_scale_and_the_noise() -> None:
     device = math.log(throughput(PI_5, "memory", 1).spread)
     scale = math.log(SCALE_SPREADS["memory"])
     found = relative(PI_5, "memory", 1, calibrated(cv=0.05, memory=3000.0))
     assert math.log(found.spread) == pytest.approx(math.hypot(device, scale, 1.645 * 0.05))
 
 
-def test_without_the_extension_the_host_s_rate_is_unknown() -> None:
+def test_without_the_c_extension_the_hosts_rate_is_unknown() -> None:
     with pytest.raises(ConfigError, match=r"this host's rate of integer code is unknown: .*C compiler"):
         host_rate(calibrated(copy=5000.0), "integer")
 
 
-def test_python_on_a_raspberry_pi_4_is_three_to_six_times_slower_than_where_it_was_compared() -> None:
+def test_python_on_a_raspberry_pi_4_is_three_to_six_times_slower_than_on_zen_3() -> None:
     """Zen 3 of 2021: 160,000 steps/s of five bodies in Python 3.11."""
     found = relative(clusters_of(load_device("pi-4")), "interpreter", 1, calibrated(interpreter=160_000.0))
     assert 1 / 6 < found.value < 1 / 3

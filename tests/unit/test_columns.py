@@ -1,4 +1,4 @@
-"""A run's tables as columns and files, and the figure that is drawn of them."""
+"""A run's tables as columns and files, and the figure of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgefl.results.summary import summarize, write_summary
 from tests.reports import evaluation, trip, write_run
 
 
-def test_the_columns_are_what_the_record_says(tmp_path: Path) -> None:
+def test_columns_equal_the_record(tmp_path: Path) -> None:
     result = Result(write_run(tmp_path / "run", clients=4, trips=20, lost=2))
     with Store(result.dir) as store:
         store.trip(trip(99, 0, 30.0, metrics={"drift": 1.5}))
@@ -37,7 +37,7 @@ def test_the_columns_are_what_the_record_says(tmp_path: Path) -> None:
     assert trips["profile"][:2].tolist() == ["pixel-4", "pixel-4"]
     assert trips["drift"][-1] == 1.5
     assert not {"checksum_sent", "checksum_seen", "metrics"} & trips.keys()
-    assert np.isnan(trips["staleness"][0])  # that trip was lost
+    assert np.isnan(trips["staleness"][0])  # a lost trip
     np.testing.assert_array_equal(curve["accuracy"], [row.accuracy for row in record.evaluations])
     assert curve["mae"][-1] == 0.25
     assert np.isnan(curve["mae"][:-1]).all()
@@ -87,7 +87,7 @@ def test_export_writes_every_table(tmp_path: Path, capsys: pytest.CaptureFixture
         Table().write(tmp_path / "a.xls")
 
 
-def test_parquet_and_frames_are_one_line_where_they_cannot_be(
+def test_missing_packages_for_parquet_and_frames_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("pandas", "polars", "pyarrow"):
@@ -105,7 +105,7 @@ def test_parquet_and_frames_are_one_line_where_they_cannot_be(
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])
-def test_a_real_frame_has_the_columns(tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_frame_has_the_columns(tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(package)
     if package == "polars":
         monkeypatch.setitem(sys.modules, "pandas", None)
@@ -116,7 +116,7 @@ def test_a_real_frame_has_the_columns(tmp_path: Path, package: str, monkeypatch:
     assert len(frame) == trips.rows
 
 
-def test_parquet_is_read_back(tmp_path: Path) -> None:
+def test_a_parquet_file_has_the_columns(tmp_path: Path) -> None:
     polars = pytest.importorskip("polars")
     trips = Result(write_run(tmp_path / "run")).trips()
     back = polars.read_parquet(trips.write(tmp_path / "trips.parquet"))
@@ -124,7 +124,7 @@ def test_parquet_is_read_back(tmp_path: Path) -> None:
     assert back["profile"].to_list() == trips["profile"].tolist()
 
 
-def test_a_figure_is_vectors_with_its_fonts_inside_and_the_same_bytes(tmp_path: Path) -> None:
+def test_a_figure_is_a_reproducible_vector_graphic_with_embedded_fonts(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         write_run(tmp_path / f"a{seed}", trips=40, seed=seed)
         write_run(tmp_path / f"b{seed}", trips=60, seed=seed, buffer_size=3)
@@ -149,14 +149,14 @@ def test_a_figure_is_vectors_with_its_fonts_inside_and_the_same_bytes(tmp_path: 
 
 
 @pytest.mark.parametrize("runs", ["runs/a", Path("runs/a"), [], None])
-def test_a_figure_of_a_single_run_or_of_none_is_one_line(runs: Any, tmp_path: Path) -> None:
+def test_a_figure_of_one_path_or_of_no_run_is_refused(runs: Any, tmp_path: Path) -> None:
     for given, what in ((runs, "runs"), ({"a": runs}, "runs of 'a'")):
         says = f"{what}: must be a list of at least one run, got {runs!r}"
         with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
             plot(given, tmp_path / "figure.pdf")
 
 
-def test_a_table_shows_its_ends_and_as_many_columns_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_shown_with_its_ends_and_the_columns_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table({f"x{k}": np.arange(12.0) for k in range(9)}, name=np.array(["<b>"] * 12, object))
     table["x0"][11] = math.nan
     monkeypatch.setenv("COLUMNS", "80")
@@ -169,18 +169,18 @@ def test_a_table_shows_its_ends_and_as_many_columns_as_fit(monkeypatch: pytest.M
     assert " ".join(repr(table).split()).endswith("columns; not shown: x6, x7, x8, name")
     assert max(map(len, repr(table).splitlines())) <= 60
     html = table._repr_html_()
-    assert html.count("<tr>") == 12  # the heading, five rows of each end, and what is between them
+    assert html.count("<tr>") == 12  # the heading, five rows of each end, and one row for the others
     assert "&lt;b&gt;" in html
     assert "<b>" not in html
 
 
-def test_the_folder_of_a_sweep_is_no_result(tmp_path: Path) -> None:
+def test_the_folder_of_a_sweep_is_refused_as_a_result(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "fedbuff-seed-1")
     with pytest.raises(ConfigError, match="holds runs, as a sweep does; give one of them: "):
         Result(tmp_path)
 
 
-def test_a_result_shows_what_its_run_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_is_shown_as_its_run_printed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     result = Result(write_run(tmp_path / "run"))
     assert str(result) == f"{result!r}: {result.dir} has no summary.json: the run did not end"
@@ -193,7 +193,7 @@ def test_a_result_shows_what_its_run_printed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_result_whose_record_was_read_can_be_pickled_and_copied(tmp_path: Path) -> None:
-    """A pool's process returns it, or a study keeps it in a cache."""
+    """A process of a pool returns a result, or a study caches it."""
     result = Result(write_run(tmp_path / "run", trips=20))
     assert len(result.record.trips["task"]) == 20
     pickled = pickle.loads(pickle.dumps(result))  # noqa: S301 (its own bytes)

@@ -1,4 +1,4 @@
-"""Configuration: what is read, what beats what, what is refused and in which words."""
+"""Reading an experiment: files, ``--set`` and arguments, their priority, and the text of each refusal."""
 
 # ruff: noqa: E501 - a message in full is easier to check than one in pieces
 from __future__ import annotations
@@ -32,7 +32,7 @@ def toml(tmp_path: Path) -> Path:
 
 
 def fault(path: Path, *overrides: str, **arguments: object) -> str:
-    """The error's one line, without what names the source."""
+    """The error's one line."""
     with pytest.raises(ConfigError) as caught:
         config.load(path, overrides, **arguments)
     text = str(caught.value)
@@ -40,7 +40,7 @@ def fault(path: Path, *overrides: str, **arguments: object) -> str:
     return text
 
 
-def test_defaults_are_the_classes_own(toml: Path) -> None:
+def test_defaults_are_those_of_the_classes(toml: Path) -> None:
     found = config.load(toml)
     expected = Experiment(
         fleet=Fleet(devices={"pixel-3a": 8, "pi-4": 4}), stop=Stop(versions=10), training=Training(epochs=1)
@@ -48,7 +48,7 @@ def test_defaults_are_the_classes_own(toml: Path) -> None:
     assert found == expected
 
 
-def test_arguments_beat_set_beats_the_file(toml: Path) -> None:
+def test_arguments_override_set_and_set_overrides_the_file(toml: Path) -> None:
     toml.write_text("seed = 1\nname = 'kept'\n" + MINIMAL + "[clock]\nkind = 'wall'\nworkers = 3")
     assert config.load(toml).seed == 1
     assert config.load(toml, ["seed=2"]).seed == 2
@@ -68,7 +68,7 @@ def test_arguments_beat_set_beats_the_file(toml: Path) -> None:
         ('fleet.devices."pi-5"=1', {"pixel-3a": 8, "pi-4": 4, "pi-5": 1}),
     ],
 )
-def test_set_reaches_into_tables(toml: Path, override: str, devices: dict[str, int]) -> None:
+def test_set_changes_a_key_in_a_table(toml: Path, override: str, devices: dict[str, int]) -> None:
     assert config.load(toml, [override]).fleet.devices == devices
 
 
@@ -94,26 +94,26 @@ def test_set_reaches_into_tables(toml: Path, override: str, devices: dict[str, i
         ("strategy.x=ü", "ü"),
     ],
 )
-def test_values_of_set_are_toml_else_strings(toml: Path, override: str, value: object) -> None:
+def test_a_value_of_set_is_toml_or_else_a_string(toml: Path, override: str, value: object) -> None:
     found = config.load(toml, [override]).strategy
     assert found["x"] == value
     assert type(found["x"]) is type(value)
     assert set(found) - {"name"} == {"x"}
 
 
-def test_a_later_steps_or_epochs_takes_the_other_back(toml: Path) -> None:
+def test_set_of_epochs_replaces_the_files_steps(toml: Path) -> None:
     toml.write_text(MINIMAL + "[training]\nsteps = 5\nlr = 0.5")
     assert config.load(toml, ["training.epochs=2"]).training == Training(epochs=2, lr=0.5)
     assert config.load(toml, ["training.steps=9"]).training == Training(steps=9, lr=0.5)
 
 
-def test_steps_and_epochs_are_not_both_set(toml: Path) -> None:
+def test_set_of_both_steps_and_epochs_is_refused(toml: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         config.load(toml, ["training.steps=5", "training.epochs=2"])
     assert str(caught.value) == "--set training.steps=5 and --set training.epochs=2: give only one of them"
 
 
-def test_another_strategy_leaves_out_the_files_fields_that_it_lacks(
+def test_another_strategy_drops_the_files_fields_that_it_lacks(
     toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toml.write_text(
@@ -127,7 +127,7 @@ def test_another_strategy_leaves_out_the_files_fields_that_it_lacks(
     assert resolve(found).concurrency == 4  # type: ignore[attr-defined]
 
 
-def test_another_strategy_keeps_what_it_has_and_what_is_set_beside_its_name(
+def test_another_strategy_keeps_its_own_fields_and_those_that_are_set(
     toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toml.write_text(MINIMAL + "[strategy]\nname = 'fedbuff'\nbuffer_size = 3")
@@ -140,7 +140,7 @@ def test_another_strategy_keeps_what_it_has_and_what_is_set_beside_its_name(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_key_can_be_unset(toml: Path) -> None:
+def test_unset_removes_a_key_of_the_file(toml: Path) -> None:
     toml.write_text(MINIMAL + "[training]\nsteps = 5\nlr = 0.5")
     assert config.load(toml, unset=["training.steps"]).training == Training(epochs=1, lr=0.5)
     assert config.load(toml, ["training.lr=0.1"], unset=["training"]).training == Training(epochs=1, lr=0.1)
@@ -149,7 +149,7 @@ def test_a_key_can_be_unset(toml: Path) -> None:
             config.load(toml, unset=[key])
 
 
-def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
+def test_a_strategy_without_a_name_is_fedbuff(toml: Path) -> None:
     assert config.load(toml, ["strategy.buffer_size=3"]).strategy == {"name": "fedbuff", "buffer_size": 3}
     assert config.load(toml, ["strategy={}"]).strategy == {"name": "fedbuff"}
 
@@ -242,13 +242,15 @@ strategy.x=[{y=2020-01-01}] -> strategy.x[0].y: must be a string, number, true o
 
 
 @pytest.mark.parametrize(("override", "words"), arrows(WRONG))
-def test_what_is_wrong_is_one_line_that_names_the_source(toml: Path, override: str, words: str) -> None:
+def test_a_wrong_value_is_refused_in_one_line_that_names_the_source(
+    toml: Path, override: str, words: str
+) -> None:
     toml.write_text(MINIMAL.replace("versions = 10", "") if override == "stop.version=3" else MINIMAL)
     text = fault(toml, override)
     assert text.startswith(f"--set {override}: {words}".replace("\n", " ")), text
 
 
-def test_the_file_is_named_where_the_file_is_wrong(toml: Path) -> None:
+def test_an_error_names_the_file_or_the_option_at_fault(toml: Path) -> None:
     toml.write_text(MINIMAL + "[training]\nlr = 0\n")
     assert fault(toml, "seed=3").startswith(f"{toml}: training.lr: must be")
     toml.write_text(MINIMAL)
@@ -277,7 +279,7 @@ def test_the_file_is_named_where_the_file_is_wrong(toml: Path) -> None:
         ("stop.versions.x=1", "--set stop.versions.x=1: stop.versions is 10, not a table"),
     ],
 )
-def test_bad_set_syntax(toml: Path, override: str, words: str) -> None:
+def test_wrong_syntax_of_set_is_refused(toml: Path, override: str, words: str) -> None:
     assert fault(toml, override).startswith(words)
 
 
@@ -300,13 +302,13 @@ def test_bad_set_syntax(toml: Path, override: str, words: str) -> None:
         (b"\x89PNG\r\n\x1a\n", "line 1: not UTF-8: byte 0x89"),
     ],
 )
-def test_files_that_are_no_experiment(tmp_path: Path, raw: bytes, words: str) -> None:
+def test_a_file_that_is_no_experiment_is_refused(tmp_path: Path, raw: bytes, words: str) -> None:
     path = tmp_path / "e.toml"
     path.write_bytes(raw)
     assert fault(path).startswith(f"{path}: {words}")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert fault(tmp_path / "none.toml") == f"{tmp_path}/none.toml: no such file"
     assert fault(tmp_path) == f"{tmp_path}: a folder, expected a TOML file"
     assert "cannot be read" in fault(Path("a\0b"))
@@ -314,12 +316,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert fault(Path("/dev/zero")) == "/dev/zero: cannot be read: not a regular file"
 
 
-def test_a_byte_order_mark_is_no_fault(toml: Path) -> None:
+def test_a_byte_order_mark_is_ignored(toml: Path) -> None:
     toml.write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
     assert config.load(toml).stop.versions == 10
 
 
-def test_a_fleet_file_becomes_its_devices_and_networks(toml: Path) -> None:
+def test_a_fleet_profile_becomes_its_devices_and_networks(toml: Path) -> None:
     toml.write_text("[fleet]\ndevices = 'mixed-24'\n[stop]\nversions = 1")
     in_python = Experiment(fleet=Fleet(devices="mixed-24"), stop=Stop(versions=1))
     for fleet in (config.load(toml).fleet, config.validate(in_python).fleet):
@@ -344,7 +346,7 @@ fleet.network={pi-4='wifi',pixel-3a='x'} -> fleet.network.pixel-3a: network prof
 
 
 @pytest.mark.parametrize(("override", "words"), arrows(NO_PROFILE))
-def test_profiles_must_exist(toml: Path, override: str, words: str) -> None:
+def test_a_missing_profile_is_refused(toml: Path, override: str, words: str) -> None:
     override, words = override.replace("LONG", "x" * 5000), words.replace("HERE", str(Path.cwd()))
     with pytest.raises(ProfileError) as caught:
         config.load(toml, [override])
@@ -352,9 +354,7 @@ def test_profiles_must_exist(toml: Path, override: str, words: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_paths_are_found_beside_the_file_from_any_folder(
-    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_relative_to_the_file(toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
     (tmp_path / "mine.toml").write_text(own)
     (tmp_path / "data").mkdir()
@@ -374,15 +374,15 @@ def test_paths_are_found_beside_the_file_from_any_folder(
     assert found.data.path == str(tmp_path / "data")
 
 
-def test_a_path_may_be_in_the_home_folder(
+def test_a_path_may_start_with_the_home_folder(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert config.load(toml, ["data.path='~/images'"]).data.path == str(tmp_path / "images")
 
 
-def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> None:
-    """Else one of them would take the other's clients away."""
+def test_one_profile_file_under_two_names_is_refused(toml: Path, tmp_path: Path) -> None:
+    """Otherwise the clients of one name would replace those of the other."""
     own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
     (tmp_path / "mine.toml").write_text(own)
     toml.write_text("[fleet]\ndevices = { 'mine.toml' = 3, './mine.toml' = 2 }\n[stop]\nversions = 1\n")
@@ -399,20 +399,20 @@ def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> Non
 
 
 def test_two_profiles_of_one_id_are_refused(toml: Path, tmp_path: Path) -> None:
-    """Results name profiles by their ids, so they would merge the two."""
+    """Results name profiles by their ids and would merge the two."""
     (tmp_path / "pi-4.toml").write_text((bundled_folder() / "devices" / "pi-4.toml").read_text())
     toml.write_text("[fleet]\ndevices = { pi-4 = 3, './pi-4.toml' = 2 }\n[stop]\nversions = 1\n")
     with pytest.raises(ConfigError, match=r"pi-4\.toml: the id 'pi-4' is also that of 'pi-4'; rename"):
         config.load(toml)
 
 
-def test_validating_twice_changes_nothing(toml: Path) -> None:
+def test_validating_a_second_time_changes_nothing(toml: Path) -> None:
     once = config.load(toml)
     assert config.validate(once) == once
 
 
-def test_keys_that_are_gone_are_passed_over_in_a_runs_own_file_alone(tmp_path: Path) -> None:
-    """Such a file has them at their defaults; at another value they meant what is no longer done."""
+def test_removed_keys_are_ignored_only_at_their_defaults_in_a_runs_file(tmp_path: Path) -> None:
+    """At their defaults they have no effect; other values ask for what no longer exists."""
     path = tmp_path / "experiment.toml"
     path.write_text(MINIMAL + '[server]\ndurability = "memory"\npartial_sums = false\n')
     assert config.load(path, recorded=True).server == Server()

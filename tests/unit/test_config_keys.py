@@ -1,4 +1,4 @@
-"""`edgefl keys`: each key of an experiment and of each strategy, with its default and meaning."""
+"""`edgefl keys`: the keys of an experiment and of each strategy, with their defaults and meanings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edgefl.errors import ConfigError
 
 
 @pytest.mark.parametrize("which", ["", *(f"strategy.{name}" for name in strategies.names())])
-def test_every_key_has_a_meaning_and_says_what_is_allowed(which: str) -> None:
+def test_every_key_has_a_meaning_and_its_allowed_values(which: str) -> None:
     found = keys(which)
     assert [key.name for key in found if not (key.meaning and key.allowed)] == []
     assert len({key.name for key in found}) == len(found)
 
 
-def test_a_table_of_a_table_and_a_single_key() -> None:
+def test_keys_of_a_table_include_inner_tables_and_a_key_is_found_alone() -> None:
     assert {key.name for key in keys("fleet")} > {key.name for key in keys("fleet.churn")}
     assert keys("stop.versions") == [
         Setting(
@@ -40,7 +40,9 @@ def test_a_table_of_a_table_and_a_single_key() -> None:
         ("stop.version", "available:"),
     ],
 )
-def test_what_is_not_there_is_one_line(which: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_key_is_refused_in_one_line(
+    which: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="not found"):
         keys(which)
     assert cli.main(["keys", which]) == 2

@@ -1,4 +1,4 @@
-"""What is dumped is what is loaded, for every experiment and for all data that TOML can hold."""
+"""A written experiment is read back unchanged, and so is any data in TOML."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(experiment=experiments())
-def test_what_is_dumped_is_loaded(tmp_path: Path, experiment: Experiment) -> None:
+def test_a_dumped_experiment_is_loaded_unchanged(tmp_path: Path, experiment: Experiment) -> None:
     path = tmp_path / "e.toml"
     path.write_text(config.dump(experiment))
     assert config.load(path) == experiment
@@ -134,17 +134,17 @@ def test_what_is_dumped_is_loaded(tmp_path: Path, experiment: Experiment) -> Non
 
 
 @given(tables=TABLES)
-def test_all_data_of_toml_comes_back(tables: dict[str, Any]) -> None:
+def test_written_tables_are_parsed_unchanged(tables: dict[str, Any]) -> None:
     assert toml.parse(toml.write(tables), "text") == tables
 
 
 @given(value=PLAIN)
-def test_a_literal_is_a_value_of_set(value: object) -> None:
+def test_a_literal_is_read_by_set(value: object) -> None:
     assert toml.assignment(f"a.b={toml.literal(value)}") == (("a", "b"), value)
 
 
 @given(text=TEXT)
-def test_any_word_is_a_value_or_one_error(text: str) -> None:
+def test_any_text_of_set_is_an_assignment_or_an_error_of_one_line(text: str) -> None:
     try:
         keys, _ = toml.assignment(text)
     except ConfigError as error:
@@ -154,7 +154,9 @@ def test_any_word_is_a_value_or_one_error(text: str) -> None:
 
 
 @given(raw=st.binary(max_size=200) | TEXT.map(str.encode))
-def test_any_file_is_tables_or_one_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+def test_any_file_is_tables_or_an_error_that_names_it(
+    tmp_path_factory: pytest.TempPathFactory, raw: bytes
+) -> None:
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(raw)
     try:
@@ -170,13 +172,13 @@ def test_numbers_keep_their_bits() -> None:
     assert math.isnan(toml.parse(toml.write({"a": float("nan")}), "text")["a"])
 
 
-def test_none_is_left_out_and_strangers_are_refused() -> None:
+def test_none_is_left_out_and_a_set_is_refused() -> None:
     assert toml.write({"a": None, "b": {"c": None, "d": {"e": None}}}) == "[b]\nd = {}\n"
     with pytest.raises(TypeError, match="a set has no TOML form"):
         toml.write({"a": {1}})
 
 
-def test_the_dumped_file_is_good_to_read() -> None:
+def test_a_dumped_file_has_readable_tables() -> None:
     experiment = Experiment(fleet=Fleet(devices={"pi-4": 2}), stop=Stop(versions=3))
     text = config.dump(experiment)
     assert text.startswith('name = "experiment"\nseed = 0\n\n[fleet]\ndevices = { pi-4 = 2 }\n')

@@ -1,4 +1,4 @@
-"""The core: its transitions, the strategies' answers that it takes, and the end of a run."""
+"""The core: its transitions, the answers of strategies that it accepts, and the end of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def started(
     privacy: experiment.Privacy | None = None,
     **stop: Any,
 ) -> Core:
-    """A core whose clients have all joined: by default client i trains task i."""
+    """A core whose clients have all joined. By default client i trains task i."""
     strategy = strategy or FedBuff(buffer_size=2)
     core = Core(strategy, fleet(clients), 0, experiment.Stop(**stop), every, privacy)
     for client in range(clients):
@@ -63,19 +63,19 @@ def only(actions: list[Action], kind: type[Kind]) -> list[Kind]:
 
 
 def summing(**fields: Any) -> Core:
-    """A core whose first sum, of tasks 0 and 1, is outstanding."""
+    """A core that waits for its first sum, of tasks 0 and 1."""
     core = started(**fields)
     assert core.handle(arrived(0, 0)) == [Train(0, len(core.devices), 0, 1)]
     assert core.handle(arrived(1, 1)) == [Sum(1, (0, 1), (0.5, 0.5))]
     return core
 
 
-def test_the_first_event_asks_for_an_evaluation_of_the_model_that_nobody_has_trained() -> None:
+def test_the_first_event_requests_an_evaluation_of_the_initial_model() -> None:
     core = Core(FedBuff(), fleet(1), 0, experiment.Stop(versions=1))
     assert core.handle(Joined(0, 0.0)) == [Evaluate(0), Train(0, 0, 0, 0)]
 
 
-def test_a_full_buffer_is_summed_and_the_deliverers_start_from_the_new_version() -> None:
+def test_a_full_buffer_is_summed_and_its_last_client_starts_from_the_new_version() -> None:
     core = started()
     assert core.handle(arrived(0, 0)) == [Train(0, 3, 0, 1)]
     assert core.handle(arrived(2, 2, at_s=2.0)) == [Sum(1, (0, 2), (0.5, 0.5))]
@@ -87,7 +87,7 @@ def test_a_full_buffer_is_summed_and_the_deliverers_start_from_the_new_version()
         core.update(2)
 
 
-def test_staleness_is_counted_from_download_to_arrival_not_from_upload() -> None:
+def test_staleness_is_counted_from_download_to_arrival() -> None:
     core = started(4)
     for client in (0, 1):
         core.handle(arrived(client, client))
@@ -117,26 +117,26 @@ def test_staleness_is_counted_from_download_to_arrival_not_from_upload() -> None
         Left(-1, 1.0, "x"),
     ],
 )
-def test_what_does_not_fit_changes_nothing(event: Any) -> None:
+def test_an_event_that_does_not_fit_changes_nothing(event: Any) -> None:
     core = started()
     assert core.handle(event) == []
     assert (core.trips, core.failed, core.lost, core.training, core.held) == (0, 0, 0, 3, [])
 
 
-def test_a_client_that_leaves_loses_its_task_and_not_what_it_delivered() -> None:
+def test_a_client_that_leaves_loses_its_task_but_not_its_held_update() -> None:
     core = started(strategy=FedBuff(buffer_size=3))
     core.handle(arrived(0, 0))
     assert core.handle(Left(0, 2.0, "killed")) == [Release(3, "lost", "killed")]
     assert core.lost == 1
     assert [update.task for update in core.held] == [0]
-    assert core.handle(arrived(0, 3)) == []  # told after its end
+    assert core.handle(arrived(0, 3)) == []  # after the client left
     assert core.handle(Left(0, 2.0, "killed")) == []
     assert core.handle(Joined(0, 3.0)) == [Train(0, 4, 0, 2)]
     core.handle(arrived(1, 1))
     assert core.handle(arrived(2, 2)) == [Sum(1, (0, 1, 2), (1 / 3, 1 / 3, 1 / 3))]
 
 
-def test_a_client_that_was_to_finish_and_goes_before_loses_its_task() -> None:
+def test_a_leaving_client_that_dies_before_its_task_ends_loses_it() -> None:
     core = started()
     assert core.handle(Left(2, 1.0, "offline", finishes=True)) == []
     assert core.handle(Left(2, 2.0, "died")) == [Release(2, "lost", "died")]
@@ -160,14 +160,14 @@ def test_a_bad_update_is_dropped_and_the_step_waits_for_another() -> None:
     assert core.handle(arrived(2, 2)) == [Sum(1, (1, 2), (0.5, 0.5))]
 
 
-def test_bad_updates_are_replaced_by_what_is_held_already() -> None:
+def test_a_held_update_replaces_a_bad_one() -> None:
     core = summing()
-    assert core.handle(arrived(2, 2)) == []  # comes in while the sum is being made
+    assert core.handle(arrived(2, 2)) == []  # arrives during the sum
     dropped = Release(0, "dropped", "not finite or altered")
     assert core.handle(Summed(1, 1.0, bad=(0,))) == [dropped, Sum(1, (1, 2), (0.5, 0.5))]
 
 
-def test_nothing_is_started_or_summed_while_a_sum_is_outstanding() -> None:
+def test_no_task_and_no_second_sum_starts_during_a_sum() -> None:
     core = summing(clients=5)
     for client in (2, 3):
         assert core.handle(arrived(client, client)) == []
@@ -178,7 +178,7 @@ def test_nothing_is_started_or_summed_while_a_sum_is_outstanding() -> None:
     assert [action.client for action in only(core.handle(Summed(2, 1.0)), Train)] == [1, 2, 3, 4]
 
 
-def test_a_server_that_comes_back_is_told_what_it_had_not_done() -> None:
+def test_a_restarted_server_gets_the_pending_actions() -> None:
     core = started(emulated_s=10.0)
     assert core.pending() == [Wake(10.0)]
     core = summing(emulated_s=10.0)
@@ -188,14 +188,14 @@ def test_a_server_that_comes_back_is_told_what_it_had_not_done() -> None:
     with pytest.raises(RunError, match="Unmasking must be for a pending Sum, got version 2"):
         core.handle(Unmasking(2, 1.0, 3.0))
     core.handle(Left(0, 1.0, "interrupted"))
-    assert core.handle(Ticked(3.0)) == []  # the sum goes on, and nothing else begins
+    assert core.handle(Ticked(3.0)) == []  # the sum continues, and no task starts
     core.handle(Summed(1, 3.0))
     assert core.pending() == [Wake(10.0)]
     core.handle(Ticked(10.0))
     assert core.pending() == []
 
 
-def test_summed_must_answer_the_sum_that_was_asked_for() -> None:
+def test_summed_must_answer_the_pending_sum() -> None:
     for event in (Summed(1, 0.0), Summed(1, 0.0, bad=(0,))):
         with pytest.raises(RunError, match="Summed must follow a Sum, got version 1"):
             started().handle(event)
@@ -204,7 +204,7 @@ def test_summed_must_answer_the_sum_that_was_asked_for() -> None:
             summing().handle(event)
 
 
-def test_negative_counts_from_a_peer_are_a_bad_update() -> None:
+def test_an_update_with_negative_counts_is_dropped() -> None:
     core = started()
     assert core.handle(arrived(0, 0, examples=-5))[0] == Release(
         0, "dropped", "negative number of examples or steps"
@@ -212,14 +212,14 @@ def test_negative_counts_from_a_peer_are_a_bad_update() -> None:
     assert core.dropped == 1
 
 
-def test_time_never_goes_back_and_is_always_a_number() -> None:
+def test_time_never_goes_back_and_is_always_finite() -> None:
     core = started()
     for at_s in (5.0, 3.0, math.nan, math.inf, -math.inf):
         core.handle(Ticked(at_s))
         assert core.now_s == 5.0
 
 
-def test_max_staleness_cancels_before_the_training_is_paid_for() -> None:
+def test_max_staleness_cancels_tasks_during_training() -> None:
     core = started(3, strategy=FedBuff(buffer_size=1, max_staleness=1))
     core.handle(arrived(0, 0))
     assert only(core.handle(Summed(1, 1.0)), Revoke) == []
@@ -229,12 +229,12 @@ def test_max_staleness_cancels_before_the_training_is_paid_for() -> None:
         Release(1, "discarded", "cancelled"),
         Train(1, 5, 2, 1),
     ]
-    # the other had finished by the time the word reached it: its update is refused, not lost
+    # the other client had finished before it was told: its update is discarded, not lost
     assert core.handle(arrived(2, 2))[0] == Release(2, "discarded")
     assert (core.discarded, core.trips, core.failed) == (2, 4, 0)
 
 
-def test_a_task_is_cancelled_once_and_its_clients_next_one_not_with_it() -> None:
+def test_a_task_is_cancelled_once_and_the_clients_next_task_is_not() -> None:
     core = started(2, strategy=FedBuff(buffer_size=1, max_staleness=0))
     core.handle(arrived(0, 0))
     assert only(core.handle(Summed(1, 1.0)), Revoke) == [Revoke(1, 1)]
@@ -245,14 +245,14 @@ def test_a_task_is_cancelled_once_and_its_clients_next_one_not_with_it() -> None
     assert core.handle(Failed(1, train.task, 2.0, "broken"))[0] == Release(train.task, "lost", "broken")
 
 
-def test_evaluation_must_have_a_period() -> None:
+def test_an_evaluation_period_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="evaluate_every must be at least 1, got 0"):
         Core(FedBuff(), fleet(3), 0, experiment.Stop(), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(Strategy):
-    """Answers what it is told to: for a method's name, its answer to a view."""
+    """A strategy whose methods return ``answers``: functions of the view, by the method's name."""
 
     answers: dict[str, Any] = field(default_factory=dict)
 
@@ -276,7 +276,7 @@ class Scripted(Strategy):
 
 
 def driven(method: str, answer: Any) -> str:
-    """What is said of a strategy whose method answers that."""
+    """The error for a strategy with this answer of a method."""
     with pytest.raises(RunError) as caught:  # noqa: PT012
         core = started(2, strategy=Scripted(answers={method: answer}))
         core.handle(arrived(0, 0))
@@ -326,11 +326,11 @@ NO_FLOAT = "ValueError: could not convert string to float: "
         ("wake_s", lambda v: "soon", RAISED % "wake_s" + NO_FLOAT + "'soon'"),
     ],
 )
-def test_a_strategy_that_answers_nonsense_is_named(method: str, answer: Any, message: str) -> None:
+def test_a_strategy_with_an_invalid_answer_is_named(method: str, answer: Any, message: str) -> None:
     assert message in driven(method, answer)
 
 
-def test_a_strategy_that_raises_says_in_which_line() -> None:
+def test_an_error_of_a_strategy_names_its_line() -> None:
     def at_fault(view: View) -> Sequence[int]:
         raise LookupError("oh")
 
@@ -341,16 +341,18 @@ def test_a_strategy_that_raises_says_in_which_line() -> None:
 @pytest.mark.parametrize(
     "answers",
     [
-        {"arrive": lambda view: None},  # discards nothing
-        {"step": lambda view: Step(view.held[:1] * 3, (0.25, 0.25, 0.5))},  # summed once, with all its weight
+        {"arrive": lambda view: None},  # no update is discarded
+        {
+            "step": lambda view: Step(view.held[:1] * 3, (0.25, 0.25, 0.5))
+        },  # one update, with the total weight
     ],
 )
-def test_what_a_strategy_may_answer(answers: dict[str, Any]) -> None:
+def test_none_for_no_update_and_repeated_updates_are_valid_answers(answers: dict[str, Any]) -> None:
     core = started(2, strategy=Scripted(answers=answers))
     assert core.handle(arrived(0, 0)) == [Sum(1, (0,), (1.0,))]
 
 
-def test_clients_that_are_numpys_whole_numbers_become_plain_ones() -> None:
+def test_clients_as_numpy_integers_become_python_integers() -> None:
     core = Core(
         Scripted(answers={"assign": lambda v: np.array(v.idle)}), fleet(2), 0, experiment.Stop(versions=9)
     )
@@ -358,7 +360,7 @@ def test_clients_that_are_numpys_whole_numbers_become_plain_ones() -> None:
     assert [type(action.client) for action in trained] == [int]
 
 
-def test_a_kept_update_stays_held_and_may_be_used_again() -> None:
+def test_a_kept_update_may_be_used_again() -> None:
     keep = {"step": lambda view: Step(view.held[:1], (1.0,), keep=True)}
     core = started(2, strategy=Scripted(answers=keep), versions=2)
     core.handle(arrived(0, 0))
@@ -367,7 +369,7 @@ def test_a_kept_update_stays_held_and_may_be_used_again() -> None:
     assert (core.applied, core.discarded) == (2, 0)
 
 
-def test_a_step_lets_go_of_what_it_names_used_before_or_never() -> None:
+def test_a_step_releases_the_held_updates_that_it_names() -> None:
     def step(view: View) -> Step | None:
         last = view.held[-1:]
         return Step(last, (1.0,), keep=True, release=view.held[:-1]) if last else None
@@ -383,11 +385,11 @@ def test_a_step_lets_go_of_what_it_names_used_before_or_never() -> None:
 
 
 @pytest.mark.parametrize(("at_s", "wakes"), [(7.0, [Wake(7.0)]), (-1.0, []), (math.nan, [])])
-def test_a_wake_is_asked_for_once_and_only_if_it_lies_ahead(at_s: float, wakes: list[Wake]) -> None:
+def test_a_wake_is_requested_once_and_only_for_a_later_time(at_s: float, wakes: list[Wake]) -> None:
     core = Core(Scripted(answers={"wake_s": lambda view: at_s}), fleet(2), 0, experiment.Stop())
     assert only(core.handle(Joined(0, 0.0)), Wake) == wakes
     assert only(core.handle(Joined(1, 0.0)), Wake) == []
-    assert core.handle(Ticked(6.9)) == wakes  # a timer that was early is set again
+    assert core.handle(Ticked(6.9)) == wakes  # the timer was early and is set again
     assert core.pending() == wakes
     assert core.handle(Ticked(7.0)) == []
     assert core.pending() == []
@@ -403,7 +405,7 @@ def test_a_wake_is_asked_for_once_and_only_if_it_lies_ahead(at_s: float, wakes: 
         (1, (0,), {}, False),  # the other client may still join
     ],
 )
-def test_a_strategy_that_only_wakes_itself_does_not_run_for_ever(
+def test_a_run_whose_strategy_only_wakes_itself_ends(
     joined: int, arrives: Sequence[int], stop: dict[str, float], ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgefl.core.core.MOST_IDLE_WAKES", 50)
@@ -429,7 +431,7 @@ def test_a_strategy_that_only_wakes_itself_does_not_run_for_ever(
     assert core.stopped == (said + way_on if ends else None)
 
 
-def test_every_so_many_versions_and_the_last_are_evaluated() -> None:
+def test_every_second_version_and_the_last_are_evaluated() -> None:
     core = started(2, strategy=FedBuff(buffer_size=1), every=2, versions=5)
     evaluated = []
     for version in range(1, 6):
@@ -438,11 +440,11 @@ def test_every_so_many_versions_and_the_last_are_evaluated() -> None:
     assert evaluated == [2, 4, 5]
 
 
-def test_stop_at_trips_makes_the_step_that_the_last_trip_completes() -> None:
+def test_the_last_trip_may_complete_a_version() -> None:
     assert summing(trips=2).handle(Summed(1, 1.0))[-2:] == [Evaluate(1), Finish("trips")]
 
 
-def test_stop_releases_what_is_held_and_then_only_what_still_runs() -> None:
+def test_after_the_end_updates_are_released_and_no_task_starts() -> None:
     core = started(4, strategy=FedBuff(buffer_size=4), trips=1)
     assert core.handle(arrived(0, 0)) == [Release(0, "discarded", "the run is over"), Finish("trips")]
     assert core.stopped == "trips"
@@ -454,7 +456,7 @@ def test_stop_releases_what_is_held_and_then_only_what_still_runs() -> None:
     assert (core.discarded, core.failed, core.lost, core.training) == (2, 1, 1, 0)
 
 
-def test_stop_at_a_time_needs_no_arrival_and_uses_nothing_from_that_time_on() -> None:
+def test_a_run_ends_at_its_time_and_uses_no_later_update() -> None:
     core, other = (Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop(emulated_s=10.0)) for _ in "ab")
     for each in (core, other):
         assert each.handle(Joined(0, 0.0)) == [Evaluate(0), Wake(10.0), Train(0, 0, 0, 0)]
@@ -465,7 +467,7 @@ def test_stop_at_a_time_needs_no_arrival_and_uses_nothing_from_that_time_on() ->
 
 
 def evaluations(core: Core, *accuracies: float, loss: float = 1.0) -> list[str]:
-    """The reasons for which the core ends at each of these."""
+    """The reasons of the core to end the run during these evaluations."""
     found = []
     for number, accuracy in enumerate(accuracies):
         actions = core.handle(Evaluated(number, 1.0, accuracy, {"loss": loss / (1 + number)}))
@@ -473,7 +475,7 @@ def evaluations(core: Core, *accuracies: float, loss: float = 1.0) -> list[str]:
     return found
 
 
-def test_patience_ends_after_evaluations_that_are_no_better() -> None:
+def test_patience_ends_after_evaluations_without_improvement() -> None:
     patient = {"patience_evaluations": 2, "min_improvement": 0.01}
     assert evaluations(started(**patient), 0.1, 0.2, 0.3, 0.4) == []
     assert evaluations(started(**patient), 0.1, 0.2, 0.205) == []
@@ -489,7 +491,7 @@ def test_patience_ends_after_evaluations_that_are_no_better() -> None:
     assert evaluations(started(**patient), nan, nan, nan, loss=nan) == ["patience"]
 
 
-def test_stop_at_an_accuracy() -> None:
+def test_a_run_ends_at_its_accuracy() -> None:
     core = started(accuracy=0.8)
     for low in (0.5, math.nan):
         assert core.handle(Evaluated(0, 1.0, low)) == []
@@ -497,13 +499,13 @@ def test_stop_at_an_accuracy() -> None:
     assert started().handle(Evaluated(0, 1.0, 1.0)) == []
 
 
-def test_the_server_can_end_the_run_also_while_a_sum_is_outstanding() -> None:
+def test_a_run_halted_during_a_sum_ends_after_it() -> None:
     core = summing()
     assert core.handle(Halted(1.0, "wall_s")) == []
     assert core.handle(Summed(1, 1.0))[-1] == Finish("wall_s")
 
 
-def test_a_fleet_that_only_fails_does_not_run_for_ever() -> None:
+def test_a_run_of_only_failures_ends() -> None:
     core = started(1)
     for _ in range(1000):
         actions = core.handle(Failed(0, core.task_of(0) or 0, 1.0, "broken"))
@@ -513,8 +515,8 @@ def test_a_fleet_that_only_fails_does_not_run_for_ever() -> None:
 
 
 @pytest.mark.parametrize(("how", "tasks"), [("failed", 121), ("invalid", 122)])
-def test_a_private_fleet_that_only_fails_does_not_make_noise_for_ever(how: str, tasks: int) -> None:
-    """Its trips count as zero and fill versions; a single valid update is progress."""
+def test_a_private_run_of_only_failures_ends(how: str, tasks: int) -> None:
+    """Failed trips count as zero and fill versions. A single valid update is progress."""
     core = started(2, privacy=experiment.Privacy(clip_norm=1.0), versions=10_000)
 
     def end(*, valid: int = -1) -> Action:
@@ -538,7 +540,7 @@ def test_a_private_fleet_that_only_fails_does_not_make_noise_for_ever(how: str, 
     assert (core.trips > 200, core.learned) == (True, True)
 
 
-def test_a_run_that_only_a_measure_ends_is_over_when_its_evaluations_stay_equal() -> None:
+def test_a_run_with_only_an_accuracy_to_reach_ends_after_equal_evaluations() -> None:
     for ends, stopped in (({}, True), ({"versions": 10_000}, False), ({"wall_s": 1e9}, False)):
         core = started(accuracy=0.9, **ends)
         for at in range(19):
@@ -547,7 +549,7 @@ def test_a_run_that_only_a_measure_ends_is_over_when_its_evaluations_stay_equal(
         end = Finish("no progress: 20 evaluations in a row were equal")
         assert actions[-1:] == ([end] if stopped else [])
     core = started(accuracy=0.9)
-    for at in range(100):  # a loss that moves is progress enough
+    for at in range(100):  # a loss that changes is progress
         assert core.handle(Evaluated(0, float(at), 0.1, {"loss": 2.3 + at % 15 / 1e9})) == []
 
 
@@ -560,7 +562,7 @@ def test_a_run_that_only_a_measure_ends_is_over_when_its_evaluations_stay_equal(
         (experiment.Evaluation(every_versions=5), "versions", [0, 5, 10]),
     ],
 )
-def test_versions_are_measured_at_equal_periods(
+def test_versions_are_evaluated_at_equal_periods(
     given: experiment.Evaluation, period: str, versions: list[int]
 ) -> None:
     core = Core(FedBuff(buffer_size=2), fleet(4), 0, experiment.Stop(versions=13), given)

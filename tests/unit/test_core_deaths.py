@@ -1,4 +1,4 @@
-"""Whether a client that died returns, and when: the core alone decides, from events that the journal has."""
+"""The core decides from the journal's events alone whether and when a client that died rejoins."""
 
 from __future__ import annotations
 
@@ -32,17 +32,20 @@ def core(deaths: Deaths | None = None, privacy: experiment.Privacy | None = None
     return made
 
 
-def test_the_fifth_death_in_a_row_is_the_last() -> None:
+def test_a_client_is_dropped_after_its_fifth_death_in_a_row() -> None:
     deaths = Deaths(rejoin_s=30.0)
     assert deaths.returns_s(0) == -math.inf
     for at in range(1, MOST):
         assert deaths.died(dies(100.0 * at)) == Rejoin(0, 100.0 * at + 30.0)
         assert deaths.returns_s(0) == 100.0 * at + 30.0
     assert deaths.died(dies(999.0)) == Drop(0, f"died {MOST} times in a row")
-    assert (deaths.returns_s(0), deaths.returns_s(1)) == (math.inf, -math.inf)  # the others live on
+    assert (deaths.returns_s(0), deaths.returns_s(1)) == (
+        math.inf,
+        -math.inf,
+    )  # other clients are not affected
 
 
-def test_an_update_in_between_starts_the_count_again() -> None:
+def test_an_update_resets_the_count_of_deaths() -> None:
     made = core(Deaths())
     for at in range(1, MOST):
         assert made.handle(dies(float(at)))[0] == Rejoin(0, float(at))
@@ -52,7 +55,7 @@ def test_an_update_in_between_starts_the_count_again() -> None:
     assert made.handle(dies(6.0))[0] == Rejoin(0, 6.0)
 
 
-def test_a_declared_death_does_not_count_and_one_of_a_client_that_is_dropped_is_final() -> None:
+def test_declared_deaths_do_not_count_and_on_death_drop_is_final() -> None:
     deaths = Deaths(rejoin_s=7.5)
     for _ in range(2 * MOST):
         assert deaths.died(dies(1.0, declared=True)) == Rejoin(0, 8.5)
@@ -60,17 +63,17 @@ def test_a_declared_death_does_not_count_and_one_of_a_client_that_is_dropped_is_
         assert Deaths("drop").died(dies(1.0, declared=declared)) == Drop(0, "")
 
 
-def test_a_death_ends_the_clients_task_and_is_not_decided_on_after_the_end() -> None:
+def test_a_death_ends_the_clients_task_and_has_no_effect_after_the_run() -> None:
     made = core()
     assert made.handle(dies(1.0))[:2] == [Rejoin(0, 1.0), Release(0, "lost", "signal 9")]
     assert (made.connected(0), made.task_of(0), made.lost) == (False, None, 1)
     assert made.handle(Left(0, 1.0, "signal 9")) == []
-    assert [made.handle(dies(2.0, client)) for client in (-1, 2)] == [[], []]  # nobody's
+    assert [made.handle(dies(2.0, client)) for client in (-1, 2)] == [[], []]  # no such clients
     made.handle(Halted(3.0, "halted"))
     assert not [action for action in made.handle(dies(4.0, 1)) if isinstance(action, Rejoin | Drop)]
 
 
-def test_in_a_private_run_only_a_declared_death_lets_the_client_leave() -> None:
+def test_in_a_private_run_only_a_declared_death_removes_the_client() -> None:
     made = core(privacy=experiment.Privacy(clip_norm=1.0))
     assert made.handle(dies(1.0)) == [Rejoin(0, 1.0)]  # its task fails when its update would have arrived
     assert (made.connected(0), made.task_of(0)) == (True, 0)
@@ -81,8 +84,8 @@ def test_in_a_private_run_only_a_declared_death_lets_the_client_leave() -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 4])
-def test_a_replay_of_the_journal_goes_on_counting(restarts: int) -> None:
-    """As after a server's death: its successor has the journal alone."""
+def test_a_replay_of_the_journal_continues_the_count_of_deaths(restarts: int) -> None:
+    """A server that replaces a dead one has only the journal."""
     journal, made = [dies(float(at)) for at in range(MOST)], core()
     for event in journal[:restarts]:
         made.handle(event)
@@ -114,7 +117,7 @@ def test_a_run_whose_strategy_wakes_itself_ends_when_all_clients_were_dropped(
     assert (core.stopped, core.now_s) == (reason, end_s or 6.0)
 
 
-def test_a_held_update_may_still_be_used_after_the_last_death() -> None:
+def test_a_held_update_is_used_after_the_last_client_died() -> None:
     core = Core(FedFix(interval_s=5.0), fleet(1), 1, experiment.Stop(versions=9), deaths=Deaths("drop"))
     result = run_in_memory(core, [1.0], model=np.zeros(3), events=[dies(3.0)], max_events=100)
     assert (core.stopped, core.now_s, len(result.sums)) == ("too few clients are left: 0 of 1", 5.0, 1)

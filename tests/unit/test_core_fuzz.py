@@ -1,4 +1,4 @@
-"""Whatever events come, in whatever order: the core's rules hold, and a replay gives the same actions."""
+"""The core keeps its rules for any events in any order, and a replay gives the same actions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from edgefl.strategies import names, resolve
 from edgefl.testing import fleet
 
 EXAMPLES = settings.default.max_examples // 10
-"""By strategy; more of them under HYPOTHESIS_PROFILE=explore."""
+"""Number per strategy; more under HYPOTHESIS_PROFILE=explore."""
 CLIENTS = 5
 TABLES: list[dict[str, Any]] = [
     {"name": "fedbuff", "buffer_size": 3},
@@ -76,11 +76,11 @@ TABLES: list[dict[str, Any]] = [
 AS_ANOTHER = {"fedadagrad", "fedadam", "fedavgm", "fednova", "fedprox", "fedyogi"} | {
     "krum", "median", "rfa", "trimmed-mean",
 }  # fmt: skip
-"""Strategies of which the core sees no more than of FedAvg or FedBuff: they differ in the optimiser, the
-local rule, the weights or how updates are combined."""
+"""Strategies that look to the core like FedAvg or FedBuff: they differ in the optimiser, the local rule, the
+weights or the combination of updates."""
 
 Move = tuple[int, int, int]
-"""What happens next: mostly something that fits, at times something that does not."""
+"""Numbers from which `event_for` makes an event. It mostly fits the state of the core."""
 
 
 def moves_of(seed: int, count: int) -> list[Move]:
@@ -89,12 +89,12 @@ def moves_of(seed: int, count: int) -> list[Move]:
 
 
 MOVES = st.builds(moves_of, st.integers(0, 2**32), st.integers(0, 150))
-"""75 moves on average, of which a failure shrinks to the first ones; Hypothesis's own lists have five."""
+"""75 moves on average, which a failure shrinks to the first ones. Hypothesis's own lists have five."""
 LONG = [(13 * k % 21, 3 * k % 7 - 1, 17 * k % 41) for k in range(150)]
 
 
 class Rules:
-    """Checks every action against what has been seen so far."""
+    """Checks each action against all previous events and actions."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -108,11 +108,11 @@ class Rules:
         self.evaluated: Counter[int] = Counter()
         self.owners: dict[int, int] = {}
         self.used: dict[int, list[int]] = {}
-        """By client, the versions in which an update of it was used."""
+        """By client, the versions in which its updates were used."""
         self.limited = core.privacy is not None
 
     def rests(self, client: int) -> bool:
-        """Tells whether a client without a task may not be given one: it may be used twice, not in a row."""
+        """Tell whether a client must not start: its updates may be used twice, not in successive versions."""
         used, held = self.used.get(client, []), {self.owners[update.task] for update in self.core.held}
         return self.limited and (
             client in held or len(used) == 2 or self.core.version + 1 - max(used, default=-1) < 2
@@ -196,7 +196,7 @@ class Rules:
 def event_for(rules: Rules, move: Move, at_s: float) -> Event:
     kind, client, number = move
     begun = list(rules.running.values())
-    if rules.owed is not None and number % 3:  # the server answers at once, as a rule
+    if rules.owed is not None and number % 3:  # the server mostly answers at once
         bad = rules.owed.tasks[: number % 2] if number > 30 else ()
         if rules.limited:
             return Summed(rules.owed.version, at_s, zero=bad)
@@ -231,12 +231,12 @@ def core_of(table: dict[str, Any], stop: experiment.Stop) -> Core:
 
 
 def joined(table: dict[str, Any], stop: experiment.Stop) -> tuple[Rules, list[tuple[Event, list[Action]]]]:
-    """A core that all clients have joined, watched; and what was said so far."""
+    """The rules of a core that all clients have joined, and its events and actions until then."""
     rules = Rules(core_of(table, stop))
     return rules, [(event, rules.tell(event)) for event in (Joined(client, 0.0) for client in range(CLIENTS))]
 
 
-def test_every_strategy_is_among_these() -> None:
+def test_every_strategy_is_in_a_table_or_like_one() -> None:
     assert {table["name"] for table in TABLES} | AS_ANOTHER == set(names())
 
 
@@ -244,29 +244,18 @@ def test_every_strategy_is_among_these() -> None:
 @settings(max_examples=EXAMPLES)
 @given(moves=MOVES)
 @example(moves=LONG)
-def test_any_order_of_events(table: dict[str, Any], moves: list[Move]) -> None:
+def test_any_order_of_events_keeps_the_rules(table: dict[str, Any], moves: list[Move]) -> None:
+    """A repeated event changes nothing, and a replay without the repetitions gives the same actions."""
     stop = experiment.Stop(versions=12, trips=60, emulated_s=140.0, accuracy=1.0)
     rules, history = joined(table, stop)
     for index, move in enumerate(moves):
         event = event_for(rules, move, float(index))
         history.append((event, rules.tell(event)))
+        if isinstance(event, Arrived | Failed | Joined):
+            assert rules.tell(event) == []
     again, core = core_of(table, stop), rules.core
     for event, actions in history:
         journaled = event_decoder.decode(event_encoder.encode(event))
         assert again.handle(journaled) == actions
     assert (again.version, again.trips, again.dropped) == (core.version, core.trips, core.dropped)
     assert again.applied_weight.tobytes() == core.applied_weight.tobytes()
-
-
-@pytest.mark.parametrize("table", TABLES, ids=str)
-@settings(max_examples=EXAMPLES)
-@given(moves=MOVES)
-@example(moves=LONG)
-def test_telling_every_event_twice_changes_nothing(table: dict[str, Any], moves: list[Move]) -> None:
-    """At-least-once delivery is exactly-once application, whatever the strategy."""
-    rules, _ = joined(table, experiment.Stop(versions=12))
-    for index, move in enumerate(moves):
-        event = event_for(rules, move, float(index))
-        rules.tell(event)
-        if isinstance(event, Arrived | Failed | Joined):
-            assert rules.tell(event) == []
