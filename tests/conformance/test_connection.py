@@ -139,9 +139,7 @@ def until_full(send: Callable[[], object]) -> int:
 
 
 @both
-def test_messages_arrive_in_order_with_the_names_of_their_senders(
-    server: ServerSocket, connect: Connect
-) -> None:
+def test_messages_arrive_in_order_with_their_senders_names(server: ServerSocket, connect: Connect) -> None:
     peers = {name: connect(name, b"") for name in (b"client-0-0", b"client-1-0", b"client-2-0")}
     for turn in range(SOME):
         for name, peer in peers.items():
@@ -381,9 +379,7 @@ def greetings(where: str, times: int, user: int) -> list[bytes]:
 
 @linux
 @pytest.mark.parametrize("user", [os.geteuid(), NOBODY], ids=["of this user", "of another"])
-def test_another_process_gets_no_answer_and_reaches_no_server(
-    server: ServerSocket, connect: Connect, user: int
-) -> None:
+def test_another_process_gets_no_answer(server: ServerSocket, connect: Connect, user: int) -> None:
     if user == NOBODY and os.geteuid() != 0:
         pytest.skip("only root can become another user")
     connect(b"client-0-0", b"mine")
@@ -443,7 +439,7 @@ def test_a_report_is_repeated_until_the_next_task_arrives(server: ServerSocket) 
 
 
 @linux
-def test_addresses_cannot_be_guessed_and_leave_no_file(
+def test_addresses_are_random_and_leave_no_file(
     server: ServerSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tempfile.gettempdir())  # an empty folder of this test

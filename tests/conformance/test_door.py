@@ -210,9 +210,7 @@ def test_the_number_of_connections_without_a_key_is_bounded(
 
 
 @linux
-def test_a_server_without_descriptors_closes_strangers_connections(
-    door: DoorSocket, closing: ExitStack
-) -> None:
+def test_a_server_without_descriptors_closes_other_connections(door: DoorSocket, closing: ExitStack) -> None:
     host, port = "127.0.0.1", int(door.address.rpartition(":")[2])
     honest = caller(door, ONE, closing)
     says(door, honest, b"one", b"here")

@@ -95,9 +95,7 @@ def bits(array: Model) -> bytes:
 
 
 @given(trips())
-def test_both_transports_carry_the_bits_of_any_parts_in_any_order(
-    trip: tuple[Model, Model, Any],
-) -> None:
+def test_both_transports_carry_the_bits_of_any_parts_in_any_order(trip: tuple[Model, Model, Any]) -> None:
     model, update, parts = trip
     for kind in KINDS:
         with run(kind, model.size) as there:

@@ -327,9 +327,7 @@ def test_five_ring_entries_are_never_lent(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("ring", "lends"), [(5, True), (6, False)])
-def test_entries_are_lent_only_by_a_large_ring_and_only_on_request(
-    make: Make, ring: int, lends: bool
-) -> None:
+def test_only_a_large_ring_lends_entries_and_only_on_request(make: Make, ring: int, lends: bool) -> None:
     aggregator = make(ring=ring)
     aggregator.lends = lends
     assert not aggregator.buffer.lent[aggregator.lease(task=0, client=0, version=0).slot]
@@ -437,9 +435,7 @@ TestRing.settings = settings(max_examples=60, stateful_step_count=40)
 
 @pytest.mark.parametrize("weights", [(0.25, 0.5), (1.0, 1.0)])
 @pytest.mark.parametrize("how", ["plain", "private", "chosen", "vector"])
-def test_running_statistics_have_the_weights_of_the_step(
-    make: Make, how: str, weights: tuple[float, float]
-) -> None:
+def test_statistics_have_the_weights_of_the_step(make: Make, how: str, weights: tuple[float, float]) -> None:
     """The weights are scaled to a total of 1 if it is more, except in a private step, whose number of updates
     may be secret."""
     aggregator = make()

@@ -26,9 +26,7 @@ def run(clients: int, trips: int, duration: Any, **fields: Any) -> tuple[Core, M
 
 
 def starts(result: MemoryRun) -> list[float]:
-    return [
-        event.at_s for event, actions in result.history for action in actions if isinstance(action, Train)
-    ]
+    return [event.at_s for event, done in result.history for action in done if isinstance(action, Train)]
 
 
 def concurrency(result: MemoryRun) -> float:
@@ -65,9 +63,8 @@ def test_arriving_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
 def test_an_arrival_without_a_free_place_is_lost(limit: dict[str, int]) -> None:
     """By Erlang's formula, 3 servers lose a share B(3, 3) = 0.346 of Poisson arrivals at 3 Erlang."""
     clients = 30 if limit else 3  # the limit is reached, or no client is idle
-    _, result = run(
-        clients, 4_000, [1.0] * clients, arrival_process="poisson", arrival_rate_per_s=3.0, **limit
-    )
+    fields = {"arrival_process": "poisson", "arrival_rate_per_s": 3.0, **limit}
+    _, result = run(clients, 4_000, [1.0] * clients, **fields)
     came = sum(type(event).__name__ == "Ticked" for event in result.events)
     assert 1 - len(starts(result)) / came == pytest.approx(0.346, abs=0.02)
 

@@ -99,9 +99,7 @@ def test_a_framework_that_pip_cannot_install_has_a_row_with_the_reason(
     assert f"rm -r {tmp_path / 'venvs'}" in shown
 
 
-def test_an_environment_is_rebuilt_only_for_other_packages(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_other_packages_rebuild_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: list[str] = []
     monkeypatch.setattr(peers, "_finish", lambda command, what: made.append(what))
     home = tmp_path / "pfl"

@@ -42,9 +42,7 @@ def rows(tmp_path: Path) -> Path:
     return file
 
 
-def test_fitted_steps_are_grouped_apart_and_also_predicted_unseen(
-    rows: Path,
-) -> None:
+def test_fitted_steps_are_grouped_apart_and_also_predicted_unseen(rows: Path) -> None:
     phone = truth.compared(measurements.read(rows, ("pixel-4", "mnn")))
     board = truth.compared(measurements.read(rows, ("pi-3b-plus", "dl4j")))
     fitted, other = phone[:-1], [*phone[-1:], *board]
@@ -164,9 +162,7 @@ def test_all_steps_of_the_data_are_within_the_limits() -> None:
     assert sum(bar["met"] is True for bar in limits) >= 17
 
 
-def test_without_any_steps_the_error_names_the_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_steps_the_error_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truth, "bundled_folder", lambda: tmp_path)
     monkeypatch.setattr(truth, "timm_module", lambda: None)  # timm may be missing
     with pytest.raises(ConfigError, match="--rows FILE"):

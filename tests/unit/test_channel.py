@@ -203,7 +203,7 @@ def test_receive_ready_returns_the_last_messages_before_it_raises_closed(ends: E
         list(right.receive_ready())
 
 
-def test_half_a_message_at_the_end_of_the_stream_raises_closed(
+def test_half_a_message_at_the_end_raises_closed(
     raw: tuple[socket.socket, Channel[Any]],
 ) -> None:
     writer, channel = raw

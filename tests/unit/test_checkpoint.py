@@ -212,9 +212,7 @@ def test_a_failed_rename_leaves_only_the_older_checkpoint(tmp_path: Path, monkey
     assert names(tmp_path) == ["journal-0000000007.safetensors"]
 
 
-def test_file_and_folder_are_synchronised_before_an_older_one_is_removed(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_file_and_folder_are_synchronised_before_a_file_is_removed(tmp_path: Path, monkeypatch: Any) -> None:
     for seq in (1, 2):
         write(tmp_path, made(seq), LAYOUT)
     order: list[str] = []

@@ -293,7 +293,7 @@ def test_ctrl_c_outside_a_run_prints_interrupted(monkeypatch: pytest.MonkeyPatch
     assert edgefl.refuses(130, "doctor") == "interrupted"
 
 
-def test_resume_and_compare_pass_their_arguments_on(
+def test_resume_and_compare_pass_arguments(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     calls, beside = Calls(), Calls()
@@ -314,9 +314,7 @@ def test_resume_and_compare_pass_their_arguments_on(
     assert beside == [([Path("old"), Path("old")], Path("c"), 0.5), ([Path("old")], None, None)]
 
 
-def test_report_and_trace_print_their_paths(
-    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
-) -> None:
+def test_report_and_trace_print_paths(here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
     for name, file in (("report", "report.html"), ("trace", "trace.json")):
         write = {f"write_{name}": lambda folder, *_, file=file: folder / file}
         stand_in(monkeypatch, f"edgefl.results.{name}", **write)
@@ -324,7 +322,7 @@ def test_report_and_trace_print_their_paths(
 
 
 @pytest.mark.parametrize("name", ["record.sqlite", "summary.json", "experiment.toml"])
-def test_a_report_replaces_only_an_html_page(
+def test_report_replaces_only_pages(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, name: str
 ) -> None:
     """`edgefl report runs/a --out runs/a/record.sqlite` would destroy the run."""
@@ -341,7 +339,7 @@ def test_a_report_replaces_only_an_html_page(
 
 @pytest.mark.parametrize("verdict", ["PASS", "FAIL", "INVALID"])
 @pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn", "fidelity"])
-def test_bench_shows_and_writes_its_result(
+def test_bench_writes_its_result(
     here: Path, monkeypatch: pytest.MonkeyPatch, what: str, verdict: str
 ) -> None:
     asked, shown = Calls(), Calls()
@@ -377,9 +375,7 @@ def test_bench_checks_its_output_file_before_it_measures(
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"]])
-def test_without_a_command_help_is_shown_and_the_exit_code_is_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
+def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""

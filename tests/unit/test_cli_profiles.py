@@ -64,9 +64,7 @@ def test_a_profile_is_shown_with_the_sources_of_its_figures(edgefl: Shell) -> No
     assert edgefl.fits("profiles", "show", "pi-4") == out
 
 
-def test_profiles_check_names_all_problems_of_a_file(
-    tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_all_problems(tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     good = [str(path) for path in sorted((PROFILES / "networks").glob("*.toml"))[:3]]
     assert edgefl.shows("profiles", "check", *good).splitlines() == [f"{path}: good" for path in good]
     bad = tmp_path / "bad.toml"
@@ -107,7 +105,7 @@ def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
     assert "under cannot be written: File exists" in edgefl.refuses(2, *exports("lte", out / "under"))
 
 
-def test_a_failed_import_leaves_no_files(
+def test_a_failed_import_leaves_nothing(
     tmp_path: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> Path:

@@ -46,6 +46,7 @@ def test_defaults_are_those_of_the_classes(toml: Path) -> None:
         fleet=Fleet(devices={"pixel-3a": 8, "pi-4": 4}), stop=Stop(versions=10), training=Training(epochs=1)
     )
     assert found == expected
+    assert config.validate(found) == found
 
 
 def test_arguments_override_set_and_set_overrides_the_file(toml: Path) -> None:
@@ -113,7 +114,7 @@ def test_set_of_both_steps_and_epochs_is_refused(toml: Path) -> None:
     assert str(caught.value) == "--set training.steps=5 and --set training.epochs=2: give only one of them"
 
 
-def test_another_strategy_drops_the_files_fields_that_it_lacks(
+def test_another_strategy_drops_the_fields_that_it_lacks(
     toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toml.write_text(
@@ -127,7 +128,7 @@ def test_another_strategy_drops_the_files_fields_that_it_lacks(
     assert resolve(found).concurrency == 4  # type: ignore[attr-defined]
 
 
-def test_another_strategy_keeps_its_own_fields_and_those_that_are_set(
+def test_another_strategy_keeps_its_fields_and_set_ones(
     toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toml.write_text(MINIMAL + "[strategy]\nname = 'fedbuff'\nbuffer_size = 3")
@@ -242,9 +243,7 @@ strategy.x=[{y=2020-01-01}] -> strategy.x[0].y: must be a string, number, true o
 
 
 @pytest.mark.parametrize(("override", "words"), arrows(WRONG))
-def test_a_wrong_value_is_refused_in_one_line_that_names_the_source(
-    toml: Path, override: str, words: str
-) -> None:
+def test_a_wrong_value_is_an_error_that_names_its_source(toml: Path, override: str, words: str) -> None:
     toml.write_text(MINIMAL.replace("versions = 10", "") if override == "stop.version=3" else MINIMAL)
     text = fault(toml, override)
     assert text.startswith(f"--set {override}: {words}".replace("\n", " ")), text
@@ -354,7 +353,9 @@ def test_a_missing_profile_is_refused(toml: Path, override: str, words: str) -> 
     assert len(str(caught.value)) < 300
 
 
-def test_paths_are_relative_to_the_file(toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_start_at_the_file_or_the_home_folder(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
     (tmp_path / "mine.toml").write_text(own)
     (tmp_path / "data").mkdir()
@@ -372,11 +373,6 @@ def test_paths_are_relative_to_the_file(toml: Path, tmp_path: Path, monkeypatch:
     assert found.fleet.network == {mine: "lte", "pi-4": "wifi"}
     assert found.data.labels == {mine: [0], "pi-4": [1]}
     assert found.data.path == str(tmp_path / "data")
-
-
-def test_a_path_may_start_with_the_home_folder(
-    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert config.load(toml, ["data.path='~/images'"]).data.path == str(tmp_path / "images")
 
@@ -404,11 +400,6 @@ def test_two_profiles_of_one_id_are_refused(toml: Path, tmp_path: Path) -> None:
     toml.write_text("[fleet]\ndevices = { pi-4 = 3, './pi-4.toml' = 2 }\n[stop]\nversions = 1\n")
     with pytest.raises(ConfigError, match=r"pi-4\.toml: the id 'pi-4' is also that of 'pi-4'; rename"):
         config.load(toml)
-
-
-def test_validating_a_second_time_changes_nothing(toml: Path) -> None:
-    once = config.load(toml)
-    assert config.validate(once) == once
 
 
 def test_removed_keys_are_ignored_only_at_their_defaults_in_a_runs_file(tmp_path: Path) -> None:

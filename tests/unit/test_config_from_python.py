@@ -92,21 +92,24 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "tracker": lambda value: track(Path("r"), value),
     "clients": fleet,
     "examples": lambda value: fleet(2, value),
-    "core": lambda value: in_memory(core=value),
-    "durations": lambda value: in_memory(durations=value),
-    "model": lambda value: in_memory(model=value),
-    "train": lambda value: in_memory(train=value),
-    "steps": lambda value: in_memory(steps=value),
-    "lr": lambda value: in_memory(lr=value),
-    "trip": lambda value: in_memory(trip=value),
-    "events": lambda value: in_memory(events=value),
-    "accuracy": lambda value: in_memory(accuracy=value),
-    "max_events": lambda value: in_memory(max_events=value),
     "strategy": lambda value: checked(strategy=value),
     "clients: must": lambda value: checked(clients=value),
     "versions": lambda value: checked(versions=value),
     "seed": lambda value: checked(seed=value),
 }
+for name in (
+    "core",
+    "durations",
+    "model",
+    "train",
+    "steps",
+    "lr",
+    "trip",
+    "events",
+    "accuracy",
+    "max_events",
+):
+    CALLS[name] = lambda value, name=name: in_memory(**{name: value})
 UNUSABLE = object()
 
 

@@ -40,7 +40,7 @@ def test_keys_of_a_table_include_inner_tables_and_a_key_is_found_alone() -> None
         ("stop.version", "available:"),
     ],
 )
-def test_an_unknown_key_is_refused_in_one_line(
+def test_an_unknown_key_is_an_error_of_one_line(
     which: str, near: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match="not found"):

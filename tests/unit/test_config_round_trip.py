@@ -154,9 +154,7 @@ def test_any_text_of_set_is_an_assignment_or_an_error_of_one_line(text: str) -> 
 
 
 @given(raw=st.binary(max_size=200) | TEXT.map(str.encode))
-def test_any_file_is_tables_or_an_error_that_names_it(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes
-) -> None:
+def test_any_file_is_tables_or_an_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(raw)
     try:

@@ -291,22 +291,14 @@ def unknown(view: View) -> Update:
 RAISED = "strategy Scripted.%s raised "
 NOT_ITERABLE = "TypeError: 'NoneType' object is not iterable"
 NO_FLOAT = "ValueError: could not convert string to float: "
-"""Answers of the wrong type."""
+NOT_IDLE = "Scripted.assign must return clients that are idle, each once, got client 0"
 
 
 @pytest.mark.parametrize(
     ("method", "answer", "message"),
     [
-        (
-            "assign",
-            lambda v: (0,) if v.training else v.idle,
-            "clients that are idle, each once, got client 0",
-        ),
-        (
-            "assign",
-            lambda v: (0, 0),
-            "Scripted.assign must return clients that are idle, each once, got client 0",
-        ),
+        ("assign", lambda v: (0,) if v.training else v.idle, NOT_IDLE),
+        ("assign", lambda v: (0, 0), NOT_IDLE),
         ("assign", lambda v: 1 // 0, RAISED % "assign" + "ZeroDivisionError: integer division"),
         ("assign", lambda v: None, RAISED % "assign" + NOT_ITERABLE),
         ("assign", lambda v: ("0",), RAISED % "assign" + "TypeError: 'str' object cannot be interpreted"),
@@ -353,11 +345,9 @@ def test_none_for_no_update_and_repeated_updates_are_valid_answers(answers: dict
 
 
 def test_clients_as_numpy_integers_become_python_integers() -> None:
-    core = Core(
-        Scripted(answers={"assign": lambda v: np.array(v.idle)}), fleet(2), 0, experiment.Stop(versions=9)
-    )
-    trained = [action for action in core.handle(Joined(0, 0.0)) if isinstance(action, Train)]
-    assert [type(action.client) for action in trained] == [int]
+    core = Core(Scripted(answers={"assign": lambda v: np.array(v.idle)}), fleet(2), 0, experiment.Stop())
+    (train,) = only(core.handle(Joined(0, 0.0)), Train)
+    assert type(train.client) is int
 
 
 def test_a_kept_update_may_be_used_again() -> None:
@@ -562,7 +552,7 @@ def test_a_run_with_only_an_accuracy_to_reach_ends_after_equal_evaluations() -> 
         (experiment.Evaluation(every_versions=5), "versions", [0, 5, 10]),
     ],
 )
-def test_versions_are_evaluated_at_equal_periods(
+def test_evaluations_have_equal_periods(
     given: experiment.Evaluation, period: str, versions: list[int]
 ) -> None:
     core = Core(FedBuff(buffer_size=2), fleet(4), 0, experiment.Stop(versions=13), given)
