@@ -175,16 +175,12 @@ def test_a_door_for_anyone_admits_every_key(closing: ExitStack) -> None:
         says(door, peer, keys.public(secret).hex()[:16].encode(), b"hello")
 
 
-@pytest.mark.parametrize("address", ["tcp://192.0.2.1:0", "tcp://no.such.host.invalid:5"])
-def test_an_unusable_address_is_an_error_of_one_line(address: str) -> None:
-    with pytest.raises(RunError, match=rf"^{address}: \w[^\n]+$"):
-        DoorSocket(address, SERVER, LARGEST)
-
-
 @pytest.mark.usefixtures("nothing_left")
-def test_an_address_in_use_is_an_error_of_one_line(door: DoorSocket) -> None:
-    with pytest.raises(RunError, match=r"^tcp://127.0.0.1:\d+: Address already in use$"):
-        DoorSocket(door.address, SERVER, LARGEST)
+@pytest.mark.parametrize("address", ["tcp://192.0.2.1:0", "tcp://no.such.host.invalid:5", ""])
+def test_an_unusable_address_is_an_error_of_one_line(door: DoorSocket, address: str) -> None:
+    address, why = (address, r"\w[^\n]+") if address else (door.address, "Address already in use")
+    with pytest.raises(RunError, match=rf"^{address}: {why}$"):
+        DoorSocket(address, SERVER, LARGEST)
 
 
 @linux

@@ -355,9 +355,7 @@ class RingMachine(RuleBasedStateMachine):
         buffer.publish(version=0, entry=0)
         self.aggregator = Aggregator(buffer, SGD)
         self.next_task = 0
-        self.reading: dict[
-            int, tuple[int, int]
-        ] = {}  # by task: the entry, and the version that must be in it
+        self.reading: dict[int, tuple[int, int]] = {}  # by task: entry and the version in it
         self.pinned: list[tuple[int, int]] = []
         self.tasks: set[int] = set()
 
@@ -436,8 +434,7 @@ TestRing.settings = settings(max_examples=60, stateful_step_count=40)
 @pytest.mark.parametrize("weights", [(0.25, 0.5), (1.0, 1.0)])
 @pytest.mark.parametrize("how", ["plain", "private", "chosen", "vector"])
 def test_statistics_have_the_weights_of_the_step(make: Make, how: str, weights: tuple[float, float]) -> None:
-    """The weights are scaled to a total of 1 if it is more, except in a private step, whose number of updates
-    may be secret."""
+    """A total above 1 is scaled to 1, except in a private step, whose number of updates may be secret."""
     aggregator = make()
     aggregator.statistics, clip_norm = 2, None
     if how == "private":

@@ -77,7 +77,7 @@ class Calls(list[tuple[Any, ...]]):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an experiment, an ``old`` run, and a folder that is ``full`` of something else."""
+    """A folder with an experiment, the folder ``old`` of a run, and a folder ``full`` with another file."""
     (tmp_path / "e.toml").write_text(EXPERIMENT)
     for file in ("old/experiment.toml", "full/x"):
         (tmp_path / file).parent.mkdir()

@@ -42,13 +42,12 @@ Kind = TypeVar("Kind")
 def started(
     clients: int = 3,
     strategy: Strategy | None = None,
-    every: int = 10,
     privacy: experiment.Privacy | None = None,
     **stop: Any,
 ) -> Core:
     """A core whose clients have all joined. By default client i trains task i."""
     strategy = strategy or FedBuff(buffer_size=2)
-    core = Core(strategy, fleet(clients), 0, experiment.Stop(**stop), every, privacy)
+    core = Core(strategy, fleet(clients), 0, experiment.Stop(**stop), 10, privacy)
     for client in range(clients):
         core.handle(Joined(client, 0.0))
     return core
@@ -68,11 +67,6 @@ def summing(**fields: Any) -> Core:
     assert core.handle(arrived(0, 0)) == [Train(0, len(core.devices), 0, 1)]
     assert core.handle(arrived(1, 1)) == [Sum(1, (0, 1), (0.5, 0.5))]
     return core
-
-
-def test_the_first_event_requests_an_evaluation_of_the_initial_model() -> None:
-    core = Core(FedBuff(), fleet(1), 0, experiment.Stop(versions=1))
-    assert core.handle(Joined(0, 0.0)) == [Evaluate(0), Train(0, 0, 0, 0)]
 
 
 def test_a_full_buffer_is_summed_and_its_last_client_starts_from_the_new_version() -> None:
@@ -334,9 +328,7 @@ def test_an_error_of_a_strategy_names_its_line() -> None:
     "answers",
     [
         {"arrive": lambda view: None},  # no update is discarded
-        {
-            "step": lambda view: Step(view.held[:1] * 3, (0.25, 0.25, 0.5))
-        },  # one update, with the total weight
+        {"step": lambda view: Step(view.held[:1] * 3, (0.25, 0.25, 0.5))},  # one update of weight 1
     ],
 )
 def test_none_for_no_update_and_repeated_updates_are_valid_answers(answers: dict[str, Any]) -> None:
@@ -421,15 +413,6 @@ def test_a_run_whose_strategy_only_wakes_itself_ends(
     assert core.stopped == (said + way_on if ends else None)
 
 
-def test_every_second_version_and_the_last_are_evaluated() -> None:
-    core = started(2, strategy=FedBuff(buffer_size=1), every=2, versions=5)
-    evaluated = []
-    for version in range(1, 6):
-        core.handle(arrived(0, core.task_of(0), base=version - 1))
-        evaluated += [action.version for action in only(core.handle(Summed(version, 1.0)), Evaluate)]
-    assert evaluated == [2, 4, 5]
-
-
 def test_the_last_trip_may_complete_a_version() -> None:
     assert summing(trips=2).handle(Summed(1, 1.0))[-2:] == [Evaluate(1), Finish("trips")]
 
@@ -449,6 +432,7 @@ def test_after_the_end_updates_are_released_and_no_task_starts() -> None:
 def test_a_run_ends_at_its_time_and_uses_no_later_update() -> None:
     core, other = (Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop(emulated_s=10.0)) for _ in "ab")
     for each in (core, other):
+        # the initial model is evaluated
         assert each.handle(Joined(0, 0.0)) == [Evaluate(0), Wake(10.0), Train(0, 0, 0, 0)]
     over = Release(0, "discarded", "the run is over")
     assert core.handle(arrived(0, 0, at_s=10.0)) == [over, Finish("emulated_s")]
@@ -544,17 +528,16 @@ def test_a_run_with_only_an_accuracy_to_reach_ends_after_equal_evaluations() -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "period", "versions"),
+    ("given", "versions"),
     [
+        (5, [0, 5, 10]),
         # Trips of 1 s by four clients at once, two a version: versions come in pairs, at 1, 1, 2, 2, … s.
-        (experiment.Evaluation(every_trips=6), "trips", [0, 3, 6, 9, 12]),
-        (experiment.Evaluation(every_s=1.5), "seconds", [0, 3, 5, 9, 11]),
-        (experiment.Evaluation(every_versions=5), "versions", [0, 5, 10]),
+        (experiment.Evaluation(every_trips=6), [0, 3, 6, 9, 12]),
+        (experiment.Evaluation(every_s=1.5), [0, 3, 5, 9, 11]),
+        (experiment.Evaluation(every_versions=5), [0, 5, 10]),
     ],
 )
-def test_evaluations_have_equal_periods(
-    given: experiment.Evaluation, period: str, versions: list[int]
-) -> None:
+def test_evaluations_have_equal_periods(given: experiment.Evaluation | int, versions: list[int]) -> None:
     core = Core(FedBuff(buffer_size=2), fleet(4), 0, experiment.Stop(versions=13), given)
     run = run_in_memory(core, [1.0] * 4)
-    assert [*versions, 13] == run.evaluated, period
+    assert run.evaluated == [*versions, 13]  # also the last version

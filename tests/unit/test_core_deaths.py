@@ -39,10 +39,7 @@ def test_a_client_is_dropped_after_its_fifth_death_in_a_row() -> None:
         assert deaths.died(dies(100.0 * at)) == Rejoin(0, 100.0 * at + 30.0)
         assert deaths.returns_s(0) == 100.0 * at + 30.0
     assert deaths.died(dies(999.0)) == Drop(0, f"died {MOST} times in a row")
-    assert (deaths.returns_s(0), deaths.returns_s(1)) == (
-        math.inf,
-        -math.inf,
-    )  # other clients are not affected
+    assert (deaths.returns_s(0), deaths.returns_s(1)) == (math.inf, -math.inf)  # not the other client
 
 
 def test_an_update_resets_the_count_of_deaths() -> None:
