@@ -68,14 +68,14 @@ def test_only_a_sum_with_a_base_keeps_a_negative_zero(fast: str) -> None:
         assert np.signbit(out).tolist() == [base is not None, False]
 
 
-def test_no_base_is_a_base_of_zeros(fast: str) -> None:
+def test_a_missing_base_counts_as_zeros(fast: str) -> None:
     case = _case("mixed", TILE + 5, 7)
     out = np.empty_like(case["base"])
     norms = kernels.weighted_sum(out, **case | {"base": None}, backend=fast)
     same_bits(_run(fast, case | {"base": np.zeros_like(out)}), (out, norms))
 
 
-def test_base_may_be_out(fast: str) -> None:
+def test_the_base_may_be_the_output(fast: str) -> None:
     for size in (TILE + 3, 300_000):
         case = _case("float32", size, 8)
         expected, _ = _run("reference", case)

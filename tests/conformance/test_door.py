@@ -123,7 +123,7 @@ def test_a_caller_has_the_name_of_its_key_whatever_it_claims(door: DoorSocket, c
     says(door, honest, b"one", b"still here")
 
 
-def test_the_later_of_two_callers_with_one_key_stays(door: DoorSocket, closing: ExitStack) -> None:
+def test_the_later_of_two_callers_with_one_key_is_served(door: DoorSocket, closing: ExitStack) -> None:
     first = caller(door, ONE, closing)
     says(door, first, b"one", b"early")
     first._socket.disconnect(door.address)  # and does not reconnect by itself

@@ -1,4 +1,4 @@
-"""Runs edgefl's commands in tests."""
+"""Running commands in tests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from edgefl.cli import main
 
 
 class Shell:
-    """Runs commands in this process, and returns what they print."""
+    """Runs commands and returns their output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
     def shows(self, *arguments: str) -> str:
-        """Return what a successful command prints, after a check that it has no colours and no errors."""
+        """The output of a command that succeeds and prints no colours."""
         assert main(arguments) == 0
         out, err = self._capsys.readouterr()
         assert err == ""
@@ -22,13 +22,13 @@ class Shell:
         return out
 
     def fits(self, *arguments: str) -> str:
-        """As `shows`, after a check that no line is longer than 80 columns."""
+        """The same, checked to fit 80 columns."""
         out = self.shows(*arguments)
         assert max(map(len, out.splitlines())) <= 80
         return out
 
     def refuses(self, code: int, *arguments: str) -> str:
-        """Return the error of a command that fails with ``code``, after a check that it prints one line."""
+        """The one line on standard error of a command that fails with ``code``."""
         assert main(arguments) == code
         out, err = self._capsys.readouterr()
         assert (out, err[:8], err.count("\n")) == ("", "edgefl: ", 1)

@@ -236,7 +236,7 @@ def joined(table: dict[str, Any], stop: experiment.Stop) -> tuple[Rules, list[tu
     return rules, [(event, rules.tell(event)) for event in (Joined(client, 0.0) for client in range(CLIENTS))]
 
 
-def test_every_strategy_is_in_a_table_or_like_one() -> None:
+def test_every_strategy_is_tested_here_or_looks_like_one_that_is() -> None:
     assert {table["name"] for table in TABLES} | AS_ANOTHER == set(names())
 
 
