@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -162,8 +163,14 @@ def test_all_steps_of_the_data_are_within_the_limits() -> None:
     assert sum(bar["met"] is True for bar in limits) >= 17
 
 
-def test_without_steps_the_error_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_missing_timm_or_the_option_for_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(truth, "bundled_folder", lambda: tmp_path)
-    monkeypatch.setattr(truth, "timm_module", lambda: None)  # timm may be missing
+    monkeypatch.setitem(sys.modules, "timm", None)  # as if it were not installed
+    truth.timm_module.cache_clear()
+    with pytest.raises(ConfigError, match="timm is not installed"):
+        truth.run()
+    monkeypatch.setattr(truth, "timm_module", lambda: None)
     with pytest.raises(ConfigError, match="--rows FILE"):
         truth.run()
