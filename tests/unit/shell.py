@@ -1,4 +1,4 @@
-"""Running commands in tests."""
+"""Runs edgefl's commands in tests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from edgefl.cli import main
 
 
 class Shell:
-    """Runs commands and returns their output."""
+    """Runs commands in this process, and returns what they print."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
     def shows(self, *arguments: str) -> str:
-        """The output of a command that succeeds and prints no colours."""
+        """Return what a successful command prints, after a check that it has no colours and no errors."""
         assert main(arguments) == 0
         out, err = self._capsys.readouterr()
         assert err == ""
@@ -22,13 +22,13 @@ class Shell:
         return out
 
     def fits(self, *arguments: str) -> str:
-        """The same, checked to fit 80 columns."""
+        """As `shows`, after a check that no line is longer than 80 columns."""
         out = self.shows(*arguments)
         assert max(map(len, out.splitlines())) <= 80
         return out
 
     def refuses(self, code: int, *arguments: str) -> str:
-        """The one line on standard error of a command that fails with ``code``."""
+        """Return the error of a command that fails with ``code``, after a check that it prints one line."""
         assert main(arguments) == code
         out, err = self._capsys.readouterr()
         assert (out, err[:8], err.count("\n")) == ("", "edgefl: ", 1)
