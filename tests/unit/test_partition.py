@@ -1,4 +1,4 @@
-"""What the seed decides: who holds which examples, and streams that are the same on every machine."""
+"""Partitions of the training examples among clients, and random streams by seed and name."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ def assert_shared_out(
 
 
 @given(
-    st.data(),
     st.sampled_from(["iid", "dirichlet"]),
     st.integers(1, 40),
+    st.integers(0, 160),
     st.integers(1, 6),
     st.floats(1e-3, 1e3),
     st.integers(0, 2**31),
 )
-def test_even_splits_cover_everything_once(data, kind, clients, classes, alpha, seed):
-    examples = data.draw(st.integers(clients, 200))
-    labels = np.array(data.draw(st.lists(st.integers(0, classes - 1), min_size=examples, max_size=examples)))
+def test_each_client_has_equally_many_examples_and_each_example_one_client(
+    kind, clients, more, classes, alpha, seed
+):
+    rng, examples = np.random.default_rng(seed), clients + more
+    labels = rng.choice(classes, examples, p=rng.dirichlet(np.full(classes, 0.5)))
     spec = Data(partition=kind, alpha=alpha)
     parts = partition(spec, labels, [FAST] * clients, classes, seed)
     assert_shared_out(parts, clients, examples)
@@ -56,7 +58,7 @@ def test_even_splits_cover_everything_once(data, kind, clients, classes, alpha, 
 
 
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 8), st.integers(0, 2**31))
-def test_shards_give_each_client_just_so_many_classes(clients, classes, per_client, seed):
+def test_shards_give_each_client_the_wanted_number_of_classes(clients, classes, per_client, seed):
     labels = balanced(classes * 40, classes)
     spec = Data(partition="shards", classes_per_client=per_client)
     if per_client > classes:
@@ -71,7 +73,7 @@ def test_shards_give_each_client_just_so_many_classes(clients, classes, per_clie
     assert holders.max() - holders.min() <= 1
 
 
-def test_shards_give_each_client_all_its_classes_up_to_the_last_example():
+def test_shards_give_each_client_its_classes_with_one_example_per_place():
     labels = balanced(30, 3)
     parts = partition(Data(partition="shards", classes_per_client=2), labels, [FAST] * 15, 3, 0)
     assert all(len(np.unique(labels[part])) == 2 for part in parts)
@@ -87,38 +89,41 @@ def test_by_device_gives_exactly_the_labels(profiles, wanted, seed):
     labels = balanced(500, 5)
     spec = Data(partition="by-device", labels={FAST: sorted(wanted)})
     parts = partition(spec, labels, profiles, 5, seed)
-    others = [profile for profile in profiles if profile != FAST]
-    assert_shared_out(parts, len(profiles), 500, all_of_them=bool(others))
+    assert_shared_out(parts, len(profiles), 500, all_of_them=set(profiles) != {FAST})
     for profile, part in zip(profiles, parts, strict=True):
         expected = wanted if profile == FAST else set(range(5)) - wanted
         assert set(labels[part].tolist()) == expected
-    for label in range(5):
-        counts = [int((labels[part] == label).sum()) for part in parts]
-        counts = [count for count in counts if count]
-        assert not counts or max(counts) - min(counts) <= 1
+    for counts in np.transpose([np.bincount(labels[part], minlength=5) for part in parts]):
+        held = counts[counts > 0]
+        assert not len(held) or np.ptp(held) <= 1
 
 
-def test_fedstaleweights_split():
-    labels = balanced(6000, 10)
-    spec = Data(partition="by-device", labels={FAST: [4, 5, 6, 7, 8, 9], SLOW: [0, 1, 2, 3]})
-    parts = partition(spec, labels, [FAST] * 10 + [SLOW] * 5, 10, seed=0)
-    assert_shared_out(parts, 15, 6000)
-    assert [len(part) for part in parts] == [360] * 10 + [480] * 5
+HIGH, LOW = [4, 5, 6, 7, 8, 9], [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("labels", "profiles", "classes", "held", "sizes"),
+    ("labels", "profiles", "examples", "classes", "held", "sizes"),
     [
-        # Every label is named: profiles that are not share them all.
-        ({FAST: [0], SLOW: [1]}, [FAST, SLOW, "pi-4"], 2, [[0], [1], [0, 1]], [50, 50, 100]),
-        # Label 2 is no profile's: it is left out.
-        ({FAST: [0, 1]}, [FAST, FAST], 3, [[0, 1]] * 2, [66, 68]),
+        # As in FedStaleWeight's experiments.
+        (
+            {FAST: HIGH, SLOW: LOW},
+            [FAST] * 10 + [SLOW] * 5,
+            6000,
+            10,
+            [HIGH] * 10 + [LOW] * 5,
+            [360] * 10 + [480] * 5,
+        ),
+        # Each label has a profile: profiles without labels share all of them.
+        ({FAST: [0], SLOW: [1]}, [FAST, SLOW, "pi-4"], 200, 2, [[0], [1], [0, 1]], [50, 50, 100]),
+        # No profile holds label 2: its examples are left out.
+        ({FAST: [0, 1]}, [FAST, FAST], 200, 3, [[0, 1]] * 2, [66, 68]),
     ],
+    ids=["FedStaleWeight", "all labels", "not all labels"],
 )
-def test_labels_that_all_or_no_profiles_hold(labels, profiles, classes, held, sizes):
-    spec, given = Data(partition="by-device", labels=labels), balanced(200, classes)
+def test_profiles_hold_the_examples_of_their_labels(labels, profiles, examples, classes, held, sizes):
+    spec, given = Data(partition="by-device", labels=labels), balanced(examples, classes)
     parts = partition(spec, given, profiles, classes, seed=0)
-    assert_shared_out(parts, len(profiles), 200, all_of_them=classes == 2)
+    assert_shared_out(parts, len(profiles), examples, all_of_them=sum(sizes) == examples)
     assert [np.unique(given[part]).tolist() for part in parts] == held
     assert [len(part) for part in parts] == sizes
 
@@ -135,8 +140,8 @@ def test_dirichlet_is_skewed_by_a_small_alpha_and_even_with_a_large_one():
 
 
 @pytest.mark.parametrize(("alpha", "like"), [(5e-324, 1e-300), (1e-310, 1e-300), (1e308, 1e300)])
-def test_dirichlet_with_the_smallest_and_largest_numbers_is_as_with_small_and_large_ones(alpha, like):
-    """They became 0 and infinity, so that the smallest gave even shares, and the largest a warning."""
+def test_an_extreme_alpha_gives_the_shares_of_a_small_or_large_one(alpha, like):
+    """They became 0 and infinity: the smallest gave even shares, the largest a warning."""
     labels = np.repeat(np.arange(10), 100)
     one, other = (
         partition(Data(partition="dirichlet", alpha=value), labels, [FAST] * 20, 10, seed=1)
@@ -152,8 +157,8 @@ def test_dirichlet_shares_follow_the_data():
     assert max(float((labels[part] == 1).mean()) for part in parts) < 0.05
 
 
-def test_who_comes_last_does_not_follow_the_device():
-    # With a tiny α the clients served last get what is left; they must not be the last of the fleet.
+def test_clients_that_are_served_last_are_not_the_last_of_the_fleet():
+    # With a tiny α the clients served last get the examples that are left.
     labels = balanced(2000, 10)
     late = []
     for seed in range(20):
@@ -164,7 +169,7 @@ def test_who_comes_last_does_not_follow_the_device():
 
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards"])
-def test_the_seed_decides(kind):
+def test_another_seed_gives_another_partition(kind):
     labels = balanced(200, 10)
     one, other = (partition(Data(partition=kind), labels, [FAST] * 5, 10, seed) for seed in (1, 2))
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
@@ -198,7 +203,7 @@ def test_the_seed_decides(kind):
         ),
     ],
 )
-def test_splits_that_cannot_be_made_say_why(spec, profiles, message):
+def test_an_impossible_partition_is_one_line(spec, profiles, message):
     with pytest.raises(ConfigError, match=message) as caught:
         partition(spec, balanced(30, 3), profiles, 3, seed=0)
     assert "\n" not in str(caught.value)
@@ -209,7 +214,7 @@ def test_labels_beyond_the_classes_are_refused():
         partition(Data(), np.array([0, 1, 2]), [FAST], 2, seed=0)
 
 
-def test_an_own_split_does_not_change_the_labels(monkeypatch) -> None:
+def test_a_users_partition_cannot_change_the_labels(monkeypatch) -> None:
     module = ModuleType("splitting")
 
     def split(labels, profiles, rng):
@@ -224,20 +229,14 @@ def test_an_own_split_does_not_change_the_labels(monkeypatch) -> None:
     assert labels.tolist() == [2, 0, 1, 0]
 
 
-def test_a_name_is_its_text() -> None:
-    first = stream(1, "trip", 3, 12).integers(2**63)
-    assert stream(1, "trip", 3, 12).integers(2**63) == first
-    assert stream(int(np.int64(1)), "trip", *np.array([3, 12])).integers(2**63) == first
-
-
-def test_names_that_look_alike_are_different_streams() -> None:
+def test_similar_names_are_different_streams() -> None:
     names = [(1, "a", 2, 3), (1, "a", 23), (12, "a", 3), (1, "a", 3, 2), (1, "a"), (1, "b"), (-1, "a")]
     drawn = [stream(seed, purpose, *ids).integers(2**63) for seed, purpose, *ids in names]
     assert len(set(drawn)) == len(names)
 
 
 def test_neighbouring_streams_are_uncorrelated() -> None:
-    """Trips are numbered one after another: their streams must not be neighbours too."""
+    """Trips have consecutive numbers."""
     count = 2000
     draws = np.array([stream(7, "trip", 0, trip).random(4) for trip in range(count)])
     bound = 4.5 / np.sqrt(count)  # a correlation of independent draws is beyond it once in 10⁵ times
@@ -246,9 +245,10 @@ def test_neighbouring_streams_are_uncorrelated() -> None:
     assert abs(draws.mean() - 0.5) < 4.5 * np.sqrt(1 / 12 / draws.size)
 
 
-def test_the_bits_are_those_of_every_machine() -> None:
-    """A run's bits depend on these: a change of them is a change of every result."""
-    assert stream(1, "trip", 3, 12).integers(2**63) == 5973142416120778127
+def test_a_stream_has_the_same_bits_on_every_machine_and_for_numpys_integers() -> None:
+    """A change of these bits is a change of every result."""
+    for seed, ids in ((1, [3, 12]), (int(np.int64(1)), np.array([3, 12]))):
+        assert stream(seed, "trip", *ids).integers(2**63) == 5973142416120778127
 
 
 def test_a_stream_can_be_copied() -> None:

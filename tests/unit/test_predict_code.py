@@ -11,7 +11,9 @@ import pytest
 from edgefl.cli import main
 from edgefl.cli.predict_code import CLASSES, FIGURES, WORDS
 from edgefl.devices import code
+from edgefl.devices.boards import bundled_boards
 from edgefl.devices.code import CodeCluster, rate, throughput
+from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import RunError
 from edgefl.host import calibration
 from tests.unit.test_code_operations import calibrated
@@ -19,7 +21,7 @@ from tests.unit.test_code_operations import calibrated
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This host's rates are those of a made-up one."""
+    """A host of known rates."""
     rates = dict.fromkeys(code.CLASSES, 1000.0)
     monkeypatch.setattr(calibration, "calibrate_code", lambda _: calibrated(**rates))
 
@@ -27,7 +29,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
 BIG_LITTLE = "--cores Cortex-A76@2400x4,cortexa55@1800x4"
 
 
-def test_the_command_s_classes_are_the_model_s() -> None:
+def test_the_commands_classes_are_those_of_the_model() -> None:
     assert CLASSES == code.CLASSES
     assert FIGURES.keys() == set(CLASSES)
     assert {name for figures in FIGURES.values() for name in figures.values()} == WORDS.keys()
@@ -39,13 +41,19 @@ def predicted(capsys: pytest.CaptureFixture[str], arguments: str) -> dict[str, o
     return found
 
 
-def test_integer_code_has_7_zip_s_rates_with_their_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_integer_code_has_the_rates_of_7_zip_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     found = predicted(capsys, f"integer {BIG_LITTLE} --threads 6")
     clusters = [CodeCluster("Cortex-A76", 2400.0, 4), CodeCluster("Cortex-A55", 1800.0, 4)]
     for name, code_class in (("mips_decompress", "integer"), ("mips_compress", "memory")):
         expected = throughput(clusters, code_class, 6)  # type: ignore[arg-type]
         assert [found[f"{name}{end}"] for end in ("", "_low", "_high")] == pytest.approx(list(expected))
     assert (found["threads"], found["cores"]) == (6, ["Cortex-A76@2400x4", "Cortex-A55@1800x4"])
+
+
+def test_the_speed_is_relative_to_a_thread_of_this_host(capsys: pytest.CaptureFixture[str]) -> None:
+    found = predicted(capsys, f"integer {BIG_LITTLE}")
+    assert found["relative"] == pytest.approx(found["mips_decompress"] / 1000.0)  # type: ignore[operator]
+    assert found["low"] < found["relative"] < found["high"]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("asked", "key"), [("crypto", "aes256cbc_mb_s"), ("copy", "memcpy_mb_s")])
@@ -56,13 +64,7 @@ def test_other_classes_have_their_own_figures(
     assert found[key] == pytest.approx(rate(CodeCluster("Cortex-A76", 2400.0), asked).value)  # type: ignore[arg-type]
 
 
-def test_the_speed_is_relative_to_a_thread_of_this_host(capsys: pytest.CaptureFixture[str]) -> None:
-    found = predicted(capsys, f"integer {BIG_LITTLE}")
-    assert found["relative"] == pytest.approx(found["mips_decompress"] / 1000.0)  # type: ignore[operator]
-    assert found["low"] < found["relative"] < found["high"]  # type: ignore[operator]
-
-
-def test_a_host_that_cannot_be_measured_leaves_the_device_s_rates(
+def test_without_a_measurement_of_the_host_the_devices_rates_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(_: str) -> None:
@@ -76,18 +78,18 @@ def test_a_host_that_cannot_be_measured_leaves_the_device_s_rates(
     assert captured.err == "edgefl: no comparison with this host: calibration refused: noisy\n"
 
 
-def test_a_device_s_profile_has_the_cores(capsys: pytest.CaptureFixture[str]) -> None:
-    found = predicted(capsys, "crypto --device pi-4")
-    assert found["device"] == "pi-4"
+@pytest.mark.parametrize(
+    ("arguments", "device"), [("--device pi-4", "pi-4"), ("--cores Cortex-A72@1800x4 --without-aes", None)]
+)
+def test_cores_without_aes_instructions_encrypt_slowly(
+    arguments: str, device: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = predicted(capsys, f"crypto {arguments}")
+    assert found.get("device") == device
     assert found["aes256cbc_mb_s"] == pytest.approx(36.3, rel=0.1)  # ThomasKaiser/sbc-bench
 
 
-def test_cores_may_lack_aes_instructions(capsys: pytest.CaptureFixture[str]) -> None:
-    found = predicted(capsys, "crypto --cores Cortex-A72@1800x4 --without-aes")
-    assert found["aes256cbc_mb_s"] == pytest.approx(36.3, rel=0.1)
-
-
-def test_without_json_it_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_the_output_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split("predict --code integer --device pi-5 --threads 4")) == 0
     out = capsys.readouterr().out
     assert "integer code, 4 threads on Cortex-A76@2400x4" in out
@@ -127,14 +129,11 @@ def test_invalid_arguments_are_one_line(capsys: pytest.CaptureFixture[str], argu
 
 
 def test_boards_are_judged_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from edgefl.devices.boards import bundled_boards
-
     lines = bundled_boards().read_text().splitlines(keepends=True)
     (tmp_path / "b.csv").write_text("".join(lines[:5]))
-    assert (
-        main(["bench", "truth", "--boards", str(tmp_path / "b.csv"), "--json", str(tmp_path / "b.json")]) == 0
-    )
-    result = json.loads((tmp_path / "b.json").read_text())
+    file = tmp_path / "b.json"
+    assert main(["bench", "truth", "--boards", str(tmp_path / "b.csv"), "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
     keys = {"result", "board", "core", "mhz", "quantity", "measured", "predicted", "low", "high", "basis"}
     assert all(keys <= row.keys() for row in result["boards"])
     assert "7-zip decompression, one thread" in capsys.readouterr().out
@@ -142,7 +141,5 @@ def test_boards_are_judged_from_the_command_line(tmp_path: Path, capsys: pytest.
 
 
 def test_core_types_are_fitted_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    from edgefl.devices.profiles import bundled_folder
-
     assert main(["profiles", "cores"]) == 0
     assert capsys.readouterr().out == (bundled_folder() / "cores.toml").read_text()

@@ -1,4 +1,4 @@
-"""Private steps: clipping, noise, the clipping norm that follows a quantile, and limits on participation."""
+"""Differential privacy: clipping, noise, the adaptive clipping norm, and limits on participation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_nodes_of_a_prefix_cover_each_version_once() -> None:
         assert len(nodes(version)) == version.bit_count()
 
 
-def test_a_key_gives_normal_numbers_of_their_own_for_each_name_and_key() -> None:
+def test_a_key_gives_independent_normal_numbers_for_each_name_and_key() -> None:
     one, other = Secret(bytes(32)), Secret(bytes(31) + b"\1")
     draws = [
         one.normal(SIZE, "a", 1),
@@ -64,7 +64,7 @@ def test_a_key_gives_normal_numbers_of_their_own_for_each_name_and_key() -> None
     assert abs(np.corrcoef(draws[0][: SIZE // 2], draws[0][SIZE // 2 :])[0, 1]) < 0.05
 
 
-def test_steps_add_up_to_the_prefixs_noise() -> None:
+def test_the_noise_of_steps_adds_up_to_that_of_their_prefix() -> None:
     first, again, other = (TreeNoise(Seeded(seed)).step(7, 50) for seed in (1, 1, 2))
     assert first.tobytes() == again.tobytes() != other.tobytes()
     noise = TreeNoise(Seeded(4))
@@ -78,7 +78,7 @@ def test_steps_add_up_to_the_prefixs_noise() -> None:
 
 
 @pytest.mark.parametrize("honaker", [False, True])
-def test_a_resumed_tree_draws_the_same_and_other_contents_get_other_noise(honaker: bool) -> None:
+def test_a_resumed_tree_draws_the_same_noise_for_the_same_contents_only(honaker: bool) -> None:
     def tree() -> TreeNoise:
         return TreeNoise(Secret(bytes(32)), restart_every=6, honaker=honaker)
 
@@ -91,7 +91,7 @@ def test_a_resumed_tree_draws_the_same_and_other_contents_get_other_noise(honake
     again = tree()
     again.restore({version: salt for version, salt in salts.items() if version < 16})
     assert not np.isclose(again.step(16, 9, "other"), steps[16]).any()
-    # A version that was made again leaves the noise that it was made with, not that of the first attempt.
+    # The difference to the version before is that of the last attempt's noise, not of the first one's.
     assert again.step(16, 9, "s16").tobytes() == steps[16].tobytes()
 
 
@@ -157,44 +157,35 @@ def audit(aggregator: Aggregator) -> None:
         aggregator.buffer.close()
 
 
-def _half(patch: pytest.MonkeyPatch) -> None:
-    real = Mechanism.deviation
-    patch.setattr(Mechanism, "deviation", lambda self, norm: real(self, norm) / 2)
+DEVIATION, NOISE, STEP = Mechanism.deviation, Mechanism.noise, TreeNoise.step
 
 
-def _clips_after_the_noise(patch: pytest.MonkeyPatch) -> None:
-    real = Mechanism.noise
-
-    def noise(self: Mechanism, version: int, size: int, salt: str = "") -> Any:
-        drawn = real(self, version, size, salt)
-        return drawn / max(1.0, float(np.linalg.norm(drawn)) * self.deviation(2.0) / 2.0)
-
-    patch.setattr(Mechanism, "noise", noise)
-
-
-def _does_not_clip(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Mechanism, "clip", lambda self, weights, squares, norm: Clipped(list(weights), 0))
-
-
-def _adds_the_noise_of_one_version_to_each(patch: pytest.MonkeyPatch) -> None:
-    real = TreeNoise.step
-    patch.setattr(TreeNoise, "step", lambda self, version, size, salt="": real(self, 1, size, salt))
+def _clip_noise(self: Mechanism, version: int, size: int, salt: str = "") -> Any:
+    drawn = NOISE(self, version, size, salt)
+    return drawn / max(1.0, float(np.linalg.norm(drawn)) * self.deviation(2.0) / 2.0)
 
 
 @pytest.mark.parametrize(
-    "mutant", [_half, _clips_after_the_noise, _does_not_clip, _adds_the_noise_of_one_version_to_each]
+    ("target", "name", "mutant"),
+    [
+        (Mechanism, "deviation", lambda self, norm: DEVIATION(self, norm) / 2),
+        (Mechanism, "noise", _clip_noise),
+        (Mechanism, "clip", lambda self, weights, squares, norm: Clipped(list(weights), 0)),
+        (TreeNoise, "step", lambda self, version, size, salt="": STEP(self, 1, size, salt)),
+    ],
+    ids=["half the noise", "noise is clipped", "updates are not clipped", "one version's noise for all"],
 )
-def test_a_broken_mechanism_is_found(
-    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+def test_the_audit_finds_a_broken_mechanism(
+    target: type, name: str, mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = made()
-    mutant(monkeypatch)
+    monkeypatch.setattr(target, name, mutant)
     with pytest.raises(AssertionError):
         audit(broken)
 
 
-def test_the_same_updates_get_the_same_noise_again_and_others_get_other(aggregator: Aggregator) -> None:
-    """A version that is made again after a kill shows either nothing new or nothing bare."""
+def test_a_repeated_version_has_the_same_noise_only_for_the_same_updates(aggregator: Aggregator) -> None:
+    """Two sums with one noise, before and after a kill, would reveal the difference of their updates."""
 
     def attempt(update: float) -> tuple[str, bytes]:
         deliver(aggregator, 0, update)
@@ -214,7 +205,7 @@ def test_the_same_updates_get_the_same_noise_again_and_others_get_other(aggregat
 @pytest.mark.parametrize("update_format", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("bad", ["nan", "altered", "failed"])
 def test_a_bad_update_is_summed_as_zero_in_its_place(bad: str, update_format: str) -> None:
-    """Where it is dropped and another update takes its place, every later version reveals that it was bad."""
+    """If another update replaced it, every later version would reveal that it was bad."""
     models = []
     for broken in (True, False):
         aggregator = made(key=Seeded(3), update_format=update_format)
@@ -242,8 +233,8 @@ def checksum_of(aggregator: Aggregator, task: int) -> int:
     return with_scales(kernels.checksum(aggregator.buffer.slot(slot)), aggregator.buffer.scales(slot))
 
 
-def test_a_step_made_again_sums_as_zero_what_was_altered_before(aggregator: Aggregator) -> None:
-    """A replay has the update as it was before it was altered, and must give the same model and noise."""
+def test_a_repeated_step_sums_an_update_that_was_altered_before_as_zero(aggregator: Aggregator) -> None:
+    """A replay has the unaltered update, and must give the same model and noise."""
     deliver(aggregator, 0, 0.1)
     deliver(aggregator, 1, 0.2)
     order, raw = Sum(1, (0, 1), (0.5, 0.5), clip_norm=2.0), aggregator.buffer.raw(aggregator.leases[1].slot)
@@ -258,7 +249,7 @@ def test_a_step_made_again_sums_as_zero_what_was_altered_before(aggregator: Aggr
     assert aggregator.buffer.model(1).tobytes() == aggregator.buffer.model(2).tobytes()
 
 
-def test_noise_of_each_version_alone() -> None:
+def test_gaussian_noise_of_versions_is_independent() -> None:
     mechanism = Mechanism(msgspec.structs.replace(RULES, mechanism="gaussian"), 0.5, Seeded(3))
     first, second = (mechanism.noise(version, SIZE) for version in (1, 2))
     assert np.std(first) == pytest.approx(1.0, rel=0.03)
@@ -292,10 +283,10 @@ def test_private_fedbuff_by_hand(momentum: float) -> None:
     assert [float(made[0]) for made in result.models] == pytest.approx(expected, rel=1e-6)
 
 
-# ---- the clipping norm that follows a quantile -------------------------------------------------------
+# ---- the adaptive clipping norm -------------------------------------------------------
 
 
-def test_the_norm_moves_as_andrews_algorithm_1_says() -> None:
+def test_the_norm_follows_algorithm_1_of_andrew_et_al() -> None:
     rules = Privacy(clip_norm=1.0, quantile=0.75, quantile_rate=0.4, quantile_noise=3.0)
     mechanism = Mechanism(rules, 0.25, Seeded(5))
     clipped = mechanism.clip([0.25] * 4, [0.25, 1.0, 1.01, 100.0], 1.0)
@@ -326,13 +317,13 @@ def shift_of_the_count(squares: list[float], client: int) -> float:
 
 @pytest.mark.parametrize("update", [0.0, 1e-60, 1.0, 4.0, 4.01, 1e30, math.nan, math.inf])
 def test_a_client_whose_update_is_zero_moves_the_count_by_a_half_at_most(update: float) -> None:
-    """By the definition of the neighbour. An update of zero that counts as within the norm moves it by 1."""
+    """So the sensitivity is 1/2. If an update of zero counted as within the norm, it would be 1."""
     squares = [1.0, 9.0, update, 0.0, 100.0, math.nan, 4.0, 16.0, 1.0, 1.0]
     moved = abs(shift_of_the_count(squares, 2))
     assert moved == pytest.approx(0.5 if math.isfinite(update) and update else 0.0, abs=1e-5)
 
 
-def test_the_norm_comes_to_the_quantile_and_a_replay_knows_it() -> None:
+def test_the_norm_reaches_the_quantile_and_a_replay_repeats_it() -> None:
     rules = Privacy(clip_norm=100.0, quantile=0.5, quantile_noise=0.2)
     core = Core(FedBuff(buffer_size=4), fleet(8), 0, experiment.Stop(versions=150), privacy=rules)
     result = run_in_memory(core, durations=lambda c, t: 1 + c / 9, train=lambda c, model, trip: model + c + 1)
@@ -344,7 +335,7 @@ def test_the_norm_comes_to_the_quantile_and_a_replay_knows_it() -> None:
         assert again.handle(event) == actions
 
 
-# ---- limits ------------------------------------------------------------------------------------------
+# ---- limits on participation --------------------------------------------------------------------------
 
 
 def limited(
@@ -367,7 +358,7 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=range(len(STRATEGIES)))
-def test_no_client_takes_part_more_often_or_sooner_than_it_may(strategy: FedBuff | FedAvg) -> None:
+def test_participations_and_their_separation_are_limited(strategy: FedBuff | FedAvg) -> None:
     core, versions = limited(strategy, clients=12, versions=1000, max_participations=5, min_separation=3)
     taken = [client for clients in versions for client in clients]
     assert max(map(taken.count, range(12))) == 5
@@ -377,14 +368,14 @@ def test_no_client_takes_part_more_often_or_sooner_than_it_may(strategy: FedBuff
         for client in clients:
             assert version - last.get(client, -3) >= 3
             last[client] = version
-    # Nothing is left that another version could have been made of: at most a buffer's worth of clients
-    # is left, or those that the last separation keeps apart.
+    # No other version was possible: fewer participations are left than a version needs, or their clients
+    # are within the last separation.
     assert 12 * 5 - len(taken) < 3 * 3 * 3
     assert core.participation is not None
     assert core.participation.applied == [taken.count(client) for client in range(12)]
 
 
-def test_poissons_cohorts_vary_in_size_and_each_update_weighs_the_same() -> None:
+def test_poisson_cohorts_vary_in_size_and_all_updates_have_one_weight() -> None:
     strategy = FedAvg(cohort=40, weighting="uniform", cohorts="poisson")
     strategy.check(120)
     core = Core(strategy, fleet(120), 0, experiment.Stop(versions=40), privacy=RULES)
@@ -399,7 +390,7 @@ def test_poissons_cohorts_vary_in_size_and_each_update_weighs_the_same() -> None
         FedAvg(cohort=10, weighting="uniform", cohorts="poisson").check(120)
 
 
-def test_without_a_limit_a_fast_client_takes_part_as_often_as_it_can() -> None:
+def test_without_limits_a_client_may_be_in_consecutive_versions() -> None:
     core, versions = limited(FedBuff(buffer_size=3), clients=6, versions=40)
     assert core.stopped == "versions"
     assert core.participation is None
@@ -415,13 +406,13 @@ NOT_ALONE = r"step must return only weights under \[privacy\], got keep, a base_
     [
         (1, [0.6], {}, TOO_HEAVY),
         (1, [-0.6], {}, TOO_HEAVY),
-        (2, [0.3, -0.3], {}, TOO_HEAVY),  # of the same
+        (2, [0.3, -0.3], {}, TOO_HEAVY),  # of one update, twice
         (1, [0.5], {"keep": True}, NOT_ALONE),
         (1, [0.5], {"base_scale": 0.9}, NOT_ALONE),
         (1, [0.5], {"parts": {"x": VectorSum([1.0])}}, NOT_ALONE),
     ],
 )
-def test_a_step_that_says_more_of_an_update_than_the_noise_hides_ends_the_run(
+def test_a_step_that_reveals_more_than_the_noise_hides_ends_the_run(
     updates: int, weights: list[float], others: dict[str, Any], message: str
 ) -> None:
     class Heavy(FedBuff):
@@ -435,7 +426,7 @@ def test_a_step_that_says_more_of_an_update_than_the_noise_hides_ends_the_run(
         run_in_memory(core, [1.0, 1.0])
 
 
-# ---- at the door -------------------------------------------------------------------------------------
+# ---- validation -------------------------------------------------------------------------------------
 
 
 def wanted(privacy: dict[str, Any], **changes: Any) -> Experiment:
@@ -443,8 +434,9 @@ def wanted(privacy: dict[str, Any], **changes: Any) -> Experiment:
     return config.validate(Experiment(**given, privacy={"clip_norm": 1.0, **privacy}))  # type: ignore[arg-type]
 
 
-UNBOUNDED = "[privacy] needs a strategy that bounds an update's weight, got"
+UNBOUNDED = r"\[privacy\] needs a strategy that bounds an update's weight, got"
 UNIFORM = {"weighting": "uniform"}
+LOCAL = {"local_noise_multiplier": 2.0, "max_participations": 3}
 
 
 @pytest.mark.parametrize(
@@ -455,7 +447,25 @@ UNIFORM = {"weighting": "uniform"}
         ({}, {"strategy": {"name": "scaffold", **UNIFORM}}, UNBOUNDED),
         ({}, {"strategy": {"name": "fednova", **UNIFORM}}, UNBOUNDED),
         ({}, {"strategy": {"name": "fedavg", "replacement": True, **UNIFORM}}, UNBOUNDED),
-        ({}, {"strategy": {"name": "fedavg", "redraw": False, **UNIFORM}}, UNBOUNDED),  # of a smaller round
+        ({}, {"strategy": {"name": "fedavg", "redraw": False, **UNIFORM}}, UNBOUNDED),  # in a smaller round
+        ({**LOCAL, "noise_multiplier": 1.0}, {"strategy": {"name": "fedasync"}}, UNBOUNDED),
+        (
+            LOCAL,
+            {"strategy": {"name": "scaffold"}},
+            "privacy.local_noise_multiplier: .* strategy 'scaffold' also exchanges c; choose another",
+        ),
+        ({"local_noise_multiplier": 2.0}, {}, "privacy.max_participations: missing; it declares the trips"),
+        ({**LOCAL, "quantile": 0.5}, {}, "privacy.quantile: must be unset with local_noise_multiplier"),
+        (
+            {**LOCAL, "honaker": True},
+            {},
+            "privacy.honaker: has no effect without privacy.noise_multiplier above 0",
+        ),
+        (
+            {**LOCAL, "mechanism": "gaussian"},
+            {},
+            "privacy.mechanism: has no effect without privacy.noise_multi",
+        ),
         (
             {"min_separation": 3},
             {"strategy": {"name": "fedbuff", "buffer_size": 3}},
@@ -475,12 +485,11 @@ UNIFORM = {"weighting": "uniform"}
         ({"quantile": 1.0}, {}, "privacy.quantile: must be"),
     ],
 )
-def test_what_is_not_private_is_refused(
+def test_settings_that_give_no_privacy_are_refused(
     privacy: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^{message}"):
         checked(wanted(privacy, **changes), tmp_path)
-    assert str(caught.value).startswith(message)
 
 
 READER = """
@@ -502,18 +511,17 @@ class Reader(Buffered):
 
 
 def test_a_strategy_that_reads_updates_is_private_by_local_noise_only(tmp_path: Path) -> None:
-    """Its result, such as one client's update, has neither the weights nor the noise of the sum."""
+    """Its result may be one client's update, without the weights and the noise of a sum."""
     (tmp_path / "reader.py").write_text(READER)
     changes = {"strategy": {"name": "reader:Reader", "buffer_size": 2}}
     with pytest.raises(ConfigError, match=r"^\[privacy\] .* strategy 'reader:Reader' reads single updates"):
         checked(wanted({"noise_multiplier": 1.0}, **changes), tmp_path)
-    local = {"local_noise_multiplier": 1.0, "max_participations": 3}
-    assert checked(wanted(local, **changes), tmp_path).privacy is not None
+    assert checked(wanted(LOCAL, **changes), tmp_path).privacy is not None
     with pytest.raises(ConfigError, match="reads single updates"):
-        checked(wanted({**local, "noise_multiplier": 1.0}, **changes), tmp_path)
+        checked(wanted({**LOCAL, "noise_multiplier": 1.0}, **changes), tmp_path)
 
 
-def test_a_key_is_made_for_a_fresh_run_and_nothing_goes_on_without_it(tmp_path: Path) -> None:
+def test_a_fresh_run_makes_a_key_and_a_resumed_one_needs_it(tmp_path: Path) -> None:
     secret = wanted({"noise_multiplier": 1.0})
     made, again = source_of(secret, tmp_path, fresh=True), source_of(secret, tmp_path)
     assert made.normal(3, "a").tobytes() == again.normal(3, "a").tobytes()

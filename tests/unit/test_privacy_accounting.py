@@ -1,4 +1,4 @@
-"""The ε of an account against its definition, by numbers, and against published figures."""
+"""The account's ε against numerical integration of its definition and against published figures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from test_privacy_fuzz import exact_epsilon
 
 from edgefl import config
 from edgefl.errors import ConfigError
@@ -51,22 +52,11 @@ def divergence(order: float, p: NDArray[np.float64], q: NDArray[np.float64]) -> 
     return math.log(integral(np.exp(order * np.log(p) + (1 - order) * np.log(q)))) / (order - 1)
 
 
-def least_epsilon(p: NDArray[np.float64], q: NDArray[np.float64], delta: float) -> float:
-    """The least ε with ∫ max(0, p − e^ε q) ≤ δ, by bisection: what differential privacy is."""
-    low, high = 0.0, 100.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        inside = integral(np.maximum(0.0, p - math.exp(middle) * q)) <= delta
-        low, high = (low, middle) if inside else (middle, high)
-    return high
-
-
 @pytest.mark.parametrize("shift", [0.2, 1.0, 3.0])
 @pytest.mark.parametrize("delta", [1e-5, 1e-8])
-def test_epsilon_is_just_above_that_of_the_definition(shift: float, delta: float) -> None:
-    found = epsilon(ORDERS, gaussian_rdp(ORDERS, shift**2), delta)
-    exact = least_epsilon(normal(shift), normal(0.0), delta)
-    assert exact <= found <= 1.12 * exact
+def test_epsilon_is_just_above_the_exact_one(shift: float, delta: float) -> None:
+    exact = exact_epsilon(shift, delta)
+    assert exact <= epsilon(ORDERS, gaussian_rdp(ORDERS, shift**2), delta) <= 1.12 * exact
 
 
 @pytest.mark.parametrize("order", [1.5, 2.0, 8.0])
@@ -77,7 +67,7 @@ def test_the_divergence_of_shifted_noise_by_integration(order: float) -> None:
 
 @pytest.mark.parametrize(("rate", "sigma"), [(0.01, 2.0), (0.1, 4.0), (0.3, 8.0), (0.5, 3.0)])
 def test_the_bound_of_a_drawn_cohort_holds_for_the_worst_updates(rate: float, sigma: float) -> None:
-    """Updates 1 and −1 in place of each other: the sum moves by 2 where their client is drawn."""
+    """Updates 1 and −1 replace each other: the sum moves by 2 if their client is drawn."""
     p, q = ((1 - rate) * normal(0.0, sigma) + rate * normal(mean, sigma) for mean in (1.0, -1.0))
     for order, bound in zip((2, 3, 8), sampled_rdp([2, 3, 8], rate, sigma), strict=True):
         assert divergence(order, p, q) <= bound
@@ -86,7 +76,7 @@ def test_the_bound_of_a_drawn_cohort_holds_for_the_worst_updates(rate: float, si
 
 
 @pytest.mark.parametrize(("rate", "sigma"), [(0.01, 1.0), (0.1, 2.0), (0.5, 3.0)])
-def test_the_divergence_of_clients_drawn_by_themselves_by_integration(rate: float, sigma: float) -> None:
+def test_the_divergence_of_a_poisson_cohort_by_integration(rate: float, sigma: float) -> None:
     q = normal(0.0, sigma)
     p = (1 - rate) * q + rate * normal(1.0, sigma)
     for order, found in zip((2, 3, 8), poisson_rdp([2, 3, 8], rate, sigma), strict=True):
@@ -121,11 +111,11 @@ def test_a_published_guarantee_in_zcdp() -> None:
     assert epsilon(ORDERS, gaussian_rdp(ORDERS, 2 * 0.81), 1e-10) == pytest.approx(8.9, abs=0.05)
 
 
-# ---- who took part when, against the noise itself -----------------------------------------------------
+# ---- participations, against the noise of the tree -----------------------------------------------------
 
 
 class Basis:
-    """A source whose numbers are a dimension of their own for each name."""
+    """A source that gives each name a unit vector in a dimension of its own."""
 
     seed = 0
 
@@ -146,13 +136,13 @@ RULES: list[dict[str, Any]] = [{}, {"restart_every": 5}, {"restart_every": 8}, {
 
 
 def noise_of_prefixes(versions: int, **fields: Any) -> NDArray[np.float64]:
-    """Row t is the noise in version t, in the dimensions of what was drawn."""
+    """Row t is the noise in version t, in the dimensions of the draws."""
     tree = TreeNoise(Basis(), **fields)
     return np.cumsum([tree.step(version, 4 * versions) for version in range(1, versions + 1)], axis=0)
 
 
 def squares_by_definition(cohorts: list[list[int]], clients: int, **fields: Any) -> NDArray[np.float64]:
-    """Each client's squared shift in what is seen: (C p)ᵀ (B Bᵀ)⁻¹ C p, C prefix sums and B their noise."""
+    """Each client's squared shift: (C p)ᵀ (B Bᵀ)⁻¹ C p, where C makes prefix sums and B is their noise."""
     noise = noise_of_prefixes(len(cohorts), **fields)
     counts = np.array([[cohort.count(client) for cohort in cohorts] for client in range(clients)], float)
     seen = np.cumsum(counts, axis=1)
@@ -165,7 +155,7 @@ def cohorts_of(clients: int, versions: int) -> list[list[int]]:
 
 
 def audit(fields: dict[str, Any], count: Callable[[PrivacyAccount, list[int]], None]) -> None:
-    """Assert that the account is what the tree's own noise says of each client's shift, or above it."""
+    """Assert that the account of each client's shift is the exact one, or above it."""
     cohorts = cohorts_of(5, 21)
     account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=1.0, **fields), clients=5)
     for cohort in cohorts:
@@ -178,7 +168,7 @@ def audit(fields: dict[str, Any], count: Callable[[PrivacyAccount, list[int]], N
 
 
 @pytest.mark.parametrize("fields", RULES, ids=str)
-def test_the_account_of_a_tree_is_what_its_noise_hides(fields: dict[str, Any]) -> None:
+def test_the_account_is_the_shift_relative_to_the_trees_noise(fields: dict[str, Any]) -> None:
     audit(fields, lambda account, cohort: account.version(cohort))
 
 
@@ -198,7 +188,7 @@ def half_the_noise(account: PrivacyAccount, cohort: list[int]) -> None:
 @pytest.mark.parametrize(
     "mutant", [one_participation_is_not_counted, twice_in_a_version_counts_once, half_the_noise]
 )
-def test_an_account_that_counts_wrongly_is_found(mutant: Callable[[PrivacyAccount, list[int]], None]) -> None:
+def test_the_audit_finds_a_wrong_account(mutant: Callable[[PrivacyAccount, list[int]], None]) -> None:
     with pytest.raises(AssertionError):
         audit({}, mutant)
 
@@ -212,13 +202,13 @@ def test_honakers_estimate_leaves_the_noise_of_its_formula() -> None:
         assert np.sum(better[version - 1] ** 2) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_tree_begins_anew_and_the_finished_ones_noise_stays() -> None:
+def test_a_restarted_tree_adds_to_the_noise_of_the_finished_ones() -> None:
     sizes = np.sum(noise_of_prefixes(12, restart_every=4) ** 2, axis=1)
     assert sizes == pytest.approx([1, 1, 2, 1, 2, 2, 3, 2, 3, 3, 4, 3])
 
 
-def test_noise_of_each_version_adds_up_and_counts_for_a_quantile_cost_their_share() -> None:
-    """Andrew et al. 2021, theorem 1: σ and a count of σ_b are together as (σ⁻² + (2σ_b)⁻²)^−½."""
+def test_gaussian_noise_adds_up_over_versions_and_with_the_noise_of_counts() -> None:
+    """Andrew et al. 2021, theorem 1: σ with a count of σ_b is as (σ⁻² + (2σ_b)⁻²)^−½ alone."""
     rules = {"clip_norm": 1.0, "noise_multiplier": 2.0, "mechanism": "gaussian"}
     account = PrivacyAccount(Privacy(**rules), 2)  # type: ignore[arg-type]
     both = PrivacyAccount(Privacy(**rules, quantile=0.5, quantile_noise=0.8), 2)  # type: ignore[arg-type]
@@ -230,15 +220,15 @@ def test_noise_of_each_version_adds_up_and_counts_for_a_quantile_cost_their_shar
 
 
 class Ones(Basis):
-    """Draws that are their deviations."""
+    """A source that draws only ones."""
 
     def normal(self, size: int, purpose: str, *ids: int | str) -> Any:
         return np.ones(size, np.float32)
 
 
 @pytest.mark.parametrize("mechanism", ["tree", "gaussian"])
-def test_a_count_for_a_quantile_is_accounted_with_the_noise_that_was_drawn(mechanism: str) -> None:
-    """Of clients drawn by themselves any number comes, and the noise is of their mean."""
+def test_a_count_is_accounted_with_its_real_noise(mechanism: str) -> None:
+    """A Poisson cohort may be larger than its mean, which sets the noise."""
     fields = {"clip_norm": 1.0, "noise_multiplier": 2.0, "mechanism": mechanism, "quantile": 0.5}
     rules, clients = Privacy(**fields), 1000  # type: ignore[arg-type]
     strategy = FedAvg(cohort=100, weighting="uniform", cohorts="poisson")
@@ -252,8 +242,8 @@ def test_a_count_for_a_quantile_is_accounted_with_the_noise_that_was_drawn(mecha
     account.version(range(127))
     step = 1 / rules.noise_multiplier**2
     assert account.squares[126] == pytest.approx(step + (1 / (2 * drawn)) ** 2)
-    left = SimpleNamespace(client=3, at_s=9.0)  # which ends what is known of the draw
-    for sampling in (strategy.sampling(clients), None):  # an own draw's is not known at all
+    left = SimpleNamespace(client=3, at_s=9.0)  # after which the draw is unknown
+    for sampling in (strategy.sampling(clients), None):  # None: an unknown draw
         record: Any = SimpleNamespace(
             meta=SimpleNamespace(privacy=rules, sampling=sampling, max_weight=most),
             fleet={"client": np.arange(clients)},
@@ -272,7 +262,7 @@ def test_a_count_for_a_quantile_is_accounted_with_the_noise_that_was_drawn(mecha
         assert found.epsilon[-1] == account.epsilon()
 
 
-def test_a_cohort_that_is_drawn_spends_less_and_without_noise_nothing_is_hidden() -> None:
+def test_a_random_cohort_spends_less_and_without_noise_epsilon_is_infinite() -> None:
     rules = Privacy(clip_norm=1.0, noise_multiplier=3.0, mechanism="gaussian")
     each, drawn, known = (PrivacyAccount(rules, 1000, how) for how in ((0.01, True), (0.01, False), None))
     for _ in range(50):
@@ -292,8 +282,8 @@ def test_a_cohort_that_is_drawn_spends_less_and_without_noise_nothing_is_hidden(
         *("arrive", "lost", "cancel", "step", "stepped", "weights"),
     ],
 )
-def test_an_own_draw_does_not_count_as_uniform_unless_it_says_so(method: str) -> None:
-    """Mutant: only an own `draw` counts as another draw, so that a cohort of the same clients spends less."""
+def test_a_strategy_with_its_own_draw_must_declare_its_sampling(method: str) -> None:
+    """Mutant: only `draw` counts as another draw, so a cohort of always the same clients spends less."""
     own = type("Own", (FedAvg,), {method: lambda self, *given: getattr(FedAvg, method)(self, *given)})
     declared = type("Declared", (own,), {"sampling": lambda self, clients: Sampling(0.5, False)})
     assert own(weighting="uniform").sampling(120) is None
@@ -338,7 +328,7 @@ def test_a_delta_that_protects_nobody_is_refused_or_gets_a_warning(tmp_path: Pat
     )
 
 
-def test_the_guides_plan_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_snippet_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text("utf-8")
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(compile(snippet, "docs/privacy.md", "exec"), {})
