@@ -1,4 +1,4 @@
-"""What is shipped, declared and printed agrees with what is there."""
+"""The package, its metadata and the examples in its documentation agree with the code."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def names(requirements: list[str]) -> list[str]:
 
 @functools.cache
 def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    """All import statements of the file, anywhere in it."""
+    """All import statements of the file, also those inside functions."""
     return [node for node in statements(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All statements in it, however deep; their expressions hold none."""
+    """All statements below a node, at any depth."""
     for part in ("body", "handlers", "cases", "orelse", "finalbody"):
         inner = getattr(node, part, [])
         for one in inner if isinstance(inner, list) else []:
@@ -93,9 +93,7 @@ def test_every_dependency_is_pinned_explained_and_without_an_upper_bound(project
         assert f"**{names([requirement])[0]}**" in explained
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    """The files that the container's recipe copies from a clone."""
+def test_a_source_distribution_has_every_file_and_needs_no_network(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Containerfile").read_text(), re.MULTILINE):
         *files, _ = line.split()
@@ -107,53 +105,43 @@ def copied(tmp_path: Path) -> Path:
             else:
                 source.mkdir(exist_ok=True)
                 shutil.copy(ROOT / file, source / file)
-    return source
-
-
-def test_a_source_distribution_has_every_file_and_needs_no_network(copied: Path, tmp_path: Path) -> None:
     for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "Containerfile"):
-        shutil.copy(ROOT / name, copied / name)
+        shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path)]
-    done = subprocess.run(
-        command,
-        cwd=copied,
-        env=os.environ | {"PIP_NO_INDEX": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    offline = os.environ | {"PIP_NO_INDEX": "1"}
+    done = subprocess.run(command, cwd=source, env=offline, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         found = {name.partition("/")[2] for name in packed.getnames()}
-    there = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()}
-    assert {name for name in there if "egg-info" not in name} - found == set()
+    given = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    assert {name for name in given if "egg-info" not in name} - found == set()
 
 
-def test_the_citation_and_the_package_are_of_one_version(project: Any) -> None:
+def test_the_citation_has_the_version_and_license_of_the_package(project: Any) -> None:
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {project['version']}\n" in citation
     assert f"\nlicense: {project['license']}\n" in citation
 
 
-def test_command_and_module_start_the_same_thing(project: Any) -> None:
+def test_the_command_starts_the_main_function(project: Any) -> None:
     assert project["scripts"] == {"edgefl": "edgefl.__main__:main"}
 
 
-def test_every_folder_of_code_is_a_package_and_none_hides_the_function_of_its_name() -> None:
+def test_every_folder_of_code_is_a_package_and_the_package_run_does_not_hide_the_function() -> None:
     assert [path for path in SOURCES if not (path.parent / "__init__.py").is_file()] == []
     importlib.import_module("edgefl.run.supervisor")
     assert callable(edgefl.run)
 
 
-def test_nothing_is_compiled_from_text() -> None:
-    """Ruff cannot ban this builtin; it bans pickle and its like by banned-api, eval and exec by its rules."""
+def test_no_code_is_compiled_from_text() -> None:
+    """Ruff's rules ban eval, exec and pickle, but cannot ban this builtin."""
     for path in SOURCES:
         assert not re.search(r"(?<![\w.])compile\(", path.read_text()), path
 
 
-def rooms_imported(path: Path) -> set[str]:
-    """The packages and modules of edgefl that are imported with the file, or when it runs."""
+def packages_imported(path: Path) -> set[str]:
+    """The packages and top-level modules of edgefl that the file imports."""
     found: set[str] = set()
     for node in imports_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "edgefl":
@@ -162,8 +150,8 @@ def rooms_imported(path: Path) -> set[str]:
     return found & {path.stem for path in (ROOT / "edgefl").iterdir()}
 
 
-def circle(uses: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Returns what uses itself in the end, and what uses that; empty where all uses go one way."""
+def in_cycles(uses: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Returns the users in cycles and the users of those."""
     while free := {user for user, used in uses.items() if not used & uses.keys()}:
         uses = {user: used for user, used in uses.items() if user not in free}
     return uses
@@ -172,14 +160,14 @@ def circle(uses: dict[str, set[str]]) -> dict[str, set[str]]:
 def test_packages_import_each_other_in_one_direction() -> None:
     below: dict[str, set[str]] = {}
     for path in SOURCES:
-        room = path.relative_to(ROOT / "edgefl").parts[0].removesuffix(".py")
-        if room != "__init__":
-            below.setdefault(room, set()).update(rooms_imported(path) - {room})
-    assert circle(below) == {}
+        package = path.relative_to(ROOT / "edgefl").parts[0].removesuffix(".py")
+        if package != "__init__":
+            below.setdefault(package, set()).update(packages_imported(path) - {package})
+    assert in_cycles(below) == {}
 
 
 def test_a_packages_docstring_names_its_modules() -> None:
-    """But of strategies, where an algorithm has a file of its name."""
+    """Except strategies, whose modules are named after their algorithms."""
     for package in {path.parent for path in SOURCES} - {ROOT / "edgefl", ROOT / "edgefl" / "strategies"}:
         says = ast.get_docstring(parsed(package / "__init__.py")) or ""
         modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
@@ -197,10 +185,10 @@ def test_files_import_each_other_in_one_direction_even_inside_functions() -> Non
                 below[name] |= {alias.name for alias in node.names}
             elif node.module:
                 below[name] |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    assert circle(below) == {}
+    assert in_cycles(below) == {}
 
 
-def test_no_path_of_a_machine_is_in_what_is_shipped() -> None:
+def test_no_shipped_file_has_a_path_of_a_developers_machine() -> None:
     shipped = [*SOURCES, *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("experiments/*.toml")]
     shipped += [ROOT / name for name in ("pyproject.toml", "setup.py", "Makefile", "constraints.txt")]
     for path in shipped:
@@ -214,7 +202,7 @@ EXPERIMENTS = [
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS), ids=lambda path: path.stem)
-def test_every_experiment_that_is_shipped_loads(path: Path) -> None:
+def test_every_shipped_experiment_loads(path: Path) -> None:
     wanted = config.load(path)
     assert isinstance(wanted.fleet.devices, dict)
     resolve(wanted.strategy).check(sum(wanted.fleet.devices.values()))
@@ -262,7 +250,7 @@ def test_the_example_passes_the_kit_as_printed(folder: Path) -> None:
     assert done.stdout
 
 
-def test_the_tables_of_the_text_are_strategies(folder: Path) -> None:
+def test_the_tables_of_the_strategies_page_load(folder: Path) -> None:
     tables = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     made = [resolve(tomllib.loads(table)["strategy"], [folder]) for table in tables]
     assert [type(strategy).__name__ for strategy in made] == ["FedBuff", "ByLoss"]
@@ -279,12 +267,9 @@ def test_the_example_of_an_optimizer_runs(tmp_path: Path) -> None:
     assert (strategy.optimizer().kind, strategy.optimizer().lr) == ("adam", 0.5)
 
 
-def test_strategies_exports_the_classes_of_its_page() -> None:
+def test_the_strategies_page_has_all_base_classes_and_built_in_strategies() -> None:
     for name in ("Asynchronous", "Buffered", "Polled", "Rounds", "ServerOptimizer", "Strategy"):
         assert f"`{name}`" in TEXT
         assert name in strategies.__all__
         assert hasattr(strategies, name)
-
-
-def test_each_built_in_is_in_the_table() -> None:
     assert [name for name in built_in() if f"`{name}`" not in TEXT] == []

@@ -1,4 +1,4 @@
-"""What a process tree's threads wanted, by what Linux reports of each."""
+"""A process tree's estimate of how long its threads wanted a core, from what Linux reports of each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from edgefl.programs.tree import ProcessTree, ThreadSchedule
 
 MS = 1_000_000
 HANDLER_NS = 20_000
-"""CPU time of a first thread that only handles the throttle's signals."""
+"""CPU time in which the first thread handles one signal of the throttle."""
 
 
 class TwoThreads:
-    """A first thread that joins the second one, and handles the signals that stop and continue both."""
+    """The first thread waits for the second one, and handles the signals that stop and continue both."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
         self.first, self.second, self.state = ThreadSchedule(0, 0, 1), ThreadSchedule(0, 0, 1), state
@@ -31,7 +31,7 @@ class TwoThreads:
         return [self.state if which == "2" else "S", *["0"] * 16, "2"]
 
     def slept_ns(self, wall_ns: int, used_ns: int) -> int:
-        """Return the time slept until the end of a stretch in which they used this CPU time."""
+        """Return the time slept until the end of an interval in which they used this CPU time."""
         self.now_ns += wall_ns
         self.tree._used_ns += used_ns
         return self.now_ns - self.tree.wanting_ns(self.now_ns)
@@ -40,7 +40,7 @@ class TwoThreads:
 def test_a_thread_that_waits_for_a_core_does_not_sleep_while_another_handles_a_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its wait is reported when it is over. The first thread's microseconds once made it count as sleep."""
+    """Linux reports a wait when it is over. A few microseconds of the first thread once made it a sleep."""
     threads = TwoThreads(monkeypatch, "R")
     threads.slept_ns(MS, 0)
     for times in range(1, 5):
@@ -51,14 +51,14 @@ def test_a_thread_that_waits_for_a_core_does_not_sleep_while_another_handles_a_s
 
 
 @pytest.mark.parametrize("state", ["S", "D"])
-def test_threads_that_all_sleep_want_no_core(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+def test_the_sleep_of_all_threads_counts_as_sleep(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     threads = TwoThreads(monkeypatch, state)
     threads.slept_ns(MS, 0)
     assert threads.slept_ns(50 * MS, HANDLER_NS) == pytest.approx(51 * MS, abs=HANDLER_NS)
 
 
-def test_a_second_thread_that_is_awake_is_no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of a process is that of its first thread."""
+def test_a_tree_sleeps_only_if_its_second_thread_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux reports the first thread's state as that of the process."""
     assert not TwoThreads(monkeypatch, "R").tree.sleeps()
     assert TwoThreads(monkeypatch, "S").tree.sleeps()
 
@@ -85,7 +85,7 @@ def test_processes_are_listed_again_only_if_one_was_started_or_has_ended(
         newest[0] = b"101"
         kept.used_ns()
         assert listed == [first.pid] * 2
-        kept.orphans.add(second.pid)  # the keeper found it; it may have been started before the last listing
+        kept.orphans.add(second.pid)  # which may have been started before the last listing
         kept.used_ns()
         assert len(kept) == 2
         second.communicate()
