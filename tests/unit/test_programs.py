@@ -1,4 +1,4 @@
-"""Phones that run any command: what is checked at the door, what their keeper does. No process is started."""
+"""Phones that run any command: checks of their settings, and their keeper. No process is started."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
 
 CAT = Phone(device="moto-g4", command=("cat",), share=0.1)
+LAUNCH = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "off", "off", (0, 1, 2))
+replace = msgspec.structs.replace
 
 
 @pytest.mark.parametrize(
     ("like", "device", "command", "code"),
     [
         (None, "pi-4", "python3 x.py", "interpreter"),
-        (None, "pi-4", "7z b", "integer"),
-        ("auto", "pi-4", "env node x.js", "interpreter"),
+        ("auto", "pi-4", "7z b", "integer"),
         ("crypto", "pi-4", "python3 x.py", "crypto"),
         ("torch", "pi-4", "python3 x.py", "torch"),
         ("torch:cnn-femnist@8=0.5,float=0.5", "pi-4", "x", "torch:cnn-femnist@8=0.5,float=0.5"),
         (None, "tier-p50", "python3 x.py", "torch"),
     ],
 )
-def test_a_commands_class_of_code_is_the_given_one_or_by_its_name(
+def test_a_commands_class_of_code_is_given_or_follows_from_its_name(
     like: str | None, device: str, command: str, code: str
 ) -> None:
-    """A training step's ratio for every program was off by up to nine times. `tier-p50` lists no cores."""
+    """Profile `tier-p50` lists no cores, so it has the speed of training for every program."""
     (phone,) = phones_of(command.split(), [device], None, None, None, [], None, like)
     assert (phone.like, phone.share) == (code, None)
     (fixed,) = phones_of(command.split(), [device], None, None, None, [], "0.2")
@@ -69,21 +70,23 @@ def test_a_commands_class_of_code_is_the_given_one_or_by_its_name(
         ({"folder": "/no/such"}, "folder '/no/such'"),
     ],
 )
-def test_what_cannot_be_is_one_line(changes: dict[str, object], says: str) -> None:
+def test_an_invalid_phone_is_one_line(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        look_up([msgspec.structs.replace(CAT, **changes)])
+        look_up([replace(CAT, **changes)])
     assert "\n" not in str(caught.value)
 
 
-def test_a_command_may_lie_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_command_is_found_in_the_phones_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "command").touch(mode=0o755)
-    command = msgspec.structs.replace(CAT, command=("./command",))
-    look_up([msgspec.structs.replace(command, folder=str(tmp_path))])
+    command = replace(CAT, command=("./command",))
+    look_up([replace(command, folder=str(tmp_path))])
     monkeypatch.chdir(tmp_path)
     look_up([command])
 
 
-def test_a_phone_without_a_memory_limit_may_be_the_first_of_those_in_control_groups(
+def test_the_first_phone_in_a_control_group_may_have_no_memory_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def groups(controllers: Iterable[str]) -> Mock:
@@ -94,22 +97,21 @@ def test_a_phone_without_a_memory_limit_may_be_the_first_of_those_in_control_gro
     memory = Mock()
     monkeypatch.setattr(keeper, "GroupMemory", memory)
     held = keeper.Keeper(Mock())
-    launch = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "cgroup", "off", (0, 1, 2))
-    held._handle(launch)
-    held._handle(msgspec.structs.replace(launch, phone=1, limit_mib=64.0, memory="cgroup"))
+    held._handle(replace(LAUNCH, throttle="cgroup"))
+    held._handle(replace(LAUNCH, throttle="cgroup", phone=1, limit_mib=64.0, memory="cgroup"))
     memory.assert_called_once_with(Path(), 64.0)
 
 
-def test_a_folder_that_takes_no_files_is_refused_before_anything_starts(
+def test_a_folder_without_write_permission_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the record is lost when the phones have ended."""
+    """Otherwise the record would be lost at the end of the phones."""
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
     with pytest.raises(ConfigError, match="no file can be created"):
         start([CAT], ProgramOptions(out=tmp_path))
 
 
-def test_a_folder_of_another_type_or_without_a_name_is_refused() -> None:
+def test_out_must_be_a_path() -> None:
     given: list[Any] = [5, ""]
     for out in given:
         with pytest.raises(ConfigError, match=f"^out: must be a path, got {out!r}$"):
@@ -119,10 +121,10 @@ def test_a_folder_of_another_type_or_without_a_name_is_refused() -> None:
 @pytest.mark.parametrize(
     ("shown", "says"), [("1", "shows the pids of another PID namespace"), (None, "is not mounted")]
 )
-def test_a_proc_of_other_processes_is_refused(
+def test_a_proc_of_another_pid_namespace_is_refused(
     shown: str | None, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keeper would wait for, and kill, processes that are not the phones'."""
+    """The keeper would wait for other processes than the phones', and kill them."""
     monkeypatch.setattr(os, "readlink", Mock(return_value=shown, side_effect=None if shown else OSError))
     with pytest.raises(ConfigError, match=says):
         start([CAT])
@@ -139,7 +141,7 @@ def test_a_proc_of_other_processes_is_refused(
 )
 def test_a_wrong_connection_is_one_line(connects: dict[int, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        open_listeners(look_up([msgspec.structs.replace(CAT, connects=connects)]))
+        open_listeners(look_up([replace(CAT, connects=connects)]))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_a_wrong_command_line_is_one_line_and_code_2(
 @pytest.mark.parametrize(
     "many", [["--count", "1000000000", "--device", "moto-g4"], ["-d", "moto-g4=1000000000"]]
 )
-def test_too_many_phones_are_refused_before_one_is_made(
+def test_too_many_phones_are_refused_before_the_first_is_made(
     many: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("edgefl.programs.Phone", Mock(side_effect=AssertionError))
@@ -196,19 +198,18 @@ def test_too_many_phones_are_refused_before_one_is_made(
     assert capsys.readouterr().err == "edgefl: phones: must be from 1 to 10000, got 1000000000\n"
 
 
-def test_a_charge_needs_the_power_that_computing_takes(tmp_path: Path) -> None:
-    """The battery of such a phone would never run low."""
+def test_a_charge_needs_a_device_with_a_known_power_of_computing(tmp_path: Path) -> None:
+    """Otherwise its battery would never run low."""
     (file := tmp_path / "own.toml").write_text(
         'id = "own"\nname = "Own"\nclass = "budget"\ncpu.rate_gflops.train = 1.0\n'
         "battery = { capacity_mah = 9 }\n"
         'sources = { "cpu.rate_gflops.train" = "a", battery = "a" }\n'
     )
-    phone = msgspec.structs.replace(CAT, device=str(file))
     with pytest.raises(ConfigError, match=r"^device 'own' does not state the power of computing"):
-        start([phone], ProgramOptions(charge=0.5))
+        start([replace(CAT, device=str(file))], ProgramOptions(charge=0.5))
 
 
-def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absence_does_not_count_as_time_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, away_ns = SimpleNamespace(ns=0), 3_000_000_000
     tree = MagicMock(
         uncounted_ns=0, **{"used_ns.return_value": 0, "wanting_ns.side_effect": lambda now_ns: now_ns}
@@ -217,8 +218,7 @@ def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic_ns=lambda: clock.ns))
     monkeypatch.setattr(keeper, "os", SimpleNamespace(getpid=os.getpid, fork=lambda: 1))
     monkeypatch.setattr(keeper, "ProcessTree", lambda *_: tree)
-    launch = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "off", "off", (0, 1, 2))
-    kept = keeper.KeptPhone(launch, None, accounted=False)
+    kept = keeper.KeptPhone(LAUNCH, None, accounted=False)
     for happens in (kept.start, kept.suspend, kept.resume, kept.suspend):
         happens()
         clock.ns += 2_000_000_000 if happens != kept.suspend else away_ns
@@ -229,32 +229,23 @@ def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("group_mib", "peak_mib"), [(512.0, 512.0), (math.nan, 1197.0)])
-def test_the_peak_of_a_limited_control_group_is_the_kernels(
+def test_a_limited_phones_peak_and_end_are_those_of_its_control_group(
     group_mib: float, peak_mib: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The samples may be higher than the limit that the kernel enforced; an old kernel has no peak."""
-    monkeypatch.setattr(keeper, "GroupMemory", Mock(return_value=Mock(peak_mib=group_mib, kills=0)))
-    launch = messages.Launch(0, (b"cat",), {}, None, (1.0,), 512.0, "off", "cgroup", (0, 1, 2))
-    kept = keeper.KeptPhone(launch, Mock(), accounted=False)
+    """Samples may exceed the limit that the kernel enforced; an old kernel reports no peak."""
+    memory = Mock(peak_mib=group_mib, kills=0)
+    monkeypatch.setattr(keeper, "GroupMemory", Mock(return_value=memory))
+    kept = keeper.KeptPhone(replace(LAUNCH, limit_mib=512.0, memory="cgroup"), Mock(), accounted=False)
     kept.tree = MagicMock(**{"rss_mib.return_value": 1197.0})
     kept.watch()
     assert kept.state().peak_mib == peak_mib
-
-
-def test_a_phone_of_which_the_kernel_kills_a_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Mock(peak_mib=512.0, kills=0)
-    monkeypatch.setattr(keeper, "GroupMemory", Mock(return_value=memory))
-    launch = messages.Launch(0, (b"cat",), {}, None, (1.0,), 512.0, "off", "cgroup", (0, 1, 2))
-    kept = keeper.KeptPhone(launch, Mock(), accounted=False)
-    kept.tree = MagicMock(**{"rss_mib.return_value": 1.0})
-    kept.watch()
     assert (kept.why, kept.tree.kill.called) == ("", False)
     memory.kills = 1
     kept.watch()
     assert (kept.why, kept.tree.kill.called) == ("out of memory: the device allows an app 512 MiB", True)
 
 
-def test_memory_is_read_a_twentieth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_memory_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(ns=1, reads=0)
 
     def read(_: object) -> float:
@@ -275,8 +266,8 @@ def test_memory_is_read_a_twentieth_of_the_time_at_most(monkeypatch: pytest.Monk
         kept.close()
 
 
-def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example a command under ``sudo``: edgefl may not send it a signal."""
+def test_a_signal_to_another_users_command_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example to a command under ``sudo``."""
     kept = keeper.Keeper(Mock())
     kept._phones[0] = Mock(tree=SimpleNamespace(root=7), leaving=False)
     monkeypatch.setattr(keeper.os, "killpg", refused := Mock(side_effect=PermissionError))
@@ -285,7 +276,7 @@ def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("leave", "leaving"), [("stop", False), ("kill", True)])
-def test_after_a_signal_a_phone_leaves_no_more(
+def test_a_phone_does_not_go_offline_after_a_signal(
     leave: str, leaving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped command could not act on the signal, and a killed one would be started again."""

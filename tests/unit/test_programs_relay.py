@@ -1,4 +1,4 @@
-"""When the bytes of a phone's connections arrive, and what its link draws. No process is started."""
+"""Arrival times of bytes on a phone's connections, and its link's energy. No process is started."""
 
 from __future__ import annotations
 
@@ -39,16 +39,28 @@ def with_loss(kind: str, pct: float) -> Network:
     return msgspec.structs.replace(network, up=way)
 
 
-@given(sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=20), name=st.sampled_from(["up", "down"]))
-@pytest.mark.parametrize("jitter", ["none", "normal", "uniform", "exponential"])
+def way_of(network: str | Network, name: str = "down", seed: int = 0) -> LinkWay:
+    profile = load_network(network) if isinstance(network, str) else network
+    return LinkWay(profile, name, np.random.default_rng(seed))
+
+
+def flow_at(now: list[float], network: str, name: str = "down") -> Flow:
+    """A flow whose clock shows the first number of ``now``."""
+    return Flow(way_of(network, name), SimpleNamespace(now=lambda: now[0], scale=1.0))  # type: ignore[arg-type]
+
+
+@given(
+    st.sampled_from(["none", "normal", "uniform", "exponential"]),
+    st.lists(st.integers(1, 50_000), min_size=1, max_size=20),
+    st.sampled_from(["up", "down"]),
+)
 def test_bytes_that_enter_without_a_break_arrive_as_one_message(
     jitter: str, sizes: list[int], name: str
 ) -> None:
-    """Whatever the parts, jitter included: the way draws as the link does."""
     profile = load_network("lte")
     noisy = msgspec.structs.replace(profile.up, jitter_ms=9.0, jitter_dist=jitter, rate_cv=0.0)
     profile = msgspec.structs.replace(profile, up=noisy, down=noisy)
-    way = LinkWay(profile, name, np.random.default_rng(5))
+    way = way_of(profile, name, seed=5)
     message = getattr(Link(profile, np.random.default_rng(5)), name)(sum(sizes))
     for size in sizes:
         transmission = way.enter(size, at_s=3.0)
@@ -57,8 +69,8 @@ def test_bytes_that_enter_without_a_break_arrive_as_one_message(
     assert transmission.declared_s == pytest.approx(message.declared_s, rel=1e-9)
 
 
-def test_what_enters_late_waits_for_nothing_and_what_enters_early_for_its_turn() -> None:
-    way = LinkWay(load_network("3g-slow"), "down", np.random.default_rng(0))
+def test_bytes_wait_only_for_bytes_before_them() -> None:
+    way = way_of("3g-slow")
     first = way.enter(1460, at_s=0.0)
     wire_s = 1500 * 8 / 0.78e6
     assert way.free_s == pytest.approx(wire_s)
@@ -69,11 +81,10 @@ def test_what_enters_late_waits_for_nothing_and_what_enters_early_for_its_turn()
     assert way.due_s == pytest.approx(5.0 + 0.1 + wire_s)
 
 
-def test_a_relay_that_looks_late_makes_up_for_it_and_a_sender_that_does_not() -> None:
-    """Bytes that waited for room are taken to have been there when there was room; others came now."""
+def test_a_relays_delay_is_made_up_for_but_not_a_senders() -> None:
+    """Bytes that waited for room enter at the time at which there was room; other bytes enter now."""
     now = [0.0]
-    clock = SimpleNamespace(now=lambda: now[0], scale=1.0)
-    flow = Flow(LinkWay(load_network("3g-slow"), "down", np.random.default_rng(0)), clock)  # type: ignore[arg-type]
+    flow = flow_at(now, "3g-slow")
     wire_s = 1500 * 8 / 0.78e6
     first = flow.enter(1460, waited=False)
     now[0] = 1.0
@@ -91,7 +102,7 @@ def test_a_relay_that_looks_late_makes_up_for_it_and_a_sender_that_does_not() ->
 
 
 def test_a_relay_handles_messages_that_came_in_while_it_sent() -> None:
-    """A channel reads them while it sends; its descriptor does not become readable again."""
+    """A channel reads while it sends; its descriptor does not become readable again for what it has read."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         end = messages.EndPhones(now=True)
@@ -101,7 +112,7 @@ def test_a_relay_handles_messages_that_came_in_while_it_sent() -> None:
     assert channel.send.call_args == call(messages.Drained())
 
 
-def test_a_server_is_waited_for_at_the_end_while_it_takes_something() -> None:
+def test_the_end_waits_for_a_server_while_it_receives() -> None:
     async def delivered() -> None:
         link = PhoneLink(0, load_network("3g-slow"), Begin(0, 2.0, 0))
         now, up = [10.0], link.flows["up"]
@@ -120,23 +131,22 @@ def test_a_server_is_waited_for_at_the_end_while_it_takes_something() -> None:
     asyncio.run(delivered())
 
 
-def test_what_a_receiver_held_up_is_not_measured() -> None:
-    clock = SimpleNamespace(now=lambda: 0.0, scale=1.0)
-    flow = Flow(LinkWay(load_network("lte"), "up", np.random.default_rng(0)), clock)  # type: ignore[arg-type]
+def test_a_transmission_that_its_receiver_delayed_is_not_measured() -> None:
+    flow = flow_at([0.0], "lte", "up")
     flow.arrived(flow.enter(10, waited=False), 10, held_up=True)
     assert flow.finished(all_of_them=True) == []
     assert flow.nbytes == 10
 
 
-def test_what_may_be_on_its_way_is_bounded() -> None:
-    """A receiver that takes nothing stops the sender: the relay holds no more than its window and a part."""
+def test_the_relay_holds_at_most_its_window_and_one_part() -> None:
+    """A receiver that reads nothing stops the sender."""
 
     entered = 0
 
     async def carried() -> int:
         nonlocal entered
         clock = EmulatedTime(Begin(time.monotonic_ns(), 1.0, 0))
-        flow = Flow(LinkWay(load_network("none"), "down", np.random.default_rng(0)), clock)
+        flow = Flow(way_of("none"), clock)
         enter = flow.enter
 
         def counted(nbytes: int, waited: bool) -> Transmission:
@@ -167,8 +177,7 @@ def test_what_may_be_on_its_way_is_bounded() -> None:
 
 
 def test_lost_packets_cost_their_bytes_and_a_round_trip_once() -> None:
-    network = with_loss("retransmit", 20.0)
-    way = LinkWay(network, "up", np.random.default_rng(1))
+    way = way_of(with_loss("retransmit", 20.0), "up", seed=1)
     for _ in range(50):
         part = way.enter(14_600, at_s=0.0)
     assert part.lost_packets > 50
@@ -176,16 +185,14 @@ def test_lost_packets_cost_their_bytes_and_a_round_trip_once() -> None:
     assert part.declared_s == pytest.approx(0.035 + 0.07 + wire * 8 / 13.4e6)
 
 
-def test_a_lost_packet_ends_the_connection_where_the_profile_says_so() -> None:
-    way = LinkWay(with_loss("disconnect", 50.0), "up", np.random.default_rng(1))
+def test_a_lost_packet_ends_the_connection_if_the_profile_says_so() -> None:
     with pytest.raises(Disconnected):
-        way.enter(146_000, at_s=0.0)
+        way_of(with_loss("disconnect", 50.0), "up", seed=1).enter(146_000, at_s=0.0)
 
 
-def test_a_trace_sets_the_rate_of_what_enters_without_a_break() -> None:
-    network = load_network("lte-varying")
-    way = LinkWay(network, "down", np.random.default_rng(0))
-    message = Link(network, np.random.default_rng(0)).down(500_000)
+def test_a_trace_sets_the_rate_of_bytes_that_enter_without_a_break() -> None:
+    way = way_of("lte-varying")
+    message = Link(load_network("lte-varying"), np.random.default_rng(0)).down(500_000)
     for _ in range(50):
         way.enter(10_000, at_s=0.0)
     assert way.due_s == pytest.approx(message.declared_s)

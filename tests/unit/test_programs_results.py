@@ -1,4 +1,4 @@
-"""What is said of phones that run any command: the verdict, the last line, page and table, their output."""
+"""Results of phones that run any command: verdict, last line, page, live table, and their output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from rich.console import Console
 from test_programs import CAT
 
 from edgefl.cli.programs import say_result
+from edgefl.host.capacity import Demand, capacity_cores, choose_time_scale
 from edgefl.host.verdict import Conditions, HeldVerdict
+from edgefl.programs.messages import PhoneState, TrafficState
 from edgefl.programs.phone import Phone, look_up
+from edgefl.programs.report import programs_page
 from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, model_errors, way_result
 from edgefl.programs.view import PhonesTable, PhonesView, waiting_text
 
@@ -30,7 +33,9 @@ def phone_result(**changes: object) -> PhoneResult:
     return PhoneResult(**{**fields, **changes})
 
 
-def test_the_last_line_has_the_phones_time_and_the_model_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_has_the_times_of_the_phones_and_the_model_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     held = judge((), [], 1.0, Conditions())
     two = (phone_result(wall_s=8.0), phone_result(phone=1, wall_s=30.0))
     result = ProgramsResult(two, 4.0, 0, 30.0, "sigstop", "off", held, (ModelError("integer", "pi-4", 1.2),))
@@ -45,14 +50,14 @@ def test_the_last_line_has_the_phones_time_and_the_model_error(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("pauses", "factors"), [(True, [1.25, 1.25**2**0.5]), (False, [1.0, 1.25])])
-def test_the_model_error_includes_what_pauses_may_cost(pauses: bool, factors: list[float]) -> None:
+def test_the_model_error_includes_that_of_pauses(pauses: bool, factors: list[float]) -> None:
     (held,) = look_up([Phone(device="pi-4", command=("cat",), share=0.1)])
     phones = [held, *(held._replace(error_factor=factor) for factor in (1.0, 1.0, 1.25))]
     found = model_errors(phones, pauses=pauses)
     assert [one.factor for one in found] == pytest.approx(factors)
 
 
-def test_what_was_too_fast_or_too_slow_is_invalid() -> None:
+def test_phones_that_were_too_fast_or_too_slow_are_invalid() -> None:
     assert judge([phone_result()], [(1.0, 1.0)], 1.0, Conditions())[:3] == (0.0, 0.0, ())
     median, _, reasons, _ = judge([phone_result(achieved_share=0.2)], [(1.0, 1.0)], 1.0, Conditions())
     assert median == pytest.approx(0.5)
@@ -67,8 +72,8 @@ def test_what_was_too_fast_or_too_slow_is_invalid() -> None:
     assert judge([phone_result()], [], 1.0, busy).valid
 
 
-def test_computing_whose_cpu_time_is_lost_is_neither_valid_nor_slow() -> None:
-    """What was counted is half of the share: "longer than declared" would be the wrong way around."""
+def test_uncounted_cpu_time_is_invalid_but_not_slow() -> None:
+    """Half of the share was counted, and the rest may have been used: it was not "longer than declared"."""
     lost = phone_result(cpu_s=0.5, achieved_share=0.05, uncounted_s=0.5)
     median, _, reasons, _ = judge([lost, phone_result(), lost], [], 1.0, Conditions())
     assert median == 0.0
@@ -79,15 +84,13 @@ def test_computing_whose_cpu_time_is_lost_is_neither_valid_nor_slow() -> None:
     assert judge([phone_result(uncounted_s=0.02)], [], 1.0, Conditions()).valid
 
 
-def test_what_is_too_little_to_measure_is_not_judged() -> None:
+def test_too_little_work_is_not_judged() -> None:
     slept = phone_result(cpu_s=0.01, wanting_s=0.1, achieved_share=0.5)
     assert slept.cpu_error is None
     assert judge([slept], [(0.001, 0.01)], 1.0, Conditions())[:3] == (None, None, ())
 
 
 def test_the_report_page_has_the_verdict_and_its_reasons() -> None:
-    from edgefl.programs.report import programs_page
-
     carried = way_result(1000, [1.0], [1.01])
     one = phone_result(connections=1, up=carried, down=carried, why="out of memory", command=("<b>",))
     held = HeldVerdict(0.1, 0.2, ("slow <x>",), Conditions())
@@ -106,11 +109,9 @@ def test_the_report_page_has_the_verdict_and_its_reasons() -> None:
         ("off", "the phones' computing was not limited, and they hardly sent anything"),
     ],
 )
-def test_what_was_not_judged_is_not_called_valid(
+def test_an_unjudged_result_is_not_called_valid(
     throttle: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from edgefl.programs.report import programs_page
-
     held = HeldVerdict(None, None, (), Conditions())
     result = ProgramsResult((phone_result(),), 1.0, 0, 10.0, throttle, "off", held)
     say_result(result, quiet=False)
@@ -124,17 +125,12 @@ def test_what_was_not_judged_is_not_called_valid(
 def test_an_option_is_advised_only_where_it_is_allowed(
     share: float | tuple[float, ...], advised: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from edgefl.host.capacity import Demand, choose_time_scale
-
     held = look_up([Phone(device="pi-4", command=("cat",), share=share)])
     PhonesView(quiet=False).begin(held, choose_time_scale([Demand(0.4, 1.0)], scale=2.0))
     assert ("--threads N" in capsys.readouterr().err) == advised
 
 
 def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[str]) -> None:
-    from edgefl.host.capacity import Demand, capacity_cores, choose_time_scale
-    from edgefl.programs.messages import PhoneState, TrafficState
-
     held = look_up([CAT] * 30)
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     view = PhonesTable(console)
@@ -157,7 +153,7 @@ def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[s
     console.file.close()
 
 
-def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
+def test_a_slow_reader_of_a_nonblocking_pipe_gets_all_output() -> None:
     data = bytes(range(256)) * 4096  # 1 MiB, several times what the pipe holds
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -168,7 +164,7 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
         assert got.result() == data
 
 
-def test_a_slow_terminal_that_does_not_block_gets_all() -> None:
+def test_a_slow_nonblocking_terminal_gets_all_output() -> None:
     lines = [f"line {number} {'x' * 60}" for number in range(200)]
     ours, theirs = pty.openpty()
     os.set_blocking(theirs, False)
