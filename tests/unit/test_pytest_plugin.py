@@ -1,11 +1,12 @@
-"""The pytest plugin as its users meet it: a test on each device, its budgets and its baselines.
+"""The pytest plugin: a test on each device, its budgets and its baselines.
 
-No function runs here: the measurements are made up. `tests/process/test_pytest_plugin.py` makes real ones.
+The measurements are given. `tests/process/test_pytest_plugin.py` makes real ones.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,8 @@ import pytest
 import scipy.stats  # noqa: F401
 from regression_samples import TRIAL, counted, repetition
 
-# pytester forgets what a session inside this process imported; compiled modules do not load twice.
-from edgefl.regression import device, gate, measurement, progress, table  # noqa: F401
+# pytester drops modules that its sessions import; compiled ones do not load twice, and others take long.
+from edgefl.regression import device, gate, gate_page, measurement, progress, publish, table  # noqa: F401
 from edgefl.regression.counts import CountedRun
 from edgefl.regression.measure import Tell
 from edgefl.regression.measurement import Measurement, MeasurementPlan
@@ -27,23 +28,32 @@ from edgefl.regression.session import Session
 pytest_plugins = ["pytester"]
 
 PLUGIN = ("-p", "edgefl.pytest_plugin")
-"""Named, so that it is there also where edgefl was installed before it had one."""
+"""Given by name, for an edgefl that was installed before it had the plugin."""
 
 Run = Callable[..., pytest.RunResult]
 
-TEST = """
+HEADER = """
 import pytest
 import steps
 
+pixel = pytest.mark.edge_device("pixel-4")
+"""
+TEST = """
 @pytest.mark.edge_device("pixel-4")
 def test_step(edge_device):
     edge_device.run(steps.step, mib=10)
 """
 
 
+def check(found: pytest.RunResult, *lines: str, **outcomes: int) -> None:
+    """Assert these numbers of outcomes, and that the output has these lines in this order."""
+    found.assert_outcomes(**outcomes)
+    found.stdout.fnmatch_lines(lines)
+
+
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs pytest in a folder with ``steps.py``, whose function takes as much memory as it is asked to."""
+    """Runs pytest on a test's text. The arguments of ``steps.step`` set the figures of its measurement."""
 
     def measure(_: object, plan: MeasurementPlan, limit: object, tell: Tell) -> Measurement:
         one = repetition(peak_mib=float(plan.request.kwargs.get("mib", 0)))
@@ -61,11 +71,12 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("edgefl.regression.device.measure", measure)
     monkeypatch.setattr("edgefl.regression.device.count", count)
     monkeypatch.setattr(Session, "process", lambda *_: None)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(steps="def step(*given, **named): pass")
     pytester.syspathinsert()
 
     def run(test: str, *arguments: str) -> pytest.RunResult:
-        pytester.makepyfile(test_device=test)
+        pytester.makepyfile(test_device=HEADER + textwrap.dedent(test))
         # This process has imported edgefl; pytest warns about that unless `python -m pytest` started it.
         warnings = ("-Werror", "-Wignore::pytest.PytestAssertRewriteWarning")
         options = (*PLUGIN, "--edgefl-repetitions=9", "--strict-markers", *warnings)
@@ -79,12 +90,9 @@ def baseline(pytester: pytest.Pytester) -> Path:
     return pytester.path / "edgefl-baselines" / "test_device.json"
 
 
-def test_a_test_is_run_on_each_device_and_held_to_its_budgets(run: Run, pytester: pytest.Pytester) -> None:
+def test_a_test_runs_on_each_device_and_must_keep_its_budgets(run: Run, pytester: pytest.Pytester) -> None:
     found = run(
         """
-        import pytest
-        import steps
-
         @pytest.mark.edge_device("pixel-4", "moto-g4")
         def test_step(edge_device):
             result = edge_device.run(steps.step, mib=10)
@@ -116,24 +124,24 @@ def test_a_test_is_run_on_each_device_and_held_to_its_budgets(run: Run, pytester
         "-v",
         "--junitxml=out.xml",
     )
-    found.assert_outcomes(passed=4, failed=3)
-    found.stdout.fnmatch_lines(
-        [
-            "*test_step?pixel-4? PASSED*",
-            "*test_step?moto-g4? PASSED*",
-            "E * step on pixel-3a: peak_mib * MiB (95% sure: at most * MiB), 20 MiB are allowed",
-            "step on pixel-3a: peak_mib *",
-            "test_itself on pixel-3a: seconds * s are allowed (a real pixel-3a: within a factor of *, 90%)",
-            "=*= edgefl =*=",
-            "*device  host CPU memory     sent   energy runs",
-            "*time      time    MiB      MiB        J",
-            "test_device.py::test_step: step",
-            "  pixel-4 * 9  OK",
-            "  moto-g4 * 9  OK",
-            "test_device.py::test_over: step",
-            "  pixel-3a * FAIL",
-            "test_device.py::test_itself",
-        ]
+    check(
+        found,
+        "*test_step?pixel-4? PASSED*",
+        "*test_step?moto-g4? PASSED*",
+        "E * step on pixel-3a: peak_mib * MiB (95% sure: at most * MiB), 20 MiB are allowed",
+        "step on pixel-3a: peak_mib *",
+        "test_itself on pixel-3a: seconds * s are allowed (a real pixel-3a: within a factor of *, 90%)",
+        "=*= edgefl =*=",
+        "*device  host CPU memory     sent   energy runs",
+        "*time      time    MiB      MiB        J",
+        "test_device.py::test_step: step",
+        "  pixel-4 * 9  OK",
+        "  moto-g4 * 9  OK",
+        "test_device.py::test_over: step",
+        "  pixel-3a * FAIL",
+        "test_device.py::test_itself",
+        passed=4,
+        failed=3,
     )
     assert "edgefl/regression" not in found.stdout.str()  # the traceback is the test's own
     shown = found.stdout.str().partition("= edgefl =")[2].splitlines()[1:7]
@@ -146,40 +154,31 @@ def test_a_test_is_run_on_each_device_and_held_to_its_budgets(run: Run, pytester
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped"])
-def test_what_cannot_be_believed_fails_or_is_skipped(run: Run, outcome: str, baseline: Path) -> None:
+def test_a_disturbed_measurement_fails_or_is_skipped(run: Run, outcome: str, baseline: Path) -> None:
     stolen = TEST.replace("mib=10)", "stolen=True)\n    raise AssertionError('not reached')")
     options = ("--edgefl-invalid=skip", "-rs") if outcome == "skipped" else ()
     found = run(stolen, "--edgefl-save", "--edgefl-timed", *options)
-    found.assert_outcomes(**{outcome: 1})
-    found.stdout.fnmatch_lines(["*COULD NOT BE JUDGED: step on pixel-4: time stolen by the hypervisor *"])
+    check(found, "*COULD NOT BE JUDGED: step on pixel-4: time stolen by the hypervisor *", **{outcome: 1})
     found.stdout.fnmatch_lines(["  pixel-4 * NOT JUDGED"])
     assert not baseline.exists()
 
 
-def test_the_message_of_an_assertion_about_what_cannot_be_believed_is_kept(run: Run) -> None:
+def test_the_message_of_a_failed_assertion_about_a_disturbed_measurement_is_shown(run: Run) -> None:
     found = run(TEST.replace("mib=10)", "stolen=True)\n    raise AssertionError('a wrong result')"))
-    found.assert_outcomes(failed=1)
     stolen = "COULD NOT BE JUDGED: step on pixel-4: time stolen by the hypervisor *"
-    found.stdout.fnmatch_lines([f"{stolen}; the test's own assertion failed: a wrong result*"])
+    check(found, f"{stolen}; the test's own assertion failed: a wrong result*", failed=1)
 
 
-def test_an_assertion_without_a_message_about_what_cannot_be_believed_is_named() -> None:
+def test_a_failed_assertion_without_a_message_is_shown_by_its_type() -> None:
     doubtful: Any = SimpleNamespace(doubt="stolen time", judge=lambda: None)
     with device.EdgeDevice.judged(doubtful) as found:
         raise AssertionError
     assert found.invalid == "stolen time; the test's own assertion failed: AssertionError"
 
 
-def test_on_a_busy_host_a_budget_with_wide_head_room_passes_with_a_note_and_nothing_else_does(
-    run: Run,
-) -> None:
+def test_a_disturbed_measurement_passes_only_below_half_of_its_budgets(run: Run) -> None:
     found = run(
         """
-        import pytest
-        import steps
-
-        pixel = pytest.mark.edge_device("pixel-4")
-
         @pytest.mark.edge_device("pixel-4", seconds=100, peak_mib=21)
         def test_wide(edge_device):
             edge_device.run(steps.step, mib=10, stolen=True)
@@ -209,27 +208,25 @@ def test_on_a_busy_host_a_budget_with_wide_head_room_passes_with_a_note_and_noth
             edge_device.run(steps.step, stolen=True).assert_pace()
         """
     )
-    found.assert_outcomes(passed=2, failed=5)
-    found.stdout.fnmatch_lines(
-        [
-            "COULD NOT BE JUDGED: step on *; not below half of the budget for peak_mib: 10 of 19 MiB",
-            "COULD NOT BE JUDGED: *; not below half of the budget for peak_mib: 10 of 5 MiB",
-            *["COULD NOT BE JUDGED: step on *: time stolen by the hypervisor 50.0%, at most 2% is *"] * 3,
-            "=*= edgefl =*=",
-            "  pixel-4 * OK",
-            "    passed on head-room: below half of each budget, though time stolen by the",
-            "  pixel-4 * NOT JUDGED",
-        ]
+    check(
+        found,
+        "COULD NOT BE JUDGED: step on *; not below half of the budget for peak_mib: 10 of 19 MiB",
+        "COULD NOT BE JUDGED: *; not below half of the budget for peak_mib: 10 of 5 MiB",
+        *["COULD NOT BE JUDGED: step on *: time stolen by the hypervisor 50.0%, at most 2% is *"] * 3,
+        "=*= edgefl =*=",
+        "  pixel-4 * OK",
+        "    passed on head-room: below half of each budget, though time stolen by the",
+        "  pixel-4 * NOT JUDGED",
+        passed=2,
+        failed=5,
     )
 
 
 TIMED = ("--edgefl-compare", "--edgefl-timed")
 
 
-def test_counts_are_saved_and_what_grew_fails_with_its_figure_first(run: Run, baseline: Path) -> None:
-    found = run(TEST, "--edgefl-save")
-    found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines([f"saved 1 in {baseline}"])
+def test_counts_are_saved_and_growth_fails_with_the_figures_that_grew(run: Run, baseline: Path) -> None:
+    check(run(TEST, "--edgefl-save"), f"saved 1 in {baseline}", passed=1)
     saved = json.loads(baseline.read_text())
     assert saved["entries"] == []
     (entry,) = saved["counted"]
@@ -239,14 +236,13 @@ def test_counts_are_saved_and_what_grew_fails_with_its_figure_first(run: Run, ba
     )  # fmt: skip
     run(TEST, "--edgefl-compare").assert_outcomes(passed=1)
     found = run(TEST.replace("mib=10", "mib=10, sent=5 << 20, work=101"), "--edgefl-compare")
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(
-        [
-            "REGRESSION: step on pixel-4: sent 0 → 5 MiB; Python bytecode instructions 100 → 101 (*; "
-            "growth by more than 0% fails)",
-            "  pixel-4 * REGRESSION",
-            "    sent 0 → 5 MiB; *",
-        ]
+    check(
+        found,
+        "REGRESSION: step on pixel-4: sent 0 → 5 MiB; Python bytecode instructions 100 → 101 (*; "
+        "growth by more than 0% fails)",
+        "  pixel-4 * REGRESSION",
+        "    sent 0 → 5 MiB; *",
+        failed=1,
     )
     assert "MiB (+" not in found.stdout.str()  # no percentage of nothing
     wide = TEST.replace("mib=10", "mib=10, work=101").replace('"pixel-4"', '"pixel-4", tolerance=1')
@@ -254,107 +250,79 @@ def test_counts_are_saved_and_what_grew_fails_with_its_figure_first(run: Run, ba
 
 
 def test_each_function_of_a_test_is_judged(run: Run, pytester: pytest.Pytester) -> None:
-    """Whatever the verdict on the first one is, what the others say counts."""
+    """The verdict on the first one does not hide those on the others."""
     test = """
-        import pytest
-        import steps
-
-        @pytest.mark.edge_device("pixel-4")
+        @pixel
         def test_steps(edge_device):
             edge_device.run(steps.step, work={0}, varies={1})
             edge_device.run(steps.step, work={2})
         """
     run(test.format(100, False, 100), "--edgefl-save").assert_outcomes(passed=1)
     found = run(test.format(130, False, 130), "--edgefl-compare")
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(["*: step", "  pixel-4 * REGRESSION", "*: step 2", "  pixel-4 * REGRESSION"])
+    check(found, "*: step", "  pixel-4 * REGRESSION", "*: step 2", "  pixel-4 * REGRESSION", failed=1)
     found = run(test.format(100, True, 130), "--edgefl-compare", "--edgefl-invalid=skip")
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(["  pixel-4 * NOT JUDGED", "  pixel-4 * REGRESSION"])
+    check(found, "  pixel-4 * NOT JUDGED", "  pixel-4 * REGRESSION", failed=1)
 
 
-def test_what_was_not_counted_is_not_saved_and_never_called_ok(run: Run) -> None:
+def test_uncounted_figures_are_not_saved_and_not_judged(run: Run) -> None:
     long, instructions = TEST.replace("mib=10", "long=True"), "Python bytecode instructions"
-    found = run(long, "--edgefl-save")
-    found.stdout.fnmatch_lines(
-        [f"not saved for step of test_step?pixel-4?, because {instructions} were not counted: there are *"]
-    )
-    found = run(long, "--edgefl-compare")
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(
-        [f"COULD NOT BE JUDGED: step on pixel-4: {instructions}: not counted: there are too many *"]
-    )
+    why = f"not saved for step of test_step?pixel-4?, because {instructions} were not counted: there are *"
+    check(run(long, "--edgefl-save"), why, passed=1)
+    why = f"COULD NOT BE JUDGED: step on pixel-4: {instructions}: not counted: there are too many *"
+    check(run(long, "--edgefl-compare"), why, failed=1)
     varies = TEST.replace("mib=10", "varies=True")
-    found = run(varies, "--edgefl-save")
-    found.stdout.fnmatch_lines([f"not saved for step of *, because two counts * differ: {instructions}"])
-    found = run(varies, "--edgefl-compare")
-    found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines(["  pixel-4 * OK", "    not compared, because two counts differed when *"])
+    why = f"not saved for step of *, because two counts * differ: {instructions}"
+    check(run(varies, "--edgefl-save"), why, passed=1)
+    why = "    not compared, because two counts differed when *"
+    check(run(varies, "--edgefl-compare"), "  pixel-4 * OK", why, passed=1)
 
 
 def test_a_function_that_does_nothing_never_passes(run: Run) -> None:
     found = run(TEST.replace("mib=10", "mib=10, work=2"))
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(["E * step on pixel-4: nothing was measured: *", "  pixel-4 * FAIL"])
+    check(found, "E * step on pixel-4: nothing was measured: *", "  pixel-4 * FAIL", failed=1)
 
 
-def test_times_are_saved_and_what_grew_fails_where_that_was_asked_for(run: Run, baseline: Path) -> None:
+def test_times_are_saved_and_growth_fails_only_with_edgefl_timed(run: Run, baseline: Path) -> None:
     run(TEST, "--edgefl-save", "--edgefl-timed").assert_outcomes(passed=1)
     (saved,) = json.loads(baseline.read_text())["entries"]
     assert (saved["test"], len(saved["cpu_s"])) == ("test_step[pixel-4]", 18)
     run(TEST, *TIMED).assert_outcomes(passed=1)
     more = TEST.replace("mib=10", "mib=30")
-    found = run(more, *TIMED)
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(
-        [
-            "REGRESSION: step on pixel-4: peak memory +200.0% on pixel-4: 10 → 30 MiB, p = * "
-            "(growth by more than 4 MiB fails)"
-        ]
-    )
+    grew = "peak memory +200.0% on pixel-4: 10 → 30 MiB"
+    why = f"REGRESSION: step on pixel-4: {grew}, p = * (growth by more than 4 MiB fails)"
+    check(run(more, *TIMED), why, failed=1)
     run(more, *TIMED, "--edgefl-tolerance=300").assert_outcomes(passed=1)
     found = run(more.replace('"pixel-4"', '"pixel-4", peak_mib=100'), "--edgefl-compare")
-    found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines(["    advice: peak memory +200.0% on pixel-4: 10 → 30 MiB*"])
+    check(found, f"    advice: {grew}*", passed=1)
 
 
-def test_an_unfit_baseline_is_no_verdict(run: Run, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfit_baseline_is_not_compared(run: Run, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none = f"COULD NOT BE JUDGED: step on pixel-4: no baseline in {baseline}; save one with --edgefl-*"
-    found = run(TEST, "--edgefl-compare")
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines([none, "  pixel-4 * – * NOT JUDGED"])
+    check(run(TEST, "--edgefl-compare"), none, "  pixel-4 * – * NOT JUDGED", failed=1)
 
     run(TEST, "--edgefl-save", "--edgefl-timed").assert_outcomes(passed=1)
     found = run(TEST.replace('"pixel-4"', '"pixel-4", network="3g"'), *TIMED)
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(["COULD NOT BE JUDGED: * the profile of pixel-4 or its network has changed *"])
+    check(found, "COULD NOT BE JUDGED: * the profile of pixel-4 or its network has changed *", failed=1)
 
     monkeypatch.setattr("edgefl.regression.baseline.fingerprint", lambda: "another")
     found = run(TEST.replace('"pixel-4"', '"pixel-4", peak_mib=1'), *TIMED)
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(["*peak_mib * 1 MiB are allowed"])  # a budget holds on any host
+    check(found, "*peak_mib * 1 MiB are allowed", failed=1)  # budgets apply on any host
     run(TEST, "--edgefl-compare").assert_outcomes(passed=1)  # and so do counts
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
-    found = run(TEST, *TIMED)
-    found.stdout.fnmatch_lines(
-        ["COULD NOT BE JUDGED: * another host (OPENBLAS_CORETYPE: not set there, Prescott here); *"]
-    )
+    why = "COULD NOT BE JUDGED: * another host (OPENBLAS_CORETYPE: not set there, Prescott here); *"
+    check(run(TEST, *TIMED), why, failed=1)
 
     known = json.loads(baseline.read_text())
-    baseline.write_text(
-        json.dumps(known | {"counted": [{**known["counted"][0], "varying": ["of a later version"]}]})
-    )
-    run(TEST, "--edgefl-compare").stdout.fnmatch_lines(["*two counts differed * of a later"])
+    later = {"counted": [{**known["counted"][0], "varying": ["of a later version"]}]}
+    baseline.write_text(json.dumps(known | later))
+    check(run(TEST, "--edgefl-compare"), "*two counts differed * of a later", passed=1)
     for kind in ("counted", "entries"):
         baseline.write_text(json.dumps(known | {kind: known[kind] * 2}))  # merged by hand
-        found = run(TEST, "--edgefl-compare", "--edgefl-timed")
-        found.assert_outcomes(failed=1)
         both = f"{kind}[[]1] and {kind}[[]0] are both of step in test_step[[]pixel-4]; keep one of them"
-        found.stdout.fnmatch_lines([f"{baseline}: {both}"])
+        check(run(TEST, *TIMED), f"{baseline}: {both}", failed=1)
 
     baseline.write_text("{")
     for option in ("--edgefl-compare", "--edgefl-save"):
-        found = run(TEST, option)
-        found.assert_outcomes(failed=1)
-        found.stdout.fnmatch_lines([f"{baseline}: not a file of baselines: Input data was truncated"])
+        why = f"{baseline}: not a file of baselines: Input data was truncated"
+        check(run(TEST, option), why, failed=1)
     assert baseline.read_text() == "{"

@@ -1,10 +1,10 @@
-"""Wrong options and marks, and functions that cannot be handed over: one line each, and never a pass."""
+"""Wrong options, marks and functions: each is one line, and none passes."""
 
 from __future__ import annotations
 
 import pytest
 import test_pytest_plugin as plugin
-from test_pytest_plugin import TEST, Run
+from test_pytest_plugin import TEST, Run, check
 
 pytest_plugins = ["pytester"]
 
@@ -31,25 +31,19 @@ def test_a_wrong_option_is_a_usage_error(run: Run, option: str, value: str, says
 
 
 def test_a_typing_mistake_is_one_line_before_anything_runs(run: Run) -> None:
-    found = run("import pytest\n@pytest.mark.edge_device('pixel3a')\ndef test_a(): raise AssertionError\n")
-    found.assert_outcomes(errors=1)
+    found = run("@pytest.mark.edge_device('pixel3a')\ndef test_a(): raise AssertionError\n")
     says = "device profile 'pixel3a' not found; did you mean 'pixel-3a'? available: *"
-    found.stdout.fnmatch_lines([f"test_device.py::test_a: {says}"])
+    check(found, f"test_device.py::test_a: {says}", errors=1)
     assert "Traceback" not in found.stdout.str()
 
 
 TWO = """
-import pytest
-import steps
-
 @pytest.mark.edge_device("pixel-4", seconds=1000)
 @pytest.mark.edge_device("moto-g4")
 def test_two(edge_device):
     edge_device.run(steps.step)
 """
 TWO_OF_A_CLASS = """
-import pytest
-
 class TestTwo:
     pytestmark = [pytest.mark.edge_device("moto-g4"), pytest.mark.edge_device("pixel-4")]
 
@@ -59,23 +53,15 @@ class TestTwo:
 
 
 @pytest.mark.parametrize("test", [TWO, TWO_OF_A_CLASS])
-def test_one_of_two_marks_is_never_ignored(run: Run, test: str) -> None:
-    found = run(test)
-    found.assert_outcomes(errors=1)
-    found.stdout.fnmatch_lines(
-        [
-            "test_device.py::*test_two has 2 edge_device marks, but only one is allowed; name all devices in "
-            'one mark, edge_device("moto-g4", "pixel-4"), or write a test for each mark'
-        ]
-    )
+def test_two_marks_of_one_test_are_an_error(run: Run, test: str) -> None:
+    why = "test_device.py::*test_two has 2 edge_device marks, but only one is allowed; name all devices in "
+    why += 'one mark, edge_device("moto-g4", "pixel-4"), or write a test for each mark'
+    check(run(test), why, errors=1)
 
 
-def test_a_closer_mark_counts_instead_of_those_around_it(run: Run) -> None:
+def test_the_mark_of_a_test_replaces_those_of_its_class_and_module(run: Run) -> None:
     found = run(
         """
-        import pytest
-        import steps
-
         pytestmark = pytest.mark.edge_device("pi-4")
 
         @pytest.mark.edge_device("pixel-3a")
@@ -94,12 +80,10 @@ def test_a_closer_mark_counts_instead_of_those_around_it(run: Run) -> None:
     found.assert_outcomes(passed=3)
 
 
-def test_a_test_that_its_mark_cannot_reach_is_an_error(run: Run) -> None:
+def test_a_mark_that_cannot_take_effect_is_an_error(run: Run) -> None:
     found = run(
         """
         import unittest
-        import pytest
-
         @pytest.mark.edge_device("moto-g4")
         class TestCase(unittest.TestCase):
             def test_a_method(self):
@@ -123,20 +107,14 @@ def test_a_test_that_its_mark_cannot_reach_is_an_error(run: Run) -> None:
             pass
         """
     )
-    found.assert_outcomes(errors=3, passed=2, skipped=1)
     case = "edge_device: a method of a unittest.TestCase cannot run on devices; use a function or a *"
     late = "edge_device: the mark was added too late; write @pytest.mark.edge_device(…) above the function"
-    found.stdout.fnmatch_lines([case, case, late])
+    check(found, case, case, late, errors=3, passed=2, skipped=1)
 
 
-def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> None:
+def test_a_test_that_runs_no_function_or_an_unsuitable_one_never_passes(run: Run) -> None:
     found = run(
         """
-        import pytest
-        import steps
-
-        pixel = pytest.mark.edge_device("pixel-3a")
-
         def test_no_mark(edge_device):
             pass
 
@@ -163,7 +141,7 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
         async def test_with_the_fixture(edge_device):
             edge_device.run(steps.step)
 
-        @pytest.mark.edge_device("pixel-3a", seconds=1e-9)
+        @pytest.mark.edge_device("pixel-4", seconds=1e-9)
         def test_forgets(edge_device):
             steps.step()
 
@@ -172,18 +150,19 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
             pytest.skip("not today")
         """
     )
-    found.assert_outcomes(failed=5, errors=1, skipped=1)
-    found.stdout.fnmatch_lines(
-        [
-            'edge_device: the test names no device; mark it: @pytest.mark.edge_device("pixel-3a")',
-            "the function must be defined at module level, *(got a lambda)",
-            "argument 0 must be a JSON value, *(got a object); create anything else in setup=",
-            "the function must be *(got *Net.step, a method, and no object can be made for it without *)",
-            "test_with_the_fixture?pixel-3a? is an async def, which pytest does not run by itself: *",
-            "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: *",
-        ]
+    check(
+        found,
+        'edge_device: the test names no device; mark it: @pytest.mark.edge_device("pixel-3a")',
+        "the function must be defined at module level, *(got a lambda)",
+        "argument 0 must be a JSON value, *(got a object); create anything else in setup=",
+        "the function must be *(got *Net.step, a method, and no object can be made for it without *)",
+        "test_with_the_fixture?pixel-4? is an async def, which pytest does not run by itself: *",
+        "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: *",
+        failed=5,
+        errors=1,
+        skipped=1,
     )
 
 
-def test_a_module_may_hold_what_has_any_attribute(run: Run) -> None:
+def test_a_module_may_have_an_object_with_any_attribute(run: Run) -> None:
     run("from unittest.mock import call\n" + TEST).assert_outcomes(passed=1)

@@ -1,4 +1,4 @@
-"""Where pytest shows what the plugin found: progress, table, JUnit, JSON and page; errors in them are red."""
+"""The plugin's output: progress, table, JUnit, JSON and page; errors around tests are red."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import test_pytest_plugin as plugin
-from test_pytest_plugin import TEST, Run
+from test_pytest_plugin import TEST, Run, check
 
 from edgefl.regression import gate, progress, table
 from edgefl.regression.badge import colour
@@ -77,8 +77,7 @@ def test_a_session_whose_results_could_not_be_written_fails(
 ) -> None:
     assert run(TEST).ret == 0
     found = run(TEST, f"--edgefl-json={pytester.path}/steps.py/r.json")
-    found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines(["NOT written: *steps.py*"])
+    check(found, "NOT written: *steps.py*", passed=1)
     assert found.ret == pytest.ExitCode.TESTS_FAILED
 
     def save(path: Path, *entries: object) -> None:
@@ -86,68 +85,44 @@ def test_a_session_whose_results_could_not_be_written_fails(
 
     monkeypatch.setattr(table, "save", save)
     found = run(TEST, "--edgefl-save")
-    found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines(["NOT saved: *Permission denied*"])
+    check(found, "NOT saved: *Permission denied*", passed=1)
     assert found.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_a_failed_test_has_one_row_and_parameters_are_in_the_table(run: Run) -> None:
-    found = run(
-        """
-        import pytest
-        import steps
-
-        @pytest.mark.edge_device("pixel-4")
-        @pytest.mark.parametrize("rounds", [1, 2])
-        def test_step(edge_device, rounds):
-            edge_device.run(steps.step)
-            assert rounds == 1
-        """,
-        "--edgefl-save",
-    )
-    found.assert_outcomes(passed=1, failed=1)
-    shown = found.stdout.str().partition("= edgefl =")[2]
-    assert [line.split()[-1] for line in shown.splitlines() if line.startswith("  pixel-4")] == ["OK", "FAIL"]
-    found.stdout.fnmatch_lines(
-        ["test_device.py::test_step rounds=1: step", "test_device.py::test_step rounds=2: *"]
-    )
-
-
-def test_parameters_are_told_apart_wherever_results_are_shown(run: Run, pytester: pytest.Pytester) -> None:
+def test_each_parameter_has_one_row_with_its_value_in_all_outputs(
+    run: Run, pytester: pytest.Pytester
+) -> None:
     file = pytester.path / "r.json"
     found = run(
         """
-        import pytest
-        import steps
-
-        @pytest.mark.edge_device("pixel-4")
+        @pixel
         @pytest.mark.parametrize("n", [1, 2])
         def test_step(edge_device, n):
             edge_device.run(steps.step)
+            assert n == 1
         """,
         f"--edgefl-json={file}",
         f"--edgefl-report={pytester.path / 'r.html'}",
     )
-    found.assert_outcomes(passed=2)
-    results = gate.load_results(file)
     names = [f"test_device.py::test_step n={n}: step" for n in (1, 2)]
+    check(found, *names, passed=1, failed=1)
+    shown = found.stdout.str().partition("= edgefl =")[2]
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith("  pixel-4")] == ["OK", "FAIL"]
+    results = gate.load_results(file)
     assert [row.name for row in results.rows] == names
     assert all(f"`{name}`" in markdown(results) for name in names)
     page = (pytester.path / "r.html").read_text()
     assert all(f"test_step n={n}: step" in page.replace("<wbr>", "") for n in (1, 2))
 
 
-def test_a_skipped_test_has_no_result_and_one_that_should_fail_is_not_red(
+def test_a_skipped_test_has_no_result_and_an_expected_failure_is_not_red(
     run: Run, pytester: pytest.Pytester, baseline: Path
 ) -> None:
     file = pytester.path / "r.json"
     found = run(
         """
         import unittest
-        import pytest
-        import steps
-
-        pytestmark = pytest.mark.edge_device("pixel-4")
+        pytestmark = pixel
 
         def test_step(edge_device):
             edge_device.run(steps.step)
@@ -171,8 +146,7 @@ def test_a_skipped_test_has_no_result_and_one_that_should_fail_is_not_red(
         "--edgefl-save",
         f"--edgefl-json={file}",
     )
-    found.assert_outcomes(passed=1, skipped=2, xfailed=2)
-    found.stdout.fnmatch_lines(["  pixel-4 * XFAIL", "    nothing was measured: *"])
+    check(found, "  pixel-4 * XFAIL", "    nothing was measured: *", passed=1, skipped=2, xfailed=2)
     results = gate.load_results(file)
     shown = [(row.test.partition("::")[2], row.outcome) for row in results.rows]
     assert shown == [(f"test_{name}[pixel-4]", word) for name, word in RESULTS]
@@ -183,17 +157,14 @@ def test_a_skipped_test_has_no_result_and_one_that_should_fail_is_not_red(
     assert [entry["test"] for entry in saved] == ["test_step[pixel-4]"]
 
 
-def test_errors_around_tests_are_red_wherever_results_are_shown(
+def test_errors_around_tests_are_red_in_all_outputs(
     run: Run, pytester: pytest.Pytester, baseline: Path
 ) -> None:
     file = pytester.path / "r.json"
     pytester.makepyfile(test_broken="import no_such_module")
     found = run(
         """
-        import pytest
-        import steps
-
-        pytestmark = pytest.mark.edge_device("pixel-4")
+        pytestmark = pixel
 
         def test_step(edge_device):
             edge_device.run(steps.step)
@@ -225,10 +196,8 @@ def test_errors_around_tests_are_red_wherever_results_are_shown(
         "--edgefl-save",
         f"--edgefl-json={file}",
     )
-    found.assert_outcomes(passed=2, failed=1, errors=4)
-    found.stdout.fnmatch_lines(
-        ["test_device.py::test_setup", "  pixel-4 * FAIL", "    error in setup: ValueError: no disk"]
-    )
+    setup = ["test_device.py::test_setup", "  pixel-4 * FAIL", "    error in setup: ValueError: no disk"]
+    check(found, *setup, passed=2, failed=1, errors=4)
     results = gate.load_results(file)
     assert [(row.name, row.device, row.why) for row in results.rows if row.red] == [
         ("test_device.py::test_setup", "pixel-4", "error in setup: ValueError: no disk"),
@@ -261,7 +230,7 @@ def test_errors_around_tests_are_red_wherever_results_are_shown(
         ),
     ],
 )
-def test_a_session_that_was_broken_off_is_red(
+def test_an_interrupted_session_is_red(
     run: Run, pytester: pytest.Pytester, conftest: str, code: pytest.ExitCode, ended: str
 ) -> None:
     file = pytester.path / "r.json"
@@ -300,12 +269,9 @@ def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytes
     )
     found = run(
         """
-        import pytest
-        import steps
-
         ATTEMPTS = []
 
-        @pytest.mark.edge_device("pixel-4")
+        @pixel
         def test_flaky(edge_device):
             edge_device.run(steps.step)
             ATTEMPTS.append(0)
@@ -325,8 +291,6 @@ def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytes
 def test_errors_of_other_tests_show_no_table(run: Run) -> None:
     found = run(
         """
-        import pytest
-
         @pytest.fixture
         def broken():
             raise ValueError("no disk")
