@@ -1,4 +1,4 @@
-"""Measurements made up from known samples."""
+"""Measurements and baselines with given figures."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TRIAL = TrialRun(
     unit_cpu_s=0.0002, flop=4e6, model_s=0.0, rest=1.0, rest_s=0.0, pace=3.0, error_factor=1.3,
     pairs=4, imported=[],
 )  # fmt: skip
-"""A function that is not torch, on a device on which a unit of the reference takes 1/1750 s."""
+"""A function without torch, on a device that takes 1/1750 s for a unit of the reference."""
 
 
 def counted(executed: int | None = 100, **figures: int) -> CountedRun:
-    """A run that counts these figures; with None, its instructions are too many."""
+    """A run that counts these figures; None stands for too many instructions."""
     one = Counts(figures=figures, instructions=None if executed is None else {"steps.step": executed})
     return CountedRun(first=one, second=one, model_s=0.01, python_s=0.001, error_factor=1.3, processes=False)
 
@@ -62,7 +62,7 @@ def measured(
 
 
 def result_of(one: Measurement) -> DeviceResult:
-    """The result of a function that was measured so."""
+    """The result of the function with this measurement."""
     result = DeviceResult("step", one.plan.device.id, lambda: one)
     assert result.measured is one
     return result
@@ -76,7 +76,7 @@ def noisy(
     load: float = 1.0,
     **changes: object,
 ) -> list[Repetition]:
-    """Repetitions whose CPU time is ``factor`` ms, log-normal with that spread, on a host so much slower."""
+    """Repetitions with a log-normal CPU time around ``factor`` ms, on a host that is slower by ``load``."""
     draws = np.random.default_rng(seed).lognormal(0.0, spread, count)
     return [repetition(factor * load * 0.001 * float(draw), load * 0.001, **changes) for draw in draws]
 

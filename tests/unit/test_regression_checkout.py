@@ -1,4 +1,4 @@
-"""Finding the base of a comparison: each way in which there is none has one line with the way out."""
+"""Finding the base of a comparison: each error is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def why(ref: str, folder: Path) -> str:
 
 
 def test_the_base_is_the_last_common_commit(top: Path) -> None:
-    """What main has gained since is not the head's doing."""
+    """Later commits on main are not changes of the head."""
     base = find_base("main", top)
     assert base.commit == git(top, "rev-parse", "main~1")
     assert base.name == f"main ({base.commit[:9]})"
@@ -57,7 +57,7 @@ def test_a_branch_of_the_origin_is_found_by_its_name(top: Path, tmp_path: Path) 
     assert find_base("main", tmp_path / "clone").commit == git(top, "rev-parse", "main~1")
 
 
-def test_a_shallow_clone_says_how_to_fetch(top: Path, tmp_path: Path) -> None:
+def test_the_error_for_a_shallow_clone_says_how_to_fetch(top: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", "--depth=1", "--branch", "feature", f"file://{top}", "clone")
     shallow = why("main", tmp_path / "clone")
     assert "this clone is shallow" in shallow
@@ -67,14 +67,13 @@ def test_a_shallow_clone_says_how_to_fetch(top: Path, tmp_path: Path) -> None:
 
 
 def test_a_typing_mistake_names_the_branches(top: Path) -> None:
-    assert "no branch, tag or commit 'mian'; did you mean 'main'? available: feature, main" in why(
-        "mian", top
-    )
+    mistake = "no branch, tag or commit 'mian'; did you mean 'main'? available: feature, main"
+    assert mistake in why("mian", top)
     assert "(got '--all')" in why("--all", top)
     assert "(got '')" in why("", top)
 
 
-def test_nothing_to_compare_is_refused(top: Path) -> None:
+def test_a_head_without_changes_is_refused(top: Path) -> None:
     assert "there is nothing to compare" in why("feature", top)
     git(top, "checkout", "-q", "main~1")
     assert "'main' contains HEAD" in why("main", top)
@@ -82,14 +81,14 @@ def test_nothing_to_compare_is_refused(top: Path) -> None:
     assert find_base("main", top).commit == git(top, "rev-parse", "HEAD")
 
 
-def test_without_a_repository_or_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_repository_or_git_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert "not a git repository" in why("main", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "git is not installed" in why("main", tmp_path)
 
 
-def test_histories_without_a_common_commit(top: Path) -> None:
+def test_histories_without_a_common_commit_are_refused(top: Path) -> None:
     git(top, "checkout", "-q", "--orphan", "other")
     commit(top, "unrelated")
     assert "'main' and HEAD have no common commit; name an ancestor of HEAD" in why("main", top)
@@ -105,8 +104,7 @@ def test_the_checkout_has_the_commits_files_and_is_removed(top: Path) -> None:
 
 
 def test_a_build_that_fails_is_named_with_its_last_line(top: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"--edgefl-build: 'echo no compiler; exit 3'.*exit code 3: no compiler"
-    ):
+    says = r"--edgefl-build: 'echo no compiler; exit 3'.*exit code 3: no compiler"
+    with pytest.raises(ConfigError, match=says):
         Checkout(find_base("main", top), "echo no compiler; exit 3")
     assert git(top, "worktree", "list").count("\n") == 0

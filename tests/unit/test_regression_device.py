@@ -1,4 +1,4 @@
-"""What a mark may ask for, and a test's device: what it measures again, compares and says."""
+"""The options of a mark, and the device of a test: its measurements, baselines and verdicts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_profile_has_the_marks_options() -> None:
         (["pi-4"], {"network": "5gg"}, "network profile '5gg' not found;"),
     ],
 )
-def test_what_is_not_allowed_is_one_line(profiles: list[Any], keys: dict[str, Any], says: str) -> None:
+def test_an_invalid_mark_is_one_line(profiles: list[Any], keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         mark_options(profiles, keys)
     assert str(caught.value).startswith(says)
@@ -70,12 +70,12 @@ def edge_device(mark: MarkOptions | None = None, test: DeviceTest = TEST, **opti
     return EdgeDevice(mark or MarkOptions("pixel-3a"), test, Session(SessionOptions(**options)))  # type: ignore[arg-type]
 
 
-def test_a_device_without_a_processor_times_nothing() -> None:
+def test_a_device_without_a_processor_is_refused() -> None:
     with pytest.raises(ConfigError, match="has a delay model instead of a processor"):
         edge_device(MarkOptions("paper-half-normal"))
 
 
-def test_a_devices_own_network_is_its_link_unless_another_is_named() -> None:
+def test_a_device_has_its_own_network_unless_another_is_given() -> None:
     for named, network in ((None, "lte"), ("3g", "3g")):
         device = edge_device(MarkOptions("pixel-3a", network=named))
         assert device.name == "pixel-3a"
@@ -83,18 +83,17 @@ def test_a_devices_own_network_is_its_link_unless_another_is_named() -> None:
         assert device.network.id == network
 
 
-def test_what_json_holds_is_an_argument_and_anything_else_is_not() -> None:
+def test_only_json_values_are_arguments() -> None:
     for value in (1, 1.5, "a", True, None, [1, [2]], {"a": {"b": 1}}):
         assert marked._plain("batch", value) is value
+    why = r"batch must be a JSON value, .* create anything else in setup="
     for other in ((1, 2), {1: 2}, float("nan"), b"x", object(), {"a": {1, 2}}, 2**64, "\udcff"):
-        with pytest.raises(
-            ConfigError, match=r"batch must be a JSON value, .* create anything else in setup="
-        ):
+        with pytest.raises(ConfigError, match=why):
             marked._plain("batch", other)
 
 
 class Measurements:
-    """What further measurements of a device find, one after the other, and the plans of those made."""
+    """Returns these measurements one after the other, and keeps their plans."""
 
     def __init__(self, *left: Measurement) -> None:
         self.left = list(left)
@@ -114,7 +113,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Measurements:
     return measurements
 
 
-def test_what_seems_grown_is_measured_again_with_the_same_plan(
+def test_apparent_growth_is_measured_again_with_the_same_plan(
     again: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = entry(noisy(seed=1))
@@ -130,7 +129,7 @@ def test_what_seems_grown_is_measured_again_with_the_same_plan(
     assert (result.outcome, len(device.session.compared["test_a dumps"])) == ("FAIL", 3)
 
 
-def test_where_no_more_can_be_measured_the_verdict_is_what_stands_otherwise() -> None:
+def test_the_provisional_verdict_stands_if_no_more_can_be_measured() -> None:
     def none_left() -> Measurement:
         raise Invalid("the limit")
 
@@ -150,7 +149,7 @@ def test_where_no_more_can_be_measured_the_verdict_is_what_stands_otherwise() ->
     ],
 )
 @pytest.mark.parametrize("budgets", [{}, {"seconds": 10.0}])
-def test_unfit_baselines_are_found_first(
+def test_an_unfit_baseline_is_found_before_measuring_but_after_budgets(
     change: dict[str, Any], why: str, budgets: dict[str, float], again: Measurements, monkeypatch: Any
 ) -> None:
     before = entry(test="test_a", function="dumps")
@@ -162,17 +161,16 @@ def test_unfit_baselines_are_found_first(
     monkeypatch.setattr(baseline, "load_counted", lambda _: {same.key: same})
     again.left = [measured(noisy())]
     device = edge_device(MarkOptions("pixel-3a", **budgets), compare=True, timed=True)
-    if budgets:  # which hold everywhere
+    if budgets:  # which need no baseline
         device.run(json.dumps, 1)
     find = device.judge if budgets else partial(device.run, json.dumps, 1)
-    with pytest.raises(
-        Invalid, match=rf"^dumps on pixel-3a: {why}.*; save it again with --edgefl-save --edgefl-timed$"
-    ):
+    says = f"^dumps on pixel-3a: {why}.*; save it again with --edgefl-save --edgefl-timed$"
+    with pytest.raises(Invalid, match=says):
         find()
     assert len(again.plans) == (1 if budgets else 0)
 
 
-def test_a_function_that_is_run_twice_has_a_baseline_for_each(again: Measurements, tmp_path: Path) -> None:
+def test_each_run_of_a_function_has_its_own_baseline(again: Measurements, tmp_path: Path) -> None:
     test = TEST._replace(file=tmp_path / "test_a.py")
     shots = [ShotSizes(reference="train-small", units=units, calls=1) for units in (5, 9)]
     entries = [

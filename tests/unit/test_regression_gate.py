@@ -1,10 +1,9 @@
-"""Results of device tests where people look: annotations, Markdown, page, history, badge, and the command."""
+"""Published results of device tests: annotations, Markdown, page, history, badge, and the command."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from regression_samples import entry, repetition
+from test_regression_checkout import git
 
 from edgefl.cli import main
 from edgefl.errors import ConfigError
@@ -42,7 +42,7 @@ UNJUDGED = row(outcome="NOT JUDGED", why="the base cannot be imported", device="
 RESULTS = GateResults(base="main (0123abcde)", rows=(row(), UNJUDGED, SLOWER))
 
 
-def test_a_reason_that_is_not_utf_8_is_written_wherever_people_look(tmp_path: Path) -> None:
+def test_a_reason_that_is_not_utf_8_is_published(tmp_path: Path) -> None:
     odd = ResultRow(
         test="a.py::test", label="", function="", device="pi-4", outcome="FAIL", why="no caf\udce9"
     )
@@ -60,10 +60,9 @@ def test_a_predicted_time_is_marked() -> None:
 
 
 def test_a_red_row_is_annotated_where_its_test_is() -> None:
-    """GitHub reads one line per command; a line break or a percent sign in a reason must not end it."""
-    first, second = workflow_commands(
-        GateResults(rows=(row(), UNJUDGED, msgspec.structs.replace(SLOWER, why="+31%,\nsure: yes")))
-    )
+    """GitHub reads one line per command, so line breaks and percent signs in a reason are encoded."""
+    hostile = msgspec.structs.replace(SLOWER, why="+31%,\nsure: yes")
+    first, second = workflow_commands(GateResults(rows=(row(), UNJUDGED, hostile)))
     assert first == (
         "::error file=tests/test_a.py,line=7,title=edgefl%3A REGRESSION::train on pi-4: +31%25,%0Asure: yes"
     )
@@ -73,7 +72,7 @@ def test_a_red_row_is_annotated_where_its_test_is() -> None:
     assert not skipped.red
 
 
-def test_markdown_has_the_worst_first_and_keeps_its_columns() -> None:
+def test_markdown_has_the_worst_row_first_and_escapes_texts() -> None:
     hostile = row(outcome="FAIL", why="a | b\n<img src=x> *c* `d`", test="t.py::test_x[a|`b`]", device="d|e")
     text = markdown(GateResults(base="main", rows=(row(), hostile, SLOWER)))
     heading, *_, worst, failed, good = text.splitlines()
@@ -85,7 +84,7 @@ def test_markdown_has_the_worst_first_and_keeps_its_columns() -> None:
     assert "\\<img" in failed
 
 
-def test_a_comment_can_be_found_again_and_is_not_too_long_for_github() -> None:
+def test_a_comment_has_a_marker_and_a_length_that_github_accepts() -> None:
     rows = tuple(row(outcome="FAIL", why="w" * 1000) for _ in range(200))
     text = comment(GateResults(rows=rows))
     assert text.startswith(MARKER)
@@ -93,7 +92,7 @@ def test_a_comment_can_be_found_again_and_is_not_too_long_for_github() -> None:
     assert re.search(r"\n\d+ more are left out\.\n$", text)
 
 
-def test_nothing_measured_is_red() -> None:
+def test_results_without_measurements_are_red() -> None:
     assert GateResults().red
     assert json.loads(badge.endpoint(GateResults()))["color"] == "red"
     assert "nothing was measured" in markdown(GateResults())
@@ -138,7 +137,7 @@ def test_publishing_appends_to_githubs_summary(tmp_path: Path) -> None:
     assert publish(RESULTS, [], Outlets(), {}) == ([], True)
 
 
-def test_a_file_that_cannot_be_written_is_told_and_keeps_no_other_from_it(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported_and_the_others_are_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     (lost, wrote), complete = publish(RESULTS, [], Outlets(file / "r.json", tmp_path / "r.html"), {})
@@ -172,12 +171,7 @@ def test_changes_of_level_are_found_and_noise_is_not(values: list[float], found:
     assert steps(values) == found
 
 
-def git(top: Path, *arguments: str) -> None:
-    who = ("-c", "user.name=test", "-c", "user.email=test@localhost")
-    subprocess.run(["git", "-C", str(top), *who, *arguments], check=True, capture_output=True)
-
-
-def test_history_is_that_of_the_baselines_in_git(tmp_path: Path) -> None:
+def test_the_history_is_read_from_the_baselines_in_git(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     file = baseline.path_of(tmp_path / "test_a.py")
     assert history(file) == []

@@ -1,4 +1,4 @@
-"""From shots of CPU time to the device's seconds, their bounds, and when they are not believed."""
+"""The device's seconds from CPU times, their bounds, and doubts about them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from edgefl.regression.process import PrepareRequest, RepeatRequest, Repetition,
 RUNS = 400
 
 
-def test_the_90_percent_interval_holds_the_true_median_about_so_often() -> None:
+def test_the_90_percent_interval_holds_the_true_median_in_about_90_percent() -> None:
     intervals = [median_interval(draws(run)) for run in range(RUNS)]
     assert 0.85 * RUNS <= sum(one.low <= 1.0 <= one.high for one in intervals) <= 0.96 * RUNS
-    assert sum(one.high >= 1.0 for one in intervals) >= 0.92 * RUNS  # the bound that budgets are held to
+    assert sum(one.high >= 1.0 for one in intervals) >= 0.92 * RUNS  # the bound that is compared with budgets
     assert intervals[3] == median_interval(draws(3))
 
 
@@ -35,7 +35,7 @@ def test_a_width_without_a_median_is_infinite() -> None:
     assert [Interval(0.0, 0.0, high).half_width for high in (1.0, 0.0)] == [math.inf, 0.0]
 
 
-def test_device_time_is_cpu_time_over_the_references_times_what_that_takes_the_device() -> None:
+def test_device_time_is_that_of_the_reference_times_the_ratio_of_cpu_times() -> None:
     # A call takes 6/5 of the shot of five units; a unit takes the device 1/1750 s.
     one = measured([repetition(cpu_s=0.0012)] * 9)
     assert one.cpu_s == pytest.approx([6 / 1750] * 9)
@@ -43,9 +43,7 @@ def test_device_time_is_cpu_time_over_the_references_times_what_that_takes_the_d
     assert one.host_cpu_s == pytest.approx([0.0012] * 9)
     assert one.reference_cpu_s == pytest.approx([0.0002] * 9)
     trial = msgspec.structs.replace(TRIAL, shots=msgspec.structs.replace(TRIAL.shots, calls=3))
-    assert measured([repetition(0.003)] * 9, trial=trial).host_cpu_s == pytest.approx(
-        [0.001] * 9
-    )  # of a shot's
+    assert measured([repetition(0.003)] * 9, trial=trial).host_cpu_s == pytest.approx([0.001] * 9)
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0, 3.1])
@@ -65,21 +63,21 @@ def test_time_of_torch_and_of_the_rest_are_added(rest: float, expected: float) -
 
 @pytest.mark.parametrize("slower", [1.0, 2.0, 3.1])
 def test_the_rest_goes_by_its_own_program_in_the_same_repetition(slower: float) -> None:
-    """Half of 1 ms is not torch's; the device takes three times as long for it, whatever this host's load."""
+    """Half of 1 ms is not torch's. The device takes three times as long for it, whatever the host's load."""
     trial = msgspec.structs.replace(TRIAL, model_s=0.25, rest=0.5, rest_s=0.006)
     noisy = [0.002 * slower, 0.009 * slower]
     one = repetition(0.001 * slower, 0.0013 * slower, rest_cpu_s=noisy)
     assert measured([one] * 9, trial=trial).seconds == pytest.approx([0.25 + 0.0005 * 3] * 9)
 
 
-def test_transfers_and_being_blocked_are_added() -> None:
+def test_transfers_and_blocked_time_are_added() -> None:
     one = measured([repetition(0.001, blocked_s=0.25, radio_s=2.0, sent_bytes=1 << 20)] * 9)
     assert one.seconds == pytest.approx([5 / 1750 + 2.25] * 9)
-    assert one.cpu_s == pytest.approx([5 / 1750 + 0.25] * 9)  # the link is no business of the code's
+    assert one.cpu_s == pytest.approx([5 / 1750 + 0.25] * 9)  # without the link
     assert one.sent_mib == [1.0] * 9
 
 
-def test_joules_are_those_of_computing_and_of_the_radio() -> None:
+def test_joules_are_the_sum_of_computing_and_radio() -> None:
     device = load_device("pixel-4")
     assert device.battery is not None
     device = msgspec.structs.replace(device, battery=msgspec.structs.replace(device.battery, radio_ma=100.0))
@@ -92,7 +90,7 @@ def test_joules_are_those_of_computing_and_of_the_radio() -> None:
         _ = measured(device="pi-4").joules
 
 
-def test_what_is_sent_draws_the_power_of_sending() -> None:
+def test_sending_draws_the_power_of_uploads() -> None:
     draw = draw_of(load_device("pixel-4"), load_network("5g"))
     assert draw is not None
     computing, sending = (
@@ -110,7 +108,7 @@ def test_a_few_disturbed_shots_do_not_move_the_figure() -> None:
 
 
 @pytest.mark.parametrize("steal", [0.0, None])
-def test_a_calm_measurement_is_believed_and_unknown_steal_is_no_reason(steal: float | None) -> None:
+def test_a_calm_measurement_has_no_doubts_also_if_steal_is_unknown(steal: float | None) -> None:
     assert measured(noisy(), steal=steal).doubts == []
 
 
@@ -127,7 +125,7 @@ def test_a_calm_measurement_is_believed_and_unknown_steal_is_no_reason(steal: fl
         ),
     ],
 )
-def test_a_disturbed_one_is_not_believed(repetitions: list[Repetition], steal: float, says: str) -> None:
+def test_a_disturbed_measurement_is_doubted(repetitions: list[Repetition], steal: float, says: str) -> None:
     (reason,) = measured(repetitions, steal=steal).doubts
     assert says in reason
 
@@ -137,7 +135,7 @@ def test_the_pace_is_that_of_the_paced_calls() -> None:
     assert measured(time_scale=0.0).pace == []
 
 
-def test_a_profiles_hash_is_of_its_figures() -> None:
+def test_a_profiles_hash_depends_on_all_its_figures() -> None:
     device, network = load_device("pixel-3a"), load_network("lte")
     assert profile_sha256(device, network) == profile_sha256(load_device("pixel-3a"), load_network("lte"))
     assert len({profile_sha256(device, n) for n in (network, load_network("3g"), None)}) == 3
@@ -145,7 +143,7 @@ def test_a_profiles_hash_is_of_its_figures() -> None:
     assert profile_sha256(other, network) != profile_sha256(device, network)
 
 
-def test_a_trace_counts_by_what_is_in_it_and_not_by_where_it_lies(tmp_path: Path) -> None:
+def test_a_profiles_hash_depends_on_a_traces_content_but_not_its_path(tmp_path: Path) -> None:
     device, shipped = load_device("pixel-3a"), load_network("lte-varying")
     shutil.copytree(bundled_folder() / "networks", tmp_path / "networks")
     file = tmp_path / "networks" / "lte-varying.toml"
@@ -156,7 +154,7 @@ def test_a_trace_counts_by_what_is_in_it_and_not_by_where_it_lies(tmp_path: Path
 
 
 class Known:
-    """A measuring process whose repetitions are known; it keeps what it is asked."""
+    """A measuring process that returns these repetitions, and keeps their indices."""
 
     def __init__(self, repetitions: list[Repetition]) -> None:
         self.repetitions = repetitions
@@ -180,13 +178,15 @@ def made(process: Any, limit_s: float | None = None, tell: Tell = lambda _: None
 
 
 @pytest.mark.parametrize(("spread", "asked"), [(0.0, 9), (0.035, 18), (0.1, 60)])
-def test_it_repeats_until_the_median_is_known_and_no_longer(spread: float, asked: int) -> None:
+def test_repetitions_end_when_the_median_is_known(spread: float, asked: int) -> None:
     process = Known(noisy(spread=spread, count=60))
     assert len(made(process).repetitions) == asked
 
 
 @pytest.mark.parametrize(("stolen", "measurements"), [([], 1), ([0.5], 2), ([0.5, 0.5, 0.0], 2)])
-def test_it_is_measured_again(stolen: list[float], measurements: int, monkeypatch: Any) -> None:
+def test_a_disturbed_measurement_is_made_again_once(
+    stolen: list[float], measurements: int, monkeypatch: Any
+) -> None:
     shares = iter([*stolen, 0.0])
     monkeypatch.setattr(measuring, "StealMeter", lambda: SimpleNamespace(share=lambda: next(shares)))
     process = Known([repetition()] * 9)
@@ -196,7 +196,7 @@ def test_it_is_measured_again(stolen: list[float], measurements: int, monkeypatc
 
 
 class Slow(Known):
-    """One whose repetitions take seconds by a clock of its own."""
+    """A measuring process whose answers take this long by its clock."""
 
     def __init__(self, repetitions: list[Repetition], each_s: float) -> None:
         super().__init__(repetitions)
@@ -211,7 +211,9 @@ class Slow(Known):
 
 
 @pytest.mark.parametrize(("limit_s", "asked"), [(None, 60), (61.0, 60), (21.0, 20), (10.0, 9)])
-def test_a_tests_time_is_limited(limit_s: float | None, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_test_is_limited(
+    limit_s: float | None, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process, said = Slow(noisy(spread=0.1, count=60), 1.0), list[str]()
     monkeypatch.setattr(measuring, "time", process)
     assert len(made(process, limit_s, said.append).repetitions) == asked
@@ -222,7 +224,7 @@ def test_a_tests_time_is_limited(limit_s: float | None, asked: int, monkeypatch:
     assert len(said) == asked
 
 
-def test_too_few_repetitions_in_a_tests_time_are_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_repetitions_within_the_limit_are_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Slow(noisy(), 1.0)
     monkeypatch.setattr(measuring, "time", process)
     with pytest.raises(Invalid, match="5 repetitions fit into the 6 s that --edgefl-limit allows; at least"):

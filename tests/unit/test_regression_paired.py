@@ -1,4 +1,4 @@
-"""The judge of base against head: its error rates for noise of every kind, and the schedule of pairs."""
+"""Judging the head against the base: error rates under noise, and the schedule of pairs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_noise_that_hides_the_tolerance_is_not_judged() -> None:
 
 
 def test_pairs_of_one_layout_are_not_independent() -> None:
-    """Many pairs of few layouts must not make a layout's own shift look certain."""
+    """Many pairs of few layouts do not make a layout's own shift certain."""
     shifted = [
         pair(layout, shift) for layout, shift in enumerate((0.09, 0.0, 0.08, -0.01, 0.07)) for _ in range(40)
     ]
@@ -82,7 +82,7 @@ def test_every_due_pair_is_made_once() -> None:
     assert Counter(one.layout for one in pairs) == dict.fromkeys(range(10), 4)
 
 
-def test_a_block_in_which_the_core_was_taken_away_does_not_decide() -> None:
+def test_turns_in_which_the_core_was_taken_away_do_not_change_the_ratio() -> None:
     steady = [(1.0, 1.05)] * 12
     assert paired.block_ratio([*steady, (1.0, 9.0), (7.0, 1.0), (1.0, 5.0)]) == pytest.approx(math.log(1.05))
 
@@ -118,7 +118,7 @@ def test_memory_that_grew_in_some_pairs_only_is_noise() -> None:
     assert verdict_of(found(some), TOLERANCE).outcome == "PASS"
 
 
-def test_what_is_not_known_is_not_judged() -> None:
+def test_uncertain_growth_is_not_judged() -> None:
     noisy = [pair(layout, shift) for layout, shift in enumerate((0.2, -0.2, 0.1, -0.1, 0.15))]
     judged = verdict_of(found(noisy), TOLERANCE)
     assert judged.outcome == "INVALID"

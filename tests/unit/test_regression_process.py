@@ -1,4 +1,4 @@
-"""A function is named by one process and found by another; what it may send there, and its clock."""
+"""A function's location for another process, the bytes that it sends, and its device's clock."""
 
 from __future__ import annotations
 
@@ -134,7 +134,9 @@ NONE = "must be a function at the top of a module (got "
     ],
 )
 @pytest.mark.parametrize("name", ["the function", "setup"])
-def test_what_another_process_could_not_run_is_refused(function: object, says: str, name: str) -> None:
+def test_a_function_that_another_process_cannot_run_is_refused(
+    function: object, says: str, name: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         locate(function, name)
     assert str(caught.value) == f"{name} {says}"
@@ -149,11 +151,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("steps_of_this_test", None)
 
 
-def test_a_module_comes_from_its_file(module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_comes_from_its_file_and_not_from_another_of_its_name(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / module.name).write_text("def step():\n    return 6\n")
-    monkeypatch.syspath_prepend(str(other))  # a module of the same name elsewhere is not taken for it
+    monkeypatch.syspath_prepend(str(other))
     assert find(FunctionLocation("steps_of_this_test", str(module), "step"))() == 5
 
 
@@ -174,7 +178,7 @@ def test_a_module_that_cannot_be_imported_is_one_line(module: Path, text: str, s
     assert "\n" not in str(caught.value)
 
 
-def test_a_scripts_function_has_another_modules_name(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_of_a_script_has_another_name(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = ModuleType("__main__")
     exec(compile(module.read_text(), str(module), "exec"), script.__dict__)
     monkeypatch.setitem(sys.modules, "__main__", script)
@@ -214,12 +218,12 @@ def handle(**changes: object) -> DeviceHandle:
         (torch.zeros(10, dtype=torch.bfloat16), 20),
     ],
 )
-def test_bytes_are_counted_in_whatever_holds_them(data: object, count: int) -> None:
+def test_the_bytes_of_every_kind_of_buffer_are_counted(data: object, count: int) -> None:
     assert nbytes(data) == count
 
 
 @pytest.mark.parametrize("data", ["text", 7, [1, 2], None, {"a": b""}])
-def test_what_holds_no_bytes_is_refused(data: object) -> None:
+def test_data_without_bytes_is_refused(data: object) -> None:
     with pytest.raises(TypeError, match=r"send\(\) takes bytes, an array or a tensor \(got "):
         nbytes(data)
 
@@ -240,7 +244,7 @@ def test_the_clock_adds_computing_and_transfers_and_is_never_early() -> None:
     assert times.achieved_s >= times.declared_s
 
 
-def test_the_model_is_waited_for_where_it_is_longer_and_nothing_without_a_time_scale() -> None:
+def test_the_clock_waits_for_the_models_time_but_for_nothing_without_a_time_scale() -> None:
     times = DeviceClock(slowdown=1.0, time_scale=0.1).end(model_s=0.2)
     assert 0.2 <= times.declared_s <= times.achieved_s
     assert times.blocked_s < 0.001  # readings of two clocks differ by microseconds
@@ -261,16 +265,14 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
 
 
 def _burn(seconds: float) -> float:
-    """Use so much CPU time at least; returns how much."""
+    """Use at least this CPU time; return the time used."""
     start = ProcessUsage.now().cpu_ns
     while (used := (ProcessUsage.now().cpu_ns - start) / 1e9) < seconds:
         pass
     return used
 
 
-def test_threads_of_the_worker_itself_are_no_reason_to_refuse_a_module(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_module_is_refused_for_its_own_threads_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a GPU's driver, torch's first backward pass leaves a thread in the worker."""
     monkeypatch.setattr(worker, "has_children", bool)  # other tests leave some in this process
     before, stop = worker.num_threads(), threading.Event()

@@ -1,4 +1,4 @@
-"""The judge on made-up measurements: budgets, baselines and their files; the table of verdicts."""
+"""Verdicts on given measurements: budgets, baselines and their files; the table of verdicts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def over(result: DeviceResult, **budgets: float) -> str:
     return ""
 
 
-def test_a_budget_holds_the_upper_bound_and_not_only_the_median() -> None:
+def test_a_budget_limits_the_upper_bound_of_the_median() -> None:
     result = result_of(measured(noisy(spread=0.06)))
     assert over(result, seconds=1.2 * result.seconds) == ""
     assert result.outcome == "PASS"
@@ -48,7 +48,7 @@ def test_a_budget_holds_the_upper_bound_and_not_only_the_median() -> None:
     assert result.outcome == "FAIL"
 
 
-def test_each_budget_is_of_its_own_figure() -> None:
+def test_each_budget_limits_its_own_figure() -> None:
     one = measured([repetition(peak_mib=30.0, sent_bytes=3 << 20, radio_s=1.0)] * 9, device="pixel-4")
     wide = {"seconds": 10.0, "peak_mib": 30.0, "sent_mib": 3.0, "joules": 100.0}
     assert over(result_of(one), **wide) == ""
@@ -69,7 +69,7 @@ def test_each_budget_is_of_its_own_figure() -> None:
         ({"joules": 1.0}, "budget joules: device 'pi-4' has no [battery], so its power is unknown"),
     ],
 )
-def test_a_budget_that_cannot_be_held_is_one_line(budget: dict[str, float], says: str) -> None:
+def test_an_invalid_budget_is_one_line(budget: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         result_of(measured(device="pi-4")).assert_budget(**budget)
     assert str(caught.value).startswith(says)
@@ -79,7 +79,7 @@ def at_pace(*paces: float) -> DeviceResult:
     return result_of(measured([repetition(achieved_s=0.01 * pace) for pace in paces]))
 
 
-def test_the_pace_is_shown_or_fails() -> None:
+def test_a_pace_outside_the_tolerance_fails() -> None:
     at_pace(*[1.0] * 9).assert_pace(0.01)
     with pytest.raises(NotMet, match=r"achieved over declared time is 1\.100"):
         at_pace(*[1.1] * 9).assert_pace()
@@ -94,7 +94,7 @@ def grown(before: BaselineEntry, now: BaselineEntry, devices: int = 1) -> list[s
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.03, 0.045])
-def test_the_rule_finds_a_tenth_more_and_leaves_what_did_not_change(spread: float) -> None:
+def test_ten_percent_more_time_is_found_and_unchanged_code_passes(spread: float) -> None:
     one, found, alarms = entry(), 0, 0
     for run in range(RUNS):
         before, now = (draws(2 * run + turn, spread) for turn in range(2))
@@ -107,7 +107,7 @@ def test_the_rule_finds_a_tenth_more_and_leaves_what_did_not_change(spread: floa
     assert alarms <= 0.01 * RUNS
 
 
-def test_a_tenth_more_cpu_time_is_named_and_a_sleep_is_found_too() -> None:
+def test_more_cpu_time_is_named_and_more_blocked_time_is_found() -> None:
     (line,) = grown(entry(noisy(seed=1)), entry(noisy(1.1, seed=2)), devices=3)
     assert line.startswith("CPU time +")
     assert "on pixel-3a" in line
@@ -115,32 +115,36 @@ def test_a_tenth_more_cpu_time_is_named_and_a_sleep_is_found_too() -> None:
     assert len(grown(entry(noisy(seed=1)), entry(noisy(seed=2, blocked_s=0.001)))) == 1
 
 
-def test_growth_below_the_tolerance_is_none_however_sure_and_getting_faster_no_failure() -> None:
+def test_growth_below_the_tolerance_and_faster_code_pass() -> None:
     before, now = entry(noisy(spread=0.001, seed=1)), entry(noisy(1.04, spread=0.001, seed=2))
     assert verdict.compare(before.samples, now.samples)[0].p < 1e-4
     assert grown(before, now) == []
     assert grown(before, entry(noisy(0.5, seed=2))) == []
 
 
-def test_memory_may_grow_by_4_mib_and_no_more() -> None:
-    def using(mib: float) -> BaselineEntry:
-        return entry([replace(one, peak_mib=mib + 0.01 * i) for i, one in enumerate(noisy())])
-
-    assert grown(using(10), using(13.9)) == []
-    (line,) = grown(using(10), using(30))
-    assert line.startswith("peak memory +")
-    assert grown(using(1000), using(1020)) == []  # 5% of it
-    assert len(grown(using(0), using(20))) == 1
-
-
-def test_memory_may_grow_by_4_mib_from_a_baseline_of_none_too() -> None:
-    def using(mib: float) -> BaselineEntry:
-        return entry([replace(one, peak_mib=mib) for one in noisy()])
-
-    assert grown(using(0), using(0)) == grown(using(0), using(3.9)) == grown(using(30), using(0)) == []
-    (line,) = grown(using(0), using(30))
-    assert line.startswith("peak memory from none on pixel-3a: 0 → 30 MiB")
-    assert line.endswith("(growth by more than 4 MiB fails)")
+@pytest.mark.parametrize(
+    ("before_mib", "now_mib", "step_mib", "grew"),
+    [
+        (10, 13.9, 0.01, ""),
+        (10, 30, 0.01, "peak memory +"),
+        (1000, 1020, 0.01, ""),  # 5%
+        (0, 20, 0.01, "peak memory from none on pixel-3a: 0.07 → 20.07 MiB"),
+        (0, 0, 0, ""),
+        (0, 3.9, 0, ""),
+        (30, 0, 0, ""),
+        (0, 30, 0, "peak memory from none on pixel-3a: 0 → 30 MiB"),
+    ],
+)
+def test_memory_may_grow_by_4_mib_or_the_tolerance(
+    before_mib: float, now_mib: float, step_mib: float, grew: str
+) -> None:
+    before, now = (
+        entry([replace(one, peak_mib=mib + step_mib * k) for k, one in enumerate(noisy())])
+        for mib in (before_mib, now_mib)
+    )
+    lines = grown(before, now)
+    assert len(lines) == bool(grew)
+    assert all(line.startswith(grew) and line.endswith("(growth by more than 4 MiB fails)") for line in lines)
 
 
 def test_sending_more_is_found() -> None:
@@ -156,7 +160,7 @@ def test_sending_more_is_found() -> None:
     assert (none.shift, none.p) == (0.0, 1.0)
 
 
-def test_counted_flop_need_no_statistics() -> None:
+def test_counted_flop_are_compared_exactly() -> None:
     before = entry().samples
     more = before._replace(flop=1.06 * before.flop)
     assert verdict.more_flop(before, before) is None
@@ -165,7 +169,7 @@ def test_counted_flop_need_no_statistics() -> None:
     assert "from none" in (verdict.more_flop(before._replace(flop=0.0), before) or "")
 
 
-def test_holm_makes_more_devices_ask_for_more_evidence() -> None:
+def test_more_devices_need_more_evidence() -> None:
     before = entry(noisy(spread=0.06, seed=4, count=9))
     now = entry(noisy(1.08, spread=0.06, seed=54, count=9))
     assert 0.05 / 24 < verdict.compare(before.samples, now.samples)[0].p < 0.05 / 3, "between both thresholds"
@@ -174,12 +178,12 @@ def test_holm_makes_more_devices_ask_for_more_evidence() -> None:
 
 
 JUDGED = [
-    # the second measurement's factor, or None; load and waiting of both; the verdict; measurements needed
+    # the factors of both measurements; their load and waiting; the verdict; the number of measurements
     (1.0, 1.0, 1.0, 0.0, "PASS", 1),
     (1.08, 1.08, 1.0, 0.0, "FAIL", 2),
     (1.08, 1.03, 1.0, 0.0, "FAIL", 2),  # both count together
     (1.08, 1.0, 1.0, 0.0, "PASS", 2),
-    (1.04, 1.04, 1.0, 0.0, "PASS", 2),  # half of the tolerance is looked at again
+    (1.04, 1.04, 1.0, 0.0, "PASS", 2),  # above half of the tolerance
     (1.06, 1.06, 1.1, 0.0, "INVALID", 2),
     (1.12, 1.12, 1.1, 0.0, "FAIL", 2),
     (1.0, 1.0, 1.1, 0.0, "PASS", 1),
@@ -201,7 +205,7 @@ def judged(*measurements: Measurement, before: BaselineEntry, **options: Any) ->
 
 
 @pytest.mark.parametrize(("first", "second", "load", "waited", "outcome", "needed"), JUDGED)
-def test_what_grew_fails_and_what_another_load_explains_is_no_verdict(
+def test_growth_fails_unless_another_load_may_explain_it(
     first: float, second: float, load: float, waited: float, outcome: str, needed: int
 ) -> None:
     one, other = (
@@ -216,22 +220,22 @@ def test_what_grew_fails_and_what_another_load_explains_is_no_verdict(
 
 
 @pytest.mark.parametrize("second", [1 / 1.15, 1.0, 1.8])
-def test_neither_measurements_load_makes_up_for_the_others(second: float) -> None:
+def test_opposite_loads_of_two_measurements_do_not_cancel(second: float) -> None:
     one, other = measured(noisy(1.08, load=1.15, seed=2)), measured(noisy(1.08, load=second, seed=3))
     assert judged(one, other, before=entry(noisy(seed=1)))[0].outcome == "INVALID"
 
 
-def test_a_load_that_passes_is_waited_out_once() -> None:
+def test_a_measurement_under_load_is_made_again_once() -> None:
     loads = [measured(noisy(load=load, seed=seed)) for seed, load in ((2, 1.5), (3, 1.0))]
     assert judged(*loads, before=entry(noisy(seed=1))) == (Verdict(compared=ANY), 2)
 
 
-def test_a_second_measurement_that_does_not_count_is_no_verdict() -> None:
+def test_a_disturbed_second_measurement_is_invalid() -> None:
     found, _ = judged(measured(noisy(1.2, seed=2)), measured(steal=0.5), before=entry(noisy(seed=1)))
     assert found == Verdict("INVALID", "time stolen by the hypervisor 50.0%, at most 2% is allowed")
 
 
-def test_counted_flop_fail_whatever_the_load() -> None:
+def test_more_flop_fail_under_any_load() -> None:
     more, before = replace(TRIAL, flop=2 * TRIAL.flop), entry(noisy(seed=1))
     one = measured(noisy(waited=0.5, seed=2), trial=more)
     asks = verdict.judge([one], {}, before.samples)
@@ -256,7 +260,7 @@ def test_counted_flop_fail_whatever_the_load() -> None:
         ({"seconds": 1.0}, "no baseline here", 0.0, "INVALID", "no baseline here"),
     ],
 )
-def test_budgets_are_held_before_the_baseline(
+def test_budgets_are_judged_before_the_baseline(
     budgets: dict[str, float], baseline: str | None, steal: float, outcome: str, why: str
 ) -> None:
     found = verdict.judge([measured(steal=steal)], budgets, baseline)
@@ -274,7 +278,7 @@ def test_a_disturbed_measurement_passes_only_strictly_below_half_of_its_budget()
     assert verdict.within(disturbed, {"sent_mib": 0.0}).outcome == "PASS"  # nothing was sent
 
 
-def test_the_correction_is_over_all_devices_but_each_has_its_own_verdict() -> None:
+def test_each_device_has_its_own_verdict_after_a_correction_for_all() -> None:
     before = entry(noisy(seed=1)).samples
     slow = verdict.judge([measured(noisy(1.2, seed=2))], {}, before, family=Family(2))
     assert isinstance(slow, NeedMore)
@@ -285,7 +289,7 @@ def test_the_correction_is_over_all_devices_but_each_has_its_own_verdict() -> No
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(0, 10))
-def test_holm_adjusts_upwards_and_rejects_when_bonferroni_does(p_values: list[float], more: int) -> None:
+def test_holm_adjusts_upwards_in_order_and_its_least_is_bonferronis(p_values: list[float], more: int) -> None:
     tests = len(p_values) + more
     adjusted = verdict.holm(p_values, tests)
     assert all(p <= a <= 1 for p, a in zip(p_values, adjusted, strict=True))
@@ -296,7 +300,7 @@ def test_holm_adjusts_upwards_and_rejects_when_bonferroni_does(p_values: list[fl
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=8))
-def test_what_holm_rejects_with_some_unknown_it_rejects_with_all_known(p_values: list[float]) -> None:
+def test_more_known_p_values_never_raise_holms_adjustment(p_values: list[float]) -> None:
     early = verdict.holm(p_values[:-1], len(p_values))
     late = verdict.holm(p_values, len(p_values))
     assert all(b <= a for a, b in zip(early, late, strict=False))
@@ -309,7 +313,7 @@ PASSED = ResultRow(
 )  # fmt: skip
 
 
-def test_a_device_is_a_line_below_its_test_measured_or_not() -> None:
+def test_the_table_has_a_line_for_each_device_below_its_test() -> None:
     test = "tests/test_step.py::test_step[moto-g4]"
     failed = ResultRow(
         test=test, label=PASSED.label, function="", device="moto-g4", outcome="FAIL", why="out of memory"
@@ -337,14 +341,13 @@ def test_columns_do_not_run_together(seconds: float) -> None:
         PASSED, seconds=seconds, host_cpu_s=seconds, peak_mib=123456.7, sent_mib=1.2345e-7, joules=1.2345e-5
     )
     figures = list(lines([row]))[3].split()
-    time = figures[1:3]
-    assert float(time[0].replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[time[1]] == pytest.approx(
-        seconds, rel=0.01
-    )
-    assert figures == ["pixel-3a", *time, *time, "123457", "1.23e-07", "1.23e-05", "15", "OK"]
+    number, unit = figures[1:3]
+    shown_s = float(number.replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
+    assert shown_s == pytest.approx(seconds, rel=0.01)
+    assert figures == ["pixel-3a", number, unit, number, unit, "123457", "1.23e-07", "1.23e-05", "15", "OK"]
 
 
-def test_a_row_that_did_not_pass_has_its_reason_and_no_line_is_too_wide() -> None:
+def test_a_failed_row_has_its_reason_and_no_line_is_too_wide() -> None:
     failed = replace(
         PASSED,
         label="a/very/" + "long/" * 20 + "test_step.py::test_step",
@@ -368,7 +371,7 @@ def test_properties_are_named_by_device_and_function() -> None:
     assert found == {f"edgefl.pixel-3a.step.{name}": value for name, value in said.items()}
 
 
-def test_a_row_crosses_processes_as_plain_data() -> None:
+def test_a_row_can_be_sent_to_another_process_as_json() -> None:
     row = replace(PASSED, entry=entry(), seconds=None)
     plain = json.loads(json.dumps(msgspec.to_builtins(row)))
     assert msgspec.convert(plain, ResultRow) == row
@@ -379,7 +382,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "edgefl-baselines" / "test_a.json"
 
 
-def test_an_entry_holds_all_that_a_figure_depends_on(path: Path) -> None:
+def test_an_entry_has_all_conditions_of_its_figures(path: Path) -> None:
     one = entry()
     assert (one.device, one.network, one.mechanism) == ("pixel-3a", "lte", "work-paced")
     assert one.reference.against.reference == "train-small"
@@ -393,7 +396,7 @@ def test_an_entry_holds_all_that_a_figure_depends_on(path: Path) -> None:
     assert baseline.load(path) == {one.key: one}
 
 
-def test_saving_replaces_what_is_the_same_and_keeps_the_rest(path: Path) -> None:
+def test_saving_replaces_entries_with_the_same_key_and_keeps_the_others(path: Path) -> None:
     elsewhere = replace(entry(), host=replace(entry().host, fingerprint="other"))
     baseline.save(path, [entry(), entry(test="test_b[pi-4]"), elsewhere])
     newer = entry(noisy(1.5))
@@ -404,7 +407,7 @@ def test_saving_replaces_what_is_the_same_and_keeps_the_rest(path: Path) -> None
     assert found[elsewhere.key] == elsewhere
 
 
-def test_the_order_of_saving_does_not_show(path: Path, tmp_path: Path) -> None:
+def test_the_order_of_saving_does_not_change_the_file(path: Path, tmp_path: Path) -> None:
     entries = [entry(test="test_b[pi-4]"), entry(), entry(function="other")]
     baseline.save(path, entries)
     other = tmp_path / "other.json"
@@ -413,7 +416,7 @@ def test_the_order_of_saving_does_not_show(path: Path, tmp_path: Path) -> None:
     assert path.read_bytes() == other.read_bytes()
 
 
-def test_a_changed_metric_is_one_changed_line_of_a_file_for_all_to_read(path: Path) -> None:
+def test_a_changed_metric_is_one_changed_line_of_a_readable_file(path: Path) -> None:
     baseline.save(path, [entry()])
     before = path.read_text().splitlines()
     baseline.save(path, [replace(entry(), peak_mib=(1.0,) * 15)])
@@ -438,7 +441,9 @@ def test_a_changed_metric_is_one_changed_line_of_a_file_for_all_to_read(path: Pa
         ('{"edgefl_baselines": "\udcff"}', "not a file of baselines: 'utf-8' codec can't decode byte 0xff"),
     ],
 )
-def test_a_broken_file_is_one_line_that_names_it_and_stays(path: Path, content: str, says: str) -> None:
+def test_the_error_for_a_broken_file_is_one_line_and_the_file_stays(
+    path: Path, content: str, says: str
+) -> None:
     path.parent.mkdir()
     path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError) as caught:
@@ -452,7 +457,7 @@ def test_a_broken_file_is_one_line_that_names_it_and_stays(path: Path, content: 
     assert path.read_bytes() == before
 
 
-def test_a_folder_is_no_baseline(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_baseline(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         baseline.load(tmp_path)
 
@@ -482,7 +487,7 @@ def as_saved() -> str:
 
 
 def tampered(path: Path, key: str, value: str) -> str:
-    """What is said of a file in which this number, or the third of its row, is another."""
+    """The error for a file with this value for a number, or for the third of a row; or "taken"."""
     plain = json.loads(as_saved())
     *outer, last = key.split(".")
     table = functools.reduce(lambda inner, name: inner[name], outer, plain["entries"][0])
@@ -499,7 +504,7 @@ def tampered(path: Path, key: str, value: str) -> str:
     return "taken"
 
 
-def test_the_numbers_held_to_bounds_are_all_there_are() -> None:
+def test_every_number_of_an_entry_has_bounds() -> None:
     def numbers(table: dict[str, object], prefix: str = "") -> set[str]:
         found: set[str] = set()
         for name, value in table.items():
@@ -533,7 +538,9 @@ def test_impossible_numbers_are_refused(key: str, least: float | None, most: flo
         ({"cpu_s": ()}, r"\[0\]\.cpu_s: must be an array that is not empty, got \[\]"),
     ],
 )
-def test_rows_are_of_one_length_and_not_empty(path: Path, change: dict[str, object], says: str) -> None:
+def test_rows_of_different_lengths_and_empty_rows_are_refused(
+    path: Path, change: dict[str, object], says: str
+) -> None:
     baseline.save(path, [replace(entry(), **change)])
     with pytest.raises(ConfigError, match=says):
         baseline.load(path)
@@ -547,7 +554,9 @@ def test_rows_are_of_one_length_and_not_empty(path: Path, change: dict[str, obje
         *((1.19, True, 0.0751), (1.21, False, 0.0851), (0.83, False, 0.0825)),
     ],
 )
-def test_loads_too_far_apart_do_not_compare(load: float, fits: bool, drift: float) -> None:
+def test_measurements_under_very_different_loads_are_not_compared(
+    load: float, fits: bool, drift: float
+) -> None:
     before, now = (entry([repetition(0.001 * factor, 0.001 * factor)] * 9) for factor in (1.0, load))
     assert before.cpu_s == now.cpu_s
     why = verdict.loads_apart(before.samples, now.samples)
@@ -556,7 +565,7 @@ def test_loads_too_far_apart_do_not_compare(load: float, fits: bool, drift: floa
     assert verdict.drift(before.samples, now.samples) == pytest.approx(drift, abs=1e-4)
 
 
-def test_waiting_for_a_core_is_a_load_too() -> None:
+def test_waiting_for_a_core_is_a_load() -> None:
     before, now = (entry([repetition(waited=share)] * 9) for share in (0.1, 0.6))
     assert verdict.drift(before.samples, now.samples) == pytest.approx(0.08)
     assert verdict.drift(now.samples, before.samples) == pytest.approx(0.08)
