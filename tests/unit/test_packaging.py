@@ -238,7 +238,7 @@ def block(mark: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("by_loss.py", "by_age.py"):
+    for name in ("by_loss.py", "by_age.py", "buffered_adam.py"):
         (tmp_path / name).write_text(block(f"<!-- file: {name} -->"), encoding="utf-8")
     return tmp_path
 
@@ -250,21 +250,15 @@ def test_the_example_passes_the_kit_as_printed(folder: Path) -> None:
     assert done.stdout
 
 
-def test_the_tables_of_the_strategies_page_load(folder: Path) -> None:
+def test_the_tables_and_strategies_of_the_strategies_page_run(folder: Path) -> None:
     tables = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     made = [resolve(tomllib.loads(table)["strategy"], [folder]) for table in tables]
     assert [type(strategy).__name__ for strategy in made] == ["FedBuff", "ByLoss"]
-    core = Core(made[1], fleet(4), 1, experiment.Stop(versions=5))
-    assert len(run_in_memory(core, [1.0, 2.0, 3.0, 4.0]).models) == 6
-
-
-def test_the_example_of_an_optimizer_runs(tmp_path: Path) -> None:
-    mark = "<!-- file: buffered_adam.py -->"
-    (tmp_path / "buffered_adam.py").write_text(block(mark), encoding="utf-8")
-    strategy = resolve({"name": "buffered_adam:BufferedAdam", "server_lr": 0.5}, [tmp_path])
-    core = Core(strategy, fleet(4), 1, experiment.Stop(versions=5))
-    assert len(run_in_memory(core, [1.0, 2.0, 3.0, 4.0]).models) == 6
-    assert (strategy.optimizer().kind, strategy.optimizer().lr) == ("adam", 0.5)
+    adam = resolve({"name": "buffered_adam:BufferedAdam", "server_lr": 0.5}, [folder])
+    assert (adam.optimizer().kind, adam.optimizer().lr) == ("adam", 0.5)
+    for strategy in (made[1], adam):
+        core = Core(strategy, fleet(4), 1, experiment.Stop(versions=5))
+        assert len(run_in_memory(core, [1.0, 2.0, 3.0, 4.0]).models) == 6
 
 
 def test_the_strategies_page_has_all_base_classes_and_built_in_strategies() -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +173,10 @@ def test_the_reported_epsilon_is_reached_by_opposite_updates() -> None:
     assert found == pytest.approx(TRIPS * (2 / SIGMA) ** 2, rel=1e-4)
 
 
-def _the_server_adds_the_noise(
-    noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int
-) -> bool:
+PROTECT = LocalNoise.protect
+
+
+def _add_no_noise(noise: LocalNoise, trained: Floats, base: Floats, *trip: int) -> bool:
     delta = trained - base
     finite = bool(np.isfinite(delta).all())
     factor = min(1.0, noise.clip_norm / max(1e-30, float(np.linalg.norm(delta)))) if finite else 0.0
@@ -182,52 +184,39 @@ def _the_server_adds_the_noise(
     return finite
 
 
-def _noise_is_divided_by_the_buffers_size(
-    noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int
-) -> bool:
-    less = LocalNoise(noise.clip_norm, noise.noise_multiplier / 5, noise.most_trips, noise.source)
-    return PROTECT(less, trained, base, client, trip)
-
-
-def _clips_after_the_noise(noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int) -> bool:
-    finite = PROTECT(LocalNoise(1e9, 1e-9 * SIGMA * L, TRIPS, noise.source), trained, base, client, trip)
+def _clip_after_the_noise(noise: LocalNoise, trained: Floats, base: Floats, *trip: int) -> bool:
+    finite = PROTECT(replace(noise, clip_norm=1e9, noise_multiplier=1e-9 * SIGMA * L), trained, base, *trip)
     sent = trained - base
     trained[:] = base + sent * np.float32(min(1.0, noise.clip_norm / float(np.linalg.norm(sent))))
     return finite
 
 
-def _does_not_clip(noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int) -> bool:
-    rest = noise.noise_multiplier * noise.clip_norm
-    return PROTECT(LocalNoise(1e6, rest / 1e6, TRIPS, noise.source), trained, base, client, trip)
-
-
-def _a_bad_update_sends_no_noise(
-    noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int
-) -> bool:
-    finite = PROTECT(noise, trained, base, client, trip)
+def _send_no_noise_for_a_bad_update(noise: LocalNoise, trained: Floats, base: Floats, *trip: int) -> bool:
+    finite = PROTECT(noise, trained, base, *trip)
     if not finite:
         trained[:] = base
     return finite
 
 
-def _all_trips_have_the_same_noise(
-    noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int
-) -> bool:
-    return PROTECT(noise, trained, base, client, 0)
-
-
-PROTECT = LocalNoise.protect
-
-
 @pytest.mark.parametrize(
     "mutant",
     [
-        _the_server_adds_the_noise,
-        _noise_is_divided_by_the_buffers_size,
-        _clips_after_the_noise,
-        _does_not_clip,
-        _a_bad_update_sends_no_noise,
-        _all_trips_have_the_same_noise,
+        _add_no_noise,
+        _clip_after_the_noise,
+        _send_no_noise_for_a_bad_update,
+        lambda noise, *given: PROTECT(replace(noise, noise_multiplier=SIGMA / 5), *given),
+        lambda noise, *given: PROTECT(
+            replace(noise, clip_norm=1e6, noise_multiplier=SIGMA * L / 1e6), *given
+        ),
+        lambda noise, *given: PROTECT(noise, *given[:-1], 0),
+    ],
+    ids=[
+        "none",
+        "clipped",
+        "none for bad updates",
+        "a fifth",
+        "updates are not clipped",
+        "same for all trips",
     ],
 )
 def test_wrong_noise_is_found(mutant: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,6 @@ def script(file: Path, interpreter: str) -> Path:
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        ("python3 x.py", "interpreter"),
         ("python3 -c 'import time\nprint(time.time())'", "interpreter"),
         ("/usr/local/bin/node x.js", "interpreter"),
         ("7zz b", "integer"),

@@ -24,23 +24,6 @@ run, baseline = plugin.run, plugin.baseline
 RESULTS = [("step", "OK"), ("known", "XFAIL"), ("known_later", "XFAIL")]
 
 
-class _Reporter:
-    verbosity = 0
-
-    def __init__(self, isatty: bool) -> None:
-        self.isatty = isatty
-        self.lines: list[str] = []
-
-    def ensure_newline(self) -> None:
-        self.lines.append("")
-
-    def write_line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def rewrite(self, text: str, erase: bool) -> None:
-        self.lines.append(f"\r{text}")
-
-
 @pytest.mark.parametrize(
     ("isatty", "every_s", "shown"),
     [
@@ -51,7 +34,14 @@ class _Reporter:
 def test_a_long_test_shows_its_progress(
     isatty: bool, every_s: float, shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reporter, now_s = _Reporter(isatty), [100.0]
+    lines, now_s = list[str](), [100.0]
+    reporter = SimpleNamespace(
+        isatty=isatty,
+        verbosity=0,
+        ensure_newline=lambda: lines.append(""),
+        write_line=lines.append,
+        rewrite=lambda text, erase: lines.append(f"\r{text}"),
+    )
     capture = SimpleNamespace(global_and_fixture_disabled=contextlib.nullcontext)
     plugins = {"terminalreporter": reporter, "capturemanager": capture}
     config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=plugins.get))
@@ -59,7 +49,7 @@ def test_a_long_test_shows_its_progress(
     tell = progress.Progress(config)
     tell("repetition 0")
     tell("")
-    assert reporter.lines == []  # a short test shows nothing
+    assert lines == []  # a short test shows nothing
     for after_s, text in (
         (0, "repetition 0"),
         (every_s, "repetition 1"),
@@ -69,7 +59,7 @@ def test_a_long_test_shows_its_progress(
         now_s[0] += after_s
         tell(text)
     tell("")
-    assert reporter.lines == shown
+    assert lines == shown
 
 
 def test_a_session_whose_results_could_not_be_written_fails(
