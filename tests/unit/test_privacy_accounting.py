@@ -172,21 +172,19 @@ def test_the_account_is_the_shift_relative_to_the_trees_noise(fields: dict[str, 
     audit(fields, lambda account, cohort: account.version(cohort))
 
 
-def one_participation_is_not_counted(account: PrivacyAccount, cohort: list[int]) -> None:
-    account.version(cohort[1:] if account.participations.sum() == 0 else cohort)
-
-
-def twice_in_a_version_counts_once(account: PrivacyAccount, cohort: list[int]) -> None:
-    account.version(sorted(set(cohort)))
-
-
-def half_the_noise(account: PrivacyAccount, cohort: list[int]) -> None:
+def _count_half_the_noise(account: PrivacyAccount, cohort: list[int]) -> None:
     account._rules = Privacy(clip_norm=1.0, noise_multiplier=2.0)
     account.version(cohort)
 
 
 @pytest.mark.parametrize(
-    "mutant", [one_participation_is_not_counted, twice_in_a_version_counts_once, half_the_noise]
+    "mutant",
+    [
+        lambda account, cohort: account.version(cohort[1:] if not account.participations.sum() else cohort),
+        lambda account, cohort: account.version(sorted(set(cohort))),
+        _count_half_the_noise,
+    ],
+    ids=["one participation is missing", "twice in a version counts once", "half the noise"],
 )
 def test_the_audit_finds_a_wrong_account(mutant: Callable[[PrivacyAccount, list[int]], None]) -> None:
     with pytest.raises(AssertionError):

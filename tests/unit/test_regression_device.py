@@ -106,7 +106,10 @@ class Measurements:
 
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> Measurements:
+    """Counts that fit their baselines; the test adds the measurements, and baselines of times."""
     measurements = Measurements()
+    counts = [entry_of("test_a", name, counted(), baseline.versions()) for name in ("dumps", "dumps 2")]
+    monkeypatch.setattr(baseline, "load_counted", lambda _: {one.key: one for one in counts})
     monkeypatch.setattr("edgefl.regression.device.measure", measurements)
     monkeypatch.setattr("edgefl.regression.device.count", lambda *_: counted())
     monkeypatch.setattr(Session, "process", lambda *_: None)
@@ -116,10 +119,8 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Measurements:
 def test_apparent_growth_is_measured_again_with_the_same_plan(
     again: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = entry(noisy(seed=1))
-    monkeypatch.setattr(EdgeDevice, "_baseline", lambda *_: before)
-    same = entry_of("test_a", "dumps", counted(), baseline.versions())
-    monkeypatch.setattr(EdgeDevice, "_counted_baseline", lambda *_: same)
+    before = entry(noisy(seed=1), "test_a", "dumps")
+    monkeypatch.setattr(baseline, "load", lambda _: {before.key: before})
     again.left = [measured(noisy(1.08, seed=2)), measured(noisy(1.08, seed=3))]
     device = edge_device(compare=True, timed=True)
     result = device.run(json.dumps, 1)
@@ -157,8 +158,6 @@ def test_an_unfit_baseline_is_found_before_measuring_but_after_budgets(
         change = {"reference": replace(before.reference, **change["reference"])}
     stored = replace(before, **change)
     monkeypatch.setattr(baseline, "load", lambda _: {stored.key: stored})
-    same = entry_of("test_a", "dumps", counted(), baseline.versions())
-    monkeypatch.setattr(baseline, "load_counted", lambda _: {same.key: same})
     again.left = [measured(noisy())]
     device = edge_device(MarkOptions("pixel-3a", **budgets), compare=True, timed=True)
     if budgets:  # which need no baseline
@@ -177,8 +176,7 @@ def test_each_run_of_a_function_has_its_own_baseline(again: Measurements, tmp_pa
         entry(test="test_a", function=name, trial=replace(TRIAL, shots=one))
         for name, one in zip(("dumps", "dumps 2"), shots, strict=True)
     ]
-    counts = [entry_of("test_a", name, counted(), baseline.versions()) for name in ("dumps", "dumps 2")]
-    baseline.save(baseline.path_of(test.file), entries, counts)
+    baseline.save(baseline.path_of(test.file), entries)
     again.left = [measured(noisy())] * 2
     device = edge_device(test=test, compare=True, timed=True)
     for value in (1, 2):

@@ -154,17 +154,21 @@ def test_a_profiles_hash_depends_on_a_traces_content_but_not_its_path(tmp_path: 
 
 
 class Known:
-    """A measuring process that returns these repetitions, and keeps their indices."""
+    """A measuring process that returns these repetitions, a second after each request by its clock."""
 
     def __init__(self, repetitions: list[Repetition]) -> None:
-        self.repetitions = repetitions
+        self.repetitions, self.now_s = repetitions, 0.0
         self.asked: list[int] = []
 
     def ask(self, request: PrepareRequest | RepeatRequest) -> TrialRun | Repetition:
+        self.now_s += 1.0
         if isinstance(request, PrepareRequest):
             return TRIAL
         self.asked.append(request.index)
         return self.repetitions[request.index]
+
+    def monotonic(self) -> float:
+        return self.now_s
 
 
 @pytest.fixture(autouse=True)
@@ -195,26 +199,11 @@ def test_a_disturbed_measurement_is_made_again_once(
     assert bool(found.doubts) == (len(stolen) > 1)
 
 
-class Slow(Known):
-    """A measuring process whose answers take this long by its clock."""
-
-    def __init__(self, repetitions: list[Repetition], each_s: float) -> None:
-        super().__init__(repetitions)
-        self.now_s, self.each_s = 0.0, each_s
-
-    def ask(self, request: PrepareRequest | RepeatRequest) -> TrialRun | Repetition:
-        self.now_s += self.each_s
-        return super().ask(request)
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.mark.parametrize(("limit_s", "asked"), [(None, 60), (61.0, 60), (21.0, 20), (10.0, 9)])
 def test_the_time_of_a_test_is_limited(
     limit_s: float | None, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process, said = Slow(noisy(spread=0.1, count=60), 1.0), list[str]()
+    process, said = Known(noisy(spread=0.1, count=60)), list[str]()
     monkeypatch.setattr(measuring, "time", process)
     assert len(made(process, limit_s, said.append).repetitions) == asked
     assert len(process.asked) >= asked
@@ -225,7 +214,7 @@ def test_the_time_of_a_test_is_limited(
 
 
 def test_too_few_repetitions_within_the_limit_are_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Slow(noisy(), 1.0)
+    process = Known(noisy())
     monkeypatch.setattr(measuring, "time", process)
     with pytest.raises(Invalid, match="5 repetitions fit into the 6 s that --edgefl-limit allows; at least"):
         made(process, 6.0)
