@@ -348,16 +348,17 @@ def limited(
     return core, [[update.client for update in updates] for _, updates in result.sums]
 
 
-STRATEGIES = [
-    FedBuff(buffer_size=3),
-    FedBuff(buffer_size=3, concurrency=4, restart="new-version"),
-    FedBuff(buffer_size=3, max_staleness=1),
-    FedAvg(cohort=3, weighting="uniform"),
-    FedAvg(cohort=3, over_selection=1.5, weighting="uniform"),
-]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=range(len(STRATEGIES)))
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FedBuff(buffer_size=3),
+        FedBuff(buffer_size=3, concurrency=4, restart="new-version"),
+        FedBuff(buffer_size=3, max_staleness=1),
+        FedAvg(cohort=3, weighting="uniform"),
+        FedAvg(cohort=3, over_selection=1.5, weighting="uniform"),
+    ],
+    ids=range(5),
+)
 def test_participations_and_their_separation_are_limited(strategy: FedBuff | FedAvg) -> None:
     core, versions = limited(strategy, clients=12, versions=1000, max_participations=5, min_separation=3)
     taken = [client for clients in versions for client in clients]

@@ -68,11 +68,15 @@ def test_a_commands_class_of_code_is_given_or_follows_from_its_name(
         ({"network": "6g"}, "network"),
         ({"network": ""}, "network profile '' not found"),
         ({"folder": "/no/such"}, "folder '/no/such'"),
+        ({"connects": {9092: "server"}}, "must be HOST:PORT"),
+        ({"connects": {9092: "localhost:99999"}}, "must be HOST:PORT"),
+        ({"connects": {0: "localhost:80"}}, "port from 1 to 65535"),
+        ({"connects": {9092: "no.such.host.invalid:80"}}, "not found"),
     ],
 )
 def test_an_invalid_phone_is_one_line(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        look_up([replace(CAT, **changes)])
+        open_listeners(look_up([replace(CAT, **changes)]))
     assert "\n" not in str(caught.value)
 
 
@@ -102,9 +106,7 @@ def test_the_first_phone_in_a_control_group_may_have_no_memory_limit(
     memory.assert_called_once_with(Path(), 64.0)
 
 
-def test_a_folder_without_write_permission_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the record would be lost at the end of the phones."""
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
     with pytest.raises(ConfigError, match="no file can be created"):
@@ -128,20 +130,6 @@ def test_a_proc_of_another_pid_namespace_is_refused(
     monkeypatch.setattr(os, "readlink", Mock(return_value=shown, side_effect=None if shown else OSError))
     with pytest.raises(ConfigError, match=says):
         start([CAT])
-
-
-@pytest.mark.parametrize(
-    ("connects", "says"),
-    [
-        ({9092: "server"}, "must be HOST:PORT"),
-        ({9092: "localhost:99999"}, "must be HOST:PORT"),
-        ({0: "localhost:80"}, "port from 1 to 65535"),
-        ({9092: "no.such.host.invalid:80"}, "not found"),
-    ],
-)
-def test_a_wrong_connection_is_one_line(connects: dict[int, str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        open_listeners(look_up([replace(CAT, connects=connects)]))
 
 
 @pytest.mark.parametrize(

@@ -177,34 +177,35 @@ def test_more_devices_need_more_evidence() -> None:
     assert grown(before, now, devices=8) == []
 
 
-JUDGED = [
-    # the factors of both measurements; their load and waiting; the verdict; the number of measurements
-    (1.0, 1.0, 1.0, 0.0, "PASS", 1),
-    (1.08, 1.08, 1.0, 0.0, "FAIL", 2),
-    (1.08, 1.03, 1.0, 0.0, "FAIL", 2),  # both count together
-    (1.08, 1.0, 1.0, 0.0, "PASS", 2),
-    (1.04, 1.04, 1.0, 0.0, "PASS", 2),  # above half of the tolerance
-    (1.06, 1.06, 1.1, 0.0, "INVALID", 2),
-    (1.12, 1.12, 1.1, 0.0, "FAIL", 2),
-    (1.0, 1.0, 1.1, 0.0, "PASS", 1),
-    (1.2, 1.2, 1.3, 0.0, "INVALID", 2),  # loads too far apart, twice
-    (1.0, 1.0, 1.0, 0.5, "INVALID", 2),
-    (0.9, 0.9, 1.0, 0.5, "PASS", 1),
-    (1.2, 1.2, 1.0, 0.5, "FAIL", 2),
-]
-
-
-def judged(*measurements: Measurement, before: BaselineEntry, **options: Any) -> tuple[Verdict, int]:
-    """The verdict, and how many of the measurements it took."""
+def judged(*measurements: Measurement) -> tuple[Verdict, int]:
+    """The verdict against ``entry(noisy(seed=1))``, and the number of measurements that it needed."""
+    before = entry(noisy(seed=1)).samples
     for count in range(1, len(measurements) + 1):
-        found = verdict.judge(measurements[:count], {}, before.samples, **options)
+        found = verdict.judge(measurements[:count], {}, before)
         if isinstance(found, Verdict):
             return found, count
         assert found.measurements == 1
     raise AssertionError("it wants more measurements")
 
 
-@pytest.mark.parametrize(("first", "second", "load", "waited", "outcome", "needed"), JUDGED)
+@pytest.mark.parametrize(
+    ("first", "second", "load", "waited", "outcome", "needed"),
+    [
+        # the factors of both measurements; their load and waiting; the verdict; the number of measurements
+        (1.0, 1.0, 1.0, 0.0, "PASS", 1),
+        (1.08, 1.08, 1.0, 0.0, "FAIL", 2),
+        (1.08, 1.03, 1.0, 0.0, "FAIL", 2),  # both count together
+        (1.08, 1.0, 1.0, 0.0, "PASS", 2),
+        (1.04, 1.04, 1.0, 0.0, "PASS", 2),  # above half of the tolerance
+        (1.06, 1.06, 1.1, 0.0, "INVALID", 2),
+        (1.12, 1.12, 1.1, 0.0, "FAIL", 2),
+        (1.0, 1.0, 1.1, 0.0, "PASS", 1),
+        (1.2, 1.2, 1.3, 0.0, "INVALID", 2),  # loads too far apart, twice
+        (1.0, 1.0, 1.0, 0.5, "INVALID", 2),
+        (0.9, 0.9, 1.0, 0.5, "PASS", 1),
+        (1.2, 1.2, 1.0, 0.5, "FAIL", 2),
+    ],
+)
 def test_growth_fails_unless_another_load_may_explain_it(
     first: float, second: float, load: float, waited: float, outcome: str, needed: int
 ) -> None:
@@ -212,7 +213,7 @@ def test_growth_fails_unless_another_load_may_explain_it(
         measured(noisy(factor, load=load, waited=waited, seed=seed))
         for factor, seed in ((first, 2), (second, 3))
     )
-    found, count = judged(one, other, before=entry(noisy(seed=1)))
+    found, count = judged(one, other)
     assert (found.outcome, count) == (outcome, needed)
     assert outcome != "INVALID" or "host" in found.why
     assert found.grew == (("cpu_s",) if outcome == "FAIL" else ())
@@ -222,30 +223,29 @@ def test_growth_fails_unless_another_load_may_explain_it(
 @pytest.mark.parametrize("second", [1 / 1.15, 1.0, 1.8])
 def test_opposite_loads_of_two_measurements_do_not_cancel(second: float) -> None:
     one, other = measured(noisy(1.08, load=1.15, seed=2)), measured(noisy(1.08, load=second, seed=3))
-    assert judged(one, other, before=entry(noisy(seed=1)))[0].outcome == "INVALID"
+    assert judged(one, other)[0].outcome == "INVALID"
 
 
 def test_a_measurement_under_load_is_made_again_once() -> None:
     loads = [measured(noisy(load=load, seed=seed)) for seed, load in ((2, 1.5), (3, 1.0))]
-    assert judged(*loads, before=entry(noisy(seed=1))) == (Verdict(compared=ANY), 2)
+    assert judged(*loads) == (Verdict(compared=ANY), 2)
 
 
 def test_a_disturbed_second_measurement_is_invalid() -> None:
-    found, _ = judged(measured(noisy(1.2, seed=2)), measured(steal=0.5), before=entry(noisy(seed=1)))
+    found, _ = judged(measured(noisy(1.2, seed=2)), measured(steal=0.5))
     assert found == Verdict("INVALID", "time stolen by the hypervisor 50.0%, at most 2% is allowed")
 
 
 def test_more_flop_fail_under_any_load() -> None:
-    more, before = replace(TRIAL, flop=2 * TRIAL.flop), entry(noisy(seed=1))
-    one = measured(noisy(waited=0.5, seed=2), trial=more)
-    asks = verdict.judge([one], {}, before.samples)
+    one = measured(noisy(waited=0.5, seed=2), trial=replace(TRIAL, flop=2 * TRIAL.flop))
+    asks = verdict.judge([one], {}, entry(noisy(seed=1)).samples)
     assert isinstance(asks, NeedMore)
     assert asks.otherwise is not None
     assert asks.otherwise.why == "counted FLOP +100.0% on pixel-3a: 4e+06 → 8e+06"
     for other in (measured(noisy(waited=0.5, seed=3)), measured(steal=0.5)):
-        found, _ = judged(one, other, before=before)
+        found, _ = judged(one, other)
         assert (found.outcome, found.why) == ("FAIL", asks.otherwise.why)
-    grew, _ = judged(one, measured(noisy(1.4, seed=3)), before=before)
+    grew, _ = judged(one, measured(noisy(1.4, seed=3)))
     assert grew.why.startswith(f"{asks.otherwise.why}; CPU time +")
 
 
