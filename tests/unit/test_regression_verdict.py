@@ -7,7 +7,6 @@ import json
 import math
 import stat
 from pathlib import Path
-from typing import Any
 from unittest.mock import ANY
 
 import msgspec
