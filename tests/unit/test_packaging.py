@@ -169,9 +169,9 @@ def test_packages_import_each_other_in_one_direction() -> None:
 def test_a_packages_docstring_names_its_modules() -> None:
     """Except strategies, whose modules are named after their algorithms."""
     for package in {path.parent for path in SOURCES} - {ROOT / "edgefl", ROOT / "edgefl" / "strategies"}:
-        says = ast.get_docstring(parsed(package / "__init__.py")) or ""
+        docstring = ast.get_docstring(parsed(package / "__init__.py")) or ""
         modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
-        assert modules - set(re.findall(r"\w+", says)) == set(), package
+        assert modules - set(re.findall(r"\w+", docstring)) == set(), package
 
 
 def test_files_import_each_other_in_one_direction_even_inside_functions() -> None:

@@ -115,7 +115,7 @@ def test_a_published_guarantee_in_zcdp() -> None:
 
 
 class Basis:
-    """A source that gives each name a unit vector in a dimension of its own."""
+    """A source that returns a unit vector in a new dimension for each name."""
 
     seed = 0
 
@@ -234,7 +234,7 @@ def test_a_count_is_accounted_with_its_real_noise(mechanism: str) -> None:
     assert most == 0.01
     norm = Mechanism(rules, most, Ones()).next_norm(1, Clipped([most] * 127, 127), 1.0)
     assert norm is not None
-    drawn = 100 * (math.log(norm) / -rules.quantile_rate) - 127 / 2  # of the count: it moves the norm
+    drawn = 100 * (math.log(norm) / -rules.quantile_rate) - 127 / 2  # noise of the count
     assert drawn == pytest.approx(100 / 20)
     account = PrivacyAccount(rules, clients, expected=100.0)
     account.version(range(127))

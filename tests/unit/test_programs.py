@@ -48,7 +48,7 @@ def test_a_commands_class_of_code_is_given_or_follows_from_its_name(
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"device": "moto-g5"}, "did you mean 'moto-g4'"),
         ({"command": ()}, "no command"),
@@ -74,8 +74,8 @@ def test_a_commands_class_of_code_is_given_or_follows_from_its_name(
         ({"connects": {9092: "no.such.host.invalid:80"}}, "not found"),
     ],
 )
-def test_an_invalid_phone_is_one_line(changes: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_an_invalid_phone_is_one_line(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         open_listeners(look_up([replace(CAT, **changes)]))
     assert "\n" not in str(caught.value)
 
@@ -121,14 +121,14 @@ def test_out_must_be_a_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "says"), [("1", "shows the pids of another PID namespace"), (None, "is not mounted")]
+    ("shown", "message"), [("1", "shows the pids of another PID namespace"), (None, "is not mounted")]
 )
 def test_a_proc_of_another_pid_namespace_is_refused(
-    shown: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+    shown: str | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keeper would wait for other processes than the phones', and kill them."""
     monkeypatch.setattr(os, "readlink", Mock(return_value=shown, side_effect=None if shown else OSError))
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         start([CAT])
 
 
@@ -169,10 +169,10 @@ def test_a_wrong_command_line_is_one_line_and_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["exec", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("edgefl: ")
-    assert said.err.count("\n") == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("edgefl: ")
+    assert shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_the_relay_holds_at_most_its_window_and_one_part() -> None:
         task = asyncio.create_task(carry(ends[1], ends[2], flow, 0.0, {}))
         sender = asyncio.create_task(asyncio.get_running_loop().sock_sendall(ends[0], bytes(64 << 20)))
         before = -1
-        while entered != before or not entered:  # many turns of the loop, and nothing more has entered
+        while entered != before or not entered:  # until nothing more enters in many turns of the loop
             before = entered
             for _ in range(500):
                 await asyncio.sleep(0)

@@ -40,9 +40,9 @@ def test_the_last_line_has_the_times_of_the_phones_and_the_model_error(
     two = (phone_result(wall_s=8.0), phone_result(phone=1, wall_s=30.0))
     result = ProgramsResult(two, 4.0, 0, 30.0, "sigstop", "off", held, (ModelError("integer", "pi-4", 1.2),))
     say_result(result, quiet=False)
-    said = capsys.readouterr().err
-    assert "; 2 phones, 2 s to 7.5 s of emulated time, time_scale 4, " in said
-    assert "; integer code on a real pi-4: within a factor of 1.20 (90%)" in said
+    shown = capsys.readouterr().err
+    assert "; 2 phones, 2 s to 7.5 s of emulated time, time_scale 4, " in shown
+    assert "; integer code on a real pi-4: within a factor of 1.20 (90%)" in shown
     assert result.summary()["model_errors"] == [{"code": "integer", "device": "pi-4", "factor": 1.2}]
     assert "model_errors" not in result._replace(model_errors=()).summary()
     say_result(result._replace(phones=two[:1]), quiet=False)
@@ -135,9 +135,9 @@ def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[s
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     view = PhonesTable(console)
     view.begin(held, choose_time_scale([Demand(0.5, 1.0)] * 6, cores=capacity_cores(), scale=2.0))
-    said = capsys.readouterr().err
-    assert said.startswith("edgefl: time_scale 2: a second of a phone takes 2 s here.")
-    assert "need 3.0 cores of this host at time_scale 1" in said
+    shown = capsys.readouterr().err
+    assert shown.startswith("edgefl: time_scale 2: a second of a phone takes 2 s here.")
+    assert "need 3.0 cores of this host at time_scale 1" in shown
     states = {
         number: PhoneState(
             phone=number, state="ended" if number < 5 else "running", wall_s=10.0, age_s=10.0, cpu_s=0.5,

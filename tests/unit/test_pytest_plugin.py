@@ -143,7 +143,7 @@ def test_a_test_runs_on_each_device_and_must_keep_its_budgets(run: Run, pytester
         passed=4,
         failed=3,
     )
-    assert "edgefl/regression" not in found.stdout.str()  # the traceback is the test's own
+    assert "edgefl/regression" not in found.stdout.str()  # no frames of edgefl
     shown = found.stdout.str().partition("= edgefl =")[2].splitlines()[1:7]
     assert max(map(len, shown)) <= 80
     properties = {
@@ -244,7 +244,7 @@ def test_counts_are_saved_and_growth_fails_with_the_figures_that_grew(run: Run, 
         "    sent 0 → 5 MiB; *",
         failed=1,
     )
-    assert "MiB (+" not in found.stdout.str()  # no percentage of nothing
+    assert "MiB (+" not in found.stdout.str()  # growth from zero has no percentage
     wide = TEST.replace("mib=10", "mib=10, work=101").replace('"pixel-4"', '"pixel-4", tolerance=1')
     run(wide, "--edgefl-compare").assert_outcomes(passed=1)
 

@@ -12,7 +12,7 @@ run = plugin.run
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "says"),
+    ("option", "value", "message"),
     [
         ("tolerance", "much", "a number of at least 0"),
         ("tolerance", "-1", "a number of at least 0"),
@@ -24,16 +24,16 @@ run = plugin.run
         ("report", "", "the name of a file"),
     ],
 )
-def test_a_wrong_option_is_a_usage_error(run: Run, option: str, value: str, says: str) -> None:
+def test_a_wrong_option_is_a_usage_error(run: Run, option: str, value: str, message: str) -> None:
     found = run("def test_a(): pass", f"--edgefl-{option}={value}")
     assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines([f"ERROR: --edgefl-{option}: must be {says} (got '{value}')"])
+    found.stderr.fnmatch_lines([f"ERROR: --edgefl-{option}: must be {message} (got '{value}')"])
 
 
 def test_a_typing_mistake_is_one_line_before_anything_runs(run: Run) -> None:
     found = run("@pytest.mark.edge_device('pixel3a')\ndef test_a(): raise AssertionError\n")
-    says = "device profile 'pixel3a' not found; did you mean 'pixel-3a'? available: *"
-    check(found, f"test_device.py::test_a: {says}", errors=1)
+    message = "device profile 'pixel3a' not found; did you mean 'pixel-3a'? available: *"
+    check(found, f"test_device.py::test_a: {message}", errors=1)
     assert "Traceback" not in found.stdout.str()
 
 

@@ -104,7 +104,7 @@ def test_the_checkout_has_the_commits_files_and_is_removed(top: Path) -> None:
 
 
 def test_a_build_that_fails_is_named_with_its_last_line(top: Path) -> None:
-    says = r"--edgefl-build: 'echo no compiler; exit 3'.*exit code 3: no compiler"
-    with pytest.raises(ConfigError, match=says):
+    message = r"--edgefl-build: 'echo no compiler; exit 3'.*exit code 3: no compiler"
+    with pytest.raises(ConfigError, match=message):
         Checkout(find_base("main", top), "echo no compiler; exit 3")
     assert git(top, "worktree", "list").count("\n") == 0

@@ -110,7 +110,7 @@ def test_each_version_of_python_has_its_own_counts_and_the_others_stay(tmp_path:
     baseline.save(path, [], [entry(before, old)])
     other = run_of({"steps.train": 90}, figures={"sent_bytes": 8})
     found = compare(baseline.load_counted(path)["test_step", "step"], other, new)
-    assert [one.name for one in found.grew] == ["sent_bytes"]  # is judged all the same
+    assert [one.name for one in found.grew] == ["sent_bytes"]  # is judged nevertheless
     assert found.unjudged[0].startswith(
         "Python's instructions and memory: the baseline contains them for Python 3.11, but not"
     )
@@ -121,7 +121,7 @@ def test_each_version_of_python_has_its_own_counts_and_the_others_stay(tmp_path:
     }  # fmt: skip
     text = path.read_text()
     baseline.save(path, [], [entry(run_of({"steps.train": 90}), new)])
-    assert path.read_text() == text  # the same figures are the same file
+    assert path.read_text() == text  # the same figures give the same file
     assert json.loads(text)["counted"][0]["python"]["3.12"]["instructions"] == {"steps.train": 90}
 
 
@@ -139,7 +139,7 @@ def test_a_figure_whose_two_counts_differ_is_judged_only_if_both_grew() -> None:
     saved = entry(varies)
     assert (saved.varying, saved.python["3.11"].instructions) == (("instructions",), None)
     found = compare(saved, run_of({"steps.train": 500}, figures={"sent_bytes": 8}), HERE)
-    assert found == CountedVerdict(left_out=("instructions",))  # and the table says so
+    assert found == CountedVerdict(left_out=("instructions",))  # and shown in the table
 
 
 def test_uncounted_figures_are_neither_compared_nor_timed() -> None:
@@ -148,7 +148,7 @@ def test_uncounted_figures_are_neither_compared_nor_timed() -> None:
         found = against(before, uncounted)
         assert found == CountedVerdict(unjudged=(f"Python bytecode instructions: {NOT_COUNTED}",))
     found = against(uncounted, counted(100, calls=11))
-    assert [one.name for one in found.grew] == ["calls"]  # is judged all the same
+    assert [one.name for one in found.grew] == ["calls"]  # is judged nevertheless
     assert found.unjudged[0].endswith(": not counted when the baseline was saved; save it again")
     once = run_of({"steps.train": 100}, None)
     assert [entry(one).uncounted for one in (uncounted, once, counted(100))] == [True, True, False]

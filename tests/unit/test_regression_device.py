@@ -36,7 +36,7 @@ def test_each_profile_has_the_marks_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profiles", "keys", "says"),
+    ("profiles", "keys", "message"),
     [
         ([], {}, "edge_device: no profile is named; name one or more"),
         (["pixel3a"], {}, "device profile 'pixel3a' not found; did you mean 'pixel-3a'? available: "),
@@ -59,10 +59,10 @@ def test_each_profile_has_the_marks_options() -> None:
         (["pi-4"], {"network": "5gg"}, "network profile '5gg' not found;"),
     ],
 )
-def test_an_invalid_mark_is_one_line(profiles: list[Any], keys: dict[str, Any], says: str) -> None:
+def test_an_invalid_mark_is_one_line(profiles: list[Any], keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         mark_options(profiles, keys)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
@@ -163,8 +163,8 @@ def test_an_unfit_baseline_is_found_before_measuring_but_after_budgets(
     if budgets:  # which need no baseline
         device.run(json.dumps, 1)
     find = device.judge if budgets else partial(device.run, json.dumps, 1)
-    says = f"^dumps on pixel-3a: {why}.*; save it again with --edgefl-save --edgefl-timed$"
-    with pytest.raises(Invalid, match=says):
+    message = f"^dumps on pixel-3a: {why}.*; save it again with --edgefl-save --edgefl-timed$"
+    with pytest.raises(Invalid, match=message):
         find()
     assert len(again.plans) == (1 if budgets else 0)
 

@@ -56,7 +56,9 @@ def test_a_host_that_is_slower_for_both_gives_the_same_figures(slower: float) ->
 def test_time_of_torch_and_of_the_rest_are_added(rest: float, expected: float) -> None:
     """Not the larger of the two."""
     trial = msgspec.structs.replace(TRIAL, model_s=4 / 1750, rest=rest)
-    one = measured([repetition(cpu_s=0.0004, blocked_s=0.25)] * 9, trial=trial)  # 2/1750 s at its pace
+    one = measured(
+        [repetition(cpu_s=0.0004, blocked_s=0.25)] * 9, trial=trial
+    )  # 2/1750 s at the device's pace
     assert one.seconds == pytest.approx([expected / 1750 + 0.25] * 9)
     assert one.cpu_s == pytest.approx([2 / 1750 + 0.25] * 9)
 
@@ -113,7 +115,7 @@ def test_a_calm_measurement_has_no_doubts_also_if_steal_is_unknown(steal: float 
 
 
 @pytest.mark.parametrize(
-    ("repetitions", "steal", "says"),
+    ("repetitions", "steal", "message"),
     [
         ([repetition()] * 9, 0.021, "time stolen by the hypervisor 2.1%, at most 2% is allowed"),
         ([repetition(waited=0.61)] * 9, 0.0, "time that the function waited for a core 61.0%"),
@@ -125,9 +127,11 @@ def test_a_calm_measurement_has_no_doubts_also_if_steal_is_unknown(steal: float 
         ),
     ],
 )
-def test_a_disturbed_measurement_is_doubted(repetitions: list[Repetition], steal: float, says: str) -> None:
+def test_a_disturbed_measurement_is_doubted(
+    repetitions: list[Repetition], steal: float, message: str
+) -> None:
     (reason,) = measured(repetitions, steal=steal).doubts
-    assert says in reason
+    assert message in reason
 
 
 def test_the_pace_is_that_of_the_paced_calls() -> None:
@@ -203,14 +207,14 @@ def test_a_disturbed_measurement_is_made_again_once(
 def test_the_time_of_a_test_is_limited(
     limit_s: float | None, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process, said = Known(noisy(spread=0.1, count=60)), list[str]()
+    process, texts = Known(noisy(spread=0.1, count=60)), list[str]()
     monkeypatch.setattr(measuring, "time", process)
-    assert len(made(process, limit_s, said.append).repetitions) == asked
+    assert len(made(process, limit_s, texts.append).repetitions) == asked
     assert len(process.asked) >= asked
     assert limit_s is None or process.now_s <= limit_s or asked == 60
     least = "of at least 9 and at most 60"
-    assert said[:2] == [f"time on the device, repetition {k} {least}" for k in (1, 2)]
-    assert len(said) == asked
+    assert texts[:2] == [f"time on the device, repetition {k} {least}" for k in (1, 2)]
+    assert len(texts) == asked
 
 
 def test_too_few_repetitions_within_the_limit_are_invalid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ NONE = "must be a function at the top of a module (got "
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "message"),
     [
         (lambda: 7, f"{LOST}a lambda)"),
         (functools.partial(at_the_top), f"{LOST}a partial)"),
@@ -135,11 +135,11 @@ NONE = "must be a function at the top of a module (got "
 )
 @pytest.mark.parametrize("name", ["the function", "setup"])
 def test_a_function_that_another_process_cannot_run_is_refused(
-    function: object, says: str, name: str
+    function: object, message: str, name: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         locate(function, name)
-    assert str(caught.value) == f"{name} {says}"
+    assert str(caught.value) == f"{name} {message}"
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_module_comes_from_its_file_and_not_from_another_of_its_name(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("import no_such_module\n", "cannot be imported: ModuleNotFoundError: No module named"),
         ("def step(:\n", "cannot be imported: SyntaxError: "),
@@ -170,11 +170,11 @@ def test_a_module_comes_from_its_file_and_not_from_another_of_its_name(
         ("", "cannot be imported: AttributeError: "),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_one_line(module: Path, text: str, says: str) -> None:
+def test_a_module_that_cannot_be_imported_is_one_line(module: Path, text: str, message: str) -> None:
     module.write_text(text)
     with pytest.raises(ConfigError) as caught:
         find(FunctionLocation("steps_of_this_test", str(module), "step"))
-    assert str(caught.value).startswith(f"{module}: {says}")
+    assert str(caught.value).startswith(f"{module}: {message}")
     assert "\n" not in str(caught.value)
 
 

@@ -60,7 +60,7 @@ def test_each_budget_limits_its_own_figure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "says"),
+    ("budget", "message"),
     [
         ({"second": 1.0}, "budget 'second' not found; did you mean 'seconds'? available: "),
         ({"seconds": -1.0}, "budget seconds must be a finite number of at least 0 (got -1.0)"),
@@ -68,10 +68,10 @@ def test_each_budget_limits_its_own_figure() -> None:
         ({"joules": 1.0}, "budget joules: device 'pi-4' has no [battery], so its power is unknown"),
     ],
 )
-def test_an_invalid_budget_is_one_line(budget: dict[str, float], says: str) -> None:
+def test_an_invalid_budget_is_one_line(budget: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         result_of(measured(device="pi-4")).assert_budget(**budget)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
 
 
 def at_pace(*paces: float) -> DeviceResult:
@@ -366,8 +366,8 @@ def test_a_failed_row_has_its_reason_and_no_line_is_too_wide() -> None:
 def test_properties_are_named_by_device_and_function() -> None:
     found = dict(properties(replace(PASSED, outcome="FAIL", why="too slow", figures={"calls": 9})))
     figures = {name: getattr(PASSED, name) for name in ("seconds", "host_cpu_s", "peak_mib", "sent_mib")}
-    said = {"outcome": "FAIL", **figures, "repetitions": 15, "calls": 9, "why": "too slow"}
-    assert found == {f"edgefl.pixel-3a.step.{name}": value for name, value in said.items()}
+    expected = {"outcome": "FAIL", **figures, "repetitions": 15, "calls": 9, "why": "too slow"}
+    assert found == {f"edgefl.pixel-3a.step.{name}": value for name, value in expected.items()}
 
 
 def test_a_row_can_be_sent_to_another_process_as_json() -> None:
@@ -429,7 +429,7 @@ def test_a_changed_metric_is_one_changed_line_of_a_readable_file(path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("", "not a file of baselines: Input data was truncated"),
         ("[]", "must be a table, got []"),
@@ -441,14 +441,14 @@ def test_a_changed_metric_is_one_changed_line_of_a_readable_file(path: Path) -> 
     ],
 )
 def test_the_error_for_a_broken_file_is_one_line_and_the_file_stays(
-    path: Path, content: str, says: str
+    path: Path, content: str, message: str
 ) -> None:
     path.parent.mkdir()
     path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError) as caught:
         baseline.load(path)
     assert str(caught.value).startswith(f"{path}: ")
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     before = path.read_bytes()
     with pytest.raises(ConfigError):
@@ -522,26 +522,26 @@ def test_impossible_numbers_are_refused(key: str, least: float | None, most: flo
     assert "JSON is malformed" in tampered(path, key, "NaN")
     assert "out of range" in tampered(path, key, "1e400")
     for value in ("true", "'7'", "[]", "-1", str(10**30), *(["2.5"] if whole else [])):
-        said = tampered(path, key, value.replace("'", '"'))
-        assert f"{place}: must be " in said.replace("[2]: ", ": ")
-        assert said.endswith(f", got {value}")
+        error = tampered(path, key, value.replace("'", '"'))
+        assert f"{place}: must be " in error.replace("[2]: ", ": ")
+        assert error.endswith(f", got {value}")
     assert tampered(path, key, str(most)) == "taken"
     assert place in tampered(path, key, str(most + 1 if whole else most * 1.001))
     assert (tampered(path, key, "0") == "taken") == (least == 0)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"peak_mib": (1.0,) * 3}, r"\[0\]\.peak_mib: got 3 figures; allowed: 15, as many as cpu_s"),
         ({"cpu_s": ()}, r"\[0\]\.cpu_s: must be an array that is not empty, got \[\]"),
     ],
 )
 def test_rows_of_different_lengths_and_empty_rows_are_refused(
-    path: Path, change: dict[str, object], says: str
+    path: Path, change: dict[str, object], message: str
 ) -> None:
     baseline.save(path, [replace(entry(), **change)])
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         baseline.load(path)
 
 
