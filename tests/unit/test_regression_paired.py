@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from edgefl.regression import against
+from edgefl.regression import against, paired
 from edgefl.regression.against import Comparison, due, verdict_of
 from edgefl.regression.paired import ProcessPair, decide, estimate
 
@@ -79,6 +79,11 @@ def test_every_due_pair_is_made_once() -> None:
             assert sum(one.layout == layout for one in pairs) == turn
             pairs.append(pair(layout, 0.0))
     assert Counter(one.layout for one in pairs) == dict.fromkeys(range(10), 4)
+
+
+def test_turns_in_which_the_core_was_taken_away_do_not_change_the_ratio() -> None:
+    steady = [(1.0, 1.05)] * 12
+    assert paired.block_ratio([*steady, (1.0, 9.0), (7.0, 1.0), (1.0, 5.0)]) == pytest.approx(math.log(1.05))
 
 
 def found(pairs: Sequence[ProcessPair]) -> Comparison:

@@ -23,7 +23,7 @@ from edgefl.regression.measurement import Measurement, median_interval
 from edgefl.regression.table import ResultRow, lines, properties
 from edgefl.regression.verdict import Compared, Family, NeedMore, Verdict
 
-RUNS = 200
+RUNS = 100
 replace = msgspec.structs.replace
 
 
