@@ -226,7 +226,7 @@ def test_the_files_that_are_damaged_are_good(folder: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("cases", [range(FAST), pytest.param(range(FAST, ALL), marks=pytest.mark.slow)])
-def test_damaged_files_are_one_line_or_a_run(
+def test_damaged_files_are_refused_or_run(
     cases: range, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sum(attempt(case, folder, capsys) for case in cases) > len(cases) // 2

@@ -1,4 +1,4 @@
-"""What the kernels refuse, and with which words, is the same for every back end."""
+"""Tests that every back end refuses the same arguments with the same message."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ WRONG_NORM: Wrong = [
     ],
     ids=lambda given: getattr(given, "__name__", ""),
 )
-def test_wrong_arguments_are_named_and_nothing_is_written(
+def test_a_wrong_argument_is_named_and_no_output_is_written(
     backend: str, call: Any, right: dict[str, Any], wrong: Wrong
 ) -> None:
     for change, error, words in wrong:
@@ -138,7 +138,7 @@ def test_wrong_arguments_are_named_and_nothing_is_written(
         np.testing.assert_array_equal(np.asarray(given.get("out")), before, err_msg=words)
 
 
-def test_sequences_of_many_kinds(backend: str) -> None:
+def test_updates_and_weights_may_be_any_sequence(backend: str) -> None:
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
     expected = (0.5 * rows[0] + 2 * rows[1]).tolist()
     for kind in (np.asarray, list, tuple, lambda rows: [memoryview(row) for row in rows], iter):
@@ -148,7 +148,7 @@ def test_sequences_of_many_kinds(backend: str) -> None:
             assert out.tolist() == expected
 
 
-def test_read_only_updates_and_base(backend: str) -> None:
+def test_updates_and_base_may_be_read_only(backend: str) -> None:
     out, frozen = np.empty(4, dtype=np.float32), _f(frozen=True)
     assert kernels.weighted_sum(out, frozen, [frozen], [2.0], backend).tolist() == [4.0]
     assert out.tolist() == [3.0] * 4

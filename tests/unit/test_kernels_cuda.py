@@ -1,4 +1,4 @@
-"""The CUDA back end: it compiles where nvcc is, says why it is absent, and gives the reference's bits."""
+"""Tests of the CUDA back end: its build, the reasons for its absence and, on a GPU, its results."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_it_compiles_and_offers_its_functions(tmp_path: Path) -> None:
-    """On a machine without a device too. `test_cuda_shim` compiles the sources in the normal tests."""
+def test_a_build_makes_one_library_with_all_functions(tmp_path: Path) -> None:
+    """`test_cuda_shim` compiles the sources in the tests that are not slow."""
     target = tmp_path / "libedgefl_cuda.so"
     cuda_library.build(target, arch="sm_90")
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
@@ -38,7 +38,7 @@ def test_it_compiles_and_offers_its_functions(tmp_path: Path) -> None:
 
 
 @needs_nvcc
-def test_a_build_that_fails_shows_the_compilers_words(tmp_path: Path) -> None:
+def test_a_failed_build_shows_the_compilers_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^the CUDA kernels do not build: .*sm_1"):
         cuda_library.build(tmp_path / "x.so", arch="sm_1")
     assert list(tmp_path.iterdir()) == []
@@ -77,8 +77,7 @@ def test_a_stale_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         backend_cuda.library()
 
 
-def test_what_the_library_is_given() -> None:
-    """The structures of kernels/edgefl_kernels.h, field by field."""
+def test_structures_match_those_of_the_c_header() -> None:
     assert ctypes.sizeof(backend_cuda.Vector) == 24
     assert ctypes.sizeof(backend_cuda.StepVectors) == 80
     x, q, scale = np.ones(9, np.float32), np.ones(9, np.int8), np.ones(1, np.float32)
@@ -92,7 +91,7 @@ def test_what_the_library_is_given() -> None:
     assert (one.kind, one.keep1, one.old_b, one.new_b) == (0, 0.5, None, None)
 
 
-def test_what_stays_on_the_cpu_has_the_same_bits() -> None:
+def test_functions_that_run_on_the_cpu_have_the_references_bits() -> None:
     x = np.random.default_rng(0).standard_normal(1000, dtype=np.float32)
     outs = [np.empty(1000, np.float16) for _ in range(2)]
     given = QuantizationArguments(outs[0], x, None, None, None, 1.0)
@@ -154,11 +153,8 @@ def test_masks_have_the_references_bits(size: int) -> None:
     rng, made = np.random.default_rng(size), []
     update, mask = rng.standard_normal(size, np.float32), rng.integers(0, PRIME, size, dtype=np.uint32)
     for backend in ("reference", "cuda"):
-        total, coded, floats = (
-            np.empty(size, np.uint32),
-            np.empty(size, np.uint32),
-            np.empty(size, np.float32),
-        )
+        total, coded = np.empty((2, size), np.uint32)
+        floats = np.empty(size, np.float32)
         kernels.field_sum(total, [mask] * 9, [PRIME - 1] * 9, backend)
         limited = kernels.field_encode(coded, update, mask, 1.0, 2.0**20, backend)
         largest = kernels.field_decode(floats, coded, mask, 2.0**-20, backend)

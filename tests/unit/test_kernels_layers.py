@@ -1,4 +1,4 @@
-"""`kernels.average`: models of NumPy's and torch's layers, averaged where they lie, in every order."""
+"""Tests of `kernels.average` with models of NumPy's and torch's layers in every memory order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgefl import kernels
 from edgefl.kernels import layers
 
+V, T = ValueError, TypeError
 WEIGHTS = [3.0, 1.0, 0.0, 4.0]
 EXACT = {"rtol": 1e-6, "atol": 1e-6}
 rng = np.random.default_rng(5)
@@ -42,7 +43,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_layers_in_any_order_of_memory(order: str) -> None:
+def test_layers_may_have_any_memory_order(order: str) -> None:
     arrays = _four(ORDERS[order])
     before = [each.copy() for each in arrays]
     (found,) = kernels.average([[each] for each in arrays], WEIGHTS)
@@ -54,7 +55,7 @@ def test_layers_in_any_order_of_memory(order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["rows", "fortran", "channels last"])
-def test_what_fills_its_memory_is_read_where_it_lies(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contiguous_layers_are_read_without_a_copy(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, seen = _four(ORDERS[order]), []
     monkeypatch.setattr(layers, "sum_into", lambda out, flat, *_: seen.append([out, *flat]))
     (found,) = kernels.average([[each] for each in arrays], WEIGHTS)
@@ -114,13 +115,13 @@ def test_layers_without_dimensions_stay_arrays_and_tensors(value: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_tensor_whose_sign_torch_has_yet_to_change_and_models_from_a_generator(dtype: torch.dtype) -> None:
+def test_models_may_come_from_a_generator_and_hold_lazily_negated_tensors(dtype: torch.dtype) -> None:
     negative = torch.ones(2, dtype=dtype)._neg_view()
     (found,) = kernels.average(each for each in ([negative], [2 * negative]))
     assert found.tolist() == [-1.5, -1.5]
 
 
-def test_one_weight_a_model_or_all_alike_and_the_backends_agree() -> None:
+def test_equal_weights_are_the_default_and_the_backends_agree() -> None:
     models = [[each] for each in _four(np.array)]
     even = kernels.average(models)[0]
     np.testing.assert_allclose(even, np.mean([each for (each,) in models], axis=0), **EXACT)
@@ -130,41 +131,24 @@ def test_one_weight_a_model_or_all_alike_and_the_backends_agree() -> None:
 @pytest.mark.parametrize(
     ("models", "weights", "error", "says"),
     [
-        ([], None, ValueError, "at least one model"),
-        ([[np.zeros(2)], [np.zeros(3)]], None, ValueError, r"layer 0 of models\[1\] must have shape \(2,\)"),
-        (
-            [[np.zeros(2)], []],
-            None,
-            ValueError,
-            r"models\[1\] must have the same layers as models\[0\] .*: 0",
-        ),
-        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], None, ValueError, "not in both: a, b"),
-        ([[np.zeros(2)]], [1, 2], ValueError, "weights must have 1 entries"),
-        ([[np.zeros(2)]] * 2, [1, -2], ValueError, "finite numbers of at least 0"),
-        ([[np.zeros(2)]] * 2, [0, 0], ValueError, "not all 0"),
-        ([[np.zeros(2)]] * 2, [1, float("nan")], ValueError, "finite numbers"),
-        ([[np.zeros(2)]] * 2, ["x", 1], TypeError, "weights must be numbers"),
-        ([["text"]], None, TypeError, r"layer 0 of models\[0\] must be an array or a tensor .* \(got str\)"),
-        (
-            [[torch.ones(2, dtype=torch.complex64)]],
-            None,
-            TypeError,
-            r"layer 0 of .*\(got complex64, strided\)",
-        ),
-        ([{"a": torch.eye(2).to_sparse()}], None, TypeError, r"layer 'a' of .*\(got float32, sparse_coo\)"),
-        (
-            [[torch.ones(2).to(torch.float8_e5m2)]],
-            None,
-            TypeError,
-            r"layer 0 of .*\(got float8_e5m2, strided\)",
-        ),
-        ([3], None, TypeError, r"models\[0\] must be a sequence \(got int\)"),
-        (3, None, TypeError, r"models must be a sequence \(got int\)"),
+        ([], None, V, "at least one model"),
+        ([[np.zeros(2)], [np.zeros(3)]], None, V, r"layer 0 of models\[1\] must have shape \(2,\)"),
+        ([[np.zeros(2)], []], None, V, r"models\[1\] must have the same layers as models\[0\] .*: 0"),
+        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], None, V, "not in both: a, b"),
+        ([[np.zeros(2)]], [1, 2], V, "weights must have 1 entries"),
+        ([[np.zeros(2)]] * 2, [1, -2], V, "finite numbers of at least 0"),
+        ([[np.zeros(2)]] * 2, [0, 0], V, "not all 0"),
+        ([[np.zeros(2)]] * 2, [1, float("nan")], V, "finite numbers"),
+        ([[np.zeros(2)]] * 2, ["x", 1], T, "weights must be numbers"),
+        ([["text"]], None, T, r"layer 0 of models\[0\] must be an array or a tensor .* \(got str\)"),
+        ([[torch.ones(2, dtype=torch.complex64)]], None, T, r"layer 0 of .*\(got complex64, strided\)"),
+        ([{"a": torch.eye(2).to_sparse()}], None, T, r"layer 'a' of .*\(got float32, sparse_coo\)"),
+        ([[torch.ones(2).to(torch.float8_e5m2)]], None, T, r"layer 0 of .*\(got float8_e5m2, strided\)"),
+        ([3], None, T, r"models\[0\] must be a sequence \(got int\)"),
+        (3, None, T, r"models must be a sequence \(got int\)"),
     ],
 )
-def test_what_cannot_be_averaged_is_named(
-    models: Any, weights: Any, error: type[Exception], says: str
-) -> None:
+def test_wrong_models_are_refused(models: Any, weights: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         kernels.average(models, weights)
 

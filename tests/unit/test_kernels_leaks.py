@@ -1,4 +1,4 @@
-"""Calls, right and wrong ones, leave no memory, no object and no reference behind."""
+"""Tests that no call of a kernel, valid or refused, leaks memory, objects or references."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 1000
 
 
 class _Calls:
-    """Every kernel, with arguments that it takes and with some that it refuses."""
+    """Calls of every kernel with valid and with wrong arguments."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -67,10 +67,8 @@ def _resident_bytes() -> int:
 
 
 def _grows(call: Callable[[], None], count: int) -> tuple[int, int]:
-    """Bytes and Python blocks by which ``count`` calls make the process grow: the least of three times.
-
-    A leak grows each time. Caches, and other threads of this process, do not.
-    """
+    """Return by how many bytes and Python blocks ``count`` calls make the process grow: the least of three
+    times, since a leak grows each time, but caches and other threads do not."""
     for _ in range(200):
         call()
     grown = []
@@ -90,7 +88,7 @@ def _grows(call: Callable[[], None], count: int) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "count", [400, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-def test_nothing_is_left(backend: str, kind: str, count: int) -> None:
+def test_calls_leak_nothing(backend: str, kind: str, count: int) -> None:
     calls = _Calls(backend)
     references = [sys.getrefcount(array) for array in calls.arrays]
     grown_bytes, grown_blocks = _grows(getattr(calls, kind), count)

@@ -1,4 +1,4 @@
-"""Moving averages: the window drops the oldest entry, order counts, nothing is taken in half."""
+"""Tests of moving averages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_batch_is_applied_in_order(backend: str) -> None:
         ([[0]], [[1.0]], ValueError, "client_ids must be flat (got shape (1, 1))"),
     ],
 )
-def test_refused_and_nothing_taken_in(
+def test_a_batch_with_a_wrong_value_is_refused_as_a_whole(
     backend: str, ids: Any, values: Any, error: type[Exception], words: str
 ) -> None:
     average = MovingAverage(3, backend=backend)
@@ -56,9 +56,7 @@ def test_refused_and_nothing_taken_in(
         average.observe(ids, values)
     assert str(caught.value) == words
     assert not average.mean([0, 1, 2]).any()
-    assert average.observe([0, 1, 2], [4.0, 5.0, 6.0]).tolist() == [4.0, 5.0, 6.0], (
-        "a place of a window is gone"
-    )
+    assert average.observe([0, 1, 2], [4.0, 5.0, 6.0]).tolist() == [4.0, 5.0, 6.0], "a window is not empty"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +68,7 @@ def test_refused_and_nothing_taken_in(
         ({"clients": -1}, "clients must be at least 0 (got -1)"),
     ],
 )
-def test_wrong_settings(given: Any, words: str) -> None:
+def test_wrong_settings_are_refused(given: Any, words: str) -> None:
     with pytest.raises(ValueError) as caught:
         MovingAverage(**{"clients": 1} | given)
     assert str(caught.value).startswith(words)

@@ -1,4 +1,4 @@
-"""The pool's life: made when needed, given up when asked, harmless to a fork and to other threads."""
+"""Tests of the pools of threads: start, end, forks, signals and several callers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _pool_size(backend: str) -> int:
 
 
 @each_pool
-def test_threads_come_when_needed_and_go_when_asked(backend: str) -> None:
+def test_threads_start_when_needed_and_end_on_request(backend: str) -> None:
     before = _own_threads() - _pool_size("c") - _pool_size("numba")
     kernels.set_threads(3)
     _wait_for_threads(before)
@@ -78,14 +78,14 @@ def test_threads_come_when_needed_and_go_when_asked(backend: str) -> None:
 
 
 def _wait_for_threads(count: int) -> None:
-    """Wait until at most ``count`` native threads exist: Linux lists an ended one for a moment longer."""
+    """Wait until at most ``count`` native threads exist, since Linux lists an ended thread for a moment."""
     patience = Patience(BOUND_S)
     while _own_threads() > count:
         assert not patience.over()
 
 
 @each_pool
-def test_a_fork_after_use_works_in_both(backend: str) -> None:
+def test_parent_and_child_work_after_a_fork(backend: str) -> None:
     kernels.set_threads(2)
     expected = _sum(backend)
     read, write = os.pipe()
@@ -105,7 +105,7 @@ def test_a_fork_after_use_works_in_both(backend: str) -> None:
 
 
 @each_pool
-def test_callers_on_many_threads_at_once(backend: str) -> None:
+def test_callers_on_several_threads_get_their_own_results(backend: str) -> None:
     kernels.set_threads(2)
     expected = [_sum(backend, seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as callers:
@@ -114,7 +114,7 @@ def test_callers_on_many_threads_at_once(backend: str) -> None:
 
 
 @each_pool
-def test_signals_while_threads_share_a_sum_change_nothing(backend: str) -> None:
+def test_signals_during_a_sum_change_no_result(backend: str) -> None:
     kernels.set_threads(2)
     expected, arrived = _sum(backend), list[int]()
     before = signal.signal(signal.SIGALRM, lambda *_: arrived.append(1))
@@ -151,7 +151,7 @@ class _Stop(Exception):
     pass
 
 
-def test_what_a_part_or_a_signal_raises_reaches_the_caller_of_numba_and_the_pool_works_on() -> None:
+def test_an_exception_of_a_part_or_a_signal_reaches_numbas_caller_and_the_pool_still_works() -> None:
     from edgefl.kernels import numba_threads
 
     def fail(start: int, stop: int) -> None:
@@ -183,12 +183,12 @@ def test_what_a_part_or_a_signal_raises_reaches_the_caller_of_numba_and_the_pool
             numba_threads.in_parts(slow, 2 * SIZE, 2)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert ended  # nothing returns while a part is still being computed
+    assert ended  # the call returned after its last part
     assert _sum("numba") == expected
 
 
-def test_a_call_that_a_signal_handler_ended_does_not_disturb_the_next_ones() -> None:
-    """Nobody waits for its thread. Mutant: the next call takes that thread's end for the end of its own."""
+def test_a_call_ended_by_a_signal_handler_does_not_disturb_the_next_calls() -> None:
+    """No caller waits for its thread. Mutant: the next call takes that thread's end for that of its own."""
     from edgefl.kernels import numba_sums, numba_threads
 
     pool, ended, reached = numba_threads._pool, list[int](), threading.Event()
@@ -220,7 +220,7 @@ def test_a_call_that_a_signal_handler_ended_does_not_disturb_the_next_ones() -> 
 
 
 def test_an_exception_after_any_call_leaves_the_numba_pool_usable() -> None:
-    """A signal handler may raise when a function begins or has returned. Mutant: the lock stays locked."""
+    """A signal handler may raise when a function begins or has returned. Mutant: the lock stays held."""
     from edgefl.kernels import numba_threads
 
     pool, parts = numba_threads._pool, list[int]()
@@ -259,7 +259,7 @@ def test_an_exception_after_any_call_leaves_the_numba_pool_usable() -> None:
     assert parts
 
 
-def test_without_further_threads_numba_computes_in_the_calling_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_no_thread_can_start_numba_computes_in_the_callers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgefl.kernels import numba_threads
 
     def refuse(*_: object) -> int:
@@ -276,7 +276,7 @@ def test_without_further_threads_numba_computes_in_the_calling_one(monkeypatch: 
     assert numba_threads.pool_size() == 0
 
 
-def test_wrong_numbers_of_threads() -> None:
+def test_a_wrong_number_of_threads_is_refused() -> None:
     for wrong, error, allowed in ((0, ValueError, "at least 1"), (1.5, TypeError, "an integer or None")):
         with pytest.raises(error, match=rf"^threads must be {allowed} \(got {wrong}\)$"):
             kernels.set_threads(wrong)
@@ -284,8 +284,8 @@ def test_wrong_numbers_of_threads() -> None:
     assert 1 <= kernels.threads() <= 16
 
 
-def test_views_are_given_back() -> None:
-    """A held buffer would keep its owner from being resized."""
+def test_calls_release_their_buffers() -> None:
+    """The owner of a buffer that is still held cannot be resized."""
     raw = bytearray(4 * SIZE)
     view = np.frombuffer(raw, dtype=np.float32)
     kernels.weighted_sum(np.empty(SIZE, dtype=np.float32), None, [view], [1.0], "c")

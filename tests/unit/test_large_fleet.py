@@ -1,8 +1,9 @@
-"""A registered client costs some bytes where it is known, and nothing where it is not asked for."""
+"""Tests that a registered client takes a few bytes of memory in each process."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -34,8 +35,8 @@ def wanted(clients: int, network: str = "wifi") -> Experiment:
 
 
 def bytes_each(make: Callable[[], object]) -> float:
-    """Bytes a client of what ``make`` leaves."""
-    make()  # whatever is imported or cached by it
+    """Return the bytes per client of the object that ``make`` returns."""
+    make()  # imports and caches
     tracemalloc.start()
     try:
         kept = make()
@@ -46,7 +47,7 @@ def bytes_each(make: Callable[[], object]) -> float:
     return held / MANY
 
 
-def test_the_cores_books_hold_a_client_in_some_bytes() -> None:
+def test_the_cores_ledger_needs_less_than_32_bytes_per_client() -> None:
     def books() -> Ledger:
         made = Ledger(range(MANY), seed=1)  # type: ignore[arg-type]  # only their number counts
         for client in range(MANY):
@@ -56,7 +57,7 @@ def test_the_cores_books_hold_a_client_in_some_bytes() -> None:
     assert bytes_each(books) < 32
 
 
-def test_a_fleet_is_what_tells_its_clients_apart_and_facts_are_found_when_asked_for() -> None:
+def test_a_fleet_stores_only_profiles_and_computes_facts_about_clients_on_request() -> None:
     assert bytes_each(lambda: fleet_of(wanted(MANY))) < 0.1
     infos = fleet_of(wanted(5))
     assert [(info.client, info.profile) for info in infos] == [
@@ -71,13 +72,13 @@ def test_a_fleet_is_what_tells_its_clients_apart_and_facts_are_found_when_asked_
     assert (known[7].down_s, known[7].compute_s, known[7].up_s) == (plan.down_s, plan.compute_s, plan.up_s)
 
 
-def test_what_the_zygote_says_of_a_client_is_some_bytes() -> None:
+def test_the_zygotes_message_has_less_than_40_bytes_per_client() -> None:
     experiment = wanted(MANY)
-    said = IdleWorkload(experiment, fleet_of(experiment), Path()).prepared()
-    assert len(msgspec.msgpack.encode(said)) / MANY < 40
+    message = IdleWorkload(experiment, fleet_of(experiment), Path()).prepared()
+    assert len(msgspec.msgpack.encode(message)) / MANY < 40
 
 
-def test_examples_by_client_are_one_array() -> None:
+def test_the_examples_of_a_client_need_less_than_48_bytes() -> None:
     labels = np.arange(MANY) % 10
 
     def split() -> tuple[Parts, Parts]:
@@ -86,18 +87,16 @@ def test_examples_by_client_are_one_array() -> None:
     assert bytes_each(split) < 48
 
 
-def test_a_fleet_may_be_larger_than_the_data_where_a_function_splits_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_users_partition_may_have_more_clients_than_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("sharing")
     vars(module)["split"] = lambda labels, profiles, rng: [np.array([k % 3, 3]) for k in range(len(profiles))]
-    monkeypatch.setitem(__import__("sys").modules, "sharing", module)
+    monkeypatch.setitem(sys.modules, "sharing", module)
     monkeypatch.setenv("EDGEFL_MODULES", "sharing")
     held = partition(Data(partition="sharing:split"), np.zeros(4, np.int64), ["pi-4"] * 20, 1, 0)
     assert (len(held), held[19].tolist()) == (20, [1, 3])
 
 
-def test_what_comes_by_itself_is_asked_for_one_by_one() -> None:
+def test_the_agenda_takes_events_from_an_iterator_one_by_one() -> None:
     agenda, asked = Agenda(), itertools.count()
     agenda.follow(Due(float(next(asked)), JOIN, client) for client in range(MANY))
     agenda.add(Due(1.0, TICK))

@@ -1,7 +1,8 @@
-"""Models: the papers', the user's, and their parameters as one vector."""
+"""Tests of the papers' and the user's models, and of parameters as one vector."""
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import numpy as np
@@ -23,7 +24,7 @@ MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 
 @pytest.fixture
 def user_module(tmp_path):
-    """Writes ``my_module.py``, returns where it is and forgets it afterwards."""
+    """A function that writes ``my_module.py`` and returns a list with its folder."""
 
     def write(text: str) -> list:
         (tmp_path / "my_module.py").write_text("from torch import nn\n" + text)
@@ -52,7 +53,7 @@ def user_module(tmp_path):
         ("lstm-shakespeare", (80,), 80 + 1024 * 266 + 1024 * 514 + 2570),
     ],
 )
-def test_parameters_are_the_papers(name, shape, parameters):
+def test_models_have_as_many_parameters_as_the_papers(name, shape, parameters):
     flat = FlatModel(make_model(Model(name=name), shape, 10, seed=0))
     assert flat.size == flat.trainable == parameters
 
@@ -75,21 +76,21 @@ def test_fedstaleweights_bench_has_six_convolutions_for_cifar():
 TEXTS = ("lstm-sent140", "lstm-shakespeare")
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("shape", [MNIST, CIFAR])
-def test_every_model_gives_logits_and_learns_something_everywhere(name, shape):
-    text = name in TEXTS
-    module = make_model(Model(name=name), (9,) if text else shape, 7, seed=0).eval()
+@pytest.mark.parametrize(
+    ("name", "shape"), [(name, s) for name in MODELS for s in ([(9,)] if name in TEXTS else [MNIST, CIFAR])]
+)
+def test_every_model_returns_logits_and_every_parameter_has_a_gradient(name, shape):
+    module = make_model(Model(name=name), shape, 7, seed=0).eval()
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(3, *shape, generator=generator)
-    logits = module(torch.randint(0, 7, (3, 9), generator=generator) if text else images)
+    make = torch.randn if name not in TEXTS else functools.partial(torch.randint, 0, 7)
+    logits = module(make((3, *shape), generator=generator))
     assert logits.shape == (3, 7)
     logits.logsumexp(1).sum().backward()
     assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in module.parameters())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_seed_decides_the_weights_and_nothing_else_does(name):
+def test_weights_depend_on_the_seed_alone(name):
     vectors = []
     for seed, disturbance in ((1, 10), (1, 20), (2, 10)):
         torch.manual_seed(disturbance)
@@ -105,12 +106,8 @@ def test_arguments_reach_the_model():
     wide = make_model(Model(name="mlp", args={"hidden": [5, 4, 3]}), DIGITS, 10, 0)
     assert [layer.out_features for layer in wide if isinstance(layer, nn.Linear)] == [5, 4, 3, 10]
     assert FlatModel(make_model(Model(args={"hidden": []}), DIGITS, 10, 0)).size == 650
-    rates = [
-        m.p
-        for m in make_model(Model(name="cnn-fedbuff", args={"dropout": 0.0}), CIFAR, 10, 0).modules()
-        if isinstance(m, nn.Dropout)
-    ]
-    assert rates == [0.0]
+    cnn = make_model(Model(name="cnn-fedbuff", args={"dropout": 0.0}), CIFAR, 10, 0)
+    assert [layer.p for layer in cnn.modules() if isinstance(layer, nn.Dropout)] == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +133,7 @@ def test_arguments_reach_the_model():
         (Model(name="lstm-shakespeare", args={"hidden": 0}), (80,), "hidden must be a positive whole"),
     ],
 )
-def test_models_that_cannot_be_made_say_why(model, shape, message):
+def test_a_model_that_cannot_be_made_is_one_line(model, shape, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make_model(model, shape, 10, seed=0)
     assert "\n" not in str(caught.value)
@@ -165,14 +162,14 @@ def test_a_users_model_is_found_beside_the_experiment(user_module):
     ],
 )
 def test_a_users_model_that_fails_is_one_line(user_module, text, message):
-    """What any user's module may lack is in `test_strategies_resolve`."""
+    """`test_strategies_resolve` tests errors of users' modules in general."""
     with pytest.raises(ConfigError, match=message) as caught:
         make_model(Model(name="my_module:make"), DIGITS, 10, 0, user_module(text))
     assert "\n" not in str(caught.value)
 
 
 class Tied(nn.Module):
-    """An encoder and a decoder that use one weight."""
+    """An encoder and a decoder that share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +194,7 @@ def train(flat: FlatModel, seed: int = 0, **rule: float) -> None:
     Trainer(flat).run(*examples(), LocalRule(**{"steps": 1, **rule}), np.random.default_rng(seed))
 
 
-def test_parameters_become_views_and_keep_their_values():
+def test_parameters_become_views_of_one_vector_and_keep_their_values():
     module = normed()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     flat = FlatModel(module)
@@ -212,7 +209,7 @@ def test_parameters_become_views_and_keep_their_values():
     assert flat.vector.data_ptr() == flat.array.ctypes.data
 
 
-def test_layout_covers_the_vector_without_gaps_trainable_first():
+def test_the_layout_has_no_gaps_and_trainable_parameters_come_first():
     module = normed()
     module[0].weight.requires_grad_(False)
     flat = FlatModel(module)
@@ -235,7 +232,7 @@ def test_gradients_are_views_of_one_vector():
     assert flat.grad.abs().sum() > 0
 
 
-def test_tied_parameters_are_there_once():
+def test_tied_parameters_are_in_the_vector_once():
     flat = FlatModel(Tied())
     assert flat.size == 16 + 4
     assert [entry.name for entry in flat.layout] == ["encode.weight", "decode.bias"]
@@ -244,7 +241,7 @@ def test_tied_parameters_are_there_once():
     assert flat.module.decode.weight.unique().tolist() == [2.0]
 
 
-def test_frozen_parameters_are_in_the_vector_and_do_not_move():
+def test_frozen_parameters_are_in_the_vector_and_do_not_change():
     module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     module[0].weight.requires_grad_(False)
     flat = FlatModel(module)
@@ -262,7 +259,7 @@ def test_frozen_parameters_are_in_the_vector_and_do_not_move():
         (np.zeros(15), TypeError, "source must be float32 .got float64."),
     ],
 )
-def test_load_refuses_what_does_not_fit(source, error, message):
+def test_load_refuses_a_wrong_shape_or_type(source, error, message):
     with pytest.raises(error, match=message):
         FlatModel(nn.Linear(4, 3)).load(source)
 
@@ -279,20 +276,20 @@ def test_load_refuses_what_does_not_fit(source, error, message):
         (nn.Linear(2, 2, device="meta"), "on meta; parameters must be dense and on the CPU"),
     ],
 )
-def test_modules_that_cannot_be_flat_are_refused(module, message):
+def test_modules_that_cannot_become_one_vector_are_refused(module, message):
     with pytest.raises(ConfigError, match=message):
         FlatModel(module)
 
 
-def test_two_parameters_over_one_memory_are_refused():
+def test_two_parameters_that_share_memory_are_refused():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight = nn.Parameter(module[0].weight.data)
     with pytest.raises(ConfigError, match=r"'0.weight' and '1.weight' share memory"):
         FlatModel(module)
 
 
-def test_integer_buffers_stay_outside_and_do_not_leak_between_trips():
-    # With momentum=None the running mean depends on how many batches were seen, an integer buffer.
+def test_integer_buffers_are_reset_between_trips():
+    # With momentum=None the running mean depends on the number of batches, an integer buffer.
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3))
     flat = FlatModel(module)
     start = flat.array.copy()
@@ -305,7 +302,7 @@ def test_integer_buffers_stay_outside_and_do_not_leak_between_trips():
     assert module[1].num_batches_tracked.item() == 4
 
 
-def test_running_statistics_move_and_gradients_taken_away_are_put_back():
+def test_training_changes_running_statistics_and_restores_removed_gradients():
     flat = FlatModel(normed())
     flat.module.zero_grad(set_to_none=True)
     before = flat.array.copy()
@@ -315,7 +312,7 @@ def test_running_statistics_move_and_gradients_taken_away_are_put_back():
 
 
 class Replacing(nn.Module):
-    """Keeps its running mean by making a new tensor, which leaves the vector."""
+    """Replaces its running mean by a new tensor, which is not in the vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +324,7 @@ class Replacing(nn.Module):
         return self.inner(x - self.mean)
 
 
-def test_a_module_that_replaces_its_buffer_is_told_so():
+def test_a_module_that_replaces_its_buffer_is_refused():
     flat = FlatModel(Replacing())
     with pytest.raises(ConfigError, match="tensor 'mean' was replaced during training"):
         train(flat)

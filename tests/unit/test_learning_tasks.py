@@ -1,4 +1,4 @@
-"""Tasks beyond classes: losses by name, float and token targets, partitions and tests of such models."""
+"""Tests of losses, and of float and token targets: training, evaluation, partitions, users' data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NUMBERS, WORDS, CLASSES = data(X[:, :2]), data(TOKENS, TOKENS, 7), data(np.arang
 
 
 @pytest.mark.parametrize("name", [*FLOAT_LOSSES, "cross_entropy"])
-def test_a_loss_is_torchs_of_its_name(name: str) -> None:
+def test_a_named_loss_is_torchs(name: str) -> None:
     outputs = torch.from_numpy(RNG.normal(size=(6, 2)))
     if name == "cross_entropy":
         logits, words = torch.from_numpy(RNG.normal(size=(12, 5, 7))), torch.from_numpy(TOKENS)
@@ -49,8 +49,8 @@ def test_a_loss_is_torchs_of_its_name(name: str) -> None:
         assert make_loss(name, CLASSES) is functional.cross_entropy
         return
     targets = torch.from_numpy(RNG.random((6, 2)))
-    name_there = {"bce": "binary_cross_entropy_with_logits"}.get(name, f"{name}_loss")
-    expected = getattr(functional, name_there)(outputs, targets)
+    torchs_name = {"bce": "binary_cross_entropy_with_logits"}.get(name, f"{name}_loss")
+    expected = getattr(functional, torchs_name)(outputs, targets)
     assert torch.equal(make_loss(name, NUMBERS)(outputs, targets), expected)
 
 
@@ -65,7 +65,7 @@ def test_a_loss_is_torchs_of_its_name(name: str) -> None:
         ("tried:nothing", NUMBERS, "'tried:nothing' must be a function"),
     ],
 )  # fmt: skip
-def test_a_loss_that_does_not_fit_is_one_line(
+def test_a_wrong_loss_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, given: Dataset, message: str
 ) -> None:
     offer(monkeypatch, nothing=3)
@@ -93,7 +93,7 @@ def fails(outputs: Tensor, targets: Tensor) -> Tensor:
         (lambda outputs, targets: outputs, r"\(got shape \(2, 2\)\)"),
     ],
 )
-def test_an_own_loss_that_fails_is_one_line_before_the_run(
+def test_a_users_loss_that_fails_is_one_line_before_the_run(
     monkeypatch: pytest.MonkeyPatch, function: Loss, message: str
 ) -> None:
     offer(monkeypatch, loss=function)
@@ -109,16 +109,14 @@ def test_an_own_loss_that_fails_is_one_line_before_the_run(
         ("cross_entropy", WORDS, 7, r"logits must be of shape \(batch, 5, classes\) for .* \(got \(2, 7\)\)"),
     ],
 )
-def test_a_model_of_the_wrong_outputs_is_one_line_before_the_run(
-    name: str, given: Dataset, outputs: int, message: str
-) -> None:
-    """torch would stretch the outputs to the targets and learn something else."""
+def test_a_model_with_wrong_outputs_is_refused(name: str, given: Dataset, outputs: int, message: str) -> None:
+    """torch would broadcast the outputs to the targets and train another task."""
     loss = loss_on_zeros(make_loss(name, given), given)
     with pytest.raises(ConfigError, match=message):
         batch_work(nn.Linear(3, outputs), (3,), loss=loss, meta=False)
 
 
-def test_the_trace_of_a_step_counts_its_own_loss() -> None:
+def test_the_work_of_a_step_includes_its_loss() -> None:
     module, matrix = nn.Linear(3, 2), torch.ones(2, 50)
 
     def heavy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -131,7 +129,7 @@ def test_the_trace_of_a_step_counts_its_own_loss() -> None:
 
 
 class Words(nn.Module):
-    """The next word from the present one alone."""
+    """Predicts the next word from the present one alone."""
 
     def __init__(self, words: int) -> None:
         super().__init__()
@@ -142,7 +140,7 @@ class Words(nn.Module):
         return out
 
 
-def test_a_model_learns_numbers() -> None:
+def test_a_model_learns_float_targets() -> None:
     given = load_data(Data(name="diabetes"), seed=0)
     assert given.train_x[:].shape == (354, 10)
     for part in (given.train_x[:], given.train_y):
@@ -171,7 +169,7 @@ def test_a_model_learns_the_next_token() -> None:
     assert after.total.tolist() == []
 
 
-def test_outputs_that_are_no_logits_have_a_loss_and_no_accuracy() -> None:
+def test_outputs_that_are_not_logits_have_a_loss_but_no_accuracy() -> None:
     class Two(nn.Linear):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x), x
@@ -185,19 +183,14 @@ def test_outputs_that_are_no_logits_have_a_loss_and_no_accuracy() -> None:
 
 
 @pytest.mark.parametrize("given", [NUMBERS, WORDS])
-def test_only_an_even_or_a_natural_split_needs_no_classes(given: Dataset) -> None:
+def test_partitions_other_than_even_and_natural_need_classes(given: Dataset) -> None:
     rest: tuple[Any, ...] = (given.train_y, ["pi-4"] * 3, given.classes, 0, np.arange(12) % 4)
     assert [len(rows) for rows in partition(Data(), *rest)] == [4, 4, 4]
     assert [len(rows) for rows in partition(Data(partition="natural"), *rest)] == [3, 3, 3]
-    by_classes: list[Data] = [
-        Data(partition="dirichlet"),
-        Data(partition="shards"),
-        Data(partition="by-device", labels={"pi-4": [0]}),
-    ]
-    for spec in by_classes:
-        with pytest.raises(
-            ConfigError, match=f"{spec.partition!r} needs one class per example, but these targets are"
-        ):
+    by_device = Data(partition="by-device", labels={"pi-4": [0]})
+    for spec in (Data(partition="dirichlet"), Data(partition="shards"), by_device):
+        message = f"{spec.partition!r} needs one class per example, but these targets are"
+        with pytest.raises(ConfigError, match=message):
             partition(spec, *rest)
 
 
@@ -226,7 +219,7 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str) -> Dat
         ("images, np.int16(x), images, np.int16(x)", (2,), np.int64, 6, 6),
     ],
 )
-def test_a_users_targets_say_what_the_task_is(
+def test_a_users_targets_determine_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str, shape: tuple[int, ...],
     dtype: type, classes: int | None, outputs: int,
 ) -> None:  # fmt: skip
@@ -248,7 +241,7 @@ def test_a_users_targets_say_what_the_task_is(
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
-def test_targets_that_do_not_fit_are_one_line(
+def test_examples_that_do_not_fit_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:

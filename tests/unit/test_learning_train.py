@@ -1,4 +1,4 @@
-"""A client's training: torch's own, the same each time, in a child, and in the arithmetic asked for."""
+"""Tests of a client's training and of evaluation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def network(dropout: float = 0.0) -> nn.Module:
 
 
 def batches_of(rule: LocalRule, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """The batches that the rule must use, written anew: a fresh order each epoch, cut into batches."""
+    """Oracle for the batches of a rule: each epoch has a new order, which is cut into batches."""
     rng.integers(2**63)
     epochs, order = [], []
     for size in rule.batches(len(rows)):
@@ -58,20 +58,14 @@ def batches_of(rule: LocalRule, rows: np.ndarray, rng: np.random.Generator) -> l
     return epochs
 
 
-@given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 40) | st.none())
-def test_batches_are_counted_as_they_are_yielded(held: int, batch: int, steps: int | None) -> None:
-    rule = LocalRule(epochs=3, batch_size=batch)
-    assert list(rule.sizes(held, steps).items()) == list(Counter(rule.batches(held, steps)).items())
-
-
-def test_counting_the_most_steps_does_not_make_them() -> None:
-    """A trip's time was summed over its steps, which takes centuries for so many."""
+def test_many_steps_are_counted_without_a_loop_over_them() -> None:
+    """The time of a trip was once summed in a loop over its steps."""
     rule = LocalRule(steps=10**18, batch_size=4)
     assert rule.sizes(6) == {4: 10**18 // 2, 2: 10**18 // 2}
     assert rule.work(6) == Work(10**18, 3 * 10**18)
 
 
-def test_the_proximal_term_pulls_to_the_downloaded_model_even_if_begin_trip_changed_the_weights() -> None:
+def test_the_proximal_term_pulls_to_the_downloaded_model_not_to_that_of_begin_trip() -> None:
     x, y = examples()
     flat, rule = FlatModel(network()), LocalRule(steps=1, batch_size=ROWS, lr=0.1)
     downloaded = flat.array.copy()
@@ -87,7 +81,7 @@ def test_the_proximal_term_pulls_to_the_downloaded_model_even_if_begin_trip_chan
     assert trained[0.0] - trained[0.5] == pytest.approx(pull, abs=1e-6)
 
 
-def test_a_trip_trains_in_training_mode_whatever_part_of_the_module_was_left_in_another() -> None:
+def test_a_trip_sets_all_parts_of_the_module_to_training_mode() -> None:
     x, y = examples()
     seen: list[bool] = []
     module = network(dropout=0.5)
@@ -109,14 +103,8 @@ def test_a_trip_trains_in_training_mode_whatever_part_of_the_module_was_left_in_
 def test_training_is_torch_sgd(momentum, weight_decay, prox_mu, lr_normalization):
     x, y = examples()
     kept = {"momentum": momentum, "weight_decay": weight_decay}
-    rule = LocalRule(
-        epochs=2,
-        batch_size=8,
-        lr=0.1,
-        **kept,
-        terms=LocalTerms(prox_mu=prox_mu),
-        lr_normalization=lr_normalization,
-    )
+    terms = LocalTerms(prox_mu=prox_mu)
+    rule = LocalRule(epochs=2, batch_size=8, lr=0.1, **kept, terms=terms, lr_normalization=lr_normalization)
     flat = FlatModel(network())
     result = Trainer(flat).run(x, y, rule, np.random.default_rng(9))
 
@@ -139,7 +127,7 @@ def test_training_is_torch_sgd(momentum, weight_decay, prox_mu, lr_normalization
     assert (result.steps, result.examples) == (6, 2 * ROWS)
 
 
-def test_one_trainer_carries_nothing_from_trip_to_trip():
+def test_a_trip_depends_only_on_its_start_and_seed():
     x, y = examples()
     rule = LocalRule(steps=4, batch_size=8, momentum=0.9, terms=LocalTerms(prox_mu=0.1), weight_decay=0.01)
     flat = FlatModel(network(dropout=0.4))
@@ -156,7 +144,7 @@ def test_one_trainer_carries_nothing_from_trip_to_trip():
     assert trips[0] != trips[1]
 
 
-def test_rows_are_the_examples_that_a_client_holds():
+def test_training_uses_only_the_examples_in_rows():
     x, y = examples()
     rows = np.array([1, 4, 5, 11, 20])
     own, chosen = FlatModel(network()), FlatModel(network())
@@ -167,24 +155,24 @@ def test_rows_are_the_examples_that_a_client_holds():
     np.testing.assert_array_equal(chosen.array, own.array)
 
 
-def test_done_hears_every_step_and_may_stop_the_trip():
+def test_done_is_called_for_every_step_and_may_stop_the_trip():
     x, y = examples()
 
     class Stop(Exception):
         pass
 
-    heard: list[int] = []
+    seen: list[int] = []
 
     def done(n: int) -> None:
-        heard.append(n)
-        if len(heard) == 4:
+        seen.append(n)
+        if len(seen) == 4:
             raise Stop
 
     flat = FlatModel(network(dropout=0.5))
     before = torch.get_rng_state()
     with pytest.raises(Stop):
         Trainer(flat).run(x, y, LocalRule(epochs=9, batch_size=8), np.random.default_rng(0), done)
-    assert heard == [8, 8, 6, 8]
+    assert seen == [8, 8, 6, 8]
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -201,8 +189,9 @@ def test_a_diverging_trip_returns_its_loss():
     batch_size=st.integers(1, 64),
     steps=st.none() | st.integers(1, 60),
     epochs=st.none() | st.integers(1, 5),
+    cut=st.none() | st.integers(0, 40),
 )
-def test_work_is_what_the_rule_says(examples, batch_size, steps, epochs):
+def test_batches_and_their_counts_follow_the_rule(examples, batch_size, steps, epochs, cut):
     rule = LocalRule(steps=steps, epochs=None if steps else epochs, batch_size=batch_size)
     sizes = list(rule.batches(examples))
     assert rule.work(examples) == Work(len(sizes), sum(sizes))
@@ -213,23 +202,18 @@ def test_work_is_what_the_rule_says(examples, batch_size, steps, epochs):
         assert len(sizes) == steps
     assert list(rule.batches(examples, 400))[: len(sizes)] == sizes[:400]
     assert len(list(rule.batches(examples, 400))) == 400
+    assert list(rule.sizes(examples, cut).items()) == list(Counter(rule.batches(examples, cut)).items())
 
 
-def test_the_experiments_training_is_the_rule():
-    training = Training(steps=7, batch_size=4, lr=0.2, momentum=0.3, weight_decay=0.4, lr_normalization=True)
-    assert LocalRule.of(training, LocalTerms(prox_mu=0.5)) == LocalRule(
-        steps=7,
-        batch_size=4,
-        lr=0.2,
-        momentum=0.3,
-        weight_decay=0.4,
-        lr_normalization=True,
-        terms=LocalTerms(prox_mu=0.5),
-    )
+def test_the_rule_has_the_values_of_the_experiments_training():
+    values = {"steps": 7, "batch_size": 4, "lr": 0.2, "momentum": 0.3, "weight_decay": 0.4}
+    values["lr_normalization"] = True
+    terms = LocalTerms(prox_mu=0.5)
+    assert LocalRule.of(Training(**values), terms) == LocalRule(**values, terms=terms)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 22, 1000])
-def test_evaluation_counts_by_class_whatever_the_batch(batch):
+def test_evaluation_is_the_same_for_every_batch_size(batch):
     x, y = examples()
     module = network(dropout=0.9)
     result = evaluate(FlatModel(module), x, y, CLASSES, batch=batch)
@@ -244,7 +228,7 @@ def test_evaluation_counts_by_class_whatever_the_batch(batch):
     assert result.correct.dtype == result.total.dtype == np.int64
 
 
-def test_evaluation_changes_nothing():
+def test_evaluation_changes_neither_the_vector_nor_the_mode():
     module = nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
     flat = FlatModel(module)
     before = flat.array.copy()
@@ -254,7 +238,7 @@ def test_evaluation_changes_nothing():
     np.testing.assert_array_equal(flat.array, before)
 
 
-def test_labels_out_of_range_and_emptiness_are_refused():
+def test_labels_out_of_range_and_empty_data_are_refused():
     x, y = examples()
     flat = FlatModel(network())
     with pytest.raises(ValueError, match=r"labels must be in \[0, 2\) \(got 0 to 2\)"):
@@ -280,7 +264,7 @@ from edgefl.learning.work import batch_work
 from edgefl.seeds import stream
 
 def say(line):
-    os.write(1, f"{line}\\n".encode())  # one call, so that two children's lines do not mix
+    os.write(1, f"{line}\\n".encode())  # one call, so that the lines of two children do not mix
 
 def trip():
     flat.load(start)
@@ -311,7 +295,7 @@ say(f"threads {len(os.listdir('/proc/self/task')) if os.path.isdir('/proc/self/t
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_children_train_to_the_parents_bits():
+def test_forked_children_train_to_the_parents_bits():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM, "mlp", "cnn-groupnorm"],
         capture_output=True,
@@ -323,7 +307,7 @@ def test_children_train_to_the_parents_bits():
     *trips, imported, threads = done.stdout.splitlines()
     assert len(trips) == 8
     assert len(set(trips[:4])) == len(set(trips[4:])) == 1
-    # What the parent imports every client holds: the compiler is 60 MiB, scikit-learn brings OpenMP.
+    # Each client holds the modules that the parent imported; the compiler has 60 MiB, sklearn starts OpenMP.
     assert imported == "compiler False sklearn False"
     assert threads == "threads 1"
 
@@ -332,29 +316,23 @@ RULE = LocalRule(steps=4, batch_size=8, momentum=0.9, terms=LocalTerms(prox_mu=0
 
 
 class Probe(nn.Conv2d):
-    """A convolution that remembers what it was given and what it gave."""
+    """A convolution that notes the type and memory format of its outputs."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, 4, 3)
         self.seen: set[tuple[torch.dtype, bool]] = set()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = super().forward(x)
-        self.seen.add((given.dtype, given.is_contiguous(memory_format=torch.channels_last)))
-        return given
+        made = super().forward(x)
+        self.seen.add((made.dtype, made.is_contiguous(memory_format=torch.channels_last)))
+        return made
 
 
 def probed(channels: int, dropout: float) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return nn.Sequential(
-            Probe(channels),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Flatten(),
-            nn.BatchNorm1d(144),
-            nn.Linear(144, 3),
-        )
+        rest = nn.Dropout(dropout), nn.Flatten(), nn.BatchNorm1d(144), nn.Linear(144, 3)
+        return nn.Sequential(Probe(channels), nn.ReLU(), *rest)
 
 
 def trained(
@@ -366,7 +344,7 @@ def trained(
     trainer = Trainer(flat, arithmetic=Arithmetic(**choices))
     y = rng.integers(0, 3, 24)
     if moved:
-        trainer.run(x, y, RULE, np.random.default_rng(1))  # before, as the zygote does
+        trainer.run(x, y, RULE, np.random.default_rng(1))  # as the zygote does before it moves the model
         flat.load(FlatModel(probed(channels, dropout)).array)
         flat.move(torch.device("cpu"))
     loss = trainer.run(x, y, RULE, np.random.default_rng(3)).loss
@@ -376,7 +354,9 @@ def trained(
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
-def test_layers_get_what_was_asked_for(channels: int, precision: str, memory_format: str) -> None:
+def test_layers_use_the_chosen_precision_and_format(
+    channels: int, precision: str, memory_format: str
+) -> None:
     choices = {"precision": precision, "memory_format": memory_format}
     flat, loss = trained(channels, **choices)
     exact, right = trained(channels)
@@ -392,8 +372,8 @@ def test_layers_get_what_was_asked_for(channels: int, precision: str, memory_for
         assert flat.array.tobytes() != exact.array.tobytes()
 
 
-def test_a_model_that_was_moved_trains_to_the_same_bits() -> None:
-    """The way to a GPU and back, walked on the CPU: a copy of the vector, brought there and fetched."""
+def test_a_model_on_a_device_trains_to_the_same_bits() -> None:
+    """The copies to a GPU and back, made on the CPU."""
     here, loss = trained(dropout=0.3)
     there, its_loss = trained(dropout=0.3, moved=True)
     assert there.vector.data_ptr() != there.array.ctypes.data
@@ -403,12 +383,12 @@ def test_a_model_that_was_moved_trains_to_the_same_bits() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_is_refused_where_there_is_none() -> None:
+def test_cuda_is_refused_on_a_host_without_a_gpu() -> None:
     with pytest.raises(ConfigError, match=r"training\.device: must be 'cpu' here \(.+\), got 'cuda'"):
         Arithmetic.of(Training(device="cuda")).check()
 
 
-def test_phones_have_no_gpu() -> None:
+def test_cuda_is_refused_under_the_wall_clock() -> None:
     tables: dict[str, Any] = {"fleet": Fleet(devices={"pixel-4": 2}), "stop": Stop(versions=1)}
     tables["training"] = Training(device="cuda")
     config.validate(edgefl.Experiment(**tables))
@@ -417,7 +397,7 @@ def test_phones_have_no_gpu() -> None:
 
 
 class Ragged(nn.Module):
-    """A sparse gradient, a parameter that is used twice, and one that no step uses."""
+    """Has a sparse gradient, a layer that is used twice, and a parameter that no step uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -435,14 +415,14 @@ class Ragged(nn.Module):
 
 
 @pytest.mark.parametrize("choices", [{}, {"momentum": 0.9, "weight_decay": 0.1}], ids=["plain", "terms"])
-def test_gradients_of_any_kind_train_as_torchs_optimizer_does(choices: dict[str, float]) -> None:
+def test_sparse_shared_and_unused_gradients_train_as_with_torchs_optimizer(choices: dict[str, float]) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 12, (16, 4)).astype(np.float32), rng.integers(0, 3, 16)
     flat, theirs = FlatModel(Ragged()), Ragged()
     Trainer(flat).run(x, y, LocalRule(steps=6, batch_size=16, lr=0.1, **choices), np.random.default_rng(0))
     theirs.embedding.sparse = False  # torch's weight decay takes no sparse gradients
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, **choices)
-    for _ in range(6):  # whole batches: their order does not matter but for rounding
+    for _ in range(6):  # each batch is the whole data: its order changes only the rounding
         optimizer.zero_grad(set_to_none=False)
         nn.functional.cross_entropy(theirs(torch.from_numpy(x)), torch.from_numpy(y)).backward()
         theirs.unused.grad = torch.zeros(5)

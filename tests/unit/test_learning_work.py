@@ -1,4 +1,4 @@
-"""The work of a step: counted by hand on small modules, and held against torch's own counter."""
+"""Tests of the work of a step, against counts by hand and torch's own counter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMAGE = (3, 8, 8)
 
 
 class Mean(nn.Module):
-    """The mean of each channel: logits of whatever a convolution makes."""
+    """The mean of each channel, as logits."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean((2, 3))
@@ -32,7 +32,7 @@ def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.M
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, groups=groups, bias=False), Mean())
 
 
-# ---- by hand -------------------------------------------------------------------------------------
+# ---- counted by hand -----------------------------------------------------------------------------
 
 
 def test_a_dense_convolution_is_counted_forward_and_for_the_gradient_of_its_weight():
@@ -45,12 +45,12 @@ def test_a_dense_convolution_is_counted_forward_and_for_the_gradient_of_its_weig
     assert work.parameters == weight
 
 
-def test_a_convolution_of_few_channels_is_a_class_of_its_own():
+def test_a_convolution_of_few_channels_is_counted_as_thin():
     work = step_work(convolution(3, 5, 3), IMAGE, batch=2)
     assert work.thin_flop == work.flop == 2 * 2 * (2 * 5 * 6 * 6) * (3 * 3 * 3)
 
 
-def test_a_pointwise_convolution_is_a_class_of_its_own():
+def test_a_pointwise_convolution_is_counted_as_pointwise():
     module = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), convolution(4, 6, 1))
     work = step_work(module, IMAGE, batch=2)
     assert work.pointwise_flop == 3 * 2 * (2 * 6 * 6 * 6) * 4
@@ -66,7 +66,7 @@ def test_a_depthwise_convolution_is_counted_by_its_weights_and_by_planes():
     assert work.conv_flop == 0
 
 
-def test_groups_of_many_channels_are_no_depthwise_convolution():
+def test_groups_of_many_channels_are_counted_as_a_dense_convolution():
     module = convolution(16, 8, 3, groups=2)
     work = step_work(module, (16, 8, 8), batch=2)
     assert work.depthwise_flop == 0
@@ -78,11 +78,11 @@ def test_a_transposed_convolution_is_counted_by_its_inputs():
     assert step_work(module, IMAGE, batch=2, inference=True).flop == 2 * (2 * 3 * 8 * 8) * (5 * 3 * 3)
 
 
-def test_bytes_are_told_apart_by_what_moves_them():
+def test_bytes_are_counted_by_kind_of_operation():
     module = nn.Sequential(nn.MaxPool2d(2), nn.GroupNorm(1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
     work = step_work(module, IMAGE, batch=2, inference=True)
     before, after = 4 * 2 * 3 * 8 * 8, 4 * 2 * 3 * 4 * 4
-    assert work.pool_bytes == before + after  # the places of the maxima do not count
+    assert work.pool_bytes == before + after  # the indices of the maxima do not count
     assert work.norm_bytes == 2 * after + 4 * (2 * 3 + 2 * 2)  # weight and bias; mean and deviation
     assert work.elementwise_bytes == 2 * after
     assert work.matmul_bytes == after + 4 * (48 * 2 + 2 + 2 * 2)
@@ -91,7 +91,7 @@ def test_bytes_are_told_apart_by_what_moves_them():
 
 
 @pytest.mark.parametrize(("shape", "paper_mflop"), [((1, 28, 28), 17.0), ((3, 32, 32), 31.4)])
-def test_a_papers_cnn_costs_what_the_paper_says(shape, paper_mflop):
+def test_defedavgs_cnn_has_the_papers_flop(shape, paper_mflop):
     module = make_model(Model(name="cnn-defedavg"), shape, 10, 0)
     channels, side, _ = shape
     first, second = side - 4, (side - 4) // 2 - 4
@@ -117,7 +117,7 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize(("recurrent", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
-def test_recurrent_layers_are_told_apart_forward_and_backward(recurrent, gates):
+def test_recurrent_layers_are_counted_as_recurrent(recurrent, gates):
     steps, batch = 5, 2
     work = step_work(Tokens(recurrent), (steps,), batch, dtype=np.int64)
     assert work.matmul_flop == 3 * 2 * batch * 16 * 4
@@ -127,7 +127,7 @@ def test_recurrent_layers_are_told_apart_forward_and_backward(recurrent, gates):
     assert work.recurrent_flop == pytest.approx(3 * cells - first, rel=0.01)
 
 
-def test_an_own_loop_over_cells_is_recurrent_too():
+def test_a_users_loop_over_cells_is_counted_as_recurrent():
     class Loop(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -144,7 +144,7 @@ def test_an_own_loop_over_cells_is_recurrent_too():
     assert work.recurrent_flop == work.flop == 2 * 3 * 2 * 4 * 8 * (4 + 8)
 
 
-# ---- held against torch --------------------------------------------------------------------------
+# ---- compared with torch -------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
@@ -158,27 +158,27 @@ class Attention(nn.Module):
         return self.out(mixed.mean(1))
 
 
-def dense_modules() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
-    papers = {
-        "cnn-fedbuff": (3, 32, 32),
-        "cnn-celeba": (3, 84, 84),
-        "cnn-femnist": (1, 28, 28),
-        "cnn-groupnorm": (1, 28, 28),
-    }
-    made = {name: (make_model(Model(name=name), shape, 10, 0), shape) for name, shape in papers.items()}
-    strided = nn.Sequential(nn.Conv2d(3, 8, 5, 2, 1, dilation=2), nn.ReLU(), convolution(8, 4, 1))
-    return {**made, "strided": (strided, (3, 32, 32)), "attention": (Attention(), (10, 16))}
+def strided() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 5, 2, 1, dilation=2), nn.ReLU(), convolution(8, 4, 1))
 
 
-@pytest.mark.parametrize("name", ["cnn-fedbuff", "cnn-celeba", "cnn-femnist", "cnn-groupnorm", "strided",
-                                  "attention"])  # fmt: skip
-def test_dense_operations_are_torchs_own_count(name):
-    module, shape = dense_modules()[name]
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("cnn-fedbuff", (3, 32, 32)),
+        ("cnn-celeba", (3, 84, 84)),
+        ("cnn-femnist", (1, 28, 28)),
+        ("cnn-groupnorm", (1, 28, 28)),
+        (strided, (3, 32, 32)),
+        (Attention, (10, 16)),
+    ],
+)
+def test_dense_operations_are_those_of_torchs_counter(name, shape):
     with torch.device("meta"):
-        copied = module.to("meta")
+        module = make_model(Model(name=name), shape, 10, 0) if isinstance(name, str) else name()
         counter = FlopCounterMode(display=False)
         with counter:
-            logits = copied(torch.zeros((2, *shape)))
+            logits = module(torch.zeros((2, *shape)))
             nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.int64)).backward()
     assert step_work(module, shape, batch=2).flop == counter.get_total_flops()
 
@@ -194,17 +194,17 @@ def test_the_work_of_any_batch_follows_from_two():
     assert work.fixed.flop == 0
 
 
-def test_inference_is_the_forward_pass_alone():
+def test_inference_has_the_work_of_the_forward_pass():
     module = convolution(3, 5, 3)
     work = step_work(module, IMAGE, 2, inference=True)
     assert work.flop == step_work(module, IMAGE, 2).flop / 2
     assert work.parameters == 0
 
 
-# ---- what is asked of it -------------------------------------------------------------------------
+# ---- options -------------------------------------------------------------------------------------
 
 
-def test_a_frozen_part_has_no_gradients_and_is_not_updated():
+def test_frozen_parameters_have_no_gradients_and_no_update():
     module = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
     work = step_work(module, (4,), 5, trained=list(module[1].parameters()))
     assert work.matmul_flop == 2 * 5 * (4 * 6 + 2 * 6 * 2)
@@ -212,13 +212,13 @@ def test_a_frozen_part_has_no_gradients_and_is_not_updated():
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
-def test_a_loss_of_ones_own_is_counted():
+def test_a_users_loss_is_counted():
     module = nn.Linear(4, 2)
     work = step_work(module, (4,), 5, loss=lambda outputs: (outputs @ outputs.T).sum())
     assert work.matmul_flop == 2 * (2 * 5 * 4 * 2) + 3 * (2 * 5 * 5 * 2)
 
 
-def test_the_module_and_torchs_stream_are_left_alone():
+def test_counting_changes_neither_the_module_nor_torchs_random_state():
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
     flat = FlatModel(module)
     before, stream = flat.array.copy(), torch.get_rng_state()
@@ -229,7 +229,7 @@ def test_the_module_and_torchs_stream_are_left_alone():
     assert torch.equal(torch.get_rng_state(), stream)
 
 
-def test_a_meter_counts_what_any_code_does():
+def test_a_meter_counts_the_operations_in_its_block():
     with WorkMeter() as meter:
         torch.ones(2, 3) @ torch.ones(3, 4)
     assert meter.flop == meter.work().matmul_flop == 2 * 2 * 3 * 4
@@ -237,11 +237,11 @@ def test_a_meter_counts_what_any_code_does():
     assert meter.flop == 48
 
 
-# ---- what cannot run on meta ---------------------------------------------------------------------
+# ---- modules that cannot run on meta -------------------------------------------------------------
 
 
 class LooksAtNumbers(nn.Module):
-    """Takes a branch by a value, as no tensor on meta has."""
+    """Branches on a value, which a tensor on meta does not have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def test_a_module_that_meta_cannot_run_is_counted_on_real_tensors():
     assert torch.equal(torch.get_rng_state(), stream)
 
 
-def test_the_step_that_compares_devices_is_leafs_cnn():
+def test_devices_are_compared_by_a_step_of_leafs_cnn():
     module = make_model(Model(name="cnn-femnist"), (1, 28, 28), 62, 0)
     assert step_work(module, (1, 28, 28), 10) == FEMNIST_STEP
 
@@ -267,7 +267,7 @@ TEXTS = {"lstm-sent140": (6,), "lstm-shakespeare": (5,)}
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_built_in_models_do_the_same_on_meta_and_on_real_tensors(name):
+def test_built_in_models_have_the_same_work_on_meta_and_on_real_tensors(name):
     shape = TEXTS.get(name, (1, 28, 28))
     dtype = np.int64 if name in TEXTS else np.float32
     module = make_model(Model(name=name), shape, 10, 0)
@@ -277,7 +277,7 @@ def test_built_in_models_do_the_same_on_meta_and_on_real_tensors(name):
 
 
 class Elementwise(nn.Module):
-    """A matrix product that no counter sees."""
+    """A matrix product without an operation that is counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ class Elementwise(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds a row of a table to each place of its inputs."""
+    """Adds rows of a table to its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,13 +299,13 @@ class Positions(nn.Module):
         return x[:, None] + self.table[[3, 1, 4, 1]] + self.every.unsqueeze(0)
 
 
-def test_a_matrix_that_is_only_added_costs_its_bytes():
+def test_a_matrix_that_is_only_added_is_counted_in_bytes():
     work = step_work(nn.Sequential(Positions(), nn.Flatten(), nn.Linear(12, 2)), (3,), 5)
-    assert work.flop == 3 * 2 * 5 * 12 * 2  # the linear layer's alone
+    assert work.flop == 3 * 2 * 5 * 12 * 2  # of the linear layer
     assert work.elementwise_bytes > 2 * 4 * 5 * 12  # at least the two sums' results
 
 
-def test_a_layer_that_cannot_be_counted_is_refused_unless_it_says_its_cost():
+def test_a_layer_that_cannot_be_counted_is_refused_unless_it_declares_its_flop():
     layer = Elementwise()
     with pytest.raises(ConfigError, match=r"layer '1' \(Elementwise\) cannot be counted"):
         step_work(nn.Sequential(nn.Linear(4, 4), layer), (4,), 2)
@@ -317,13 +317,13 @@ def test_a_layer_that_cannot_be_counted_is_refused_unless_it_says_its_cost():
         step_work(layer, (4,), 2)
 
 
-def test_layers_that_are_not_used_or_cost_nothing_do_not_matter():
+def test_layers_without_products_or_use_are_not_counted():
     module = nn.Sequential(nn.LayerNorm([2, 3]), nn.Flatten(), nn.Linear(6, 2))
     module[1].register_module("spare", nn.Linear(3, 3))
     assert step_work(module, (2, 3), 2).flop == 2 * 2 * 3 * 12
 
 
-def test_a_scale_of_each_channel_is_no_product():
+def test_a_scale_per_channel_is_not_counted_as_a_product():
     class Scale(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -341,7 +341,7 @@ def test_a_model_that_does_not_take_the_data_is_refused():
         step_work(nn.Linear(4, 2), (5,), 2)
 
 
-def test_a_large_module_on_meta_is_counted_without_its_memory():
+def test_counting_a_large_module_on_meta_allocates_no_memory_for_it():
     with torch.device("meta"):
         module = nn.Linear(20_000, 20_000, bias=False)  # 1.6 GB
     before_kib = getrusage(RUSAGE_SELF).ru_maxrss
@@ -350,24 +350,26 @@ def test_a_large_module_on_meta_is_counted_without_its_memory():
     assert work.per_example.flop == 2 * 2 * 20_000**2
 
 
-# ---- a large network -----------------------------------------------------------------------------
+# ---- memory of a step ----------------------------------------------------------------------------
 
 
-def test_live_bytes_are_those_of_a_trace_at_that_batch():
-    """Mutants: gradients count until the end; freed activations count; peaks are extrapolated alone."""
+def test_live_bytes_of_any_batch_are_those_of_its_trace():
+    """Mutants: gradients count until the end; freed activations count; only the peak is extrapolated."""
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 500))
     found = batch_work(module, (3, 8, 8))
     for batch in (1, 7, 64):
         step = _Step((3, 8, 8), batch, np.float32, False, _cross_entropy)
         assert found.live_bytes(batch) == max(step.work(module, list(module.parameters()), True)[1])
-    assert len(found.live) > 1  # a small batch's peak is the last layer's gradient, a large one's activations
+    assert (
+        len(found.live) > 1
+    )  # the peak is the last layer's gradient for small batches, else the activations
     layers = [nn.Linear(50, 50, bias=False) for _ in range(8)]
     gradient, activation = 4 * 50 * 50, 4 * 50
     assert gradient < batch_work(nn.Sequential(*layers), (50,)).live_bytes(1) < gradient + 8 * 4 * activation
 
 
 def test_live_bytes_of_a_layer_are_its_tensors():
-    """x, logits, log softmax, their gradients as they arise, labels, and the weight's own gradient."""
+    """x, logits, log softmax, their gradients one after another, labels, and the weight's gradient."""
     batch, inputs, outputs = 6, 50, 7
     found = batch_work(nn.Linear(inputs, outputs, bias=False), (inputs,)).live_bytes(batch)
     floats = batch * inputs + 2 * batch * outputs + inputs * outputs

@@ -1,4 +1,4 @@
-"""What fidelity says of made-up trips: exact figures, and INVALID with its reason."""
+"""Tests of fidelity on made-up trips: figures, reasons for INVALID, warnings."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from edgefl.host.verdict import Conditions
 
 
 def trips(factors: list[float], seconds: float = 1.0, **given: Any) -> Fidelity:
-    """Trips whose every part took ``factor`` times what was declared."""
+    """Assess trips whose parts took ``factor`` times the declared time."""
     declared = {q: np.full(len(factors), seconds) for q in QUANTITIES}
     achieved = {q: seconds * np.array(factors) for q in QUANTITIES}
     return assess(["pixel-4"] * len(factors), declared, achieved, **given)
 
 
 def judged(achieved: dict[str, Any], declared: dict[str, Any] | None = None, **given: Any) -> Fidelity:
-    """Trips of a second in every part, but for what is said of some."""
+    """Assess trips whose parts all take and declare a second, except the given ones."""
     size = len(next(iter(achieved.values())))
     usual = dict.fromkeys(QUANTITIES, np.ones(size)) | (declared or {})
     return assess(given.pop("names", ["a"] * size), usual, usual | achieved, **given)
 
 
 def under(**conditions: float) -> Fidelity:
-    """Exact trips under these conditions."""
+    """Assess exact trips under these conditions."""
     return trips([1.0] * 9, conditions=Conditions(**conditions))
 
 
@@ -40,14 +40,14 @@ def test_exact_trips_have_no_error() -> None:
 
 
 @pytest.mark.parametrize("error", [0.02, -0.03])
-def test_slow_is_positive_and_fast_is_negative(error: float) -> None:
+def test_errors_of_slow_trips_are_positive_and_of_fast_ones_negative(error: float) -> None:
     found = trips([1 + error] * 9)
     assert found.by_quantity["compute"].median_error == pytest.approx(error)
     assert found.by_quantity["trip"].median_error == pytest.approx(error)
     assert found.median_abs_error == pytest.approx(abs(error))
 
 
-def test_median_and_95th_percentile_are_of_computing_and_whole_trips() -> None:
+def test_median_and_95th_percentile_include_computing_and_trips_but_no_transfers() -> None:
     slower, one = 1 + np.linspace(0, 0.1, 101), np.ones(101)
     found = judged({"compute": slower, "trip": slower, "down": one * 9, "up": one * 9})
     assert found.median_abs_error == pytest.approx(0.05)
@@ -55,7 +55,7 @@ def test_median_and_95th_percentile_are_of_computing_and_whole_trips() -> None:
     assert found.by_quantity["down"].median_abs_error == pytest.approx(8.0)
 
 
-def test_devices_are_reported_apart_and_each_quantity_of_them() -> None:
+def test_each_quantity_is_reported_per_device() -> None:
     achieved = dict.fromkeys(QUANTITIES, np.array([1.0, 1.0, 1.02, 1.02]))
     found = judged(achieved, names=["pi-4", "pi-4", "moto-g4", "moto-g4"])
     assert list(found.by_device) == ["moto-g4", "pi-4"]
@@ -67,7 +67,7 @@ def test_devices_are_reported_apart_and_each_quantity_of_them() -> None:
     assert found.valid
 
 
-def test_what_a_trip_lacks_is_not_measured_and_not_missed() -> None:
+def test_quantities_without_values_are_not_measured_and_do_not_invalidate() -> None:
     none = np.full(3, np.nan)
     found = judged({"delay": np.ones(3), "round": none}, {"delay": none})
     assert found.valid
@@ -75,27 +75,27 @@ def test_what_a_trip_lacks_is_not_measured_and_not_missed() -> None:
     assert found.by_quantity["delay"].mean_error is None
 
 
-def test_sums_are_of_the_trips_that_were_measured() -> None:
+def test_sums_omit_trips_too_short_to_measure() -> None:
     found = judged({"trip": np.array([1.1, 3.0, 5.0])}, {"trip": np.array([1.0, 3.0, 0.001])})
     trip = found.by_quantity["trip"]
     assert (trip.measured, trip.declared_s, trip.achieved_s) == (2, 4.0, pytest.approx(4.1))
     assert trip.mean_error == pytest.approx(0.025)
 
 
-def test_few_trips_that_are_very_late_are_seen_in_the_sum() -> None:
-    """One in twenty takes twice as long: median and 95th percentile hold, emulated time does not."""
+def test_a_few_very_late_trips_invalidate_by_the_sum() -> None:
+    """Median and 95th percentile stay within their limits."""
     found = trips([1.0] * 96 + [2.0] * 4)
     assert (found.median_abs_error, found.p95_abs_error) == (0.0, 0.0)
     assert found.reasons[0] == "trips took 4.0% longer than declared, at most 3% is allowed"
     assert not found.valid
 
 
-def test_what_only_the_server_sees_is_seen() -> None:
+def test_trips_that_only_the_server_sees_late_are_a_reason() -> None:
     found = judged({"round": np.full(9, 1.05)})
     assert found.reasons[0].startswith("trips as the server saw them took 5.0% longer than declared")
 
 
-def test_a_device_that_is_off_is_named_although_the_fleet_is_not() -> None:
+def test_one_device_with_an_error_is_named_although_the_fleet_is_exact() -> None:
     names = ["pi-4"] * 100 + ["moto-g4"] * 2 + ["pixel-4"] * 2
     factors = np.array([1.0] * 100 + [1.2] * 2 + [0.94] * 2)
     assert judged(dict.fromkeys(QUANTITIES, factors), names=names).reasons == (
@@ -103,13 +103,13 @@ def test_a_device_that_is_off_is_named_although_the_fleet_is_not() -> None:
     )
 
 
-def test_training_that_waiting_makes_up_for_is_seen_in_its_sum() -> None:
+def test_late_training_is_a_reason_even_if_the_trips_are_on_time() -> None:
     found = judged({"compute": np.array([1.0] * 18 + [1.5] * 2)})
     assert found.reasons == ("training took 5.0% longer than declared, at most 3% is allowed",)
 
 
 def slow_training(declared_s: float, factor: float, trips: int = 20) -> Fidelity:
-    """Trips of a second of two devices, on time; training of one of them took ``factor`` times as long."""
+    """Assess punctual trips of two devices; training of one took ``factor`` times the declared time."""
     part = np.where(np.arange(2 * trips) < trips, declared_s, 0.5)
     took = np.where(part == declared_s, factor * part, part)
     return judged({"compute": took}, {"compute": part}, names=["fast"] * trips + ["slow"] * trips)
@@ -128,20 +128,20 @@ def test_the_worst_phase_and_device_are_named_although_trips_are_on_time() -> No
 @pytest.mark.parametrize(
     ("declared_s", "factor", "warns"),
     [(0.02, 1.04, False), (0.02, 0.8, True), (0.006, 1.3, False), (0.006, 1.4, True)],
-    ids=["within bounds", "too fast", "within what a timer may be late", "beyond it"],
+    ids=["within bounds", "too fast", "within a timer's lateness", "beyond it"],
 )
-def test_a_phase_is_off_where_no_timer_explains_it(declared_s: float, factor: float, warns: bool) -> None:
+def test_a_phase_warns_if_no_timer_explains_its_error(declared_s: float, factor: float, warns: bool) -> None:
     assert bool(slow_training(declared_s, factor).warnings) == warns
 
 
-def test_a_few_trips_that_are_far_off_are_a_warning() -> None:
+def test_large_errors_of_a_few_trips_are_a_warning() -> None:
     factors = np.array([1.0] * 18 + [3.5] * 2)
     found = judged({"up": 0.03 * factors}, {"up": 0.03 * np.ones(20)})
     assert [line.split(":")[0] for line in found.warnings] == ["upload of a"]
 
 
 @pytest.mark.parametrize(("part", "valid"), [(0.04, True), (0.06, False)])
-def test_training_that_is_a_minor_part_of_its_trip_is_judged_by_the_trip(part: float, valid: bool) -> None:
+def test_training_that_is_a_small_part_of_its_trip_is_judged_by_the_trip(part: float, valid: bool) -> None:
     one = np.ones(20)
     declared, achieved = {"compute": part * one}, {"compute": 2 * part * one}
     found = judged(achieved, declared)
@@ -151,13 +151,13 @@ def test_training_that_is_a_minor_part_of_its_trip_is_judged_by_the_trip(part: f
     assert "trips took 6.0% longer than declared, at most 3% is allowed" in late.reasons
 
 
-def test_others_are_named_where_something_is_wrong_and_only_there() -> None:
+def test_other_processes_are_named_only_in_an_invalid_run() -> None:
     busy = Conditions(others=0.6)
     assert trips([1.0] * 9, conditions=busy).valid
     assert trips([1.5] * 9, conditions=busy).reasons[1] == "other processes used 60% of the host"
 
 
-def test_what_is_too_short_for_the_clock_is_left_out() -> None:
+def test_times_too_short_for_the_clock_are_not_measured() -> None:
     declared = {key: [1.004] for key in QUANTITIES} | {"down": [0.004], "up": [0.0], "delay": [0.0]}
     achieved = declared | {"down": [0.4], "up": [0.1], "delay": [0.3]}
     found = assess(["a"], declared, achieved)
@@ -168,7 +168,7 @@ def test_what_is_too_short_for_the_clock_is_left_out() -> None:
     assert stretched.by_quantity["down"].measured == 1
 
 
-def test_nothing_measured_is_invalid() -> None:
+def test_a_run_without_measured_trips_is_invalid() -> None:
     found = assess([], {}, {})
     assert (found.valid, found.median_abs_error, found.trips) == (False, None, 0)
     assert found.reasons == ("no trip was measured",)
@@ -193,12 +193,12 @@ def test_nothing_measured_is_invalid() -> None:
         (trips([float("nan")] + [1.0] * 9), "a trip time is not finite"),
     ],
 )
-def test_invalid_says_why(found: Fidelity, reason: str) -> None:
+def test_an_invalid_run_has_its_reason(found: Fidelity, reason: str) -> None:
     assert not found.valid
     assert any(reason in text for text in found.reasons), found.reasons
 
 
-def test_the_limits_themselves_are_allowed_and_all_reasons_are_given() -> None:
+def test_the_limits_are_inclusive_and_all_reasons_are_given() -> None:
     assert len(trips([1.5] * 9, conditions=Conditions(load=2.0, steal=0.5, throttled=0.5)).reasons) == 9
     assert under(load=0.9, steal=0.02, throttled=0.02, step_cost=2.0).valid
     assert trips([1.0299] * 9).valid
@@ -210,7 +210,7 @@ def test_lateness_is_reported() -> None:
     assert trips([1.0] * 3).p95_lateness_s is None
 
 
-def test_columns_must_be_there_and_fit() -> None:
+def test_missing_or_short_columns_are_refused() -> None:
     one = {key: [1.0] for key in QUANTITIES}
     with pytest.raises(ValueError, match="quantity 'up' is missing"):
         assess(["a"], {q: v for q, v in one.items() if q != "up"}, one)

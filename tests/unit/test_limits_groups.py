@@ -1,11 +1,11 @@
-"""Control groups: version 1 and 2, mixed, in containers, none; the memory limit in processes of its own."""
+"""Tests of finding and reading control groups, and of the memory limit in child processes."""
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import sys
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from edgefl.host.memory import GroupMemory, MemoryLimit
 
 
 class Machine:
-    """A made-up /proc and the folders of its hierarchies."""
+    """A simulated /proc and the folders of its hierarchies."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -44,7 +44,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_version_1_each_controller_in_its_own_hierarchy(machine: Machine) -> None:
+def test_in_version_1_each_controller_has_its_own_hierarchy(machine: Machine) -> None:
     cpu = machine.mount("cpu,cpuacct", "cgroup", "rw,cpu,cpuacct")
     memory = machine.mount("memory", "cgroup", "rw,memory")
     (memory / "user").mkdir()
@@ -53,7 +53,7 @@ def test_version_1_each_controller_in_its_own_hierarchy(machine: Machine) -> Non
     assert find("memory") == Place(memory / "user", 1)
 
 
-def test_a_mount_whose_path_is_no_text_is_passed_over(machine: Machine) -> None:
+def test_a_mount_whose_path_is_not_utf_8_is_ignored(machine: Machine) -> None:
     cpu = machine.mount("cpu", "cgroup", "rw,cpu")
     machine.process_in("1:cpu:/")
     file = machine.root / "proc/self/mountinfo"
@@ -61,7 +61,7 @@ def test_a_mount_whose_path_is_no_text_is_passed_over(machine: Machine) -> None:
     assert find("cpu") == Place(cpu, 1)
 
 
-def test_version_2_if_it_has_the_controller(machine: Machine) -> None:
+def test_in_version_2_the_controller_must_be_enabled(machine: Machine) -> None:
     unified = machine.mount("unified", "cgroup2", "rw,nsdelegate")
     scope = unified / "user.slice" / "run.scope"
     scope.mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_version_2_if_it_has_the_controller(machine: Machine) -> None:
     assert find("cpuacct") == Place(scope, 2)  # CPU time needs no controller
 
 
-def test_cpu_time_of_a_group(tmp_path: Path) -> None:
+def test_the_cpu_time_of_a_group_counts_from_the_objects_creation(tmp_path: Path) -> None:
     v1, v2 = tmp_path / "cpuacct.usage", tmp_path / "cpu.stat"
     v1.write_text("1234567\n")
     v2.write_text("usage_usec 42\nuser_usec 40\n")
@@ -83,10 +83,10 @@ def test_cpu_time_of_a_group(tmp_path: Path) -> None:
     assert [time.used_ns() for time in times] == [100, 1_000]
     for time in times:
         time.close()
-        assert time.used_ns() == 0  # as for a group that was removed
+        assert time.used_ns() == 0  # as for a removed group
 
 
-def test_a_controller_of_version_1_is_not_looked_for_in_version_2(machine: Machine) -> None:
+def test_controllers_of_both_versions_are_found_side_by_side(machine: Machine) -> None:
     unified = machine.mount("unified", "cgroup2", "rw")
     (unified / "cgroup.controllers").write_text("memory\n")
     cpu = machine.mount("cpu", "cgroup", "rw,cpu")
@@ -99,27 +99,30 @@ def test_a_controller_of_version_1_is_not_looked_for_in_version_2(machine: Machi
     ("name", "path", "found"),
     [
         ("cpu", "/docker/abc/inner", "inner"),
-        ("cpu", "/somewhere/else", ""),  # a path of the host, which cannot be seen
+        ("cpu", "/somewhere/else", ""),  # a path of the host, invisible in the container
         ("a b", "/docker/abc", ""),
     ],
 )
-def test_in_a_container_a_part_of_it_is_shown(name: str, path: str, found: str, machine: Machine) -> None:
+def test_in_a_container_only_the_mounted_part_counts(
+    name: str, path: str, found: str, machine: Machine
+) -> None:
     mount = machine.mount(name, "cgroup", "rw,cpu", shows="/docker/abc")
     (mount / "inner").mkdir()
     machine.process_in(f"1:cpu:{path}")
     assert find("cpu").folder == mount / found
 
 
-def test_no_hierarchy_at_all(machine: Machine) -> None:
-    with pytest.raises(NoGroup, match="no control group hierarchy with the cpu controller is mounted"):
+def test_without_a_mounted_hierarchy_no_group_is_found(machine: Machine) -> None:
+    message = "no control group hierarchy with the cpu controller is mounted"
+    with pytest.raises(NoGroup, match=message):
         find("cpu")
     machine.mount("memory", "cgroup", "rw,memory")
     machine.process_in("1:memory:/")
-    with pytest.raises(NoGroup, match="no control group hierarchy with the cpu controller is mounted"):
+    with pytest.raises(NoGroup, match=message):
         find("cpu")
 
 
-def test_the_tightest_of_the_groups_around_a_process_counts(machine: Machine) -> None:
+def test_the_lowest_limit_of_the_groups_around_a_process_counts(machine: Machine) -> None:
     cpu = machine.mount("cpu", "cgroup", "rw,cpu")
     memory = machine.mount("memory", "cgroup", "rw,memory")
     pids = machine.mount("pids", "cgroup", "rw,pids")
@@ -144,7 +147,7 @@ def test_the_tightest_of_the_groups_around_a_process_counts(machine: Machine) ->
 
 
 @pytest.mark.parametrize(("version", "kind"), [(1, "cgroup"), (2, "cgroup2")])
-def test_time_that_a_quota_took_is_a_share(
+def test_throttled_time_is_a_share_of_the_time_since_the_start(
     machine: Machine, version: int, kind: str, monkeypatch: Any
 ) -> None:
     cpu = machine.mount("cpu", kind, "rw,cpu")
@@ -162,7 +165,7 @@ def test_time_that_a_quota_took_is_a_share(
     assert meter.share() == 0.0
 
 
-def test_control_files_are_read_leniently_and_written_strictly(tmp_path: Path) -> None:
+def test_reading_control_files_ignores_errors_but_writing_raises_them(tmp_path: Path) -> None:
     (tmp_path / "cpu.stat").write_text("nr_periods 12\nnr_throttled 3\nodd\nnegative -1\n")
     assert read_counters(tmp_path / "cpu.stat") == {"nr_periods": 12, "nr_throttled": 3}
     assert read_counters(tmp_path / "none") == {}
@@ -175,27 +178,18 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs R
 MIB = 1 << 20
 
 
-def answer(body: Callable[[], Any], pipe: Connection) -> None:
-    pipe.send(body())
-    pipe.close()
-
-
 def in_child(body: Callable[[], Any]) -> Any:
-    """What ``body`` returns in a new process; the test's own process stays unlimited."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=answer, args=(body, theirs))
+    """Return the result of ``body`` in a child process; the limit does not affect the test's process."""
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=lambda: results.put(body()))
     child.start()
-    theirs.close()
-    try:
-        return ours.recv()
-    finally:
-        child.join()
-        ours.close()
-        assert child.exitcode == 0
+    child.join()
+    assert child.exitcode == 0
+    return results.get()
 
 
-def past_the_limit() -> tuple[str, bool, bool]:
+def above_the_limit() -> tuple[str, bool, bool]:
     limit = MemoryLimit(64)
     try:
         np.ones(128 * MIB, np.uint8)
@@ -208,7 +202,7 @@ def past_the_limit() -> tuple[str, bool, bool]:
 def below_the_limit() -> tuple[float, bool, float]:
     limit = MemoryLimit(256)
     kept = np.ones(64 * MIB, np.uint8)
-    peak = limit.peak_mib  # it looks by itself
+    peak = limit.peak_mib  # measures the memory
     used, over = limit.used_mib(), limit.over()
     del kept
     assert limit.used_mib() < used <= limit.peak_mib
@@ -227,9 +221,7 @@ def watched_only() -> bool:
     return over
 
 
-def shared_memory_is_not_counted() -> tuple[float, bool]:
-    import mmap
-
+def shared_memory() -> tuple[float, bool]:
     limit = MemoryLimit(32)
     shared = mmap.mmap(-1, 64 * MIB)
     np.frombuffer(shared, np.uint8)[:] = 1
@@ -237,12 +229,12 @@ def shared_memory_is_not_counted() -> tuple[float, bool]:
 
 
 @linux
-def test_an_allocation_past_the_limit_fails_and_the_process_goes_on() -> None:
-    assert in_child(past_the_limit) == ("MemoryError", False, True)
+def test_an_allocation_above_the_limit_fails_and_the_process_goes_on() -> None:
+    assert in_child(above_the_limit) == ("MemoryError", False, True)
 
 
 @linux
-def test_memory_below_the_limit_is_given_and_seen() -> None:
+def test_memory_below_the_limit_is_allocated_and_measured() -> None:
     used, over, peak = in_child(below_the_limit)
     assert 60 <= used <= 80
     assert 60 <= peak <= 80
@@ -250,18 +242,18 @@ def test_memory_below_the_limit_is_given_and_seen() -> None:
 
 
 @linux
-def test_the_watch_sees_what_the_rlimit_does_not_stop() -> None:
+def test_memory_above_the_limit_is_noticed_without_an_rlimit() -> None:
     assert in_child(watched_only)
 
 
 @linux
-def test_the_servers_shared_buffer_is_not_the_clients_memory() -> None:
-    used, over = in_child(shared_memory_is_not_counted)
+def test_shared_memory_is_not_counted() -> None:
+    used, over = in_child(shared_memory)
     assert used < 16
     assert not over
 
 
-def test_a_system_without_the_mechanisms_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_figures_the_limit_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     class Process:
         def memory_info(self) -> object:
             return object()

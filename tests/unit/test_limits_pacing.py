@@ -1,4 +1,4 @@
-"""Pacing against a clock that the test moves itself; one test on the real clock for never being early."""
+"""Tests of pacing, with a simulated clock and with the real one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAD = (0.0, -1.0, math.nan, math.inf)
 
 
 class FakeTime:
-    """A monotonic clock that only waits and work move; each wait ends ``oversleep_ns`` late."""
+    """A monotonic clock that waits advance; each wait ends ``oversleep_ns`` late."""
 
     def __init__(self, oversleep_ns: int = 0) -> None:
         self.now_ns = 0
@@ -40,7 +40,7 @@ class FakeTime:
         return pacer
 
 
-def test_lead_comes_once_and_before_the_work() -> None:
+def test_the_lead_is_waited_once_before_the_work() -> None:
     fake = FakeTime()
     phase = fake.pacer().phase(rate_per_s=10.0, lead_s=0.5)
     phase.done(5.0)
@@ -50,7 +50,7 @@ def test_lead_comes_once_and_before_the_work() -> None:
     assert fake.now_ns == 3 * S // 2
 
 
-def test_error_of_a_phase_is_carried_into_the_next_and_not_into_the_trip() -> None:
+def test_the_next_phase_makes_up_for_a_late_one() -> None:
     fake = FakeTime()
     pacer = fake.pacer()
     first = pacer.phase(rate_per_s=1.0)
@@ -65,7 +65,7 @@ def test_error_of_a_phase_is_carried_into_the_next_and_not_into_the_trip() -> No
     assert (caught_up.declared_s, caught_up.achieved_s, caught_up.lateness_s) == (2.0, 1.5, 0.0)
 
 
-def test_work_that_took_too_long_is_never_hidden() -> None:
+def test_phases_that_are_always_too_slow_are_reported_late() -> None:
     fake = FakeTime()
     pacer = fake.pacer()
     achieved = 0.0
@@ -81,7 +81,7 @@ def test_work_that_took_too_long_is_never_hidden() -> None:
     assert fake.waits == []
 
 
-def test_infinite_rate_never_waits_and_time_between_phases_counts() -> None:
+def test_an_infinite_rate_never_waits_and_time_between_phases_counts() -> None:
     fake = FakeTime()
     pacer = fake.pacer()
     phase = pacer.phase(rate_per_s=math.inf)
@@ -92,7 +92,7 @@ def test_infinite_rate_never_waits_and_time_between_phases_counts() -> None:
     assert pacer.phase(math.inf).end().achieved_s == 1.0
 
 
-def test_begin_starts_from_the_receive_time() -> None:
+def test_a_trip_begins_at_the_given_time() -> None:
     fake = FakeTime()
     pacer = fake.pacer()
     fake.now_ns = 5 * S
@@ -106,7 +106,7 @@ def test_begin_starts_from_the_receive_time() -> None:
     st.integers(0, 10_000_000),
     st.floats(0.01, 100),
 )
-def test_a_trip_ends_at_the_sum_of_its_phases(
+def test_a_trip_takes_the_sum_of_its_phases(
     phases: list[tuple[float, float, float]], oversleep_ns: int, scale: float
 ) -> None:
     fake = FakeTime(oversleep_ns)
@@ -119,7 +119,7 @@ def test_a_trip_ends_at_the_sum_of_its_phases(
         spent = phase.end()
         assert spent.declared_s == pytest.approx(lead + work / rate)
         assert spent.work == pytest.approx(work)
-        assert 0.0 <= spent.lateness_s <= (oversleep_ns + 10) / S / scale * (1 + 1e-6)  # it does not add up
+        assert 0.0 <= spent.lateness_s <= (oversleep_ns + 10) / S / scale * (1 + 1e-6)  # not cumulative
         declared += spent.declared_s
         achieved += spent.achieved_s
     due_ns = declared * scale * S
@@ -128,7 +128,7 @@ def test_a_trip_ends_at_the_sum_of_its_phases(
     assert achieved == pytest.approx(fake.now_ns / (scale * S))
 
 
-def test_what_the_wait_raises_passes_through() -> None:
+def test_an_exception_of_the_wait_reaches_the_caller() -> None:
     class Cancelled(Exception):
         pass
 
@@ -159,7 +159,7 @@ def ended(work: float = 0.0) -> Phase:
         (lambda: ended().end(), "has ended"),
     ],
 )
-def test_misuse_is_said(misuse: Callable[[], object], message: str) -> None:
+def test_misuse_is_refused(misuse: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         misuse()
 
@@ -185,8 +185,8 @@ def test_a_paced_trip_is_never_early_on_the_real_clock() -> None:
     assert spent.achieved_s >= spent.declared_s == pytest.approx(0.010)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a process has no niceness there")
-def test_a_time_slice_leaves_the_niceness_that_the_user_gave() -> None:
-    words = "import os; from edgefl.host.pacing import *; os.nice(7); set_time_slice(); print(os.nice(0))"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+@pytest.mark.skipif(sys.platform == "win32", reason="processes have no niceness")
+def test_setting_a_time_slice_does_not_change_the_niceness() -> None:
+    code = "import os; from edgefl.host.pacing import *; os.nice(7); set_time_slice(); print(os.nice(0))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == min(19, os.nice(0) + 7)

@@ -1,4 +1,4 @@
-"""What throttles steer by, and what held phases and their governor say to each other: no real clock."""
+"""Tests of throttles, held phases and their governor, with simulated clocks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ TICK_NS = 4 * MS
 
 
 class Simulated:
-    """A process on a core of its own: it runs unless it is stopped, sleeps, or has used up its quota.
+    """A process that has a core for itself: it runs unless it is stopped, sleeps, or has used up its quota.
 
-    Its clock is as Linux keeps it: brought up to date at ticks, and when it leaves its core.
+    As on Linux, its CPU clock is updated at ticks and when it leaves its core.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Simulated:
 
 
 def steered(throttled: Any, process: Simulated, seconds: float, late_ns: Any = lambda: 0) -> None:
-    """Look after a simulated process for so long, each time a little late."""
+    """Throttle a simulated process for ``seconds``, with turns that are ``late_ns()`` late."""
     due_ns = process.now_ns
     while due_ns < seconds * S:
         process.pass_time(due_ns + int(late_ns()))
@@ -92,7 +92,7 @@ def steered(throttled: Any, process: Simulated, seconds: float, late_ns: Any = l
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("late_ms", [0.0, 0.1, 5.0])
-def test_a_duty_cycle_is_off_by_a_slice_and_what_the_governor_was_late(share: float, late_ms: float) -> None:
+def test_a_duty_cycles_error_is_at_most_a_slice_and_the_lateness(share: float, late_ms: float) -> None:
     rng = np.random.default_rng(0)
     process = Simulated()
     duty = DutyCycle(process, Account(share, 0, 0))
@@ -102,13 +102,13 @@ def test_a_duty_cycle_is_off_by_a_slice_and_what_the_governor_was_late(share: fl
     assert achieved.declared_cpu_s == pytest.approx(share * achieved.wall_s)
 
 
-def test_a_whole_core_or_more_is_hardly_stopped() -> None:
+def test_a_process_with_a_whole_core_or_more_is_hardly_stopped() -> None:
     process = Simulated()
     steered(DutyCycle(process, Account(1.5, 0, 0, most_saved_ns=SLICE_NS)), process, 1.0)
     assert process.used_ns > 0.98 * process.now_ns
 
 
-def test_a_share_can_change_while_it_is_held_and_a_released_process_runs() -> None:
+def test_a_share_can_change_and_a_released_process_runs() -> None:
     process = Simulated()
     duty = DutyCycle(process, Account(0.1, 0, 0))
     steered(duty, process, 2.0)
@@ -122,10 +122,10 @@ def test_a_share_can_change_while_it_is_held_and_a_released_process_runs() -> No
 
 CORES = (0.3, 0.3, 0.1)
 THREADS = [(1, 0.3), (2, 0.6), (3, 0.7), (8, 0.7), (1, 0.3), (2, 0.6)]
-"""Phases of one emulated second: threads that can run, and what a device of these cores grants them."""
+"""Phases of one emulated second: runnable threads, and the share that a device with `CORES` gives them."""
 
 
-def test_each_thread_that_can_run_gets_the_fastest_core_that_is_left() -> None:
+def test_each_runnable_thread_gets_the_fastest_free_core() -> None:
     process = Simulated()
     process.share_allowed = math.inf
     duty = DutyCycle(process, Account(CORES, 0, 0, most_saved_ns=SLICE_NS))
@@ -136,7 +136,7 @@ def test_each_thread_that_can_run_gets_the_fastest_core_that_is_left() -> None:
     assert duty.account.achieved().error == pytest.approx(0.0, abs=0.01)
 
 
-def test_a_quota_follows_the_threads_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_follows_the_number_of_runnable_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     process, asked = Simulated(), list[float]()
 
     def set_quota(place: object, quota_us: int, period_us: int) -> None:
@@ -153,8 +153,8 @@ def test_a_quota_follows_the_threads_that_can_run(monkeypatch: pytest.MonkeyPatc
     assert quota.account.achieved().error == pytest.approx(0.0, abs=0.02)
 
 
-def test_threads_that_can_run_are_counted_by_process() -> None:
-    """Of three threads two sleep; an ended process has none."""
+def test_runnable_threads_of_a_process_are_counted() -> None:
+    """Two of three threads sleep. An ended process has none."""
     code = "import threading; [threading.Thread(target=input).start() for _ in range(2)]\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE) as process:
         target = throttle.Target(process.pid)
@@ -168,10 +168,10 @@ def test_threads_that_can_run_are_counted_by_process() -> None:
         target.close()
 
 
-def test_time_until_a_change_counts_by_the_share_before_it() -> None:
+def test_time_before_a_change_counts_with_the_share_before_it() -> None:
     account = Account(0.1, 0, 0)
     assert account.ahead_ns(S, 0) == -0.1 * S
-    account.change(0.5, 9 * S)  # nobody has looked for eight seconds
+    account.change(0.5, 9 * S)  # eight seconds after the last look
     account.change(0.2, 10 * S)
     assert account.ahead_ns(11 * S, 0) == pytest.approx(-(0.9 + 0.5 + 0.2) * S)
     assert account.achieved().declared_cpu_s == pytest.approx(1.6)
@@ -179,12 +179,12 @@ def test_time_until_a_change_counts_by_the_share_before_it() -> None:
         account.change(0.0, 12 * S)
 
 
-def test_a_process_that_slept_does_not_run_at_full_speed_after_it() -> None:
+def test_a_process_does_not_run_at_full_speed_after_a_sleep() -> None:
     process = Simulated()
     duty = DutyCycle(process, Account(0.25, 0, 0, most_saved_ns=SLICE_NS))
     process.asleep = True
     steered(duty, process, 10.0)
-    assert process.stops <= 2  # what sleeps is not disturbed
+    assert process.stops <= 2  # a sleeping process is not stopped
     process.asleep = False
     steered(duty, process, 11.0)
     assert process.used_ns == pytest.approx(0.25 * S, abs=3 * SLICE_NS)
@@ -192,8 +192,8 @@ def test_a_process_that_slept_does_not_run_at_full_speed_after_it() -> None:
 
 @pytest.mark.parametrize("given", [0.75, 0.86, 1.0, 1.2])
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.8])
-def test_a_quota_is_corrected(given: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that loses a quarter of every quota, or gives a fifth too much."""
+def test_a_quota_corrects_its_error(given: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some kernels give a quarter less than the quota, or a fifth more."""
     process = Simulated()
 
     def set_quota(place: object, quota_us: int | None, period_us: int = 10_000) -> None:
@@ -212,7 +212,7 @@ def test_a_quota_is_corrected(given: float, share: float, monkeypatch: pytest.Mo
     assert process.share_allowed == 1.0
 
 
-def test_a_period_allows_for_the_kernels_least_quota() -> None:
+def test_the_period_is_long_enough_for_the_kernels_smallest_quota() -> None:
     for share in np.geomspace(1e-3, 64, 100):
         if period(share) < 1_000_000:
             assert share * period(share) >= 1000
@@ -227,7 +227,7 @@ def test_a_share_must_be_a_number_above_0(share: float) -> None:
 
 
 class Turns:
-    """Wants to be looked after every 10 ms, so many times."""
+    """A throttle with a turn every 10 ms, which ends after ``most`` turns."""
 
     def __init__(self, most: int = 10**9) -> None:
         self.turns: list[int] = []
@@ -240,7 +240,7 @@ class Turns:
         return now_ns + 10 * MS
 
 
-def test_each_is_looked_after_when_it_is_due_and_forgotten_when_it_is_gone() -> None:
+def test_each_throttle_has_its_turns_when_due_until_its_process_ends() -> None:
     queue, one, other = TurnQueue(), Turns(), Turns(most=2)
     queue.add(one, 0)
     queue.add(other, 5 * MS)
@@ -256,7 +256,7 @@ def test_each_is_looked_after_when_it_is_due_and_forgotten_when_it_is_gone() -> 
     assert queue.run_due(now) is None
 
 
-def test_looked_after_again_earlier_is_not_looked_after_twice() -> None:
+def test_a_throttle_that_is_added_again_has_one_turn_at_the_earliest_time() -> None:
     queue, one = TurnQueue(), Turns()
     for _ in range(5):
         queue.add(one, 50 * MS)
@@ -266,7 +266,7 @@ def test_looked_after_again_earlier_is_not_looked_after_twice() -> None:
     assert one.turns == [20 * MS]
 
 
-def test_one_that_is_always_due_does_not_keep_the_queue_from_the_others() -> None:
+def test_a_throttle_that_is_always_due_does_not_block_the_others() -> None:
     class Greedy(Turns):
         def turn(self, now_ns: int) -> int:
             self.turns.append(now_ns)
@@ -281,7 +281,7 @@ def test_one_that_is_always_due_does_not_keep_the_queue_from_the_others() -> Non
 
 
 class World:
-    """A process whose wall and CPU clocks are moved by hand, and the pipe that it writes to."""
+    """A process with simulated wall and CPU clocks, and its pipe to the governor."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall_ns = 10 * S
@@ -320,30 +320,30 @@ def world(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def start(world: World, cost_ns: float = 1e8) -> HeldPhase:
-    """Ten pieces of work in five emulated seconds, ten on the wall."""
+    """Begin a phase of ten units of work in five emulated seconds, which are ten wall seconds."""
     world.pacer.begin(world.wall_ns)
     phase = world.pacer.phase(rate_per_s=2.0)
     return HeldPhase(phase, 10.0, Cost(cost_ns), world.writes, "sigstop")
 
 
-def test_the_first_share_is_what_the_work_is_known_to_cost(world: World) -> None:
+def test_the_first_share_follows_from_the_known_cost_of_the_work(world: World) -> None:
     start(world)
     (request,) = world.requests()
     assert request.share == pytest.approx(0.1 / (1 - EARLY["sigstop"]))  # a second of work in not quite ten
     assert (request.pid, request.at_ns, request.used_ns, request.work_ns) == (os.getpid(), 10 * S, 5 * S, S)
 
 
-def test_what_it_really_costs_corrects_the_share(world: World) -> None:
+def test_the_measured_cost_corrects_the_share(world: World) -> None:
     phase = start(world)
     for _ in range(5):
-        world.compute(0.2, 1.0)  # twice what was known
+        world.compute(0.2, 1.0)  # twice the known cost
         phase.done(1.0)
     *_, last = world.requests()
-    # Half of the work and of the time are left; 2 of 7 parts say 0.1 a piece, as was known, and 5 say 0.2.
+    # Half of the work and of the time are left. The known cost 0.1 has weight 2/7, the measured 0.2 has 5/7.
     assert last.share == pytest.approx((2 * 0.1 + 5 * 0.2) / 7 * 5 / (5 - 10 * EARLY["sigstop"]))
 
 
-def test_a_phase_that_is_behind_gets_more_and_never_more_than_a_core(world: World) -> None:
+def test_a_late_phase_gets_at_most_a_core(world: World) -> None:
     phase = start(world)
     for _ in range(2):
         world.compute(0.1, 9.5)
@@ -351,7 +351,7 @@ def test_a_phase_that_is_behind_gets_more_and_never_more_than_a_core(world: Worl
         assert world.requests()[-1].share == MOST_SHARE
 
 
-def test_corrections_are_not_sent_for_each_small_step(world: World) -> None:
+def test_small_steps_send_no_correction(world: World) -> None:
     phase = start(world)
     for _ in range(9):
         world.compute(0.0001, 0.001)
@@ -359,7 +359,7 @@ def test_corrections_are_not_sent_for_each_small_step(world: World) -> None:
     assert len(world.requests()) == 1
 
 
-def test_the_end_is_told_and_what_is_left_is_waited_out(world: World) -> None:
+def test_a_phase_that_ends_early_is_released_and_waits_for_its_end(world: World) -> None:
     phase = start(world)
     world.compute(1.0, 8.0)
     phase.done(10.0)
@@ -367,20 +367,19 @@ def test_the_end_is_told_and_what_is_left_is_waited_out(world: World) -> None:
     spent = phase.end()
     assert (spent.declared_s, spent.achieved_s, spent.lateness_s) == (5.0, 5.0, 0.0)
     last = world.requests()[-1]
-    assert (last.share, last.at_ns) == (0.0, 18 * S)  # it is held no more while it waits
+    assert (last.share, last.at_ns) == (0.0, 18 * S)  # released while it waits
 
 
 @pytest.mark.parametrize("kind", ["cgroup", "sigstop"])
-def test_a_client_whose_training_raises_is_held_no_more(kind: str) -> None:
-    """Else the downloads and uploads of its next task would have what was left of the training's share."""
+def test_a_client_is_released_if_its_training_raises(kind: str) -> None:
+    """Otherwise the transfers of its next task would be limited to the training's share."""
     reads, writes = os.pipe()
     client = ClientProcess.__new__(ClientProcess)
     client._model = client._room = lambda *_: np.zeros(2, np.float32)  # type: ignore[method-assign, assignment]
     client._pacer, _ = paced()
     trip = plan(device(), network(), rng())
-    client._workload = Mock(
-        **{"plan.return_value": trip, "share.return_value": None, "flat.whole": np.zeros(2)}
-    )
+    answers = {"plan.return_value": trip, "share.return_value": None, "flat.whole": np.zeros(2)}
+    client._workload = Mock(**answers)
     client._buffer, client._update = Mock(fetched=[0]), Mock(**{"train.side_effect": Cancelled})
     client._memory, client._governor, client._throttle, client._cost = None, writes, kind, Cost(1.0)
     task = messages.Task(client=0, task=1, trip=1, version=0, entry=0, slot=0, cut=None, condition=None)
@@ -392,18 +391,18 @@ def test_a_client_whose_training_raises_is_held_no_more(kind: str) -> None:
     os.close(writes)
 
 
-def test_a_late_end_is_reported_late_and_shortens_what_comes_next(world: World) -> None:
+def test_a_late_end_is_reported_and_the_next_phase_starts_at_its_scheduled_time(world: World) -> None:
     phase = start(world)
     world.compute(1.0, 12.0)
     phase.done(10.0)
     spent = phase.end()
     assert (spent.achieved_s, spent.lateness_s) == (6.0, 1.0)
     after = world.pacer.phase(rate_per_s=1.0)
-    assert after.due_ns(0.0) == world.wall_ns - 2 * S  # when it was scheduled
+    assert after.due_ns(0.0) == world.wall_ns - 2 * S  # the scheduled end of the phase
 
 
 class Made:
-    """A throttle that does nothing but note what it is told."""
+    """A throttle that only notes its calls."""
 
     def __init__(self, request: HoldRequest, account: Account) -> None:
         self.request, self.account = request, account
@@ -438,7 +437,7 @@ def governor(made: list[Made]) -> Governor:
     return Governor(make)
 
 
-def test_a_client_is_held_from_its_first_request_to_its_last(governor: Governor, made: list[Made]) -> None:
+def test_a_client_is_throttled_from_first_to_last_request(governor: Governor, made: list[Made]) -> None:
     governor.handle(HoldRequest(7, S, 0, 0.1, S))
     assert governor.run_due(S) == 2 * S
     governor.handle(HoldRequest(7, 2 * S, 0, 0.2, S))
@@ -446,11 +445,11 @@ def test_a_client_is_held_from_its_first_request_to_its_last(governor: Governor,
     governor.handle(HoldRequest(7, 3 * S, 0, 0.0, 0))
     assert made[0].closed == 1
     assert governor.run_due(4 * S) is None
-    governor.handle(HoldRequest(7, 5 * S, 0, 0.0, 0))  # said twice
+    governor.handle(HoldRequest(7, 5 * S, 0, 0.0, 0))  # sent twice
     assert made[0].closed == 1
 
 
-def test_one_that_died_is_let_go_and_its_number_can_be_anothers(governor: Governor, made: list[Made]) -> None:
+def test_a_dead_client_is_released_and_its_pid_can_be_reused(governor: Governor, made: list[Made]) -> None:
     governor.handle(HoldRequest(7, S, 0, 0.1, S))
     made[0].fails = ProcessLookupError()
     assert governor.run_due(S) is None
@@ -458,7 +457,7 @@ def test_one_that_died_is_let_go_and_its_number_can_be_anothers(governor: Govern
     assert (len(made), made[0].closed, made[1].account.share) == (2, 1, 0.3)
 
 
-def test_one_that_cannot_be_held_any_more_ends_the_run(governor: Governor, made: list[Made]) -> None:
+def test_a_throttle_that_fails_ends_the_run(governor: Governor, made: list[Made]) -> None:
     governor.handle(HoldRequest(7, S, 0, 0.1, S))
     made[0].fails = OSError("no such group")
     with pytest.raises(RunError, match="can no longer be limited to its CPU share: no such group"):
@@ -468,10 +467,10 @@ def test_one_that_cannot_be_held_any_more_ends_the_run(governor: Governor, made:
 @pytest.mark.parametrize(
     ("error", "raised"), [(ProcessLookupError, ProcessLookupError), (PermissionError, ConfigError)]
 )
-def test_a_process_that_cannot_be_held_leaves_no_descriptor(
+def test_a_process_that_cannot_be_throttled_leaves_no_descriptor(
     error: type[OSError], raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may end between the two calls."""
+    """The process may end after its descriptor was opened."""
     monkeypatch.setattr(throttle.signal, "pidfd_send_signal", Mock(side_effect=error))
     before = os.listdir("/proc/self/fd")
     with pytest.raises(raised):
@@ -484,27 +483,27 @@ def test_a_process_cannot_stop_itself() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as child:
         _, status = os.waitpid(child.pid, os.WUNTRACED)
         child.kill()
-        assert os.WIFEXITED(status)  # and does not stand still
+        assert os.WIFEXITED(status)  # it is not stopped
         assert child.stderr is not None
         assert "ConfigError: throttle 'sigstop': a process cannot stop itself" in child.stderr.read()
 
 
-def test_one_that_leaves_does_not_wait_for_one_that_comes_meanwhile() -> None:
-    """The last one waits for the thread's end, unless the thread has somebody to look after again."""
-    looking, first, second = ThrottleThread(), Mock(), Mock()
-    looking._thread = thread = Mock()  # one that has not noticed yet that nobody is left
-    looking.queue.add(first, 0)
-    leaving = threading.Thread(target=looking.drop, args=(first,))
+def test_dropping_the_last_throttle_does_not_wait_if_another_one_was_added() -> None:
+    """Dropping the last throttle waits for the thread's end, unless the thread has work again."""
+    throttles, first, second = ThrottleThread(), Mock(), Mock()
+    throttles._thread = thread = Mock()  # it has not noticed yet that its queue is empty
+    throttles.queue.add(first, 0)
+    leaving = threading.Thread(target=throttles.drop, args=(first,))
     leaving.start()
-    while len(looking.queue):
+    while len(throttles.queue):
         os.sched_yield()
-    looking.add(second)
+    throttles.add(second)
     leaving.join(60.0)
     assert not leaving.is_alive()
     thread.join.assert_not_called()
 
 
-def test_one_that_was_gone_before_it_was_held_is_no_trouble() -> None:
+def test_a_client_that_ended_before_its_first_request_is_ignored() -> None:
     governor = Governor(Mock(side_effect=ProcessLookupError))
     governor.handle(HoldRequest(7, S, 0, 0.1, S))
     assert governor.run_due(S) is None

@@ -375,9 +375,7 @@ def test_pisces_bounds_staleness_whatever_the_speeds(bound: int) -> None:
     ],
     ids=["safa", "ca2fl"],
 )
-def test_a_model_in_the_cache_that_turns_out_bad_is_forgotten(
-    strategy: Strategy, clients: int, happens: list[Any]
-) -> None:
+def test_a_bad_model_in_the_cache_is_dropped(strategy: Strategy, clients: int, happens: list[Any]) -> None:
     """It is summed when it is used first, or again: rounds after it arrived."""
     core = Core(strategy, fleet(clients), 0, experiment.Stop())
     for client in range(clients):
