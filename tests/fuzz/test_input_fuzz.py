@@ -1,8 +1,8 @@
-"""Damaged experiments and profiles: the command line refuses each in one line, or accepts it.
+"""Fuzzing of the command line with damaged experiments and profiles, which it refuses in one line or accepts.
 
-Each case changes one of the files in `SEEDS`, by a seeded generator: keys and values that nobody writes,
-wrong types, truncation, bytes that are not UTF-8. A stand-in for the supervisor checks the experiment as a
-run does and plans trips. Set ``EDGEFL_FUZZ_CASES`` to try more.
+A seeded generator changes one of the files in `SEEDS`: keys, values, types, truncation, bytes that are not
+UTF-8. A fake supervisor checks the experiment as a run does and plans trips. ``EDGEFL_FUZZ_CASES`` sets the
+number of cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgefl.run.demands import checked
 
 FAST, ALL = 20, int(os.environ.get("EDGEFL_FUZZ_CASES", "200"))
 LONGEST = 300
-"""Characters of an error message."""
+"""Maximum length of a line of a message."""
 
 EXPERIMENT = """
 name = "small"
@@ -95,7 +95,7 @@ pi-4 = 2
 
 
 def profile(folder: str, name: str, new: str) -> str:
-    """A profile of edgefl's under a new name."""
+    """Return a bundled profile with another id."""
     return (bundled_folder() / folder / f"{name}.toml").read_text().replace(f'id = "{name}"', f'id = "{new}"')
 
 
@@ -122,7 +122,7 @@ NUMBER = re.compile(r"(?<![\w.\"-])-?\d+(?:\.\d+)?(?![\w.\"-])")
 
 
 def damaged(text: str, draw: random.Random) -> bytes:
-    """The file with one change, or rarely more."""
+    """Return the file with one to three changes."""
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
         how = draw.choice(["line", "line", "line", "number", "number", "word", "cut", "table", "bytes"])
         key, value = draw.choice(KEYS), draw.choice(VALUES)
@@ -148,14 +148,12 @@ def damaged(text: str, draw: random.Random) -> bytes:
 
 
 def begin(experiment: Experiment, folder: Path, quiet: bool, base: Path, *_: Any, **__: Any) -> Any:
-    """What a run does with its experiment before its processes start, and some trips."""
+    """Do what a run does with its experiment before its processes start, and plan some trips."""
     experiment = checked(experiment, base)
     config.dump(experiment)
     clients = fleet_of(experiment)
-    work = BatchWork(
-        fixed=StepWork(),
-        per_example=StepWork(matmul_flop=1e6, matmul_bytes=1e5, elementwise_bytes=1e5, calls=9.0),
-    )
+    example = StepWork(matmul_flop=1e6, matmul_bytes=1e5, elementwise_bytes=1e5, calls=9.0)
+    work = BatchWork(fixed=StepWork(), per_example=example)
     few = range(min(4, len(clients)))
     trips = Trips(experiment, clients, [60] * len(clients), work, 40_000, 40_000, first_tasks=4)
     for client in few:
@@ -164,13 +162,8 @@ def begin(experiment: Experiment, folder: Path, quiet: bool, base: Path, *_: Any
         trips.known(client)
         trips.wait_s(client, client, 0)
         assert trips.plan(client, 3).total_s >= 0.0
-    over = {
-        "fidelity": {"valid": True},
-        "no_progress": "",
-        "stop_reason": "versions",
-        "phase": {"warning": ""},
-    }
-    return SimpleNamespace(summary=lambda: over)
+    ended = {"no_progress": "", "stop_reason": "versions", "phase": {"warning": ""}}
+    return SimpleNamespace(summary=lambda: {"fidelity": {"valid": True}, **ended})
 
 
 RUN = "run experiment.toml --out run --quiet"
@@ -192,7 +185,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def attempt(case: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
-    """Run one case's commands; returns how many were refused."""
+    """Run the commands of a case and return how many were refused."""
     draw, refused = random.Random(case), 0
     name = draw.choice([*SEEDS, "experiment.toml", "experiment.toml"])
     for file, text in SEEDS.items():
@@ -203,21 +196,21 @@ def attempt(case: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
             key = draw.choice(["training.lr", "stop.versions", "fleet.devices.pi-4", draw.choice(KEYS)])
             command += ["--set", f"{key}={draw.choice(VALUES)}"]
         code = main(command)
-        said = capsys.readouterr()
-        where = f"case {case}, {' '.join(command)}: {said.out[-500:]!r}, {said.err[:500]!r}"
+        out, err = capsys.readouterr()
+        where = f"case {case}, {' '.join(command)}: {out[-500:]!r}, {err[:500]!r}"
         assert code in (0, 2), where
-        for text in (said.out, said.err):
+        for text in (out, err):
             assert text.replace("\n", "").isprintable(), where
             lines = text.replace(str(folder), ".").splitlines()
             assert max(map(len, lines), default=0) <= LONGEST, where
         if code == 2:
-            assert said.err.startswith("edgefl: "), where
-            assert said.err.count("\n") == 1, where
+            assert err.startswith("edgefl: "), where
+            assert err.count("\n") == 1, where
         refused += code == 2
     return refused
 
 
-def test_the_files_that_are_damaged_are_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_undamaged_files_are_accepted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, text in SEEDS.items():
         (folder / name).write_text(text)
     for commands in COMMANDS.values():
@@ -226,7 +219,5 @@ def test_the_files_that_are_damaged_are_good(folder: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("cases", [range(FAST), pytest.param(range(FAST, ALL), marks=pytest.mark.slow)])
-def test_damaged_files_are_refused_or_run(
-    cases: range, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_input_fails_or_runs(cases: range, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(attempt(case, folder, capsys) for case in cases) > len(cases) // 2

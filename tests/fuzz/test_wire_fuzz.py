@@ -1,7 +1,6 @@
-"""No bytes make the codec raise anything but `WireError`, or accept figures that the record cannot hold.
+"""Fuzzing of the codec: it raises only `WireError`, and accepts only figures that the record can hold.
 
-A seeded generator of its own makes the cases (each test: so many, the same everywhere); set
-``EDGEFL_FUZZ_CASES`` to try more.
+A seeded generator makes the cases of each test. ``EDGEFL_FUZZ_CASES`` sets their number.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from edgefl.run import messages
 from tests.wire_samples import ALL
 
 CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "30000"))
-"""In all; shared out among the ways of making them."""
+"""Total number of cases; `WAYS` has the shares."""
 
 SEEDS = [messages.encode(message) for message in ALL]
 EDGES: list[Any] = [
@@ -66,7 +65,7 @@ def value(draw: random.Random, depth: int = 0) -> Any:
 
 
 def wrong_fields(draw: random.Random) -> bytes:
-    """A well-formed array: a message with some fields replaced, dropped or added."""
+    """Return a well-formed message with some fields replaced, dropped or added."""
     fields = msgspec.msgpack.decode(draw.choice(SEEDS))
     for _ in range(draw.randint(1, 3)):
         place, part = draw.randrange(len(fields)), fields
@@ -87,7 +86,7 @@ def nesting(draw: random.Random) -> bytes:
 
 
 def huge_claims(draw: random.Random) -> bytes:
-    """Lengths far beyond the bytes that follow."""
+    """Return a message with a length far beyond its end."""
     seed = draw.choice(SEEDS)
     kind = draw.choice([b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"])
     claim = kind + draw.choice([2**32 - 1, 2**31, 2**24]).to_bytes(4, "big")
@@ -106,7 +105,7 @@ WAYS: dict[Callable[[random.Random], bytes], float] = {
 
 
 def check(header: bytes) -> bool:
-    """Whether either side takes it for a message; if so, it is one in full."""
+    """Return True if a decoder accepts the bytes. Each accepted message must be valid in all fields."""
     taken = False
     for decode in (messages.decode_from_client, messages.decode_from_server):
         try:
@@ -149,4 +148,4 @@ def test_the_codec_raises_nothing_but_wire_errors(way: Callable[[random.Random],
         except BaseException as error:
             raise AssertionError(f"{type(error).__name__} on {header[:200].hex()}") from error
     assert taken < cases
-    assert taken or way not in (mutation, wrong_fields)  # else all were refused at the first byte
+    assert taken or way not in (mutation, wrong_fields)  # not all were refused at the first byte

@@ -55,9 +55,7 @@ def test_a_back_end_that_is_absent_or_unknown_is_refused(monkeypatch: pytest.Mon
                 call()
 
 
-def test_the_environment_is_read_at_each_call_unless_an_argument_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_environment_is_read_at_each_call_without_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEFL_BACKEND", "reference")
     assert kernels.backend() == "reference"
     monkeypatch.setenv("EDGEFL_BACKEND", "cuda")

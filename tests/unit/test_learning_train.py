@@ -354,9 +354,7 @@ def trained(
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
-def test_layers_use_the_chosen_precision_and_format(
-    channels: int, precision: str, memory_format: str
-) -> None:
+def test_layers_use_the_given_precision_and_format(channels: int, precision: str, memory_format: str) -> None:
     choices = {"precision": precision, "memory_format": memory_format}
     flat, loss = trained(channels, **choices)
     exact, right = trained(channels)

@@ -160,9 +160,7 @@ def test_the_scale_is_the_smallest_that_suffices_and_its_rule_is_named(
         ([Demand(0.1, 1.0)], {"scale": 2.0}, "2 was given; 2.5 5.0"),
     ],
 )
-def test_the_line_names_rule_load_and_share(
-    demands: list[Demand], options: dict[str, Any], line: str
-) -> None:
+def test_the_line_has_rule_load_and_share(demands: list[Demand], options: dict[str, Any], line: str) -> None:
     chosen = choose_time_scale(demands, **{"cores": 2, **options})
     rule, load, share = re.split(r"; (\S+) (\S+)$", line)[:3]
     assert (chosen.value, chosen.verdict) == (float(rule.split()[0]), "fits")

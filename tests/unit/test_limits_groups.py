@@ -103,9 +103,7 @@ def test_controllers_of_both_versions_are_found_side_by_side(machine: Machine) -
         ("a b", "/docker/abc", ""),
     ],
 )
-def test_in_a_container_only_the_mounted_part_counts(
-    name: str, path: str, found: str, machine: Machine
-) -> None:
+def test_a_container_sees_only_the_mounted_part(name: str, path: str, found: str, machine: Machine) -> None:
     mount = machine.mount(name, "cgroup", "rw,cpu", shows="/docker/abc")
     (mount / "inner").mkdir()
     machine.process_in(f"1:cpu:{path}")

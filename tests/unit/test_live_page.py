@@ -1,4 +1,4 @@
-"""The live page's content: what it is told of a run, and what the record says, in words and curves."""
+"""Tests of the content of the live page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def record(tmp_path: Path) -> Path:
         store.trip(TRIP)
         store.trip(msgspec.structs.replace(TRIP, task=1, trip=1, fate="lost", reason=f"died <{EVIL}>"))
         store.incident(3.0, 2, "death", EVIL)
-        store.incident(3.0, 1, "hang", "another's")
+        store.incident(3.0, 1, "hang", "of another phone")
     return tmp_path
 
 
@@ -65,7 +65,7 @@ def page_of(folder: Path, clock: str = "wall", name: str = "trial") -> LivePage:
     return page
 
 
-def told(page: LivePage, **changes: Any) -> None:
+def report(page: LivePage, **changes: Any) -> None:
     trial = Experiment(fleet=Fleet(devices={"pixel-4": 3, "pi-4": 1}))
     page.handle(progress(trial, states=bytes([0, 1, 3, 4]), **changes))
 
@@ -74,14 +74,22 @@ def picture(page: LivePage) -> Any:
     return json.loads(msgspec.json.encode(page.picture()))
 
 
+def read(page: LivePage, path: str) -> tuple[str, str]:
+    """Return the text and the headers of an answer."""
+    reply = page.answer(f"/secret/{path}")
+    assert reply is not None
+    assert isinstance(reply.body, bytes)
+    return reply.body.decode(), reply.headers
+
+
 def cards_of(found: Any) -> dict[str, tuple[str, str, str]]:
-    """Value, note and tone of each headline card by its name."""
+    """Return value, note and tone of each headline card by its name."""
     card = r'<p class="stat"><span[^>]*>(.*?)</span></p><p class="value (good|bad|)[^"]*">(.*?)</p>'
     card += r'<p class="note">(.*?)</p>'
     return {name: (value, note, tone) for name, tone, value, note in re.findall(card, found["cards"])}
 
 
-def test_before_the_first_progress_it_shows_the_activity(tmp_path: Path) -> None:
+def test_before_the_first_progress_the_activity_is_shown(tmp_path: Path) -> None:
     page = LivePage(Experiment(fleet=Fleet(devices={"pixel-4": 2})), tmp_path, "/secret/")
     page.handle(control.Activity("loading data and model"))
     found = picture(page)
@@ -94,7 +102,7 @@ def test_the_picture_has_states_figures_and_curves(record: Path, monkeypatch: py
     monkeypatch.setattr(web_process, "EVERY_S", 0.0)
     page = page_of(record)
     for second in range(1, 6):
-        told(page, wall_s=10.0 * second, emulated_s=5.0 * second, trips=100 * second, version=20 * second)
+        report(page, wall_s=10.0 * second, emulated_s=5.0 * second, trips=100 * second, version=20 * second)
     found = picture(page)
     assert found["states"] == "0134"
     assert [name for name, state in zip(found["names"], "01234", strict=True) if state in "0134"] == [
@@ -114,37 +122,35 @@ def test_the_picture_has_states_figures_and_curves(record: Path, monkeypatch: py
     assert [name for name, _, _ in charts["Enforcement error"]] == ["median", "95th percentile"]
 
 
-def test_an_invalid_run_says_why_and_a_measure_that_is_not_known_is_none(tmp_path: Path) -> None:
+def test_an_invalid_run_shows_its_reason_and_an_unknown_figure_a_dash(tmp_path: Path) -> None:
     page = page_of(tmp_path, clock="virtual")
-    told(page, accuracy=None, loss=None, fidelity_median=None, fidelity_p95=None)
+    report(page, accuracy=None, loss=None, fidelity_median=None, fidelity_p95=None)
     found = picture(page)
     cards = cards_of(found)
     assert (cards["Accuracy"][0], cards["Fidelity"][0]) == ("–", "times computed")
     assert "time scale" not in found["sub"]
     assert all(not x for chart in found["charts"] for _, x, _ in chart["lines"])
     page = page_of(tmp_path)
-    told(page, fidelity_median=0.5, invalid="median error 50.0%, at most 5% is allowed")
-    said = ("INVALID", "median error 50.0%, at most 5% is allowed", "bad")
-    assert cards_of(picture(page))["Fidelity"] == said
+    report(page, fidelity_median=0.5, invalid="median error 50.0%, at most 5% is allowed")
+    invalid = ("INVALID", "median error 50.0%, at most 5% is allowed", "bad")
+    assert cards_of(picture(page))["Fidelity"] == invalid
 
 
-def test_an_ended_run_has_its_final_verdict_and_not_that_of_recent_trips(tmp_path: Path) -> None:
+def test_an_ended_run_shows_its_final_verdict(tmp_path: Path) -> None:
     final = control.Verdict("INVALID", "training took 5.9% longer, at most 5% is allowed")
     page = page_of(tmp_path)
-    told(page)
+    report(page)
     assert cards_of(picture(page))["Fidelity"][0] == "VALID"
     page.handle(control.Ended("done", final))
     page.end("ended")
     assert cards_of(picture(page))["Fidelity"] == (*final, "bad")
     killed = page_of(tmp_path)
-    told(killed)
+    report(killed)
     killed.end("ended")
     assert cards_of(picture(killed))["Fidelity"] == ("–", "", "")
 
 
-def test_a_restart_is_shown_until_the_clients_are_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_is_shown_until_clients_are_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, trial = page_of(tmp_path), Experiment(fleet=Fleet(devices={"pixel-4": 3, "pi-4": 1}))
     inner = RunView(trial)
     view = with_page(inner, cast(socket.socket, Mock()), tmp_path)
@@ -158,78 +164,62 @@ def test_a_restart_is_shown_until_the_clients_are_back(
     assert notes == 2 * [("", ""), 2 * ("the server was killed: starting it again",)]
 
 
-def test_one_picture_a_second_and_the_curves_keep_their_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_have_a_point_a_second_and_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def instants() -> Any:
+        (lines,) = [c["lines"] for c in picture(page)["charts"] if c["title"] == "Enforcement error"]
+        return lines[0][1]
+
     page = page_of(tmp_path)
     for second in range(50):
-        told(page, wall_s=float(second), emulated_s=float(second))
-    (points,) = [chart["lines"] for chart in picture(page)["charts"] if chart["title"] == "Enforcement error"]
-    assert points[0][1] == []  # they came within the same second as the description of the fleet
+        report(page, wall_s=float(second), emulated_s=float(second))
+    assert instants() == []  # all reports came within a second
     monkeypatch.setattr(web_process, "EVERY_S", 0.0)
     for second in range(3 * MOST_POINTS):
-        told(page, wall_s=float(second), emulated_s=float(second))
-    (points,) = [chart["lines"] for chart in picture(page)["charts"] if chart["title"] == "Enforcement error"]
-    instants = points[0][1]
-    assert instants == sorted(instants)
-    assert (instants[0], instants[-1]) == (0.0, 3 * MOST_POINTS - 1)
-    assert MOST_POINTS / 3 < len(instants) <= MOST_POINTS
+        report(page, wall_s=float(second), emulated_s=float(second))
+    found = instants()
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (0.0, 3 * MOST_POINTS - 1)
+    assert MOST_POINTS / 3 < len(found) <= MOST_POINTS
 
 
-def test_a_phone_is_its_device_link_trips_and_incidents_and_nothing_of_it_is_obeyed(record: Path) -> None:
+def test_the_page_of_a_phone_shows_device_link_trips_and_incidents_as_text(record: Path) -> None:
     page = page_of(record)
-    told(page)
-    reply = page.answer("/secret/phone/2")
-    assert reply is not None
-    assert isinstance(reply.body, bytes)
-    html = reply.body.decode()
+    report(page)
+    html, _ = read(page, "phone/2")
     for text in ("Phone 2: training", "Google Pixel 4", "16.8 Mbit/s down, no limit up", "512 MiB", "0, 7",
                  "2 of 1.6", "1 of 1", "+11.11%", "applied", "lost: died", "death"):  # fmt: skip
         assert text in html
-    assert html.index("lost: died") < html.index("applied"), "the newest comes first"
+    assert html.index("lost: died") < html.index("applied"), "the newest trip is not the first"
     assert "hang" not in html
     assert "<script" not in html
-    other = page.answer("/secret/phone/3")
-    assert other is not None
-    assert b"No trip has ended yet." in other.body  # type: ignore[operator]
-    for path in (
-        "/phone/4",
-        "/phone/-1",
-        "/phone/1e3",
-        "/phone/²",
-        "/phone/",
-        "/phone/1/1",
-        "/phone/" + "9" * 10,
-    ):
-        assert page.answer("/secret" + path) is None
+    assert "No trip has ended yet." in read(page, "phone/3")[0]
+    for number in ("4", "-1", "1e3", "²", "", "1/1", "9" * 10):
+        assert page.answer(f"/secret/phone/{number}") is None
 
 
-def test_who_does_not_know_its_path_is_told_nothing(record: Path) -> None:
+def test_only_the_secret_path_is_answered(record: Path) -> None:
     page = page_of(record)
-    told(page)
+    report(page)
     assert page.answer("/secret/phone/2") is not None
     for path in ("/", "/phone/2", "/events", "/secret", "/secreT/", "/secre/t/", "//secret/", "/é" * 20, "*"):
         assert page.answer(path) is None
 
 
-def test_no_name_is_obeyed_by_the_page_and_no_script_but_its_own_runs(record: Path) -> None:
+def test_names_are_text_and_only_the_pages_own_script_may_run(record: Path) -> None:
     page = page_of(record, name=EVIL)
-    reply = page.answer("/secret/")
-    assert reply is not None
-    assert isinstance(reply.body, bytes)
-    text = reply.body.decode()
+    text, headers = read(page, "")
     assert "alert(1)</script>" not in text
     scripts = re.findall(r"<script([^>]*)>(.*?)</script>", text, flags=re.DOTALL)
     assert [kind for kind, _ in scripts] == [' type="application/json" id="first"', ""]
     assert json.loads(scripts[0][1])["title"] == f"{EVIL}: {page._experiment.strategy['name']}"
-    (digest,) = re.findall(r"script-src 'sha256-([^']+)'", reply.headers)
+    (digest,) = re.findall(r"script-src 'sha256-([^']+)'", headers)
     assert b64decode(digest) == hashlib.sha256(scripts[1][1].encode()).digest()
-    assert "default-src 'none'" in reply.headers
+    assert "default-src 'none'" in headers
     elsewhere = set(re.findall(r"https?://[^\"' ]+", text)) - {"http://www.w3.org/2000/svg"}
     assert elsewhere == set()
 
 
-def test_the_stream_gives_a_picture_for_each_change_and_the_end(record: Path) -> None:
+def test_the_stream_sends_a_picture_for_each_change_and_the_end(record: Path) -> None:
     async def main() -> list[Any]:
         page = page_of(record)
         reply = page.answer("/secret/events")

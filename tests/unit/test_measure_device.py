@@ -1,4 +1,4 @@
-"""The kit in C: the same classes, the work that torch counts, and numbers that say it was done."""
+"""Tests of the measuring kit in C: its results, its work, and its profile."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from edgefl.learning.work import step_work
 
 ROOT = Path(__file__).parents[2]
 EDGE = {28: 128 * 6, 7: 512 * 6, 112: 16 * 6, 224: 3 * 6}
-"""Of a 3 × 3 convolution by size: terms of the sum at the image's upper edge, each 0.5."""
+"""Terms of a 3 × 3 convolution's sum at the upper edge, by image size; each term is 0.5."""
 
 
-def said(folder: Path, compiler: str, emulators: tuple[str, ...] = (), flags: str = "") -> str:
-    """What the program prints, built for that architecture."""
+def measured(folder: Path, compiler: str, emulators: tuple[str, ...] = (), flags: str = "") -> str:
+    """Build the program with a compiler, run it and return its output."""
     program = folder / "measure-device"
     emulator = next(filter(None, map(shutil.which, emulators)), None)
     if not shutil.which(compiler) or not shutil.which("make"):
@@ -39,7 +39,7 @@ def said(folder: Path, compiler: str, emulators: tuple[str, ...] = (), flags: st
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return said(tmp_path_factory.mktemp("c"), "cc")
+    return measured(tmp_path_factory.mktemp("c"), "cc")
 
 
 def check_values(parts: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def check_values(parts: dict[str, Any]) -> None:
     assert values["recurrent/lstm"] == (64 + 256) * 0.5
 
 
-def test_every_part_was_computed(printed: str) -> None:
+def test_every_part_has_its_computed_value(printed: str) -> None:
     check_values(json.loads(printed)["parts"])
 
 
@@ -71,10 +71,10 @@ def test_every_part_was_computed(printed: str) -> None:
     ],
     ids=["aarch64", "armv7"],
 )
-def test_another_architecture_computes_and_counts_the_same(
+def test_other_architectures_compute_and_count_the_same(
     printed: str, tmp_path: Path, compiler: str, emulators: tuple[str, ...], flags: str
 ) -> None:
-    result = json.loads(said(tmp_path, compiler, emulators, flags))
+    result = json.loads(measured(tmp_path, compiler, emulators, flags))
     check_values(result["parts"])
     here = json.loads(printed)
     work = [{name: part["work"] for name, part in one["parts"].items()} for one in (result, here)]
@@ -92,21 +92,20 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_its_work_is_what_torch_counts(printed: str, name: str) -> None:
+def test_the_work_of_a_part_is_that_of_torchs_layer(printed: str, name: str) -> None:
     layer, shape = LAYERS[name]
-    assert StepWork(**json.loads(printed)["parts"][name]["work"]) == step_work(
-        layer, shape, 1, inference=True
-    )
+    found = StepWork(**json.loads(printed)["parts"][name]["work"])
+    assert found == step_work(layer, shape, 1, inference=True)
 
 
-def test_a_convolutions_two_gradients_cost_it_twice(printed: str) -> None:
+def test_a_backward_pass_has_twice_the_work_of_a_forward_pass(printed: str) -> None:
     parts = json.loads(printed)["parts"]
     forward, backward = (StepWork(**parts[f"depthwise/14{way}"]["work"]) for way in ("", " backward"))
     assert backward.depthwise_backward_flop == 2 * forward.depthwise_flop
     assert backward.depthwise_planes == 2 * forward.depthwise_planes
 
 
-def test_its_result_becomes_a_profile(printed: str, tmp_path: Path) -> None:
+def test_the_result_becomes_a_profile(printed: str, tmp_path: Path) -> None:
     result, out = tmp_path / "phone.json", tmp_path / "phone.toml"
     result.write_text(printed)
     assert main(["profiles", "fit", str(result), "--out", str(out)]) == 0

@@ -1,4 +1,4 @@
-"""Python objects in place of an experiment's names, and what cannot be named."""
+"""Tests of Python objects as parts of an experiment: their names, arrays, partitions, digests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -51,7 +52,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
     del sys.modules["mine_of_test"]
 
 
-def test_classes_and_functions_go_by_their_modules_name(mine: Any, tmp_path: Path) -> None:
+def test_classes_and_functions_are_named_by_their_module(mine: Any, tmp_path: Path) -> None:
     given = mine.Mine(buffer_size=2, decay=0.25)
     found = name_objects(PLAIN, strategy=given, model=mine.make, data=mine.load, partition=mine.split)
     wanted = found.experiment
@@ -62,7 +63,7 @@ def test_classes_and_functions_go_by_their_modules_name(mine: Any, tmp_path: Pat
     assert resolve(wanted.strategy, [found.base]) == given
 
 
-def test_a_built_in_strategy_goes_by_its_name_and_a_class_has_its_defaults(mine: Any) -> None:
+def test_a_built_in_strategy_has_its_short_name_and_a_class_its_defaults(mine: Any) -> None:
     found = name_objects(PLAIN, strategy=FedBuff(buffer_size=3))
     assert resolve(found.experiment.strategy) == FedBuff(buffer_size=3)
     assert found.experiment.strategy["name"] == "fedbuff"
@@ -73,12 +74,10 @@ def test_a_built_in_strategy_goes_by_its_name_and_a_class_has_its_defaults(mine:
 
 @dataclass(frozen=True)
 class Elsewhere(FedBuff):
-    """A strategy of this module, which is another folder's than `mine`."""
+    """A strategy of this module, whose folder is not that of `mine`."""
 
 
-def test_a_module_from_a_second_folder_is_trusted_while_the_run_lasts(
-    mine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_of_a_second_folder_are_trusted_in_a_run(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEFL_MODULES", "timm")
     found = name_objects(PLAIN, strategy=Elsewhere(), model=mine.make)
     assert {found.base.name, *found.trusted} >= {Path(mine.__file__).parent.name}
@@ -91,7 +90,7 @@ def test_a_module_from_a_second_folder_is_trusted_while_the_run_lasts(
     assert "EDGEFL_MODULES" not in os.environ
 
 
-def test_what_has_no_name_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_that_cannot_be_imported_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")  # a notebook's
     main.make = lambda: 0  # type: ignore[attr-defined]
     main.make.__module__, main.make.__qualname__ = "__main__", "make"
@@ -112,9 +111,7 @@ def test_what_has_no_name_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
         name_objects(PLAIN, strategy={"name": "fedbuff"})
 
 
-def test_names_and_files_stand_for_objects(
-    mine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_and_files_replace_objects(mine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = name_objects(PLAIN, strategy="fedasync", model="cnn-fedbuff", data="mnist", partition="shards")
     assert found.experiment.strategy == {"name": "fedasync"}
     data = found.experiment.data
@@ -138,14 +135,14 @@ def test_names_and_files_stand_for_objects(
         ({"fleet": {}}, "^experiment: must be an Experiment or the path of a TOML file, got a dict$"),
     ],
 )
-def test_an_experiment_that_is_none_is_one_line(given: Any, words: str) -> None:
+def test_a_wrong_experiment_is_one_line(given: Any, words: str) -> None:
     for call in (edgefl.run, edgefl.sweep):
         with pytest.raises(ConfigError, match=words):
             call(given)
 
 
 @pytest.mark.parametrize("call", [edgefl.run, edgefl.sweep])
-def test_a_misspelt_name_is_one_line(call: Any, tmp_path: Path) -> None:
+def test_a_misspelt_strategy_is_one_line(call: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="strategy 'fedbuf' not found; did you mean 'fedbuff'"):
         call(PLAIN, tmp_path / "out", strategy="fedbuf")
     assert not (tmp_path / "out").exists()
@@ -160,31 +157,25 @@ def test_a_misspelt_name_is_one_line(call: Any, tmp_path: Path) -> None:
         ({"seeds": 5}, "^seeds: must be a list of values, got 5$"),
     ],
 )
-def test_a_value_in_place_of_a_list_is_one_line(given: Any, words: str, tmp_path: Path) -> None:
+def test_a_value_instead_of_a_list_is_one_line(given: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         edgefl.sweep(PLAIN, tmp_path / "out", **given)
     assert not (tmp_path / "out").exists()
 
 
-def test_an_experiment_shows_what_differs_from_the_defaults() -> None:
+def test_the_repr_of_an_experiment_shows_only_values_that_are_not_defaults() -> None:
     assert repr(PLAIN) == (
         "Experiment(fleet=Fleet(devices={'pi-4': 4}), strategy={'name': 'fedbuff'}, stop=Stop(versions=3))"
     )
 
 
-def test_a_call_at_the_top_of_a_module_that_is_imported_for_its_classes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unguarded_call_in_a_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unguarded.py").write_text(
         "import edgefl\nedgefl.run(edgefl.Experiment(fleet={'devices': {'pi-4': 1}}))\n"
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="put the call under if __name__ == '__main__':"):
-        edgefl.run(
-            Experiment(
-                fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "unguarded:Mine"}
-            )
-        )
+        edgefl.run(msgspec.structs.replace(PLAIN, strategy={"name": "unguarded:Mine"}))
 
 
 def arrays(rows: int = 6) -> tuple[Any, ...]:
@@ -192,7 +183,7 @@ def arrays(rows: int = 6) -> tuple[Any, ...]:
     return x, np.arange(rows) % 3, x[:2], np.array([0, 1])
 
 
-def test_arrays_lie_in_a_file_named_by_its_content_and_are_read_back(tmp_path: Path) -> None:
+def test_arrays_are_saved_in_a_file_named_by_their_content(tmp_path: Path) -> None:
     file = save_arrays(arrays(), tmp_path)
     assert save_arrays(arrays(), tmp_path) == file
     assert save_arrays(arrays(7), tmp_path) != file
@@ -210,7 +201,7 @@ def test_arrays_lie_in_a_file_named_by_its_content_and_are_read_back(tmp_path: P
     assert found.owners.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_file_that_holds_no_arrays_is_one_line(tmp_path: Path) -> None:
+def test_files_and_objects_without_arrays_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
     for path, words in (
         (None, "data.path: missing; data.name = 'arrays' needs"),
@@ -236,7 +227,7 @@ def none(labels, profiles, rng): return None
 """
 
 
-def test_a_split_of_the_users_own_is_taken_or_refused(tmp_path: Path) -> None:
+def test_a_users_partition_is_used_or_refused(tmp_path: Path) -> None:
     (tmp_path / "splits.py").write_text(SPLITS)
 
     def split(name: str) -> list[Any]:
@@ -256,7 +247,7 @@ def test_a_split_of_the_users_own_is_taken_or_refused(tmp_path: Path) -> None:
             split(name)
 
 
-def test_digests_are_of_named_modules_of_their_packages_and_of_files_beside_them(
+def test_digests_cover_named_modules_their_packages_and_files_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed, beside = tmp_path / "installed", tmp_path / "beside"
@@ -279,13 +270,8 @@ def test_digests_are_of_named_modules_of_their_packages_and_of_files_beside_them
     monkeypatch.setenv("EDGEFL_MODULES", "pack_of_test")
     loading.load_attribute("pack_of_test.parts.given:make", "model.name")
     loading.load_attribute("own_of_test:make", "model.name", [tmp_path / "link"])
-    wanted = {
-        "pack_of_test",
-        "pack_of_test.helper",
-        "pack_of_test.parts.given",
-        "own_of_test",
-        "near_of_test",
-    }
+    package = {"pack_of_test", "pack_of_test.helper", "pack_of_test.parts.given"}
+    wanted = {*package, "own_of_test", "near_of_test"}
     assert loading.digests().keys() == wanted
     (beside / "near_of_test.py").write_text("changed = True\n")
     (installed / "pack_of_test/helper.py").unlink()

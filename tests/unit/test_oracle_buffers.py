@@ -1,4 +1,4 @@
-"""DeFedAvg-nIID's receive and send buffers against Algorithm 1 of its paper, followed line by line."""
+"""Tests of DeFedAvg against its paper's Algorithms 1 and 2, and of when contributors start again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgefl.core import Core
 from edgefl.core.events import Sum
 from edgefl.seeds import stream
 from edgefl.strategies import Client, resolve
-from edgefl.testing import fleet, run_in_memory
+from edgefl.testing import MemoryRun, fleet, run_in_memory
 
 CLIENTS, SAMPLE, ROUNDS = 20, 5, 60
 
@@ -23,14 +23,14 @@ class Round(NamedTuple):
     """One turn of the server's loop."""
 
     at_s: float
-    """The instant at which the new version is in the receive buffers."""
+    """Time at which the new version is in the receive buffers."""
     used: list[tuple[int, int]]
-    """Client and version that it trained from, draw by draw."""
+    """For each draw, the client and the version from which it trained."""
 
 
 @dataclass
 class Phone:
-    """The client's half: it trains from what its receive buffer holds, and fills its send buffer."""
+    """A client, which trains from the model in its receive buffer and fills its send buffer."""
 
     train_s: float
     pause: bool
@@ -38,14 +38,14 @@ class Phone:
     received: list[tuple[float, int]]
     version: int = 0
     sends: int | None = None
-    """The version that the update in the send buffer was trained from."""
+    """Version from which the update in the send buffer was trained."""
 
     @property
     def ends_s(self) -> float:
         return self.starts_s + self.train_s
 
     def until(self, now_s: float) -> None:
-        """All trainings that end by then (lines 2 to 9)."""
+        """Do all trainings that end by ``now_s`` (lines 2 to 9)."""
         while self.ends_s <= now_s and not (self.pause and self.sends is not None):
             self.sends, self.starts_s = self.version, self.ends_s
             self.version = self.newest(self.starts_s)
@@ -54,24 +54,24 @@ class Phone:
         return max(version for at_s, version in self.received if at_s <= now_s)
 
     def selected(self, now_s: float) -> tuple[int, float]:
-        """The upload's version that it was trained from, and when it begins (lines 10 to 14)."""
+        """Return the base version of the upload and the time of its start (lines 10 to 14)."""
         self.until(now_s)
         begins_s = now_s
         if self.sends is None:
             begins_s = self.ends_s
             self.until(begins_s)
         version, self.sends = self.sends, None
-        if self.pause and begins_s == now_s:  # it had stopped, and goes on now
+        if self.pause and begins_s == now_s:  # it had paused, and continues
             self.starts_s, self.version = now_s, self.newest(now_s)
         assert version is not None
         return version, begins_s
 
 
 def algorithm_1(train_s: Any, transfer_s: float, *, pause: bool, seed: int) -> list[Round]:
-    """The server's half, lines 3 to 10: sample, collect, average, broadcast."""
+    """The server, lines 3 to 10: sample, collect, average, broadcast."""
     phones = [Phone(each, pause, transfer_s, [(transfer_s, 0)]) for each in train_s]
     rng, rounds = stream(seed, "strategy"), list[Round]()
-    now_s = transfer_s + min(train_s)  # nobody has anything before
+    now_s = transfer_s + min(train_s)  # the first update
     for version in range(1, ROUNDS + 1):
         sample = rng.integers(CLIENTS, size=SAMPLE).tolist()
         sent = {client: phones[client].selected(now_s) for client in dict.fromkeys(sample)}
@@ -84,7 +84,7 @@ def algorithm_1(train_s: Any, transfer_s: float, *, pause: bool, seed: int) -> l
 
 @pytest.mark.parametrize("pause", [False, True])
 @pytest.mark.parametrize("transfer_s", [1e-3, 0.03, 0.4])
-def test_rounds_updates_versions_and_instants_are_algorithm_1s(transfer_s: float, pause: bool) -> None:
+def test_rounds_updates_and_times_are_those_of_algorithm_1(transfer_s: float, pause: bool) -> None:
     seed = 1
     train_s = np.random.default_rng(seed).uniform(0.2, 1.0, CLIENTS).tolist()
     devices = [Client(i, "a", 10, 1, transfer_s, one_s, transfer_s) for i, one_s in enumerate(train_s)]
@@ -97,12 +97,15 @@ def test_rounds_updates_versions_and_instants_are_algorithm_1s(transfer_s: float
         assert took == dict(one.used)
         share = [sum(client == i for i, _ in one.used) / SAMPLE for client in took]
         assert order.weights == pytest.approx(share)
-    made_s = [event.at_s for event, done in run.history if any(isinstance(each, Sum) for each in done)]
-    assert made_s == pytest.approx([one.at_s for one in expected], rel=1e-12)
+    assert sum_times_s(run) == pytest.approx([one.at_s for one in expected], rel=1e-12)
+
+
+def sum_times_s(run: MemoryRun) -> list[float]:
+    return [event.at_s for event, done in run.history if any(isinstance(each, Sum) for each in done)]
 
 
 def algorithm_2(train_s: list[float], down_s: float, up_s: list[float], size: int) -> list[Round]:
-    """DeFedAvg-IID: clients train and upload without pause, and the first n to be there make a version."""
+    """DeFedAvg-IID: clients train and upload without pause, and each ``size`` arrivals make a version."""
     starts = [(down_s, client) for client in range(len(train_s))]
     arrived: list[tuple[float, int, int]] = []
 
@@ -121,7 +124,7 @@ def algorithm_2(train_s: list[float], down_s: float, up_s: list[float], size: in
 
 
 @pytest.mark.parametrize("down_s", [0.0, 0.03, 0.4])
-def test_defedavg_iids_downloads_overlap_training(down_s: float) -> None:
+def test_defedavg_iid_overlaps_downloads_and_training(down_s: float) -> None:
     rng = np.random.default_rng(3)
     train_s, up_s = rng.uniform(0.2, 1.0, CLIENTS).tolist(), rng.uniform(0.01, 0.3, CLIENTS).tolist()
     facts = zip(train_s, up_s, strict=True)
@@ -131,39 +134,36 @@ def test_defedavg_iids_downloads_overlap_training(down_s: float) -> None:
     expected = algorithm_2(train_s, down_s, up_s, SAMPLE)
     used = [[(update.client, update.base_version) for update in updates] for _, updates in run.sums]
     assert used == [one.used for one in expected]
-    made_s = [event.at_s for event, done in run.history if any(isinstance(each, Sum) for each in done)]
-    assert made_s == pytest.approx([one.at_s for one in expected], rel=1e-12)
+    assert sum_times_s(run) == pytest.approx([one.at_s for one in expected], rel=1e-12)
     assert strategy.transfers_apart
 
 
-def test_a_version_costs_the_server_an_upload_and_updates_are_staler_than_the_newest() -> None:
-    """The paper's fleet: 50 steps of 17 MFLOP at 2·U[1, 5] GFLOPS, 2.33 MB at 400 Mbps."""
+def test_versions_are_an_upload_apart_and_updates_are_staler_than_with_the_newest() -> None:
+    """The paper's fleet has trips of 50 steps of 17 MFLOP at 2·U[1, 5] GFLOPS, and 2.33 MB at 400 Mbit/s."""
     transfer_s = 0.0466
     train_s = (50 * 17e6 / (2e9 * np.random.default_rng(0).uniform(1.0, 5.0, 100))).tolist()
     devices = [Client(i, "a", 10, 50, transfer_s, one_s, transfer_s) for i, one_s in enumerate(train_s)]
     spacing, staleness = {}, {}
     for takes in ("when-selected", "newest"):
-        core = Core(
-            resolve({"name": "defedavg-niid", "takes": takes}), devices, 0, experiment.Stop(versions=40)
-        )
+        strategy = resolve({"name": "defedavg-niid", "takes": takes})
+        core = Core(strategy, devices, 0, experiment.Stop(versions=40))
         trip_s = train_s if takes == "when-selected" else [one_s + 2 * transfer_s for one_s in train_s]
         run = run_in_memory(core, trip_s)
-        made_s = [event.at_s for event, done in run.history if any(isinstance(each, Sum) for each in done)]
-        spacing[takes] = np.diff(made_s)
+        spacing[takes] = np.diff(sum_times_s(run))
         used = [order.version - 1 - update.base_version for order, updates in run.sums for update in updates]
         staleness[takes] = float(np.mean(used))
     assert spacing["when-selected"].min() >= transfer_s * (1 - 1e-9)
-    assert spacing["newest"].min() == 0.0  # at the instant of the one before
+    assert spacing["newest"].min() == 0.0  # at the same time
     assert spacing["when-selected"].mean() < spacing["newest"].mean()
     assert staleness["when-selected"] > 1.5 * staleness["newest"]
 
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedstaleweight"])
-def test_a_contributor_waits_until_its_update_is_in_a_version(name: str) -> None:
-    """FedBuff's appendix D and FedStaleWeight's appendix A: nobody is in one step twice.
+def test_after_step_no_client_is_in_a_step_twice(name: str) -> None:
+    """FedBuff's appendix D and FedStaleWeight's appendix A.
 
-    Without the rule the fast ones are, while others take 4 s and a buffer of 3 fills; also with
-    ``new-version``: who returns from the version before may start again at once.
+    Otherwise fast clients are, while the others take 4 s. With ``new-version`` too, because a client that
+    returns from the version before may start again at once.
     """
     used: dict[str, list[list[int]]] = {}
     for restart in ("immediate", "new-version", "after-step"):
@@ -178,8 +178,8 @@ def test_a_contributor_waits_until_its_update_is_in_a_version(name: str) -> None
     assert resolve({"name": "fedstaleweight"}).restart == "after-step"  # type: ignore[attr-defined]
 
 
-def test_defedavgs_own_fedbuff_and_fedavg_are_its_baselines() -> None:
-    """Section 1.2.3 describes FedBuff without s(τ); FedAvg draws with replacement (eqs. 2 and 3)."""
+def test_the_baselines_of_the_defedavg_study_are_the_papers() -> None:
+    """Section 1.2.3 has FedBuff without s(τ), and FedAvg that draws with replacement (eqs. 2 and 3)."""
     from edgefl.lab.studies import load
 
     study = load("defedavg")

@@ -1,7 +1,7 @@
-"""Algorithms whose clients keep vectors, against their papers in numpy: in memory, and with the real parts.
+"""Tests of algorithms whose clients keep vectors, against the papers' algorithms in NumPy (float64).
 
-The real parts are all that computes in a run: workload, trainer, parameter buffer, updates, sums, core. The
-oracles are written from the papers' algorithms, in float64.
+The tested ones run in memory, and with the parts of a real run that compute: workload, trainer, parameter
+buffer, updates, sums, core.
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ from edgefl.run.workload import Workload
 from edgefl.seeds import stream
 from edgefl.strategies import LocalTerms, Strategy, resolve
 from edgefl.strategies.scaffold import Scaffold
-from edgefl.testing import MemoryRun, fleet, run_in_memory
+from edgefl.testing import fleet, run_in_memory
 
 Array = npt.NDArray[Any]
 Gradient = Callable[..., Array]
 N, STEPS, ROUNDS, LR = 6, 3, 7, 0.1
 COHORTS = [
     pytest.param({"cohort": 3}, id="half of the clients"),
-    pytest.param({"cohort": N, "server_lr": 0.5}, id="all of them, half a step"),
+    pytest.param({"cohort": N, "server_lr": 0.5}, id="all clients, half a step"),
 ]
-
-
 RATES = (0.5, 1.0, 2.0, 0.25, 1.5, 0.75)
-"""Factors of the clients' learning rates, of `OwnRates`."""
+"""Factors of the clients' learning rates in `OwnRates`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ def this_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 def scaffold(
     x: Array, cohorts: list[list[int]], gradient: Gradient, lr_g: float, rates: Sequence[float] = (1.0,) * N
 ) -> list[Array]:
-    """Karimireddy et al. 2020, Algorithm 1 with option II; η_l may be each client's own."""
+    """Karimireddy et al. 2020, Algorithm 1 with option II; η_l may differ between clients."""
     c, c_i, made, trips = np.zeros_like(x), np.zeros((N, len(x))), [x], [0] * N
     for cohort in cohorts:
         delta_y, delta_c = [], []
@@ -81,10 +79,8 @@ def scaffold(
 ALPHA = 0.3
 
 
-def feddyn(
-    theta: Array, cohorts: list[list[int]], gradient: Callable[..., Array], lr_g: float
-) -> list[Array]:
-    """Acar et al. 2021, each minimisation by SGD; ``lr_g`` on the mean of the clients' moves."""
+def feddyn(theta: Array, cohorts: list[list[int]], gradient: Gradient, lr_g: float) -> list[Array]:
+    """Acar et al. 2021, with SGD for each minimisation, and ``lr_g`` times the mean of the clients' moves."""
     h, own, made, trips = np.zeros_like(theta), np.zeros((N, len(theta))), [theta], [0] * N
     for cohort in cohorts:
         models = []
@@ -108,13 +104,9 @@ ALGORITHMS = [
 ]
 
 
-def cohorts_of(run: MemoryRun) -> list[list[int]]:
-    return [[update.client for update in updates] for _, updates in run.sums]
-
-
 @pytest.mark.parametrize("fields", COHORTS)
 @pytest.mark.parametrize(("named", "oracle"), ALGORITHMS)
-def test_in_memory_it_is_the_papers(named: Any, oracle: Any, fields: dict[str, Any]) -> None:
+def test_in_memory_the_models_are_those_of_the_paper(named: Any, oracle: Any, fields: dict[str, Any]) -> None:
     rng = np.random.default_rng(4)
     curves, targets = rng.uniform(0.5, 2.0, (N, 4)), rng.normal(size=(N, 4))
 
@@ -122,15 +114,14 @@ def test_in_memory_it_is_the_papers(named: Any, oracle: Any, fields: dict[str, A
         return np.asarray(curves[client] * (y - targets[client]))
 
     core = Core(resolve({**named, **fields}), fleet(N), 3, experiment.Stop(versions=ROUNDS))
-    run = run_in_memory(
-        core,
-        [1.0 + client for client in range(N)],
-        model=np.zeros(4),
-        train=lambda client, y, trip: np.asarray(y - LR * gradient(client, y, trip, 0)),
-        steps=STEPS,
-        lr=LR,
-    )
-    expected = oracle(np.zeros(4), cohorts_of(run), gradient, fields.get("server_lr", 1.0))
+
+    def train(client: int, y: Array, trip: int) -> Array:
+        return np.asarray(y - LR * gradient(client, y, trip, 0))
+
+    durations = [1.0 + client for client in range(N)]
+    run = run_in_memory(core, durations, model=np.zeros(4), train=train, steps=STEPS, lr=LR)
+    cohorts = [[update.client for update in updates] for _, updates in run.sums]
+    expected = oracle(np.zeros(4), cohorts, gradient, fields.get("server_lr", 1.0))
     np.testing.assert_allclose(run.models, expected, rtol=0, atol=1e-12)
 
 
@@ -139,7 +130,7 @@ CLASSES, PIXELS = 10, 64
 
 
 class RealParts:
-    """A run of everything that computes, in one process, whose updates arrive in the order of their tasks."""
+    """The computing parts of a run, in one process; updates arrive in the order of their tasks."""
 
     def __init__(self, named: dict[str, Any]) -> None:
         self.wanted = Experiment(
@@ -201,7 +192,7 @@ class RealParts:
 
 
 def softmax_gradient(workload: Workload) -> Callable[..., Array]:
-    """∇ of the mean cross-entropy of a linear model, on the batch of this client, trip and step, float64."""
+    """Return the gradient of a linear model's mean cross-entropy by client, trip and step, in float64."""
     data, rows = workload.data, workload._rows
     x = np.asarray(data.train_x[np.arange(len(data.train_y))], np.float64).reshape(-1, PIXELS)
 
@@ -222,7 +213,7 @@ def softmax_gradient(workload: Workload) -> Callable[..., Array]:
 
 @pytest.mark.parametrize("fields", COHORTS)
 @pytest.mark.parametrize(("named", "oracle"), ALGORITHMS)
-def test_the_parts_of_a_run_make_the_papers(
+def test_in_a_run_the_models_are_those_of_the_paper(
     named: dict[str, Any], oracle: Any, fields: dict[str, Any], tmp_path: Path
 ) -> None:
     models, cohorts, workload = RealParts({**named, **fields}).run(tmp_path)

@@ -1,9 +1,8 @@
-"""Server optimisers and every built-in strategy against their equations, worked out in float64.
+"""Tests of server optimisers and built-in strategies against their equations, computed in float64.
 
 Three clients with 10, 30 and 60 examples pull the model towards 1, 10 and 100: a local step is
-y ← y − 0.1·((y − c) + μ·(y − w_k)). Their trips are of 2, 1 and 4 steps and take 2, 3 and 7 s. What each
-step of the server takes (client, version that it trained from, weight) is written down here; `model_of` does
-the rest.
+y ← y − 0.1·((y − c) + μ·(y − w_k)). Their trips have 2, 1 and 4 steps and take 2, 3 and 7 s. `CASES` has the
+updates of each step of the server (client, base version, weight), from which `model_of` computes the models.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ OPTIMIZERS = [
 
 
 def reference_step(optimizer: ServerOptimizer, model: Any, g: Any, kept: dict[str, Any]) -> Any:
-    """The equations of `ServerOptimizer`, read one after the other; Reddi et al. 2021, Algorithm 2."""
+    """The equations of `ServerOptimizer`; Reddi et al. 2021, Algorithm 2."""
     m, v = kept.get("m", 0.0), kept.get("v", optimizer.epsilon**2)
     if optimizer.kind == "sgd":
         kept["m"] = m = optimizer.momentum * m + g
@@ -71,7 +70,7 @@ def test_apply_follows_its_equations(optimizer: ServerOptimizer, dtype: Any, siz
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_bits_do_not_depend_on_where_an_element_or_the_result_lies(optimizer: ServerOptimizer) -> None:
+def test_bits_do_not_depend_on_an_elements_position_or_on_the_output(optimizer: ServerOptimizer) -> None:
     size = CHUNK + 5
     rng = np.random.default_rng(0)
     model, gradient = (rng.normal(size=size).astype(np.float32) for _ in range(2))
@@ -82,13 +81,13 @@ def test_bits_do_not_depend_on_where_an_element_or_the_result_lies(optimizer: Se
     before = [vector.copy() for vector in state]
     apply(optimizer, whole, model, gradient, state, fresh)
     assert all(one.tobytes() == other.tobytes() for one, other in zip(state, before, strict=True))
-    apply(optimizer, over, model, over, state)  # in place: of the gradient, and of the state
+    apply(optimizer, over, model, over, state)  # gradient and state in place
     assert whole[-7:].tobytes() == part.tobytes()
     assert over.tobytes() == whole.tobytes()
     assert all(one.tobytes() == other.tobytes() for one, other in zip(state, fresh, strict=True))
 
 
-def test_plain_averaging_adds_the_step_and_nothing_else() -> None:
+def test_plain_averaging_only_adds_the_step() -> None:
     model = np.array([1.0, 2.0], np.float32)
     step = np.array([0.1, -0.7], np.float32)
     out = np.empty_like(model)
@@ -107,7 +106,7 @@ def test_plain_averaging_adds_the_step_and_nothing_else() -> None:
         ({"state_vectors": [np.zeros(3, np.float32)]}, ValueError, "state vector 0 must be 1-D"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_arrays_are_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
     arguments: dict[str, Any] = {
         "out": np.zeros(2, np.float32),
         "model": np.zeros(2, np.float32),
@@ -129,7 +128,7 @@ Used = Sequence[tuple[int, int, float]]
 
 
 def local(client: int, start: float, mu: float = 0.0, steps: int | None = None) -> float:
-    """The client's model after its steps from ``start``."""
+    """Return the client's model after its steps from ``start``."""
     y = start
     for _ in range(STEPS[client] if steps is None else steps):
         y = y - RATE * ((y - TARGETS[client]) + mu * (y - start))
@@ -138,7 +137,7 @@ def local(client: int, start: float, mu: float = 0.0, steps: int | None = None) 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, and what makes each of its versions."""
+    """The fields of a strategy, and the updates of each of its versions."""
 
     fields: dict[str, Any]
     versions: Sequence[Used]
@@ -147,13 +146,13 @@ class Case:
     mu: float = 0.0
     uploads_model: bool = False
     gains: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """(client, version that it trained from) → steps made by the poll, and by how much Δ is enlarged."""
+    """(client, base version) → steps made by the poll, and the factor of Δ."""
     models: Sequence[float] | None = None
-    """The models, where they are worked out apart: clients keep vectors of their own."""
+    """The models, if clients keep vectors, so that `model_of` cannot compute them."""
 
 
 def model_of(case: Case) -> list[float]:
-    """The models that a case describes."""
+    """Return the models of a case."""
     if case.models is not None:
         return list(case.models)
     models, kept = [0.0], dict[str, Any]()
@@ -176,9 +175,9 @@ def adaptive(kind: Any) -> ServerOptimizer:
     return ServerOptimizer(kind=kind, lr=0.5, beta1=0.6, beta2=0.8, epsilon=0.01)
 
 
-# Rounds: everybody trains from each version, and counts by examples.
+# Rounds: all clients train from each version; weights are by examples.
 ROUNDS = [[(0, k, 0.1), (1, k, 0.3), (2, k, 0.6)] for k in range(3)]
-# A buffer of two, everybody restarts at once (client τ): 2 s 0τ0, 3 s 1τ0 → v1, 4 s 0τ1 (from v0), 6 s 0τ0
+# A buffer of two, all clients restart at once (client τ): 2 s 0τ0, 3 s 1τ0 → v1, 4 s 0τ1 (from v0), 6 s 0τ0
 # (from v1) → v2, 6 s 1τ1 (from v1), 7 s 2τ2 (from v0) → v3. At 6 s client 0 comes first, so v2 is there.
 BUFFERS = [[(0, 0), (1, 0)], [(0, 0), (0, 1)], [(1, 1), (2, 0)]]
 
@@ -191,17 +190,17 @@ def buffered(*weights: tuple[float, float]) -> list[Used]:
 
 
 def niid_versions() -> list[Used]:
-    """Two clients drawn with replacement a round; a round ends when both have something in their buffer.
-    (Algorithm 1's own buffers have their oracle in test_oracle_buffers.py.)
+    """Each round draws two clients with replacement and ends when both have an update in their buffer.
+    (The oracle of Algorithm 1's buffers is in test_oracle_buffers.py.)
 
     At 2 s client 0 has an update (from v0), at 3 s client 1, at 4 s 0 again, … A client starts again at once,
-    from the newest version; the clock of each runs on whatever the server does.
+    from the newest version, independently of the server.
     """
     rng = stream(0, "strategy")
     versions: list[Used] = []
-    made_s = [0.0]  # when each version was made
-    taken: dict[int, float] = {0: 0.0, 1: 0.0, 2: 0.0}  # up to when each send buffer was emptied
-    now_s = 2.0  # the first update: only now is there anything to sample
+    made_s = [0.0]  # time of each version
+    taken: dict[int, float] = {0: 0.0, 1: 0.0, 2: 0.0}  # time at which each send buffer was emptied
+    now_s = 2.0  # the first update
     for _ in range(3):
         sample = rng.integers(3, size=2).tolist()
         ready_s = []
@@ -214,7 +213,7 @@ def niid_versions() -> list[Used]:
         used = []
         for client in sample:
             trip_s = DURATIONS[client]
-            started_s = math.floor(now_s / trip_s) * trip_s - trip_s  # of its newest finished trip
+            started_s = math.floor(now_s / trip_s) * trip_s - trip_s  # start of its newest finished trip
             version = max(k for k, at_s in enumerate(made_s) if at_s <= started_s)
             used.append((client, version, 0.5))
         for client in sample:
@@ -225,10 +224,10 @@ def niid_versions() -> list[Used]:
 
 
 def by_distance(lam: float, epsilon: float, **fields: float) -> Case:
-    """Every arrival counts λ/(γ + ε), with γ = |w_n − w_k|/|Δ|: 2 s 0τ0, 3 s 1τ1 (from v0), then 0 from v1.
+    """The weight of an update is λ/(γ + ε), γ = |w_n − w_k|/|Δ|: 2 s 0τ0, 3 s 1τ1 (from v0), then 0 from v1.
 
-    With κ > 0 client 0 was told γ = 0 and so makes 2 + ⌊γ̄·κ⌋ steps there: 5, by 7 s. By then client 1, with
-    γ < 1 and so 1 + 2 steps to make, is not through, and client 2 comes right after.
+    With κ > 0 client 0, with γ = 0, makes 2 + ⌊γ̄·κ⌋ = 5 steps, until 7 s. At that time client 1, with γ < 1
+    and so 1 + 2 steps, has not finished, and client 2 arrives right after.
     """
     models, rates, steps = [0.0], [], 5 if fields["kappa"] else None
     for client, version, made in ((0, 0, None), (1, 0, None), (0, 1, steps)):
@@ -241,8 +240,8 @@ def by_distance(lam: float, epsilon: float, **fields: float) -> Case:
 
 
 def averaged() -> Case:
-    """QuAFL polls everybody at 4, 8 and 12 s: 2, 1 and 2 steps from a model of one's own. It goes on from
-    what the server had before the poll, so from versions 0, 0 and 1.
+    """QuAFL polls all clients at 4, 8 and 12 s: 2, 1 and 2 steps from each client's own model. A client
+    continues from the server's model before the poll, so from versions 0, 0 and 1.
     """
     own, models, steps = [0.0] * 3, [0.0], (2, 1, 2)
     for _ in range(3):
@@ -265,7 +264,7 @@ def decayed(mu: float) -> Case:
 
 
 def replaced() -> list[Used]:
-    """Rounds of three draws with replacement: who is drawn twice trains once and counts twice (eqs. 2, 3)."""
+    """Three draws with replacement a round: a client drawn twice trains once and counts twice (eqs. 2, 3)."""
     rng = stream(0, "strategy")
     draws = [rng.integers(3, size=3).tolist() for _ in range(3)]
     assert any(len(set(drawn)) < 3 for drawn in draws)
@@ -367,7 +366,7 @@ CASES: dict[str, list[Case]] = {
     "defedavg-iid": [Case({"buffer_size": 2}, buffered((0.5, 0.5), (0.5, 0.5), (0.5, 0.5)))],
     "defedavg-niid": [Case({"participants": 2, "takes": "newest"}, niid_versions())],
     "asysg": [Case({"buffer_size": 2}, buffered((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))],
-    # Everybody is taken every 4 s, so α is what a client makes in 4 s: 2, 1 and ⌊4/1.75⌋ = 2 steps.
+    # All clients are taken every 4 s, so α is the number of steps in 4 s: 2, 1 and ⌊4/1.75⌋ = 2.
     "favano": [
         Case(
             {"participants": 3, "interval_s": 4.0, "form": form},
@@ -378,7 +377,7 @@ CASES: dict[str, list[Case]] = {
         )
         for form in ("deterministic", "stochastic")
     ],
-    # Sums at 4, 8 and 12 s. Who delivers before the next starts at the last: 2 s 0τ0, 3 s 1τ0 → v1 at 4 s,
+    # Sums at 4, 8 and 12 s, where the clients that have delivered start again: 2 s 0τ0, 3 s 1τ0 → v1 at 4 s,
     # 6 s 0, 7 s 1 (from v1), 7 s 2τ1 (from v0, over two intervals) → v2 at 8 s, 10 s 0, 11 s 1 → v3 at 12 s.
     "fedfix": [
         Case(
@@ -388,9 +387,9 @@ CASES: dict[str, list[Case]] = {
         for by, (p, q, r) in (("examples", (0.1, 0.3, 0.6)), ("uniform", (1 / 3, 1 / 3, 1 / 3)))
     ],
     "asyncfeded": [by_distance(0.5, 1.0, kappa=0.0), by_distance(0.5, 1.0, target=3.0, kappa=1.0)],
-    # Two are picked: 2 s 0, 3 s 1 → v1, with 2's share of the model as it was. Both are back by 6 s, but were
-    # picked: 2 comes in at 7 s, and 0, which was the first of the others. 1's would be in the next sum, if
-    # its next one were not there by then: that is picked, with 0's, which is back before 2.
+    # Two are picked: 2 s 0, 3 s 1 → v1, in which the old model stands in for 2's. Both arrive again by 6 s,
+    # but clients that were not picked have priority: 2 at 7 s, then 0, the first of the others. 1's update
+    # bypasses to the next sum, but its next one replaces it and is picked with 0's, which precedes 2's.
     "safa": [
         Case(
             {"participants": 2},
@@ -405,9 +404,9 @@ CASES: dict[str, list[Case]] = {
     ],
     "quafl": [averaged()],
     "aso-fed": [decayed(0.0), decayed(0.7)],
-    # Everybody trains from each version: 7 s, 14 s, 21 s.
+    # All clients train from each version: 7 s, 14 s, 21 s.
     "mifa": [Case({}, [[(i, k, 1 / 3) for i in range(3)] for k in range(3)])],
-    # As fedstaleweight's; who was in a step before counts with 1/3, less what is taken back of it.
+    # As fedstaleweight's; each client's last update counts with 1/3, minus ½ if the client is in this step.
     "ca2fl": [
         Case(
             {"buffer_size": 2},
@@ -418,9 +417,9 @@ CASES: dict[str, list[Case]] = {
             ],
         )
     ],
-    # Two tiers, 0 with 1, and 2: at 3 and 6 s all weight is the slow tier's, which has no round yet. At 7 s
-    # it has one, and weighs what the fast tier's two rounds of three are. Three tiers: 0 at 2 s, 1 at 3 s,
-    # 0 at 4 s; the current model stands in for 2's.
+    # Two tiers, {0, 1} and {2}: at 3 and 6 s the slow tier has all weight but no round yet. At 7 s it has
+    # one, and the weight 2/3, since two of three rounds were the fast tier's. Three tiers: 0 at 2 s, 1 at
+    # 3 s, 0 at 4 s; the current model stands in for 2's.
     "fedat": [
         Case(
             {"tiers": 2, "lam": mu},
@@ -455,23 +454,17 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-CLIENTS = ("feddyn", "scaffold")
-"""Those whose clients keep vectors: their oracles are in test_oracle_clients.py."""
-
-
-READING = ("krum", "median", "rfa", "trimmed-mean")
-"""Those that read updates: their oracles are in test_strategies_rows.py."""
-
-
 def test_every_strategy_has_an_oracle() -> None:
-    assert sorted([*CASES, *CLIENTS, *READING]) == names()
+    in_test_oracle_clients = ("feddyn", "scaffold")
+    in_test_strategies_rows = ("krum", "median", "rfa", "trimmed-mean")
+    assert sorted([*CASES, *in_test_oracle_clients, *in_test_strategies_rows]) == names()
 
 
 @pytest.mark.parametrize(
     ("name", "case"),
     [pytest.param(name, case, id=f"{name} {case.fields}") for name, cases in CASES.items() for case in cases],
 )
-def test_the_models_are_those_worked_out_by_hand(name: str, case: Case) -> None:
+def test_models_are_those_of_the_equations(name: str, case: Case) -> None:
     strategy = resolve({"name": name, **case.fields})
     core = Core(strategy, DEVICES, 0, experiment.Stop(versions=3))
 

@@ -1,4 +1,4 @@
-"""Synchronous strategies' rules when clients are late or lost, and FAVANO by hand, with what its α is."""
+"""Tests of rounds with late and lost clients, and of FAVANO with its α."""
 
 from __future__ import annotations
 
@@ -36,7 +36,21 @@ def numbers(result: MemoryRun) -> list[float]:
     return [float(model[0]) for model in result.models]
 
 
-def test_a_cohort_sums_in_the_order_of_clients_whoever_came_first() -> None:
+def trains(actions: Sequence[object]) -> list[Train]:
+    return [action for action in actions if isinstance(action, Train)]
+
+
+def joined(strategy: Strategy, clients: int = 3) -> tuple[Core, list[Train]]:
+    """Return a core whose clients have joined, and the tasks that it started."""
+    core = core_of(strategy, 9, fleet(clients))
+    return core, [train for client in range(clients) for train in trains(core.handle(Joined(client, 0.0)))]
+
+
+def arrive(train: Train, at_s: float = 1.0) -> Arrived:
+    return Arrived(train.client, train.task, train.version, 100, 5, 0.1, at_s)
+
+
+def test_a_cohort_is_summed_in_the_order_of_clients() -> None:
     core = core_of(FedAvg())
     result = run_in_memory(core, [3.0, 1.0, 2.0])
     assert core.now_s == 9.0  # each round waits for the slowest
@@ -44,7 +58,7 @@ def test_a_cohort_sums_in_the_order_of_clients_whoever_came_first() -> None:
     assert all([update.client for update in updates] == [0, 1, 2] for _, updates in result.sums)
 
 
-def test_fedavg_leaves_what_each_client_trained_alone() -> None:
+def test_fedavg_does_not_change_the_clients_models() -> None:
     trained: dict[tuple[int, int], tuple[Vector, Vector]] = {}
 
     def train(client: int, model: Vector, trip: int) -> Vector:
@@ -58,35 +72,29 @@ def test_fedavg_leaves_what_each_client_trained_alone() -> None:
 
 
 def test_a_closed_round_ends_with_the_members_that_remain() -> None:
-    """Mutants: a lost member is replaced, or waited for; a client that joins starts in the round."""
-    devices = [Client(client, "a", 10) for client in range(5)]
-    core = core_of(FedAvg(cohort=3, redraw=False), devices=devices)
-    first = [action for client in range(5) for action in core.handle(Joined(client, 0.0))]
-    started = [action for action in first if isinstance(action, Train)]
+    """Mutants: a lost member is replaced or awaited; a client that joins starts in the round."""
+    core, started = joined(FedAvg(cohort=3, redraw=False), 5)
     members = tuple(action.client for action in started)
     assert len(members) == 3
     assert {action.cohort for action in started} == {events.Cohort(0, members)}
     lost, other, last = started
-    assert core.handle(Failed(lost.client, lost.task, 1.0, "memory")) == [
-        Release(lost.task, "lost", "memory")
-    ]
-    assert core.handle(Arrived(other.client, other.task, 0, 10, 1, 0.0, 2.0)) == []
-    (order,) = core.handle(Arrived(last.client, last.task, 0, 10, 1, 0.0, 3.0))
+    failed = core.handle(Failed(lost.client, lost.task, 1.0, "memory"))
+    assert failed == [Release(lost.task, "lost", "memory")]
+    assert core.handle(arrive(other, 2.0)) == []
+    (order,) = core.handle(arrive(last, 3.0))
     assert isinstance(order, Sum)
     assert sorted(order.tasks) == [other.task, last.task]
     assert order.weights == (0.5, 0.5)
-    after = [action for action in core.handle(Summed(1, 3.0)) if isinstance(action, Train)]
+    after = trains(core.handle(Summed(1, 3.0)))
     assert [action.cohort.first_task for action in after if action.cohort is not None] == [3, 3, 3]
 
 
 def test_a_closed_round_whose_sum_is_refused_is_drawn_again() -> None:
-    """Mutant: the members of a refused sum stay in the round, so that no other one begins."""
-    core = core_of(FedAvg(redraw=False))
-    started = [action for client in range(3) for action in core.handle(Joined(client, 0.0))][-3:]
-    tasks = [action.task for action in started if isinstance(action, Train)]
-    for client, task in enumerate(tasks):
-        core.handle(Arrived(client, task, 0, 10, 1, 0.0, 1.0))
-    after = [action for action in core.handle(Summed(1, 1.0, tuple(tasks))) if isinstance(action, Train)]
+    """Mutant: the members of a refused sum stay in the round, so that no other round begins."""
+    core, started = joined(FedAvg(redraw=False))
+    for train in started:
+        core.handle(arrive(train))
+    after = trains(core.handle(Summed(1, 1.0, tuple(train.task for train in started))))
     clients = tuple(action.client for action in after)
     assert sorted(clients) == [0, 1, 2]
     assert [(action.version, action.cohort) for action in after] == [(0, events.Cohort(3, clients))] * 3
@@ -95,62 +103,43 @@ def test_a_closed_round_whose_sum_is_refused_is_drawn_again() -> None:
 def test_a_closed_round_starts_with_all_its_members() -> None:
     """Late members of the last round end first, and idle clients wait for the next round.
 
-    Mutants: a round starts with those that are idle; another one starts beside it.
+    Mutants: a round starts with the idle members; two rounds run at the same time.
     """
-    devices = [Client(client, "a", 10) for client in range(9)]
     strategy = FedAvg(cohort=3, over_selection=4 / 3, redraw=False, gather_s=0.0)
-    core = core_of(strategy, devices=devices)
+    core = core_of(strategy, devices=fleet(9))
     started = [core.handle(Joined(client, 0.0))[-1:] for client in range(4)]
     assert [len(actions) for actions in started] == [1, 0, 1, 0]  # the first is the evaluation
     for client in range(3):
         core.handle(Arrived(client, core.task_of(client) or 0, 0, 10, 1, 0.0, 1.0))
-    second = [action for action in core.handle(Summed(1, 1.0)) if isinstance(action, Train)]
-    assert sorted(action.client for action in second) == [0, 1, 2, 3]
-    for action in second[:3]:
-        core.handle(Arrived(action.client, action.task, 1, 10, 1, 0.0, 2.0))
-    late = second[3]
-    assert not [action for action in core.handle(Summed(2, 2.0)) if isinstance(action, Train)]
-    after = core.handle(Failed(late.client, late.task, 2.0, "cancelled"))
-    assert len([action for action in after if isinstance(action, Train)]) == 4
+    *second, late = trains(core.handle(Summed(1, 1.0)))
+    assert sorted(train.client for train in (*second, late)) == [0, 1, 2, 3]
+    for train in second:
+        core.handle(arrive(train, 2.0))
+    assert trains(core.handle(Summed(2, 2.0))) == []
+    assert len(trains(core.handle(Failed(late.client, late.task, 2.0, "cancelled")))) == 4
     for client in range(4, 9):
         assert core.handle(Joined(client, 3.0)) == []
 
 
-def test_without_any_examples_the_average_is_uniform() -> None:
+def test_without_examples_the_average_is_uniform() -> None:
     core = core_of(FedAvg(), devices=fleet(3, examples=0))
     assert run_in_memory(core, [1.0] * 3).sums[0][0].weights == (1 / 3,) * 3
 
 
-def test_over_selection_takes_the_first_and_counts_the_rest_as_trips() -> None:
+def test_over_selection_uses_the_first_and_cancels_the_others() -> None:
     core = core_of(FedAvg(cohort=2, over_selection=1.5), versions=4)
     result = run_in_memory(core, [1.0, 9.0, 2.0], train=add)
     average = (10 * 1 + 60 * 100) / 70
     assert numbers(result) == pytest.approx([0, *(average * version for version in (1, 2, 3, 4))])
     assert core.now_s == 8.0
     assert [action.client for action in result.actions if isinstance(action, Revoke)] == [1, 1, 1, 1]
-    assert (core.trips, core.discarded) == (2 * 4 + 3, 3)  # the last round's straggler still runs
+    assert (core.trips, core.discarded) == (2 * 4 + 3, 3)  # the last round's straggler still trains
     assert core.staleness_max == 0
-
-
-def joined(strategy: Strategy, clients: int = 3) -> tuple[Core, list[Train]]:
-    core = core_of(strategy, 9, fleet(clients))
-    trains: list[Train] = []
-    for client in range(clients):
-        trains += [action for action in core.handle(Joined(client, 0.0)) if isinstance(action, Train)]
-    return core, trains
-
-
-def arrive(train: Train, at_s: float = 1.0) -> Arrived:
-    return Arrived(train.client, train.task, train.version, 100, 5, 0.1, at_s)
 
 
 def two_arrive(core: Core, begun: Sequence[Train]) -> None:
     for train in begun[:2]:
         core.handle(arrive(train))
-
-
-def trains(actions: Sequence[object]) -> list[Train]:
-    return [action for action in actions if isinstance(action, Train)]
 
 
 @pytest.mark.parametrize("how", [Failed, Left])
@@ -166,7 +155,7 @@ def test_a_lost_member_is_replaced_by_another_client(how: type[Failed] | type[Le
     assert core.handle(arrive(replacement)) == [Sum(1, tuple(tasks), (0.5, 0.5))]
 
 
-def test_a_bad_update_in_a_round_is_replaced_and_the_good_one_kept() -> None:
+def test_a_bad_update_in_a_round_is_replaced_and_good_ones_are_kept() -> None:
     core, begun = joined(FedAvg(cohort=2), 2)
     two_arrive(core, begun)
     actions = core.handle(Summed(1, 1.0, bad=(begun[1].task,)))
@@ -183,7 +172,7 @@ def test_a_member_that_left_after_delivering_is_not_replaced() -> None:
     assert len(core.held) == 1
 
 
-def test_a_straggler_that_finished_before_the_cancel_reached_it_is_discarded() -> None:
+def test_a_straggler_that_finishes_before_its_cancellation_is_discarded() -> None:
     core, begun = joined(FedAvg(cohort=2, over_selection=1.5), 3)
     two_arrive(core, begun)
     actions = core.handle(Summed(1, 1.0))
@@ -192,14 +181,14 @@ def test_a_straggler_that_finished_before_the_cancel_reached_it_is_discarded() -
     assert core.held == []
 
 
-def test_an_update_beyond_the_cohort_that_comes_in_during_the_sum_is_discarded() -> None:
+def test_an_update_beyond_the_cohort_that_arrives_during_the_sum_is_discarded() -> None:
     core, begun = joined(FedAvg(cohort=2, over_selection=1.5), 3)
     two_arrive(core, begun)
     assert core.handle(arrive(begun[2])) == [Release(begun[2].task, "discarded")]
     assert {action.client for action in trains(core.handle(Summed(1, 1.0)))} == {0, 1, 2}
 
 
-def test_a_straggler_drawn_again_starts_when_it_has_given_up() -> None:
+def test_a_straggler_drawn_again_starts_after_its_cancellation() -> None:
     core, begun = joined(FedAvg(cohort=2, over_selection=1.5), 3)
     two_arrive(core, begun)
     assert len(trains(core.handle(Summed(1, 1.0)))) == 2
@@ -207,7 +196,7 @@ def test_a_straggler_drawn_again_starts_when_it_has_given_up() -> None:
     assert (late.client, late.version, late.trip) == (begun[2].client, 1, 1)
 
 
-def test_the_first_round_waits_for_the_whole_fleet_but_not_for_ever() -> None:
+def test_the_first_round_waits_for_the_fleet_but_at_most_gather_s() -> None:
     core = core_of(FedAvg(cohort=1, gather_s=5.0), devices=fleet(3))
     actions = core.handle(Joined(2, 0.0))
     assert [action for action in actions if isinstance(action, Train | events.Wake)] == [events.Wake(5.0)]
@@ -218,13 +207,13 @@ def test_the_first_round_waits_for_the_whole_fleet_but_not_for_ever() -> None:
     assert len(trains(everybody.handle(Joined(1, 0.0)))) == 1
 
 
-def test_a_round_that_lacks_clients_fills_up_when_they_come() -> None:
+def test_a_round_that_lacks_clients_is_completed_as_they_join() -> None:
     core = core_of(FedAvg(cohort=3, gather_s=0.0), devices=fleet(3))
     coming: list[events.Event] = [Joined(0, 0.0), Ticked(1.0), Joined(1, 2.0), Joined(2, 3.0)]
     assert [[train.client for train in trains(core.handle(event))] for event in coming] == [[0], [], [1], [2]]
 
 
-def test_stragglers_that_take_their_time_to_give_up_keep_the_next_rounds_within_bounds() -> None:
+def test_stragglers_count_towards_the_clients_that_train() -> None:
     strategy = FedAvg(cohort=1, over_selection=2.0)
     core, begun = joined(strategy, 10)
     assert strategy.max_training(10) == 4
@@ -232,7 +221,7 @@ def test_stragglers_that_take_their_time_to_give_up_keep_the_next_rounds_within_
         core.handle(arrive(begun[0]))
         begun = trains(core.handle(Summed(core.version + 1, 1.0)))
         assert core.training <= 4
-    # Nobody of the round could start: its members are stragglers themselves, or all slots are theirs.
+    # No member of the round could start: the members are stragglers, or stragglers hold all slots.
     for straggler in list(core.running):
         task = core.task_of(straggler)
         assert task is not None
@@ -244,7 +233,7 @@ SPEEDS = (1.0, 10.0)
 
 
 def run(strategy: FAVANO, durations: Sequence[float], versions: int, steps: int = 3, seed: int = 0) -> Any:
-    """A step of client i adds SPEEDS[i], so y − w_init is the number of steps made times that."""
+    """A step of client i adds SPEEDS[i], so y − w_init is the number of steps times SPEEDS[i]."""
     devices = [Client(i, "a", 100, steps, 0.0, compute_s) for i, compute_s in enumerate(durations)]
     core = Core(strategy, devices, seed, experiment.Stop(versions=versions))
 
@@ -255,16 +244,16 @@ def run(strategy: FAVANO, durations: Sequence[float], versions: int, steps: int 
 
 
 @pytest.mark.parametrize("form", ["deterministic", "stochastic"])
-def test_one_of_two_taken_at_each_poll(form: Any) -> None:
-    """K = 3, polls every 2 s, each takes one of two clients: a taken one has trained since it was last taken.
+def test_favano_with_one_of_two_clients_per_poll_has_the_papers_models(form: Any) -> None:
+    """K = 3. Each poll, every 2 s, takes one of two clients, which has trained since it was last taken.
 
-    Client 0 (0.5 s a step) has min(E, K) = 3 at every poll. Client 1 (1.5 s a step) has 1, 2, 3, 3, … after
-    2, 4, 6, … s, with the chances ½, ¼, ⅛ …: α = ½·1 + ¼·2 + ¼·3.
+    Client 0 (0.5 s per step) has min(E, K) = 3 at every poll. Client 1 (1.5 s per step) has 1, 2, 3, 3, …
+    after 2, 4, 6, … s, with the probabilities ½, ¼, ⅛ …: α = ½·1 + ¼·2 + ¼·3.
     """
     strategy = FAVANO(participants=1, interval_s=2.0, form=form)
     result = run(strategy, [1.5, 4.5], versions=40)
     alphas = (3.0, 0.5 * 1 + 0.25 * 2 + 0.25 * 3) if form == "deterministic" else (1.0, 1.0)
-    models, since = [0.0], [(0.0, 0), (0.0, 0)]  # of each client: its w_init, and the poll that gave it that
+    models, since = [0.0], [(0.0, 0), (0.0, 0)]  # w_init of each client, and its poll
     for poll, (order, (update,)) in enumerate(result.sums, start=1):
         client = update.client
         init, last = since[client]
@@ -279,7 +268,7 @@ def test_one_of_two_taken_at_each_poll(form: Any) -> None:
     assert {update.steps for _, (update,) in result.sums} == {1, 2, 3}
 
 
-def test_alpha_is_the_mean_over_the_polls_that_may_take_the_client() -> None:
+def test_favanos_alpha_is_the_mean_over_the_polls_that_may_take_the_client() -> None:
     strategy = FAVANO(participants=3, interval_s=0.7)
     device = Client(0, "a", 100, steps=20, down_s=0.3, compute_s=9.0)
     rng = np.random.default_rng(1)
@@ -289,39 +278,37 @@ def test_alpha_is_the_mean_over_the_polls_that_may_take_the_client() -> None:
     chance = FAVANO(participants=3, interval_s=0.7, form="stochastic").alpha(device, 0.2, clients=10)
     assert chance == pytest.approx((made > 0).mean(), rel=0.01)
     assert 0.0 < chance < 1.0
-    for compute_s, alpha in ((0.0, 5.0), (5.0, 2.0), (1e9, 0.0)):  # all taken: the steps of an interval
+    for compute_s, alpha in (
+        (0.0, 5.0),
+        (5.0, 2.0),
+        (1e9, 0.0),
+    ):  # all clients are taken: the steps of an interval
         device = Client(0, "a", 100, steps=5, compute_s=compute_s)
         assert FAVANO(participants=2, interval_s=2.0).alpha(device, 2.0, clients=2) == alpha
 
 
-def test_a_client_without_a_step_sends_the_model_that_it_was_given() -> None:
+def test_a_client_without_a_step_sends_the_model_that_it_received() -> None:
     result = run(FAVANO(participants=2, interval_s=2.0), [1.5, 99.0], versions=2)
     assert numbers(result) == pytest.approx([0.0, (0 + 1 + 0) / 3, 1 / 3 + 1 / 3], rel=1e-14)
 
 
-def started(clients: int = 2, interval_s: float = 2.0) -> tuple[Core, list[Train]]:
-    core = Core(FAVANO(participants=clients, interval_s=interval_s), fleet(clients), 0, experiment.Stop())
-    actions = [core.handle(Joined(client, 0.0)) for client in range(clients)]
-    return core, [action for made in actions for action in made if isinstance(action, Train)]
-
-
-def test_the_poll_waits_for_uploads_and_passes_over_who_is_away() -> None:
-    core, trains = started(3)
-    assert [train.until for train in trains] == [Until(2.0)] * 3
+def test_a_poll_waits_for_uploads_of_present_clients() -> None:
+    core, begun = joined(FAVANO(participants=3, interval_s=2.0))
+    assert [train.until for train in begun] == [Until(2.0)] * 3
     core.handle(Left(1, 1.0, "died"))
     assert core.handle(Ticked(2.0)) == []
-    assert core.handle(Arrived(2, trains[2].task, 0, 100, 1, 0.0, 2.1)) == []
-    order = core.handle(Arrived(0, trains[0].task, 0, 100, 1, 0.0, 2.2))
-    assert order == [Sum(1, (trains[0].task, trains[2].task), (1 / 3, 1 / 3), 1 / 3)]
+    assert core.handle(arrive(begun[2], 2.1)) == []
+    order = core.handle(arrive(begun[0], 2.2))
+    assert order == [Sum(1, (begun[0].task, begun[2].task), (1 / 3, 1 / 3), 1 / 3)]
 
 
-def test_a_poll_that_finds_nobody_makes_no_version() -> None:
-    core, _ = started(2)
+def test_a_poll_of_absent_clients_makes_no_version() -> None:
+    core, _ = joined(FAVANO(participants=2, interval_s=2.0), 2)
     core.handle(Left(0, 1.0, "died"))
     core.handle(Left(1, 1.5, "died"))
     core.handle(Ticked(2.0))
     assert core.version == 0
-    (train,) = [action for action in core.handle(Joined(1, 3.0)) if isinstance(action, Train)]
+    (train,) = trains(core.handle(Joined(1, 3.0)))
     assert train.until == Until(4.0)
 
 
@@ -331,20 +318,12 @@ def test_more_participants_than_clients_are_refused() -> None:
     assert str(caught.value) == "strategy.participants must be at most the fleet's 3 clients, got 4"
 
 
-IMPOSSIBLE = [
-    Until(-1.0),
-    Until(math.inf),
-    Until(math.nan),
-    Until(1.0, math.nan),
-    Until(math.nan, steps=1),
-    Until(steps=0),
-    Until(steps=10**9 + 1),
-    Until(5.0, steps=2**70),
-]
+TIMES = [Until(-1.0), Until(math.inf), Until(math.nan), Until(1.0, math.nan), Until(math.nan, steps=1)]
+NUMBERS = [Until(steps=0), Until(steps=10**9 + 1), Until(5.0, steps=2**70)]
 
 
-@pytest.mark.parametrize("until", IMPOSSIBLE)
-def test_an_instant_that_cannot_be_is_refused(until: Until) -> None:
+@pytest.mark.parametrize("until", [*TIMES, *NUMBERS])
+def test_an_impossible_end_of_a_trip_is_refused(until: Until) -> None:
     class Odd(FedBuff):
         def until(self, state: Any, client: int, view: View) -> Until:
             return until
