@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 
 from edgefl.core.ledger import Ledger
 from edgefl.devices.fleet import KnownClients, Trips, fleet_of
@@ -85,15 +82,6 @@ def test_the_examples_of_a_client_need_less_than_48_bytes() -> None:
         return hold_out(partition(Data(), labels, range(MANY), 10, seed=0), 0.0, seed=0)  # type: ignore[arg-type]
 
     assert bytes_each(split) < 48
-
-
-def test_a_users_partition_may_have_more_clients_than_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("sharing")
-    vars(module)["split"] = lambda labels, profiles, rng: [np.array([k % 3, 3]) for k in range(len(profiles))]
-    monkeypatch.setitem(sys.modules, "sharing", module)
-    monkeypatch.setenv("EDGEFL_MODULES", "sharing")
-    held = partition(Data(partition="sharing:split"), np.zeros(4, np.int64), ["pi-4"] * 20, 1, 0)
-    assert (len(held), held[19].tolist()) == (20, [1, 3])
 
 
 def test_the_agenda_takes_events_from_an_iterator_one_by_one() -> None:

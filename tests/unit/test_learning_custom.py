@@ -266,14 +266,6 @@ def test_the_experiments_training_function_is_loaded_or_refused(tmp_path):
             own_training(training, strategy, tmp_path, 1)
 
 
-def test_a_tensor_that_the_function_removed_is_named():
-    module = nn.Linear(2, 3)
-    flat = FlatModel(module)
-    del module.weight
-    with pytest.raises(ConfigError, match="tensor 'weight' was replaced during training"):
-        flat.check_bound()
-
-
 def by_hand(assign):
     """Return a function that computes w − lr·g as one vector, which ``assign`` writes into the model."""
 

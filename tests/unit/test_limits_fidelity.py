@@ -82,30 +82,12 @@ def test_sums_omit_trips_too_short_to_measure() -> None:
     assert trip.mean_error == pytest.approx(0.025)
 
 
-def test_a_few_very_late_trips_invalidate_by_the_sum() -> None:
-    """Median and 95th percentile stay within their limits."""
-    found = trips([1.0] * 96 + [2.0] * 4)
-    assert (found.median_abs_error, found.p95_abs_error) == (0.0, 0.0)
-    assert found.reasons[0] == "trips took 4.0% longer than declared, at most 3% is allowed"
-    assert not found.valid
-
-
-def test_trips_that_only_the_server_sees_late_are_a_reason() -> None:
-    found = judged({"round": np.full(9, 1.05)})
-    assert found.reasons[0].startswith("trips as the server saw them took 5.0% longer than declared")
-
-
 def test_one_device_with_an_error_is_named_although_the_fleet_is_exact() -> None:
     names = ["pi-4"] * 100 + ["moto-g4"] * 2 + ["pixel-4"] * 2
     factors = np.array([1.0] * 100 + [1.2] * 2 + [0.94] * 2)
     assert judged(dict.fromkeys(QUANTITIES, factors), names=names).reasons == (
         "trips of moto-g4 took 20.0% longer than declared, at most 3% is allowed (and 1 more devices)",
     )
-
-
-def test_late_training_is_a_reason_even_if_the_trips_are_on_time() -> None:
-    found = judged({"compute": np.array([1.0] * 18 + [1.5] * 2)})
-    assert found.reasons == ("training took 5.0% longer than declared, at most 3% is allowed",)
 
 
 def slow_training(declared_s: float, factor: float, trips: int = 20) -> Fidelity:
@@ -189,6 +171,11 @@ def test_a_run_without_measured_trips_is_invalid() -> None:
         (under(step_cost=0.3), "calibration is stale: training took 0.3 times the CPU time"),
         (under(load=float("nan")), "host load nan%"),
         (trips([0.96] * 9), "trips took 4.0% less than declared"),
+        # median and 95th percentile of errors are 0
+        (trips([1.0] * 96 + [2.0] * 4), "trips took 4.0% longer than declared, at most 3% is allowed"),
+        # trips are on time for the client, or their training alone is late
+        (judged({"round": np.full(9, 1.05)}), "trips as the server saw them took 5.0% longer than declared"),
+        (judged({"compute": np.array([1.0] * 18 + [1.5] * 2)}), "training took 5.0% longer than declared"),
         (trips([float("inf")] + [1.0] * 9), "a compute time is not finite"),
         (trips([float("nan")] + [1.0] * 9), "a trip time is not finite"),
     ],

@@ -66,128 +66,106 @@ class Site:
         return b""
 
 
-def serve(body: Callable[[Site], Awaitable[None]]) -> None:
+def served(test: Callable[[Site], Awaitable[None]]) -> Callable[[], None]:
+    """Make a test of an asynchronous function that takes a site, and serve the site."""
+
     async def main() -> None:
         with listening() as listener:
             site = Site(listener.getsockname()[1])
             server = WebServer(site.answer)
             await server.start(listener)
             try:
-                await body(site)
+                await test(site)
             finally:
                 await server.close(0.0)
 
-    asyncio.run(main())
+    return lambda: asyncio.run(main())
 
 
 def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-def test_a_page_is_served_with_headers_against_caches_and_other_sites() -> None:
-    async def body(site: Site) -> None:
-        head, _, page = (await site.ask("GET / HTTP/1.1")).partition(b"\r\n\r\n")
-        assert (head.split(b"\r\n")[0], page) == (b"HTTP/1.1 200 OK", b"here")
-        for header in (b"Content-Length: 4", b"Connection: close", b"Cache-Control: no-store",
-                       b"Cross-Origin-Resource-Policy: same-origin"):  # fmt: skip
-            assert header in head.split(b"\r\n")
-        assert b"access-control" not in head.lower()
-
-    serve(body)
+@served
+async def test_a_page_is_served_with_headers_against_caches_and_other_sites(site: Site) -> None:
+    head, _, page = (await site.ask("GET / HTTP/1.1")).partition(b"\r\n\r\n")
+    assert (head.split(b"\r\n")[0], page) == (b"HTTP/1.1 200 OK", b"here")
+    for header in (b"Content-Length: 4", b"Connection: close", b"Cache-Control: no-store",
+                   b"Cross-Origin-Resource-Policy: same-origin"):  # fmt: skip
+        assert header in head.split(b"\r\n")
+    assert b"access-control" not in head.lower()
 
 
-@pytest.mark.parametrize(
-    ("request_line", "expected"),
-    [
-        *((f"{method} / HTTP/1.1", 405) for method in ("POST", "PUT", "HEAD", "OPTIONS", "DELETE", "get")),
-        *((f"GET {path} HTTP/1.1", 404) for path in
-          ("/favicon.ico", "/?x=1", "//", "/../etc/passwd", "/%2e%2e/", "http://127.0.0.1/", "*", "")),
-        ("GET /", 400),
-        ("GET / HTTP/2", 400),
-        ("", 400),
-        ("\x16\x03\x01\x02", 400),
-    ],
-)  # fmt: skip
-def test_other_methods_paths_and_versions_are_refused(request_line: str, expected: int) -> None:
-    async def body(site: Site) -> None:
-        assert status(await site.ask(request_line)) == expected
-
-    serve(body)
+PATHS = ("/favicon.ico", "/?x=1", "//", "/../etc/passwd", "/%2e%2e/", "http://127.0.0.1/", "*", "")
 
 
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("Host: localhost\r\n", 200),
-        ("hOST:   LocalHost:8000\r\n", 200),  # at the other end of a tunnel
-        ("", 421),
-        ("Host: evil.example\r\n", 421),
-        ("Host: 127.0.0.1.evil.example\r\n", 421),
-        ("Host: [::1]\r\n", 421),
-        ("Host: localhost\r\nHost: evil.example\r\n", 421),
-    ],
-)
-def test_only_requests_with_a_local_host_name_are_answered(host: str, expected: int) -> None:
-    async def body(site: Site) -> None:
-        assert status(await site.ask("GET / HTTP/1.1", host)) == expected
-
-    serve(body)
+@served
+async def test_other_methods_paths_and_versions_are_refused(site: Site) -> None:
+    for method in ("POST", "PUT", "HEAD", "OPTIONS", "DELETE", "get"):
+        assert status(await site.ask(f"{method} / HTTP/1.1")) == 405, method
+    for path in PATHS:
+        assert status(await site.ask(f"GET {path} HTTP/1.1")) == 404, path
+    for request in ("GET /", "GET / HTTP/2", "", "\x16\x03\x01\x02"):
+        assert status(await site.ask(request)) == 400, request
 
 
-def test_a_request_above_the_size_limit_is_refused() -> None:
-    async def body(site: Site) -> None:
-        fits = "X: " + "x" * (MOST_HEAD_BYTES - 100) + "\r\n"
-        assert status(await site.ask("GET / HTTP/1.1", HOST + fits)) == 200
-        answer = await site.ask("GET / HTTP/1.1", HOST + "X: " + "x" * 2 * MOST_HEAD_BYTES + "\r\n")
-        assert answer == b"" or status(answer) == 431  # a reset may overtake the answer
-        assert status(await site.ask("GET / HTTP/1.1")) == 200
+@served
+async def test_only_requests_with_a_local_host_name_are_answered(site: Site) -> None:
+    tunnelled = "hOST:   LocalHost:8000\r\n"
+    for host in ("Host: localhost\r\n", tunnelled):
+        assert status(await site.ask("GET / HTTP/1.1", host)) == 200, host
+    two = "Host: localhost\r\nHost: evil.example\r\n"
+    others = [f"Host: {name}\r\n" for name in ("evil.example", "127.0.0.1.evil.example", "[::1]")]
+    for host in ("", two, *others):
+        assert status(await site.ask("GET / HTTP/1.1", host)) == 421, host
 
-    serve(body)
+
+@served
+async def test_a_request_above_the_size_limit_is_refused(site: Site) -> None:
+    fits = "X: " + "x" * (MOST_HEAD_BYTES - 100) + "\r\n"
+    assert status(await site.ask("GET / HTTP/1.1", HOST + fits)) == 200
+    answer = await site.ask("GET / HTTP/1.1", HOST + "X: " + "x" * 2 * MOST_HEAD_BYTES + "\r\n")
+    assert answer == b"" or status(answer) == 431  # a reset may overtake the answer
+    assert status(await site.ask("GET / HTTP/1.1")) == 200
 
 
-def test_a_client_that_neither_sends_nor_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(site: Site) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(web_http, "PATIENCE_S", 0.05)
-            async with connected(site.port) as (reader, writer):
-                writer.write(b"GET / HT")
-                with suppress(ConnectionResetError):  # disconnected before it had written
+@served
+async def test_a_client_that_neither_sends_nor_reads_is_disconnected(site: Site) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(web_http, "PATIENCE_S", 0.05)
+        async with connected(site.port) as (reader, writer):
+            writer.write(b"GET / HT")
+            with suppress(ConnectionResetError):  # disconnected before it had written
+                assert await reader.read() == b""
+    async with connected(site.port) as (reader, writer):
+        writer.write(f"GET /flood HTTP/1.1\r\n{HOST.format(site.port)}\r\n".encode())
+        await site.gone.wait()  # nothing was read, and the buffers are full
+
+
+@served
+async def test_connections_above_the_limit_are_closed_at_once(site: Site) -> None:
+    async with AsyncExitStack() as kept:
+        for _ in range(MOST_CONNECTIONS):
+            await kept.enter_async_context(connected(site.port))
+        for _ in range(200):
+            async with connected(site.port) as (reader, _writer):
+                with suppress(ConnectionResetError):
                     assert await reader.read() == b""
-        async with connected(site.port) as (reader, writer):
-            writer.write(f"GET /flood HTTP/1.1\r\n{HOST.format(site.port)}\r\n".encode())
-            await site.gone.wait()  # nothing was read, and the buffers are full
-
-    serve(body)
-
-
-def test_connections_above_the_limit_are_closed_at_once() -> None:
-    async def body(site: Site) -> None:
-        async with AsyncExitStack() as kept:
-            for _ in range(MOST_CONNECTIONS):
-                await kept.enter_async_context(connected(site.port))
-            for _ in range(200):
-                async with connected(site.port) as (reader, _writer):
-                    with suppress(ConnectionResetError):
-                        assert await reader.read() == b""
-        while True:  # until the server has noticed that connections ended
-            if answer := await site.ask("GET / HTTP/1.1"):
-                assert status(answer) == 200
-                return
-
-    serve(body)
+    while True:  # until the server has noticed that connections ended
+        if answer := await site.ask("GET / HTTP/1.1"):
+            assert status(answer) == 200
+            return
 
 
-def test_a_stream_continues_during_other_requests() -> None:
-    async def body(site: Site) -> None:
-        async with connected(site.port) as (reader, writer):
-            writer.write(f"GET /events HTTP/1.1\r\n{HOST.format(site.port)}\r\n".encode())
-            assert b"text/event-stream" in await reader.readuntil(b"\r\n\r\n")
-            assert await reader.readuntil(b"\n\n") == b"data: 1\n\n"
-            assert status(await site.ask("GET / HTTP/1.1")) == 200
-            site.more.set()
-            assert await reader.read() == b"data: 2\n\n"
-
-    serve(body)
+@served
+async def test_a_stream_continues_during_other_requests(site: Site) -> None:
+    async with connected(site.port) as (reader, writer):
+        writer.write(f"GET /events HTTP/1.1\r\n{HOST.format(site.port)}\r\n".encode())
+        assert b"text/event-stream" in await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readuntil(b"\n\n") == b"data: 1\n\n"
+        assert status(await site.ask("GET / HTTP/1.1")) == 200
+        site.more.set()
+        assert await reader.read() == b"data: 2\n\n"
 
 
 def test_a_port_that_cannot_be_bound_is_an_error_before_the_run_starts(tmp_path: Path) -> None:

@@ -224,19 +224,22 @@ def short(labels, profiles, rng): return [[0]]
 def twice(labels, profiles, rng): return [[0, 0]] * len(profiles)
 def beyond(labels, profiles, rng): return [[len(labels)]] * len(profiles)
 def none(labels, profiles, rng): return None
+def shared(labels, profiles, rng): return [np.array([k % 3, 3]) for k in range(len(profiles))]
 """
 
 
 def test_a_users_partition_is_used_or_refused(tmp_path: Path) -> None:
     (tmp_path / "splits.py").write_text(SPLITS)
 
-    def split(name: str) -> list[Any]:
+    def split(name: str, clients: int = 2) -> Any:
         spec = Data(partition=f"splits:{name}")
-        return partition(spec, np.arange(10) % 2, ["pi-4"] * 2, 2, seed=1, search_path=[tmp_path])
+        return partition(spec, np.arange(10) % 2, ["pi-4"] * clients, 2, seed=1, search_path=[tmp_path])
 
     held = split("halves")
     assert sorted(np.concatenate(held).tolist()) == list(range(10))
     assert [row.tolist() for row in split("halves")] == [row.tolist() for row in held]
+    overlapping = split("shared", 20)  # more clients than examples
+    assert (len(overlapping), overlapping[19].tolist()) == (20, [1, 3])
     for name, words in (
         ("short", "one array of rows for each of 2 clients .got 1"),
         ("none", "one array of rows for each of 2 clients .got 0"),
