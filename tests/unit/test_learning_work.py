@@ -201,6 +201,11 @@ def test_frozen_parameters_have_no_gradients_and_no_update():
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
+def test_a_users_loss_is_counted():
+    work = step_work(nn.Linear(4, 2), (4,), 5, loss=lambda outputs: (outputs @ outputs.T).sum())
+    assert work.matmul_flop == 2 * (2 * 5 * 4 * 2) + 3 * (2 * 5 * 5 * 2)
+
+
 def test_counting_changes_neither_the_module_nor_torchs_random_state():
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
     flat = FlatModel(module)
