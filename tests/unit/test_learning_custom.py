@@ -140,29 +140,21 @@ def raising(error):
 
 
 SEVENTEEN = {f"m{number}": 0.0 for number in range(17)}
+PLACE = r"'mine:train' \(test_learning_custom.py:\d+\)"
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (
-            lambda m, e, context: (sgd(m, e, context), context.step(1)),
-            r"'mine:train' \(test_learning_custom.py:\d+\) made more steps than the 6 that ",
-        ),
-        (
-            lambda m, examples, c: list(examples.batches()),
-            r"\(test_learning_custom.py:\d+\) made no step in an epoch: call context.step",
-        ),
-        (raising(KeyError("w")), r"'mine:train' \(test_learning_custom.py:\d+\) raised KeyError: 'w'$"),
-        (
-            lambda m, e, context: context.step(0),
-            r"raised ValueError: step: examples must be at least 1 \(got 0\)$",
-        ),
+        (lambda m, e, c: (sgd(m, e, c), c.step(1)), rf"{PLACE} made more steps than the 6 that "),
+        (lambda m, e, c: list(e.batches()), rf"{PLACE} made no step in an epoch: call context.step"),
+        (raising(KeyError("w")), rf"{PLACE} raised KeyError: 'w'$"),
+        (lambda m, e, c: c.step(0), r"raised ValueError: step: examples must be at least 1 \(got 0\)$"),
         (raising(SystemExit(3)), r"raised SystemExit: 3$"),
         (raising(KeyboardInterrupt), r"\) raised KeyboardInterrupt$"),
         (
-            lambda m, e, context: context.log(**SEVENTEEN),
-            r"raised ValueError: log: at most 16 .*\(got 17 metrics\)$",
+            lambda m, e, c: c.log(**SEVENTEEN),
+            r"raised ValueError: log: at most 16 metrics, with names of .* letters \(got 17 metrics\)$",
         ),
     ],
 )
@@ -225,7 +217,7 @@ class OwnWay(FedBuff):
 
 
 def test_the_experiments_training_function_is_loaded_or_refused(tmp_path):
-    (tmp_path / "mine_training.py").write_text(
+    (tmp_path / "my_train.py").write_text(
         "def train(model, examples, context): ...\nnumber = 3\n"
         "async def later(model, examples, context): ...\n"
         "def lazy(model, examples, context): yield\n"
@@ -233,33 +225,27 @@ def test_the_experiments_training_function_is_loaded_or_refused(tmp_path):
     )
 
     def named(name):
-        return Training(function=f"mine_training:{name}")
+        return Training(function=f"my_train:{name}")
 
     plain, scaffold = resolve({"name": "fedbuff"}), resolve({"name": "scaffold"})
     assert own_training(Training(), plain, tmp_path, 1) is None
-    assert own_training(named("train"), plain, tmp_path, 1) == (
-        load_attribute("mine_training:train", "training.function", [tmp_path]),
-        "mine_training:train",
-    )
+    train, loaded = named("train"), load_attribute("my_train:train", "training.function", [tmp_path])
+    assert own_training(train, plain, tmp_path, 1) == (loaded, "my_train:train")
     assert own_training(Training(), OwnWay(), tmp_path, 1)[1] == "OwnWay.train"
     for training, strategy, message in [
-        (
-            named("train"),
-            OwnWay(),
-            r"^training.function: strategy OwnWay trains in its own way; leave out 'm",
-        ),
-        (named("train"), scaffold, r"^training.function: strategy Scaffold adds terms to SGD's"),
+        (train, OwnWay(), r"^training.function: strategy OwnWay trains in its own way; leave out 'my_"),
+        (train, scaffold, r"^training.function: strategy Scaffold adds terms to SGD's"),
         (named("number"), plain, r"must be a function \(got int\)$"),
         (named("trian"), plain, r"did you mean 'train'\?"),
-        (named("later"), plain, r"^'mine_training:later' is an async function; calling"),
-        (named("lazy"), plain, r"^'mine_training:lazy' is a generator function \(it"),
+        (named("later"), plain, r"^'my_train:later' is an async function; calling"),
+        (named("lazy"), plain, r"^'my_train:lazy' is a generator function \(it"),
         (
             named("two"),
             plain,
-            r"^'mine_training:two' must take three arguments, \(model, examples, context\): ",
+            r"^'my_train:two' must take three arguments, \(model, examples, context\): too many",
         ),
         (Training(function="nowhere:train"), plain, r"^training.function: module 'nowhere' not found"),
-        (Training(function="mine_training:train", precision="bfloat16"), plain, r"^training.precision: "),
+        (Training(function="my_train:train", precision="bfloat16"), plain, r"^training.precision: "),
         (Training(function="flower:app:app"), scaffold, r"terms to SGD's gradient that 'flower:"),
     ]:
         with pytest.raises(ConfigError, match=message):

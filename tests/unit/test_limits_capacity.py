@@ -117,6 +117,7 @@ def test_the_scale_is_the_smallest_that_suffices_and_its_rule_is_named(
     chosen = choose_time_scale(demands, **{"cores": 2, **options})
     assert chosen.value == value
     assert why in chosen.why
+    assert chosen.verdict == "fits"
 
 
 @pytest.mark.parametrize(

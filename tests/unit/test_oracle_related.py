@@ -297,20 +297,16 @@ def test_pisces_starts_each_client_once_and_then_the_most_useful_one() -> None:
 
 def test_pisces_explores_with_a_probability_that_decays_to_its_minimum() -> None:
     """One client at a time, five unknown clients: the paper's code has 0.3, 0.99 and 0.1."""
-    first: list[float] = []
-    for seed in range(150):
-        strategy = Pisces(concurrency=1)
-        core = Core(strategy, fleet(6), seed, experiment.Stop())
-        state = strategy.begin(core.devices)
+    strategy, first = Pisces(concurrency=1), list[float]()
+    for seed in range(400):
+        view = IdleView(Core(strategy, fleet(6), seed, experiment.Stop()))
+        state = strategy.begin(view.devices)
         state.utility[0] = 1.0
-        for client in range(6):
-            core.handle(Joined(client, 0.0))
-        core_view = IdleView(core)
-        (started,) = strategy.assign(state, core_view)  # type: ignore[arg-type]
+        (started,) = strategy.assign(state, view)  # type: ignore[arg-type]
         first.append(float(started != 0))
         assert state.exploration == pytest.approx(0.3 * 0.99)
     for _ in range(200):
-        strategy.assign(state, core_view)  # type: ignore[arg-type]
+        strategy.assign(state, view)  # type: ignore[arg-type]
     assert state.exploration == 0.1
     assert np.mean(first) == pytest.approx(0.3, abs=0.07)
 
