@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from resource import RUSAGE_SELF, getrusage
 
 import numpy as np
@@ -21,15 +22,25 @@ from edgefl.learning.work import StepWork, WorkMeter, _cross_entropy, _Step, bat
 IMAGE = (3, 8, 8)
 
 
-class Mean(nn.Module):
-    """The mean of each channel, as logits."""
+class Custom(nn.Module):
+    """A module with these parameters and layers, whose forward pass is ``function(module, x)``."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], **parts: torch.Tensor | nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean((2, 3))
+        return self.function(self, x)
+
+
+def channel_means() -> nn.Module:
+    return Custom(lambda _, x: x.mean((2, 3)))
 
 
 def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, groups=groups, bias=False), Mean())
+    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, groups=groups, bias=False), channel_means())
 
 
 # ---- counted by hand -----------------------------------------------------------------------------
@@ -69,7 +80,7 @@ def test_groups_of_many_channels_are_counted_as_a_dense_convolution():
 
 
 def test_a_transposed_convolution_is_counted_by_its_inputs():
-    module = nn.Sequential(nn.ConvTranspose2d(3, 5, 3, bias=False), Mean())
+    module = nn.Sequential(nn.ConvTranspose2d(3, 5, 3, bias=False), channel_means())
     assert step_work(module, IMAGE, batch=2, inference=True).flop == 2 * (2 * 3 * 8 * 8) * (5 * 3 * 3)
 
 
@@ -124,19 +135,13 @@ def test_recurrent_layers_are_counted_as_recurrent(recurrent, gates):
 
 
 def test_a_users_loop_over_cells_is_counted_as_recurrent():
-    class Loop(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = nn.LSTMCell(4, 8)
+    def loop(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        state = None
+        for step in x.unbind(1):
+            state = module.cell(step, state)
+        return state[0]
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            state = None
-            for step in x.unbind(1):
-                state = self.cell(step, state)
-            assert state is not None
-            return state[0]
-
-    work = step_work(Loop(), (3, 4), batch=2, inference=True)
+    work = step_work(Custom(loop, cell=nn.LSTMCell(4, 8)), (3, 4), batch=2, inference=True)
     assert work.recurrent_flop == work.flop == 2 * 3 * 2 * 4 * 8 * (4 + 8)
 
 
@@ -228,19 +233,9 @@ def test_a_meter_counts_the_operations_in_its_block():
 # ---- modules that cannot run on meta -------------------------------------------------------------
 
 
-class LooksAtNumbers(nn.Module):
-    """Branches on a value, which a tensor on meta does not have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) if float(x.sum()) < 1 else x
-
-
-def test_a_module_that_meta_cannot_run_is_counted_on_real_tensors():
-    module, stream = nn.Sequential(nn.Dropout(0.5), LooksAtNumbers()), torch.get_rng_state()
+def test_a_module_that_branches_on_values_is_counted_on_real_tensors():
+    branches = Custom(lambda own, x: own.layer(x) if float(x.sum()) < 1 else x, layer=nn.Linear(4, 2))
+    module, stream = nn.Sequential(nn.Dropout(0.5), branches), torch.get_rng_state()
     assert step_work(module, (4,), 5).flop == 2 * 2 * 5 * 4 * 2
     assert module[1].layer.weight.grad is None
     assert torch.equal(torch.get_rng_state(), stream)
@@ -264,38 +259,19 @@ def test_built_in_models_have_the_same_work_on_meta_and_on_real_tensors(name):
     assert on_meta.per_example.flop > 0
 
 
-class Elementwise(nn.Module):
-    """A matrix product without an operation that is counted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x[:, :, None] * self.weight).sum(1)
-
-
-class Positions(nn.Module):
-    """Adds rows of a table to its inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.ones(9, 3))
-        self.every = nn.Parameter(torch.ones(4, 3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[:, None] + self.table[[3, 1, 4, 1]] + self.every.unsqueeze(0)
-
-
 def test_a_matrix_that_is_only_added_is_counted_in_bytes():
-    work = step_work(nn.Sequential(Positions(), nn.Flatten(), nn.Linear(12, 2)), (3,), 5)
+    def add(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return x[:, None] + module.table[[3, 1, 4, 1]] + module.every.unsqueeze(0)
+
+    positions = Custom(add, table=torch.ones(9, 3), every=torch.ones(4, 3))
+    work = step_work(nn.Sequential(positions, nn.Flatten(), nn.Linear(12, 2)), (3,), 5)
     assert work.flop == 3 * 2 * 5 * 12 * 2  # of the linear layer
     assert work.elementwise_bytes > 2 * 4 * 5 * 12  # at least the two sums' results
 
 
 def test_a_layer_that_cannot_be_counted_is_refused_unless_it_declares_its_flop():
-    layer = Elementwise()
-    with pytest.raises(ConfigError, match=r"layer '1' \(Elementwise\) cannot be counted"):
+    layer = Custom(lambda own, x: (x[:, :, None] * own.weight).sum(1), weight=torch.ones(4, 3))
+    with pytest.raises(ConfigError, match=r"layer '1' \(Custom\) cannot be counted"):
         step_work(nn.Sequential(nn.Linear(4, 4), layer), (4,), 2)
     layer.flops_per_example = 72
     assert step_work(layer, (4,), 2) == StepWork(matmul_flop=2 * 72, parameters=12)
@@ -312,15 +288,8 @@ def test_layers_without_products_or_use_are_not_counted():
 
 
 def test_a_scale_per_channel_is_not_counted_as_a_product():
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gamma = nn.Parameter(torch.ones(5, 1, 1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.gamma
-
-    module = nn.Sequential(nn.Conv2d(3, 5, 3), Scale(), Mean())
+    scale = Custom(lambda own, x: x * own.gamma, gamma=torch.ones(5, 1, 1))
+    module = nn.Sequential(nn.Conv2d(3, 5, 3), scale, channel_means())
     assert step_work(module, IMAGE, 2).flop == step_work(convolution(3, 5, 3), IMAGE, 2).flop
 
 
