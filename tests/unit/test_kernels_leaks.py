@@ -88,7 +88,7 @@ def _grows(call: Callable[[], None], count: int) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "count", [400, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-def test_calls_leak_nothing(backend: str, kind: str, count: int) -> None:
+def test_nothing_leaks(backend: str, kind: str, count: int) -> None:
     calls = _Calls(backend)
     references = [sys.getrefcount(array) for array in calls.arrays]
     grown_bytes, grown_blocks = _grows(getattr(calls, kind), count)

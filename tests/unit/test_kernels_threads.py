@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import count, product
@@ -151,6 +151,22 @@ class _Stop(Exception):
     pass
 
 
+def _slow_part(act: Callable[[], object] = lambda: None) -> tuple[Callable[[int, int], None], list[int]]:
+    """Return a part for two threads, of which the pool's calls ``act`` and ends last, and the ended parts."""
+    main, reached, ended = threading.get_ident(), threading.Event(), list[int]()
+
+    def part(start: int, stop: int) -> None:
+        if threading.get_ident() == main:
+            assert reached.wait(BOUND_S)
+        else:
+            reached.set()
+            act()
+            time.sleep(0.05)  # the caller meanwhile waits for this thread
+            ended.append(start)
+
+    return part, ended
+
+
 def test_an_exception_of_a_part_or_a_signal_reaches_numbas_caller_and_the_pool_still_works() -> None:
     from edgefl.kernels import numba_threads
 
@@ -162,21 +178,11 @@ def test_an_exception_of_a_part_or_a_signal_reaches_numbas_caller_and_the_pool_s
     with pytest.raises(_Stop):
         numba_threads.in_parts(fail, SIZE, 2)
     assert _sum("numba") == expected
-    reached = threading.Event()
-
-    def slow(start: int, stop: int) -> None:
-        if threading.get_ident() == main:
-            assert reached.wait(BOUND_S)
-        else:
-            reached.set()
-            os.kill(os.getpid(), signal.SIGUSR1)
-            time.sleep(0.05)  # the caller meanwhile waits for this thread
-            ended.append(start)
+    slow, ended = _slow_part(lambda: os.kill(os.getpid(), signal.SIGUSR1))
 
     def stop(*_: object) -> None:
         raise _Stop
 
-    main, ended = threading.get_ident(), list[int]()
     before = signal.signal(signal.SIGUSR1, stop)
     try:
         with pytest.raises(_Stop):
@@ -191,20 +197,10 @@ def test_a_call_ended_by_a_signal_handler_does_not_disturb_the_next_calls() -> N
     """No caller waits for its thread. Mutant: the next call takes that thread's end for that of its own."""
     from edgefl.kernels import numba_sums, numba_threads
 
-    pool, ended, reached = numba_threads._pool, list[int](), threading.Event()
+    pool, left = numba_threads._pool, threading.Event()
     kernels.set_threads(2)
     expected = _sum("c")
     assert _sum("numba") == expected
-
-    def slow(start: int, stop: int) -> None:
-        if threading.get_ident() == main:
-            assert reached.wait(BOUND_S)
-        else:
-            reached.set()
-            time.sleep(0.05)  # the caller meanwhile waits for this thread
-            ended.append(start)
-
-    main, left = threading.get_ident(), threading.Event()
     for _ in range(3):
         left.clear()
         pool._work = left.set
@@ -213,8 +209,7 @@ def test_a_call_ended_by_a_signal_handler_does_not_disturb_the_next_calls() -> N
         assert _sum("numba") == expected
         pool._work = left.set
         numba_sums.wake(pool._job, 1, numba_sums.PYTHON)
-        ended.clear()
-        reached.clear()
+        slow, ended = _slow_part()
         numba_threads.in_parts(slow, 2 * SIZE, 2)
         assert ended
 
