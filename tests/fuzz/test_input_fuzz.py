@@ -219,5 +219,5 @@ def test_the_undamaged_files_are_accepted(folder: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("cases", [range(FAST), pytest.param(range(FAST, ALL), marks=pytest.mark.slow)])
-def test_damaged_input_fails_or_runs(cases: range, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_files_do_not_crash(cases: range, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(attempt(case, folder, capsys) for case in cases) > len(cases) // 2

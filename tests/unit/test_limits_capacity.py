@@ -271,7 +271,7 @@ def test_a_calibration_is_measured_once_and_stored(tmp_path: Path, monkeypatch: 
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_expired_or_damaged_one_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_or_damaged_calibration_is_remeasured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_measure_apart", printed)
     path = tmp_path / f"calibration-{calibration.fingerprint()}.json"
     old = made(at_unix_s=time.time() - calibration.EXPIRES_S - 1)
