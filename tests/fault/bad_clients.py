@@ -1,6 +1,6 @@
-"""Clients of a run that misbehave: a workload for ``supervisor.run(workload=...)``.
+"""A workload (``supervisor.run(workload=...)``) whose clients misbehave.
 
-``EDGEFL_BAD`` assigns misbehaviour to clients (``beats:1,others:2``), in every other of their trips.
+``EDGEFL_BAD`` assigns kinds of misbehaviour to clients (``beats:1,others:2``), for every second trip.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["Workload"]
 
 BAD = {int(number): what for what, number in (one.split(":") for one in os.environ["EDGEFL_BAD"].split(","))}
 FLOOD = 20_000
-"""Messages of a flood; the server has ended it long before."""
+"""Number of messages in a flood. The server ends the client long before the last one."""
 _honest = client.ClientProcess._answer
 
 
 def _answer(self: client.ClientProcess, message: messages.FromServer, frames: Sequence[Frame]) -> None:
     for task in message.tasks if isinstance(message, messages.Tasks) else ():
         if task.trip % 2:
-            _be_bad(self, BAD.get(task.client, ""), task)
+            _misbehave(self, BAD.get(task.client, ""), task)
     _honest(self, message, frames)
 
 
-def _be_bad(self: client.ClientProcess, what: str, task: messages.Task) -> None:
+def _misbehave(self: client.ClientProcess, what: str, task: messages.Task) -> None:
     server, spec = self._server, self._server._spec
     match what:
         case "beats":

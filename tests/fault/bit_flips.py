@@ -1,4 +1,4 @@
-"""Flipped bits: each in a file of a run either changes nothing that is read, or is said in one line."""
+"""Flips single bits in the files of a run and reads them: a flip must be noticed or change no result."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NOTICED, SAME, EARLIER = GOOD = "noticed", "the same", "an earlier moment of the
 
 
 class Flip(NamedTuple):
-    """One bit of one file."""
+    """A bit of a file, by its number."""
 
     name: str
     bit: int
 
 
 def flips(folder: Path, count: int, seed: int = 0) -> Iterator[Flip]:
-    """Yields bits of the folder's files, drawn: every other one with each file as likely as any other."""
+    """Draw ``count`` bits: in turns from a random file, and from a file with a probability by its size."""
     rng = seeds.stream(seed, "bit-flips")
     sizes = {str(path.relative_to(folder)): 8 * path.stat().st_size for path in files(folder)}
     names, whole = list(sizes), sum(sizes.values())
@@ -45,13 +45,13 @@ def flips(folder: Path, count: int, seed: int = 0) -> Iterator[Flip]:
 
 
 def files(folder: Path) -> list[Path]:
-    """All files of the folder but the index of SQLite's log, which is made anew, and empty ones."""
+    """Return all files that are not empty, except the index of SQLite's log, which SQLite rebuilds."""
     found = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm"))
     return sorted(path for path in found if path.stat().st_size)
 
 
 class Reader:
-    """A run's folder, read after one bit of it was flipped, by what reads that file."""
+    """Flips a bit in a copy of a run's folder, and reads the file with the code that edgefl reads it with."""
 
     def __init__(self, folder: Path, place: Path) -> None:
         self.whole, self._place = folder, place
@@ -64,7 +64,7 @@ class Reader:
             self._same[name] = self._read(name)
 
     def __call__(self, flip: Flip) -> str:
-        """Returns what became of it."""
+        """Return one of `GOOD`, or a description of the problem."""
         path = self._place / flip.name
         whole = (self.whole / flip.name).read_bytes()
         spoilt = bytearray(whole)
@@ -78,7 +78,7 @@ class Reader:
             return f"a traceback: {type(error).__name__}: {error}"
         finally:
             path.write_bytes(whole)
-            for ending in ("-shm", "-journal"):  # what a reader may have made
+            for ending in ("-shm", "-journal"):  # files that reading may have created
                 (self._place / f"record.sqlite{ending}").unlink(missing_ok=True)
         if found == self._same[flip.name]:
             return SAME
@@ -96,7 +96,7 @@ class Reader:
         return str(kinds[kind]() if kind else self._check_results())
 
     def _check_results(self) -> None:
-        """As `edgefl verify` does; what the record gives is made once."""
+        """Check results like `edgefl verify`, which computes the expected texts only once here."""
         with Record(self._place) as record:
             for name in ("summary_text", "trace_text"):
                 if name not in self._made:
@@ -110,7 +110,7 @@ class Reader:
 
 
 def commanded(folder: Path, flip: Flip, place: Path) -> str:
-    """What ``edgefl verify`` says of a finished run with a flipped bit, and how a killed one is resumed."""
+    """Run ``edgefl verify`` on a finished run, or ``edgefl resume`` on a killed one, after a flip."""
     command = "verify" if (folder / "summary.json").exists() else "resume"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(folder, place)
@@ -128,14 +128,14 @@ def commanded(folder: Path, flip: Flip, place: Path) -> str:
 
 
 def contents(folder: Path) -> str:
-    """Every cell of the record."""
+    """Return all cells of the record."""
     with Record(folder) as record:
         tables = ("meta", "journal", "sums", *TABLES)
         return str([record.select(f"SELECT * FROM {table} ORDER BY 1") for table in tables])
 
 
 def _moments(folder: Path, place: Path) -> Iterator[str]:
-    """The contents of the record as they were at each commit whose entries are in its log."""
+    """Yield the record's contents after each commit in its log, and the contents of older checkpoints."""
     log = folder / "record.sqlite-wal"
     content = log.read_bytes() if log.exists() else b""
     frame = 24 + 4096
@@ -146,12 +146,12 @@ def _moments(folder: Path, place: Path) -> Iterator[str]:
         yield contents(place)
         shutil.rmtree(place)
     older = sorted((folder / CHECKPOINTS).glob("journal-*"))[:-1]
-    for path in older:  # where the newest is damaged, the one before is read
+    for path in older:  # read if the newest is damaged
         yield str(plain(checkpoint._read(path)))
 
 
 def killed(changes: Iterable[Change]) -> dict[str, bytes]:
-    """The files of the run as a kill leaves them when the last but one checkpoint has been written."""
+    """Return the files of a run that is killed after its last checkpoint but one."""
     changes, here = list(changes), disk.Disk()
     named = [
         number
@@ -159,6 +159,6 @@ def killed(changes: Iterable[Change]) -> dict[str, bytes]:
         if change.kind is Kind.RENAME and Path(change.other).name.startswith("journal-")
     ]
     writes = (number for number in range(named[-1] - 1, 0, -1) if changes[number].kind is Kind.UNLINK)
-    for change in changes[: next(writes)]:  # before the seal is lifted for the last one
+    for change in changes[: next(writes)]:  # before the record's seal is removed for the last checkpoint
         here.apply(change)
     return {name: content for name, content in here.files().items() if not name.endswith("-shm")}

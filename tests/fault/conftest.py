@@ -1,4 +1,4 @@
-"""One small run under the virtual clock, recorded change by change: simulated faults are made from it."""
+"""A small run under the virtual clock whose file changes are recorded; faults are simulated from these."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.process.runs import virtual
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm(fork_server: ForkServer) -> None:
-    """Have the fork server before all else, so that fixtures' runs are forked too."""
+    """Start the fork server first, so that the runs of fixtures are forked too."""
 
 
 def small_run(versions: int = 40) -> Experiment:
-    """Three or four checkpoints, a few hundred writes."""
+    """Describe a run with three or four checkpoints and a few hundred writes."""
     return virtual(1, stop=Stop(versions=versions), checkpoint=Checkpoint(every_s=1e-6))
 
 
 class Recorded(NamedTuple):
-    """A run that was undisturbed, all that it did to its files, and who judges what is left of it."""
+    """An undisturbed run, all its file changes, and the judge of states that a power cut leaves."""
 
     library: Path
     changes: list[Change]

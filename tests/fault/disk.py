@@ -1,8 +1,8 @@
-"""A disk that forgets: what a power cut may leave of the changes that a run made to its files.
+"""Simulates a disk: which file contents a power cut may leave of the changes that a run made.
 
-A flushed file (fsync) holds what it held then, a flushed folder the names that it had then. Of what came
-later any part may be there: each write forgotten, whole, or torn between sectors; names as they were, as they
-are, or some of them changed, in order or not.
+A flush (fsync) of a file keeps its content, and a flush of a folder keeps its names. Any part of later
+changes may be kept: each write is lost, complete, or torn between sectors; each later change of a name is
+lost or kept, in order or not.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SECTORS = (512, 4096)
 
 @dataclass(eq=False)
 class File:
-    """A file's bytes on the disk for sure, and the changes since."""
+    """A file's flushed content, and its later changes."""
 
     durable: bytes = b""
     pending: list[Change] = field(default_factory=list)
 
     def now(self) -> bytes:
-        """What a process reads."""
+        """Return the content that a process reads."""
         content = bytearray(self.durable)
         for change in self.pending:
             _apply(content, change, [(0, len(change.data))])
         return bytes(content)
 
     def left(self, part: str, rng: np.random.Generator) -> bytes:
-        """What may be there after a power cut: ``part`` is none, all or some of the changes."""
+        """Draw the content after a power cut that keeps ``part`` (none, all or some) of the changes."""
         if part == "all":
             return self.now()
         content = bytearray(self.durable)
@@ -43,7 +43,7 @@ class File:
 
 
 def _torn(size: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """The pieces of a write that came to the disk: none, all, the first sectors, or any of them."""
+    """Draw the pieces of a write that reached the disk: none, all, the first sectors, or any sectors."""
     how = rng.integers(4)
     if how < 2:
         return [(0, size)] if how else []
@@ -67,11 +67,11 @@ def _apply(content: bytearray, change: Change, pieces: Iterable[tuple[int, int]]
 
 
 Names = dict[str, File | None]
-"""Path to file; None for a folder."""
+"""Files by path. A folder has None."""
 
 
 class Disk:
-    """The folder that a log tells of, change by change."""
+    """A folder with the changes of a log applied to it."""
 
     def __init__(self) -> None:
         self.names: Names = {}
@@ -80,13 +80,13 @@ class Disk:
         self._files: dict[int, File] = {}
 
     def apply(self, change: Change) -> None:
-        """Take in the next change."""
+        """Apply the next change."""
         path = change.path
         match change.kind:
             case Kind.OPEN:
                 file = self._files.get(change.inode)
                 if path not in self.names or self.names[path] is not file or file is None:
-                    self._files[change.inode] = File()  # a new file, perhaps with the number of an old one
+                    self._files[change.inode] = File()  # a new file, which may have an old inode number
                     self._rename(Kind.OPEN, path, "", self._files[change.inode])
                 elif change.flag:
                     file.pending.append(change._replace(kind=Kind.TRUNCATE, offset=0, data=b"."))
@@ -111,11 +111,11 @@ class Disk:
         _carry_out(self.names, kind, path, other, file)
 
     def files(self) -> dict[str, bytes]:
-        """What processes read."""
+        """Return the contents that processes read."""
         return {path: file.now() for path, file in self.names.items() if file is not None}
 
     def left(self, rng: np.random.Generator) -> dict[str, bytes]:
-        """The files that a power cut at this moment may leave: one possibility, drawn."""
+        """Draw the files after a power cut at this moment."""
         names, how = dict(self._durable), ("none", "all", "first", "any")[rng.integers(4)]
         for folder in sorted({_folder(one) for one in self._renamings}):
             pending = [one for one in self._renamings if _folder(one) == folder]
@@ -148,7 +148,7 @@ def _carry_out(names: Names, kind: Kind, path: str, other: str, file: File | Non
 
 
 def write(files: dict[str, bytes], folder: Path) -> None:
-    """Put ``files`` into ``folder``."""
+    """Write ``files`` into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

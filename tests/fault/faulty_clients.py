@@ -1,4 +1,4 @@
-"""Peers whose sockets drop, repeat and reorder messages: for ``supervisor.run(workload=...)``."""
+"""A workload (``supervisor.run(workload=...)``) whose peers' sockets drop, repeat and reorder messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULT = 0.2
 
 
 class FaultySocket(PeerSocket):
-    """A peer's socket; a message is dropped, comes twice, or comes after the next one."""
+    """A peer's socket that drops, repeats or delays some messages."""
 
     def __init__(self, address: str, name: bytes, password: str, server: int) -> None:
         super().__init__(address, name, password, server)
@@ -25,7 +25,7 @@ class FaultySocket(PeerSocket):
         self._arrived: list[Sequence[Frame]] = []
 
     def _disturbed(self, message: Sequence[Frame], held: list[Sequence[Frame]]) -> list[Sequence[Frame]]:
-        """What comes through now; what is ``held`` back comes with the next."""
+        """Return the messages to deliver now; a message in ``held`` is delivered with the next one."""
         through, draw = [], self._draw.random
         if draw() >= FAULT:
             (held if draw() < FAULT else through).append(message)

@@ -1,7 +1,7 @@
-"""Power cuts, simulated: one run is recorded, and states that a cut may have left of it are judged.
+"""Simulates power cuts: records a run, and judges the states of its files that a cut may leave.
 
-A state is as it should be if ``edgefl resume`` goes on from it, at least from the last checkpoint that was
-confirmed by the disk, with the numbers and rows that the run itself had there; or if nothing had begun.
+A state is good if ``edgefl resume`` continues from it, at the latest flushed checkpoint or a later one, with
+the run's own numbers and rows of that moment; or if the run had not begun.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COLUMNS = (
     "task", "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight",
     "fate", "steps", "examples", "loss", "checksum_sent",
 )  # fmt: skip
-"""Columns of trips that are as they will stay once their trip is on record."""
+"""Columns of a trip that do not change after the trip is on record."""
 FORKED = """
 import os
 import sys
@@ -55,11 +55,11 @@ from tests.process import warm
 warm.up()
 sys.exit(warm.command(warm.Wanted(("run", *sys.argv[1:]), dict(os.environ), os.getcwd())))
 """
-"""``edgefl run``, whose processes are forked from it: all are under the shim, and torch is imported once."""
+"""Runs ``edgefl run``, which forks its processes: all are under the shim, and torch is imported once."""
 
 
 def record(wanted: Experiment, folder: Path, library: Path) -> list[Change]:
-    """Run the experiment into ``folder / RUN`` under the shim; returns all that it did to its files."""
+    """Run the experiment into ``folder / RUN`` under the shim; return all its file changes."""
     folder.mkdir()
     file, log = folder.with_suffix(".toml"), folder.with_suffix(".log")
     file.write_text(config.dump(wanted))
@@ -70,21 +70,21 @@ def record(wanted: Experiment, folder: Path, library: Path) -> list[Change]:
 
 
 class Cut(NamedTuple):
-    """One state that a power cut may leave."""
+    """A state of a run's files that a power cut may leave."""
 
     after: int
-    """Number of changes before it."""
+    """Number of changes before the cut."""
     files: dict[str, bytes]
     begun: bool
-    """The run's folder and experiment were on the disk for sure, so that there is something to resume."""
+    """True if the run's folder and experiment were flushed, so that the run must be resumable."""
     floor: int
-    """Journal number of the newest checkpoint that was on the disk for sure; −1 without one."""
+    """Journal number of the newest flushed checkpoint; −1 if there is none."""
 
 
 def cuts(
     changes: Iterable[Change], states: int, chosen: Container[int] | None = None, seed: int = 0
 ) -> Iterator[Cut]:
-    """Yields ``states`` states after each of the ``chosen`` changes; the same for the same seed."""
+    """Yield ``states`` states after each of the ``chosen`` changes, drawn with the seed."""
     here, floor, named, experiment = Disk(), -1, -1, False
     begun = False
     for number, change in enumerate(changes):
@@ -102,7 +102,7 @@ def cuts(
 
 
 class Judge:
-    """Says of a state what is wrong with it. Made of a recorded run's final folder and its changes."""
+    """Finds what is wrong with a state, by the recorded run's changes."""
 
     def __init__(self, wanted: Experiment, changes: Iterable[Change], folder: Path) -> None:
         self._folder = folder
@@ -126,11 +126,11 @@ class Judge:
         self.toml = (folder / "final" / RUN / EXPERIMENT_FILE).read_text()
 
     def __call__(self, cut: Cut) -> str:
-        """Returns what is wrong with the state; nothing if it is as it should be."""
+        """Return what is wrong with the state, or an empty text if it is good."""
         try:
             return self._judged(cut)
         except EdgeflError as error:
-            return f"not to be read: {error}"
+            return f"unreadable: {error}"
 
     def _judged(self, cut: Cut) -> str:
         place = self._folder / "cut"
@@ -140,7 +140,7 @@ class Judge:
         judge = self
 
         class Restoring:
-            """In the supervisor's place: does what its server does before anything moves."""
+            """Replaces the supervisor: restores the state as its server does, and starts no process."""
 
             def __init__(self, *parts: Any, resuming: bool = False, **more: Any) -> None:
                 self.resuming = resuming
@@ -161,7 +161,7 @@ class Judge:
             return f"not resumable: {error}" if cut.begun else ""
         except Exception as error:
             return f"a traceback: {type(error).__name__}: {error}"
-        if not found:  # it was over, and its results have been written
+        if not found:  # the run was over, and its results have been written
             return self._whole(place / RUN)
         if (place / RUN / EXPERIMENT_FILE).read_text() != self.toml:
             return "another experiment"
@@ -173,7 +173,7 @@ class Judge:
             return f"goes on from event {state.journal_seq}, not from {cut.floor}"
         if plain(state) not in self._saved[state.journal_seq]:
             return f"goes on from other numbers at event {state.journal_seq}"
-        # A measurement that was on its way is made again, as is that of version 0 before anything happened.
+        # A pending evaluation is repeated, and so is that of version 0 before the first event.
         expected = there["evaluations"]
         there["evaluations"] = {
             version: row
@@ -183,7 +183,7 @@ class Judge:
         return _different(here, there)
 
     def resumes(self, cut: Cut) -> str:
-        """The same with ``edgefl resume`` itself: it must end as the undisturbed run did."""
+        """Judge the state with ``edgefl resume``: its outcome must be that of the undisturbed run."""
         place = self._folder / "resumed"
         shutil.rmtree(place, ignore_errors=True)
         disk.write(cut.files, place)
@@ -195,7 +195,7 @@ class Judge:
         return "" if same else "ends with another outcome"
 
     def _load(self, path: Path, **how: bool) -> Experiment:
-        """`config.load`, which takes longer than all the rest, once for each text."""
+        """Return the result of `config.load`, which takes most of the time, from a cache by content."""
         text = path.read_bytes() if path.is_file() else b""
         if not text:
             return _load(path, **how)
@@ -204,12 +204,12 @@ class Judge:
         return self._loaded[text]
 
     def _write_results(self, folder: Path, names: Iterable[str]) -> None:
-        """Stands for what is drawn from a record, which is looked at by itself."""
+        """Copy the final results. Other tests check results that are made from a record."""
         for name in names:
             shutil.copy(self._folder / "final" / RUN / name, folder / name)
 
     def restored(self, folder: Path) -> tuple[Restored, dict[str, Any]]:
-        """The state that a resumed run's server restores, and the record's rows then."""
+        """Return the state that a resumed run's server restores, and the record's rows after that."""
         experiment = self._load(folder / EXPERIMENT_FILE)
         strategy = resolve(experiment.strategy, [Path.cwd()])
         core = Core(strategy, self._known, experiment.seed, experiment.stop, experiment.evaluation)
@@ -225,7 +225,7 @@ class Judge:
         return restored, rows(folder)
 
     def rows_at(self, seq: int) -> dict[str, Any]:
-        """The run's own rows at that moment."""
+        """Return the recorded run's rows at this journal number."""
         if seq not in self._rows:
             place = self._folder / "then"
             shutil.rmtree(place, ignore_errors=True)
@@ -236,7 +236,7 @@ class Judge:
         return dict(self._rows[seq])
 
     def _whole(self, folder: Path) -> str:
-        """A run that is over: its record and model are the run's own, and its results are there."""
+        """Compare the record, model and results of a run that is over with the recorded run's."""
         final = self._folder / "final" / RUN
         if wrong := _different(rows(folder), rows(final)):
             return f"over, with {wrong}"
@@ -254,12 +254,12 @@ def _different(here: dict[str, Any], there: dict[str, Any]) -> str:
 
 
 def rows(folder: Path) -> dict[str, Any]:
-    """All that a run decided, as it is on record."""
+    """Return all decisions of a run from its record."""
     with Record(folder) as record:
         trips = [record.trips[name].tolist() for name in COLUMNS]
         return {
             "journal": list(record.select("SELECT seq, event FROM journal ORDER BY seq")),
-            "trips": str(list(zip(*trips, strict=True))),  # as text, in which nan is nan
+            "trips": str(list(zip(*trips, strict=True))),  # as text, since nan != nan
             "sums": record.select("SELECT * FROM sums ORDER BY version"),
             "versions": str([record.versions[name].tolist() for name in ("version", "at_s", "updates")]),
             "evaluations": {row.version: (row.at_s, row.trips, row.loss) for row in record.evaluations},
@@ -269,7 +269,7 @@ def rows(folder: Path) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A saved state with arrays as their bytes."""
+    """Convert the arrays in a saved state to bytes."""
     if isinstance(value, checkpoint.SavedState):
         return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, dict):
@@ -280,7 +280,7 @@ def plain(value: Any) -> Any:
 
 
 def without_flushes(changes: Iterable[Change], of: str) -> list[Change]:
-    """The changes of a run that never flushes its ``checkpoint``, ``folder`` or ``record``."""
+    """Return the changes of a run that never flushes its ``checkpoint``, ``folder`` or ``record``."""
     paths = {
         "checkpoint": lambda change: change.path.endswith(".partial"),
         "folder": lambda change: change.flag,
@@ -290,7 +290,7 @@ def without_flushes(changes: Iterable[Change], of: str) -> list[Change]:
 
 
 def renamed_too_early(changes: Iterable[Change]) -> list[Change]:
-    """The changes of a run that gives a file its name before the disk has confirmed what it holds."""
+    """Return the changes of a run that renames a file before it flushes it."""
     made: list[Change] = []
     for change in changes:
         if change.kind is Kind.RENAME and made[-1].kind is Kind.SYNC:

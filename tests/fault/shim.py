@@ -1,4 +1,4 @@
-"""The preloaded shim: built here, its environment, and its log of what a run did to its files."""
+"""Builds the preloaded shim `shim.c`, which logs a run's file changes, and reads its log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD = struct.Struct("<IIQQIIII")
 
 
 class Kind(IntEnum):
-    """A change of a file, as `shim.c` numbers them."""
+    """Kinds of changes, numbered as in `shim.c`."""
 
     OPEN = 1
     WRITE = 2
@@ -30,23 +30,23 @@ class Kind(IntEnum):
 
 
 class Change(NamedTuple):
-    """One call that changed a file, or had the disk confirm it."""
+    """A call that changed or flushed a file or folder."""
 
     kind: Kind
     process: int
     inode: int
     offset: int
-    """Where a write begins; the new size."""
+    """Start of a write; new size of a truncated file."""
     path: str
     other: str
-    """A renamed file's new path."""
+    """New path of a renamed file."""
     data: bytes
     flag: bool
-    """The file was emptied as it was opened; what was confirmed is a folder."""
+    """True if opening emptied the file, or if a folder was flushed."""
 
 
 def build(folder: Path) -> Path:
-    """The shim, compiled; the test is skipped where there is no C compiler or no LD_PRELOAD."""
+    """Compile the shim; skip the test without a C compiler or Linux."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None or not Path("/proc/self/fd").exists():
         pytest.skip("the shim needs a C compiler and Linux")
@@ -56,12 +56,12 @@ def build(folder: Path) -> Path:
 
 
 def environment(library: Path, folder: Path, log: Path) -> dict[str, str]:
-    """Environment of a command whose changes below ``folder`` are appended to ``log``."""
+    """Return environment variables with which a command appends its changes below ``folder`` to ``log``."""
     return {"LD_PRELOAD": str(library), "EDGEFL_SHIM_FOLDER": str(folder), "EDGEFL_SHIM_LOG": str(log)}
 
 
 def changes(log: Path, folder: Path) -> Iterator[Change]:
-    """The log's entries, with paths relative to ``folder``."""
+    """Yield the log's entries, with paths relative to ``folder``."""
     content, at, root = log.read_bytes(), 0, str(folder.resolve())
     while at < len(content):
         kind, process, inode, offset, *sizes, flag = _HEAD.unpack_from(content, at)
