@@ -76,6 +76,7 @@ SHARING = {
     "tests/process/test_results.py": "runs",
     "tests/process/test_sweep.py": "swept",
     "tests/fault/test_bit_flips.py": "recorded",
+    "tests/fault/test_injected_errors.py": "recorded",
     "tests/fault/test_power_cuts.py": "recorded",
 }
 """Modules whose tests share a slow fixture, with its name."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from edgefl import Checkpoint, Experiment, Stop
+from edgefl import Checkpoint, Experiment, Stop, config
 from edgefl.host.fork_server import ForkServer
 from tests.fault import shim
-from tests.fault.power_cut import Judge, record
+from tests.fault.power_cut import Judge, recording
 from tests.fault.shim import Change
 from tests.process.runs import virtual
 
@@ -25,18 +26,48 @@ def small_run(versions: int = 40) -> Experiment:
     return virtual(1, stop=Stop(versions=versions), checkpoint=Checkpoint(every_s=1e-6))
 
 
+FAULTS = (
+    # The main process makes 36 such writes, and the server 59 to 80, since it groups what it records.
+    f"write:record.sqlite-wal:{errno.ENOSPC}:40",
+    f"write:checkpoints/:{errno.EIO}:8",
+    f"open:checkpoints/:{errno.EMFILE}:2",
+    f"write:summary:{errno.ENOSPC}:0",
+)
+
+
+class Faulty(NamedTuple):
+    """A run in which a system call fails."""
+
+    fault: str
+    folder: Path
+    code: int
+    stderr: str
+
+
 class Recorded(NamedTuple):
-    """An undisturbed run, all its file changes, and the judge of states that a power cut leaves."""
+    """An undisturbed run, all its file changes, and runs in which one of the ``FAULTS`` was injected."""
 
     library: Path
     changes: list[Change]
     judge: Judge
     folder: Path
+    faulty: list[Faulty]
 
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     base = tmp_path_factory.mktemp("recorded")
     library = shim.build(base)
-    changes = record(small_run(), base / "files", library)
-    return Recorded(library, changes, Judge(small_run(), changes, base / "judge"), base / "files" / "run")
+    run, log = recording(small_run(), base / "files")
+    file, runs = base / "faulty.toml", base / "runs"
+    file.write_text(config.dump(small_run(12)))
+    runs.mkdir()
+    faulty = [
+        shim.Run(file, runs / str(number), {"EDGEFL_SHIM_FOLDER": str(runs), "EDGEFL_SHIM_FAIL": fault})
+        for number, fault in enumerate(FAULTS)
+    ]
+    (code, err), *ends = shim.run(library, [run, *faulty])
+    assert code == 0, err
+    changes = list(shim.changes(log, base / "files"))
+    found = [Faulty(fault, one.out, *end) for fault, one, end in zip(FAULTS, faulty, ends, strict=True)]
+    return Recorded(library, changes, Judge(small_run(), changes, base / "judge"), run.out, found)

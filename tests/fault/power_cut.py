@@ -6,7 +6,6 @@ the run's own numbers and rows of that moment; or if the run had not begun.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -39,7 +38,6 @@ from tests.fault.disk import Disk
 from tests.fault.shim import Change, Kind
 from tests.process.test_virtual_resume import outcome
 
-ROOT = Path(__file__).parents[2]
 RUN = "run"
 _load = config.load
 COLUMNS = (
@@ -47,26 +45,23 @@ COLUMNS = (
     "fate", "steps", "examples", "loss", "checksum_sent",
 )  # fmt: skip
 """Columns of a trip that do not change after the trip is on record."""
-FORKED = """
-import os
-import sys
-from tests.process import warm
-
-warm.up()
-sys.exit(warm.command(warm.Wanted(("run", *sys.argv[1:]), dict(os.environ), os.getcwd())))
-"""
-"""Runs ``edgefl run``, which forks its processes: all are under the shim, and torch is imported once."""
 
 
 def record(wanted: Experiment, folder: Path, library: Path) -> list[Change]:
     """Run the experiment into ``folder / RUN`` under the shim; return all its file changes."""
+    run, log = recording(wanted, folder)
+    ((code, err),) = shim.run(library, [run])
+    assert code == 0, err
+    return list(shim.changes(log, folder))
+
+
+def recording(wanted: Experiment, folder: Path) -> tuple[shim.Run, Path]:
+    """Return a run into ``folder / RUN`` whose file changes are logged, and the log."""
     folder.mkdir()
     file, log = folder.with_suffix(".toml"), folder.with_suffix(".log")
     file.write_text(config.dump(wanted))
-    command = [sys.executable, "-c", FORKED, str(file), "--accept-invalid", "--quiet"]
-    environment = {**os.environ, **shim.environment(library, folder, log), "PYTHONPATH": str(ROOT)}
-    subprocess.run([*command, "--out", str(folder / RUN)], check=True, env=environment, capture_output=True)
-    return list(shim.changes(log, folder))
+    watched = {"EDGEFL_SHIM_FOLDER": str(folder), "EDGEFL_SHIM_LOG": str(log)}
+    return shim.Run(file, folder / RUN, watched), log
 
 
 class Cut(NamedTuple):

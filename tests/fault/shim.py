@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -55,9 +57,39 @@ def build(folder: Path) -> Path:
     return library
 
 
-def environment(library: Path, folder: Path, log: Path) -> dict[str, str]:
-    """Return environment variables with which a command appends its changes below ``folder`` to ``log``."""
-    return {"LD_PRELOAD": str(library), "EDGEFL_SHIM_FOLDER": str(folder), "EDGEFL_SHIM_LOG": str(log)}
+class Run(NamedTuple):
+    """``edgefl run`` of a file into ``out``, with environment variables for the shim."""
+
+    file: Path
+    out: Path
+    environment: dict[str, str]
+
+
+FORKED = """
+import ctypes, json, os, sys
+from edgefl.host.children import exit_with
+from tests.process import warm
+
+warm.up()
+for file, out, environment in json.loads(sys.argv[1]):
+    if (pid := os.fork()) == 0:
+        os.environ.update(environment)
+        ctypes.CDLL(os.environ["LD_PRELOAD"]).edgefl_shim_begin()
+        os.dup2(os.open(f"{out}.err", os.O_CREAT | os.O_WRONLY), 2)
+        words = "run", file, "--quiet", "--accept-invalid", "--out", out
+        exit_with(lambda: warm.command(warm.Wanted(words, dict(os.environ), os.getcwd())))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def run(library: Path, runs: Sequence[Run]) -> list[tuple[int, str]]:
+    """Fork all runs from one process under the shim, which imports torch; return exit codes and stderr."""
+    given = json.dumps([(str(one.file), str(one.out), one.environment) for one in runs])
+    environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", FORKED, given]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    errors = [Path(f"{one.out}.err").read_text() for one in runs]
+    return list(zip(map(int, done.stdout.split()), errors, strict=True))
 
 
 def changes(log: Path, folder: Path) -> Iterator[Change]:

@@ -1,4 +1,4 @@
-"""A flipped bit in any file of a run is noticed, or changes nothing; without the seals it would."""
+"""Tests that a flipped bit in a file of a run is noticed or changes nothing, thanks to the seals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(params=["finished", "killed"])
 def folder(request: pytest.FixtureRequest, recorded: Recorded, tmp_path: Path) -> Path:
-    """A run's folder."""
     if request.param == "finished":
         return recorded.folder
     disk.write(killed(recorded.changes), tmp_path / "killed")
@@ -34,22 +33,22 @@ def test_no_flipped_bit_gives_another_result(folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_commands_say_it_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_commands_report_a_flipped_bit_in_one_line(folder: Path, tmp_path: Path) -> None:
     for flip in flips(folder, 5, seed=1):
         found = commanded(folder, flip, tmp_path / "run")
         assert found.endswith((": exit code 0", ": one line")), found
 
 
 def results(read: Reader, name: str, part: float = 1.0) -> Iterator[str]:
-    """What becomes of bits of a file, or of its first part."""
+    """Flip 400 bits of a file, or of its first part, one after another."""
     size = int(8 * (read.whole / name).stat().st_size * part)
     return (read(Flip(name, bit)) for bit in range(0, size, size // 400))
 
 
-def test_a_checkpoint_whose_header_is_not_sealed_is_caught(
+def test_without_a_seal_of_its_header_a_flip_in_a_checkpoint_changes_a_result(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it was before the seal covered versions, times and places of updates."""
+    """The seal once did not cover versions, times and places of updates."""
     read = Reader(recorded.folder, tmp_path / "spoilt")
     newest = max((recorded.folder / "checkpoints").glob("journal-*"))
     with checkpoint.safe_open(newest, framework="numpy") as file:
@@ -61,7 +60,7 @@ def test_a_checkpoint_whose_header_is_not_sealed_is_caught(
     assert any(said.startswith("another result") for said in found)
 
 
-def test_a_record_without_a_seal_is_caught(
+def test_without_its_seal_a_flip_in_the_record_changes_a_result(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Reader(recorded.folder, tmp_path / "spoilt")

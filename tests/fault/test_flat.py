@@ -1,4 +1,4 @@
-"""A run whose clients come, go and die holds no more after a while than before."""
+"""Tests that a run whose clients come, go and die does not grow in memory, descriptors or processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgefl.lab import outcome
 from tests.process.runs import DEVICES, Command, experiment, incidents
 
 MOST_MIB = 16.0
-"""At a run's begin much is used for the first time; `python -m benchmarks.soak` allows less in an hour."""
+"""Maximum growth. `python -m benchmarks.soak` allows less in an hour, which has a longer warm-up."""
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc"),
     pytest.mark.timeout(300),
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [2.0, 60.0])
-def test_what_a_run_with_churn_holds_is_flat(seconds: float, tmp_path: Path) -> None:
+def test_a_run_with_churn_does_not_grow(seconds: float, tmp_path: Path) -> None:
     churn = Churn(mean_online_s=2.0, mean_offline_s=0.5, die_per_trip=0.05)
     wanted = experiment(
         fleet=Fleet(devices=DEVICES, network="fios", churn=churn, join_spread_s=0.5),

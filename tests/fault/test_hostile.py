@@ -1,4 +1,4 @@
-"""Clients of a run that go bad with the run's own passwords: each costs its task, and nobody else's."""
+"""Tests of clients that misbehave although they know the run's passwords: only their tasks are lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEARTBEAT_S = 1.5
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_client_that_goes_bad_costs_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misbehaving_client_harms_no_other_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEFL_BAD", ",".join(f"{what}:{number}" for what, number in BAD.items()))
     folder = tmp_path / "run"
     wanted = experiment(
@@ -52,7 +52,7 @@ def test_over_faulty_sockets_every_update_counts_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "wire"])
-def test_over_faulty_sockets_the_virtual_clock_has_the_same_bits(transport: str, tmp_path: Path) -> None:
+def test_over_faulty_sockets_the_virtual_clock_gives_the_same_bits(transport: str, tmp_path: Path) -> None:
     server = Server(transport=transport, heartbeat_s=4 * HEARTBEAT_S)  # type: ignore[arg-type]
     wanted = virtual(server=server, stop=Stop(versions=6))
     supervisor.run(wanted, tmp_path / "calm", quiet=True)

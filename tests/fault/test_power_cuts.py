@@ -1,4 +1,4 @@
-"""Whatever a power cut leaves of a run's files, the run goes on; where it could not, the judge says so."""
+"""Tests that a run can be resumed after any power cut, and that missing flushes would be noticed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def sampled(changes: list[Change], count: int) -> list[Cut]:
-    """States from all over the run, one at a change."""
+    """Draw ``count`` changes of the run, and a state after each."""
     rng = seeds.stream(1, "sample")
     chosen = set(rng.choice(len(changes), count, replace=False).tolist())
     return list(cuts(changes, 1, chosen))
 
 
-def test_what_the_disk_was_told_is_what_is_there(recorded: Recorded) -> None:
+def test_the_recorded_changes_make_the_files_of_the_run(recorded: Recorded) -> None:
     here = disk.Disk()
     for change in recorded.changes:
         here.apply(change)
@@ -31,13 +31,13 @@ def test_what_the_disk_was_told_is_what_is_there(recorded: Recorded) -> None:
     assert here.files() == there
 
 
-def test_the_run_goes_on_from_whatever_is_left(recorded: Recorded) -> None:
+def test_a_run_can_be_resumed_from_any_state_after_a_power_cut(recorded: Recorded) -> None:
     for cut in sampled(recorded.changes, 40):
         assert recorded.judge(cut) == "", (cut.after, sorted(cut.files))
 
 
 @pytest.mark.slow
-def test_resumed_from_whatever_is_left_it_ends_as_if_nothing_had_been(recorded: Recorded) -> None:
+def test_a_run_resumed_after_a_power_cut_has_the_same_outcome(recorded: Recorded) -> None:
     for cut in sampled(recorded.changes, 8):
         assert recorded.judge.resumes(cut) == "", (cut.after, sorted(cut.files))
 
@@ -51,8 +51,7 @@ WRONG: dict[str, Callable[[list[Change]], list[Change]]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_build_that_does_it_wrong_is_caught(recorded: Recorded, wrong: str) -> None:
-    """Of the same run without some of its flushes some state is no good."""
+def test_a_build_without_a_flush_is_caught(recorded: Recorded, wrong: str) -> None:
     changes = WRONG[wrong](recorded.changes)
     named = [number for number, change in enumerate(changes) if change.kind is Kind.RENAME]
     states = cuts(changes, 6, {number + after for number in named[-9:] for after in (0, 3)})

@@ -1,13 +1,13 @@
-"""The lab made tiny: measurements count all there is and their figures add up; a study is run once."""
+"""Tests of `edgefl bench` and `edgefl reproduce` with tiny measurements and a small study."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,48 +18,25 @@ import pytest
 
 from edgefl import ConfigError, RunError, Stop, config
 from edgefl.cli import main
-from edgefl.lab import bare, fidelity, ingest, peers, spawn, study
+from edgefl.lab import bare, fidelity, ingest, peers, spawn, study, tuning
 from edgefl.lab.fidelity import DEVICES
+from edgefl.lab.memory import memory_row
 from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, verdict, write_report
-from edgefl.lab.tuning import tune
 from edgefl.lab.workloads import DELTA
+from edgefl.learning.benchmark_networks import squeezenet
+from edgefl.learning.models import mlp
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results import run_folder
 from edgefl.results.record import Record
 from edgefl.results.result import Result
+from edgefl.run import sweep
 
 from .runs import virtual
 
 CLIENTS = 3
 
 
-@pytest.mark.parametrize("transport", ["shm", "wire"])
-def test_every_update_of_ingest_counts(transport: bare.Transport, tmp_path: Path) -> None:
-    turn, seconds = ingest.IngestFigures(0, 0.0, 0.0, {}), 0.2
-    while turn.trips <= 2 * CLIENTS:  # a host may stall for as long as the run is
-        seconds *= 2
-        turn = ingest.measured(transport, 1000, CLIENTS, seconds, folder := tmp_path / f"{seconds:g}")
-    with Record(folder) as record:
-        trips, meta = record.trips, record.meta
-        applied = trips["fate"] == "applied"
-        assert turn.trips == (~np.isnan(trips["arrived_s"])).sum()
-        assert (trips["checksum_sent"][applied] == trips["checksum_seen"][applied]).all()
-        # each client's delta is its own, so an update in another's slot would show
-        sums = {int(c): set(trips["checksum_sent"][applied & (trips["client"] == c)]) for c in range(CLIENTS)}
-        assert not set.intersection(*sums.values())
-        assert applied.sum() == CLIENTS * len(record.versions["version"])
-        assert record.incidents == []
-        assert (meta.transport, meta.parameters, meta.stop_reason) == (transport, 1000, "wall_s")
-    assert turn.trips_per_s > 0
-    assert turn.server_trip_us > 0
-    assert set(turn.stages_us) == set(ingest.STAGES)
-    assert min(turn.stages_us.values()) >= 0
-    model = Result(folder).model()["parameters"]
-    assert model[0] >= DELTA / 2
-    assert not model[1:].any()
-
-
-def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_with_too_few_trips_is_repeated_with_twice_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(transport: bare.Transport, parameters: int, clients: int, seconds: float) -> Any:
         return ingest.IngestFigures(int(10 * seconds), 0.0, 0.0, {})
 
@@ -87,7 +64,19 @@ def test_peers_measure_real_programs(framework: str, monkeypatch: pytest.MonkeyP
     assert not list(tmp_path.iterdir())  # neither needs an environment
 
 
-def test_ingest_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ingest_reports_its_measurements_in_which_every_update_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns: dict[str, tuple[ingest.IngestFigures, Path]] = {}
+    measured = ingest.measured
+
+    def kept(transport: bare.Transport, *given: Any) -> ingest.IngestFigures:
+        folder = tmp_path / f"{transport}-{given[-1]:g}"
+        turns[transport] = measured(transport, *given, folder), folder
+        return turns[transport][0]
+
+    monkeypatch.setattr(ingest, "measured", kept)
+    monkeypatch.setitem(ingest.LIMITS, "wire", ("socket",))
     said: list[str] = []
     result = ingest.run(sizes=(5000,), clients=CLIENTS, seconds=0.1, repetitions=1, say=said.append)
     assert said == [f"turn 1 of at most 1: {kind}, 5k parameters" for kind in ("shm", "wire")]
@@ -95,8 +84,8 @@ def test_ingest_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> 
     kinds = [(case["transport"], case["parameters"]) for case in result["cases"]]
     assert kinds == [("shm", 5000), ("wire", 5000)]
     for case in result["cases"]:
+        check_ingest_record(case["transport"], *turns[case["transport"]])
         assert case["turns"] == 1
-        assert case["trips"] > 1
         assert case["gbytes_per_s"] == pytest.approx(case["trips_per_s"] * 8 * case["parameters"] / 1e9)
         busy = sum(us for stage, us in case["stages_us"].items() if stage != "wait")
         assert case["server_us"] == pytest.approx(busy)
@@ -109,7 +98,28 @@ def test_ingest_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> 
     assert "wire" in shown
 
 
-def test_ingest_ends_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_ingest_record(transport: str, turn: ingest.IngestFigures, folder: Path) -> None:
+    with Record(folder) as record:
+        trips, meta = record.trips, record.meta
+        applied = trips["fate"] == "applied"
+        assert turn.trips == (~np.isnan(trips["arrived_s"])).sum()
+        assert (trips["checksum_sent"][applied] == trips["checksum_seen"][applied]).all()
+        # Clients send different updates, so an update in another client's slot would have another checksum.
+        sums = {int(c): set(trips["checksum_sent"][applied & (trips["client"] == c)]) for c in range(CLIENTS)}
+        assert not set.intersection(*sums.values())
+        assert applied.sum() == CLIENTS * len(record.versions["version"])
+        assert record.incidents == []
+        assert (meta.transport, meta.parameters, meta.stop_reason) == (transport, 5000, "wall_s")
+    assert turn.trips_per_s > 0
+    assert turn.server_trip_us > 0
+    assert set(turn.stages_us) == set(ingest.STAGES)
+    assert min(turn.stages_us.values()) >= 0
+    model = Result(folder).model()["parameters"]
+    assert model[0] >= DELTA / 2
+    assert not model[1:].any()
+
+
+def test_ingest_starts_no_turn_that_would_exceed_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
 
     class Case:
@@ -128,7 +138,7 @@ def test_ingest_ends_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
         ((30, 10), [1, 1], 40),
         ((5, 10), [3, 2], 35),
         ((1, 1), [9, 9], 18),
-        ((50, 10), [1, 0], 50),  # a busy host: what has had no turn by then is left out
+        ((50, 10), [1, 0], 50),  # on a busy host a case may get no turn
     ):
         now_s[0] = 0.0
         cases = [Case(took_s) for took_s in lengths]
@@ -136,7 +146,7 @@ def test_ingest_ends_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ([case.turns for case in cases], now_s[0]) == (turns, end_s)
 
 
-def test_bare_trips_take_turns_at_all_slots_and_copy_an_update_or_make_it() -> None:
+def test_bare_trips_use_all_slots_in_turns_and_copy_or_compute_an_update() -> None:
     buffer = ParameterBuffer.create(Shape(size=5, ring=2, slots=5))
     memory, passes = (
         bare.LimitCase(what, "shm", 5, clients=3, updates=2, seconds=1.0) for what in ("memory", "passes")
@@ -148,13 +158,13 @@ def test_bare_trips_take_turns_at_all_slots_and_copy_an_update_or_make_it() -> N
     for client in range(3):
         for _ in range(2):
             bare.trip_of(passes, buffer, client)()
-    assert buffer.slot(1).tolist() == [0.0] * 5  # the model less the model: nothing was trained
+    assert buffer.slot(1).tolist() == [0.0] * 5  # no training: the model minus itself
     buffer.close()
 
 
 @pytest.mark.slow
-def test_a_limits_clients_end_with_it() -> None:
-    """As when Ctrl-C of edgefl bench ingest kills it. (The fixture of every process test looks for them.)"""
+def test_clients_of_a_limit_end_when_its_process_is_killed() -> None:
+    """The fixture `nothing_left` checks that the clients have ended."""
     case = bare.LimitCase("passes", "shm", 1000, clients=2, updates=1, seconds=1e4)
     process = psutil.Popen([sys.executable, "-m", "edgefl.lab.bare", *map(str, case)])
     while len(process.children()) < case.clients:
@@ -163,22 +173,22 @@ def test_a_limits_clients_end_with_it() -> None:
     process.wait()
 
 
-def test_spawn_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    result = spawn.run(counts=(1, 4), repetitions=1)
+def test_spawn_reports_its_measurements(capsys: pytest.CaptureFixture[str]) -> None:
+    result = spawn.run(counts=(1, 2), repetitions=1)
     assert json.loads(json.dumps(result)) == result
-    assert [row["clients"] for row in result["rows"]] == [1, 4]
+    assert [row["clients"] for row in result["rows"]] == [1, 2]
     for row in result["rows"]:
         assert row["ready_s"] > 0
         assert row["ms_a_client"] == pytest.approx(row["ready_s"] / row["clients"] * 1e3)
         assert row["proportional_mib"] >= row["own_mib"] > 0
-        # what a fork is for: a client has little of its own beside a process that loads torch
+        # A forked client shares most of its memory, unlike a process that imports torch.
         assert row["own_mib"] < result["torch"]["own_mib"] / 4
     assert result["torch"]["import_s"] > 0
     spawn.show(result)
     assert "own MiB" in capsys.readouterr().out
 
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it tries Linux's mechanisms")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it needs Linux's mechanisms")
 
 TINY = {"fleet": 2.0, "alone": 2.0, "links": 5.0, "fast_links": 1.5, "heat": 60.0, "ranks": 1.2}
 KINDS = "compute rate, whole trip, isolation, transfer, delay, jitter, loss, thermal curve, ranks"
@@ -186,17 +196,17 @@ KINDS = "compute rate, whole trip, isolation, transfer, delay, jitter, loss, the
 
 @linux
 @pytest.mark.slow
-def test_every_quantity_is_measured_in_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fidelity_measures_every_quantity_in_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
     result = fidelity.run(length=TINY, mechanisms=("paced",))
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert set(KINDS.split(", ")) == {line["quantity"] for line in result["lines"]}
     for line in result["lines"]:
-        # A run of seconds may end before its first trip where the machine stands still: then it says so.
+        # If the machine stalls, a run of seconds may end before its first trip, and the reason says so.
         assert line["measured"] > 0 or line["why"] == "nothing was measured"
         assert (line["verdict"] == "PASS") == (not line["why"])
     assert sum(line["measured"] > 0 for line in result["lines"]) > len(result["lines"]) / 2
     rates = result["rates"]["paced"]
-    # A device that the machine gave no whole step in that time has no rate.
+    # A device that completed no step in this time has no rate.
     assert len(DEVICES) / 2 < len(set(rates["declared"])) <= len(DEVICES)
     fidelity.show(result)
     shown = capsys.readouterr().out
@@ -219,7 +229,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 
 
 @pytest.mark.slow
-def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path: Path) -> None:
+def test_a_study_repeats_no_finished_run(small: Study, tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "out"
     curves = small.run(out, "quick", say=said.append)
@@ -243,7 +253,7 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path
     (folder / "record.sqlite").unlink()
     with pytest.raises(ConfigError, match="b-1"):
         small.run(out, "quick", say=said.append)
-    # As if it had been killed before its record was whole: then it is made again.
+    # A run that was killed before its record was complete is repeated.
     settings = (folder / "experiment.toml").read_text()
     shutil.rmtree(folder)
     folder.mkdir()
@@ -258,19 +268,22 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path
     assert {path.parent.name for path in changed} == {"b-1"}
 
 
-def test_steps_are_tuned_on_real_runs_and_then_raced_with(small: Study, tmp_path: Path) -> None:
-    grid = {"training.lr": (1e-6, 0.3)}  # with the first nothing is learnt
-    tuning = Tuning({"training.lr": (1e-7,)}, "trips", {"quick": 40.0}, seeds_at={"quick": (101,)})
+def test_tuning_chooses_the_step_size_that_the_study_then_uses(
+    small: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "warm", sweep.warm)  # the tests' fork server
+    grid = {"training.lr": (1e-6, 0.3)}  # the first is too small to learn anything
+    grids = Tuning({"training.lr": (1e-7,)}, "trips", {"quick": 40.0}, seeds_at={"quick": (101,)})
     arms = Arm("a", (), grid_at={"quick": grid}), Arm("b", ("strategy.buffer_size=2",), steps_of="a")
-    one = replace(small, tuning=tuning, arms=arms)
+    one = replace(small, tuning=grids, arms=arms)
     said: list[str] = []
-    file = tune(one, tmp_path / "out", "quick", say=said.append)
+    file = tuning.tune(one, tmp_path / "out", "quick", say=said.append)
     assert len(said) == 2
     assert [one.experiment(arm, 1, "quick").training.lr for arm in one.arms] == [0.3, 0.3]
     stamps = [path.stat().st_mtime_ns for path in tmp_path.glob("out/tuning/*/summary.json")]
     assert len(stamps) == 2
     before = file.read_text()
-    assert tune(one, tmp_path / "out", "quick", say=said.append).read_text() == before
+    assert tuning.tune(one, tmp_path / "out", "quick", say=said.append).read_text() == before
     assert stamps == [path.stat().st_mtime_ns for path in tmp_path.glob("out/tuning/*/summary.json")]
 
 
@@ -290,7 +303,7 @@ def test_steps_are_tuned_on_real_runs_and_then_raced_with(small: Study, tmp_path
         (("fedbuff", "--quick", "--set", "stop.version=1"), "did you mean"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_reproduce_refuses_impossible_arguments_in_one_line(
     arguments: tuple[str, ...],
     says: str,
     tmp_path: Path,
@@ -310,22 +323,10 @@ def test_what_cannot_be_done_is_one_line(
     assert len(err.strip().splitlines()) == 1
 
 
-MEMORY = """
-import json
-from functools import partial
-from edgefl.lab.memory import memory_row
-from edgefl.learning.benchmark_networks import squeezenet
-from edgefl.learning.models import mlp
-wide = partial(mlp, (3, 32, 32), 10, hidden=[2000, 2000])
-rows = memory_row("wide", wide, (3, 32, 32), 16), memory_row("deep", squeezenet, (3, 224, 224), 4)
-print(json.dumps([[row.weights_mib, row.live_mib, row.predicted_mib, row.measured_mib] for row in rows]))
-"""
-
-
-def test_predicted_memory_is_what_a_process_grows_by() -> None:
-    """Without gradients, or without activations, the prediction is outside."""
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    (weights, _, wide, wide_grew), (_, live, deep, deep_grew) = json.loads(done.stdout)
-    assert abs(wide / wide_grew - 1) < 0.15 > abs(deep / deep_grew - 1)
-    assert abs((wide - weights) / wide_grew - 1) > 0.25
-    assert abs((deep - live) / deep_grew - 1) > 0.25
+def test_predicted_memory_is_the_growth_of_a_process() -> None:
+    """A prediction without gradients, or without activations, would be wrong."""
+    wide = memory_row("wide", partial(mlp, (3, 32, 32), 10, hidden=[2000]), (3, 32, 32), 16)
+    deep = memory_row("deep", squeezenet, (3, 224, 224), 2)
+    assert wide.error < 0.15 > deep.error
+    assert abs((wide.predicted_mib - wide.weights_mib) / wide.measured_mib - 1) > 0.25
+    assert abs((deep.predicted_mib - deep.live_mib) / deep.measured_mib - 1) > 0.25

@@ -1,4 +1,4 @@
-"""The workflow of docs/gate.md in a fresh repository: its steps run as they stand, green and red."""
+"""Tests of the workflow in docs/gate.md: its steps run unchanged in a new repository."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ QUICK = """
 from edgefl.regression import against
 
 against.PAIR_S = 0.05  # the planted change is fivefold
-against.SCHEDULE, against.LEAST_LAYOUTS = ((3, 1), *against.SCHEDULE), 3
+against.SCHEDULE, against.LEAST_LAYOUTS = ((4, 1), *against.SCHEDULE), 4
 """
 
 
 def scripts() -> dict[str, str]:
-    """The scripts of the workflow's steps by name, with its one expression in them replaced."""
+    """Return the scripts of the workflow's steps by name, with the workflow's only expression replaced."""
     (workflow,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     found = re.findall(r"- name: (.*?)\n(?:.*\n)*?\s+run: \|\n((?: {10}.*\n)+)", workflow)
     made = {name: textwrap.dedent(script) for name, script in found}
@@ -56,7 +56,7 @@ def git(top: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone of a repository with one commit on main, as actions/checkout makes it."""
+    """A clone, like that of actions/checkout, of a repository with one commit on main."""
     origin = tmp_path / "origin"
     origin.mkdir()
     git(origin, "init", "-q", "-b", "main")
@@ -71,7 +71,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def run(script: str, clone: Path) -> subprocess.CompletedProcess[str]:
-    """Run a step as GitHub does; with a tolerance that any machine's noise keeps."""
+    """Run a step like GitHub does, with a tolerance above the noise of any machine."""
     options = "-p edgefl.pytest_plugin -p no:cacheprovider --edgefl-tolerance=90 --edgefl-limit=100"
     environment = {
         **os.environ,
@@ -91,7 +91,7 @@ def commit(clone: Path, times: int) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_unchanged_code_is_green(clone: Path) -> None:
+def test_unchanged_code_passes(clone: Path) -> None:
     commit(clone, 3)
     done = run(scripts()["Compare with the base"], clone)
     assert done.returncode == 0, done.stdout
@@ -100,7 +100,7 @@ def test_unchanged_code_is_green(clone: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_a_slower_function_is_red_wherever_people_look(clone: Path) -> None:
+def test_a_slower_function_fails_in_every_output(clone: Path) -> None:
     commit(clone, 15)
     steps = scripts()
     assert list(steps) == ["Install", "Compare with the base", "Comment on the pull request"]
@@ -116,7 +116,7 @@ def test_a_slower_function_is_red_wherever_people_look(clone: Path) -> None:
         ("pixel-3a", "REGRESSION"),
         ("moto-g4", "REGRESSION"),
     ]
-    assert rows[0]["why"] == rows[1]["why"]  # both devices' function is measured once
+    assert rows[0]["why"] == rows[1]["why"]  # the function is measured once for both devices
     page = (clone / "edgefl.html").read_text()
     assert "REGRESSION" in page
     names = [one.get("name", "") for one in ET.parse(clone / "edgefl.xml").iter("property")]
@@ -130,7 +130,7 @@ def test_a_slower_function_is_red_wherever_people_look(clone: Path) -> None:
     assert worktrees.stdout.count("\n") == 1
 
 
-def test_a_gate_that_compared_nothing_is_red(clone: Path) -> None:
+def test_a_gate_without_comparisons_fails(clone: Path) -> None:
     commit(clone, 3)
     (clone / "test_other.py").write_text("def test_other():\n    pass\n")
     done = run("pytest test_other.py --edgefl-against=main", clone)
@@ -138,7 +138,7 @@ def test_a_gate_that_compared_nothing_is_red(clone: Path) -> None:
     assert "no test with the mark edge_device ran, so nothing was compared" in done.stdout
 
 
-def test_a_typing_mistake_is_one_line(clone: Path) -> None:
+def test_a_misspelt_branch_is_reported_in_one_line(clone: Path) -> None:
     done = run("pytest --edgefl-against=mian", clone)
     assert done.returncode == 4
     assert "no branch, tag or commit 'mian'; did you mean" in done.stderr
