@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over the pipe of its DevTools protocol."""
+"""Controls a headless Chromium by its DevTools protocol over a pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLAGS = (
 
 
 class Browser:
-    """One tab. What it asked the network for is in ``requests``, what went wrong in it in ``errors``."""
+    """One tab, with its network ``requests`` and its ``errors``."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
@@ -38,14 +38,14 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """One command of the protocol; returns its result."""
+        """Call a method of the protocol; return its result."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != number:
-            self._heard(answer)
+            self._note(answer)
         assert "error" not in answer, answer
         return answer["result"]
 
@@ -57,7 +57,7 @@ class Browser:
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)
 
-    def _heard(self, event: Any) -> None:
+    def _note(self, event: Any) -> None:
         method, parameters = event.get("method"), event.get("params")
         if method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
@@ -67,7 +67,7 @@ class Browser:
             self.errors.append(str(parameters["entry"]["text"]))
 
     def open(self, url: str, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """Go to a page, on a screen of this size."""
+        """Open a page on a screen of this size."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **screen)
         self.call("Emulation.setScrollbarsHidden", hidden=True)
@@ -76,13 +76,13 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def value(self, script: str) -> Any:
-        """The value of an expression in the page, or of what it promises."""
+        """Return the value of an expression in the page; a promise is awaited."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """The value of an expression once it is true: looked at in the page, at each of its frames."""
+        """Wait until the expression is true, for at most 30 s; return its value."""
         return self.value(
             "new Promise((done, fail) => { const until = Date.now() + 30000; const look = () => {"
             f" let found = null; try {{ found = {script}; }} catch (error) {{}}"
@@ -91,20 +91,20 @@ class Browser:
         )
 
     def picture(self, file: Path) -> None:
-        """The whole page as PNG."""
+        """Save a PNG of the whole page."""
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         file.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A browser with its profile in ``folder``; the test is skipped where there is none."""
+    """Start a browser with its profile in ``folder``; skip the test without Chromium."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium is installed")
     ours_in, theirs_out = os.pipe()
     theirs_in, ours_out = os.pipe()
-    # The protocol's pipes are descriptors 3 and 4, which a shell can say.
+    # The protocol uses descriptors 3 and 4, which a shell can redirect.
     command = f'exec "$0" "$@" 3</proc/self/fd/{theirs_in} 4>/proc/self/fd/{theirs_out}'
     process = subprocess.Popen(
         ["sh", "-c", command, program, *FLAGS.split(), f"--user-data-dir={folder}"],

@@ -1,4 +1,4 @@
-"""Runs under the virtual clock that disturb themselves, at a step of their training and not at a time."""
+"""Runs that disturb themselves at a given step of their training, so that the disturbance is certain."""
 
 from __future__ import annotations
 
@@ -81,34 +81,35 @@ def make(input_shape, classes):
 """
 
 AGENDA = Arrived | Died | Failed | Joined | Left | Ticked
-"""Events of the virtual clock's agenda that are on record."""
+"""Events on record that come from the virtual clock's agenda."""
 
 
 def made_in(folder: Path) -> Model:
-    """The model whose training does in one of the run's workers what is planned in this folder."""
+    """Return a model whose training carries out the plan in this folder."""
     (folder / "disturbed_model.py").write_text(MODEL)
     return Model(name="disturbed_model:make")
 
 
 def plan(folder: Path, deeds: dict[int, str]) -> None:
-    """What the first worker does that gets to its so-many-th step: die, interrupt, kill the server or zygote.
+    """Plan the deed of the first worker that reaches its n-th step, for each number n.
 
-    Or wait until there is a file "go"; or kill, or interrupt, the one process that leads its session. With
-    " of PID" that process is meant, or the server that it has started.
+    "die", "interrupt" the whole group, "kill the server" or "kill the zygote", "wait" for a file "go", or
+    "kill it", "interrupt it" or "stop it", where "it" is the leader of the session. " of PID" replaces the
+    leader by this process.
     """
     for step, deed in deeds.items():
         (folder / f"at-{step}").write_text(deed)
 
 
 def left(folder: Path) -> list[str]:
-    """What has been planned and not done."""
+    """Return the deeds that were planned and not done."""
     return [path.name for path in folder.glob("at-*")]
 
 
 def killed(wanted: edgefl.Experiment, folder: Path, points: Sequence[str], patch: pytest.MonkeyPatch) -> int:
-    """Make a run whose servers die, each at the next of these points; returns how often one did.
+    """Make a run whose servers die, each at the next of these failpoints; return the number of deaths.
 
-    Most are replaced within the run; after three in a row without a new version it is resumed.
+    The run replaces its servers. After three deaths in a row without a new version, it is resumed.
     """
     points, deaths = list(points), 0
     while True:
@@ -128,12 +129,12 @@ def killed(wanted: edgefl.Experiment, folder: Path, points: Sequence[str], patch
 
 
 def check_every_kill_was_certain(folder: Path, points: Sequence[str]) -> None:
-    """The run has enough events for its kills, whichever checkpoint each server started from.
+    """Assert that the run has enough events for its kills, whatever checkpoints its servers started from.
 
-    Time decides how old a checkpoint is. A server that is killed at its n-th event is at most n events
-    further than the server before it. No kill is missed where the sum of all n is at most the run's events.
+    The age of a checkpoint depends on time. A server that is killed at its n-th event gets at most n events
+    further than the server before it, so the sum of all n must be at most the number of events.
     """
     needed = sum(int(point.split(":")[2]) + 1 for point in points if point.startswith("event:"))
     with Record(folder) as record:
         taken = [event for _, event in record.events() if isinstance(event, AGENDA)]
-    assert needed <= len(taken), f"kills at {needed} events of {len(taken)}: time decides which are missed"
+    assert needed <= len(taken), f"kills need {needed} events of {len(taken)}, so some may be missed"

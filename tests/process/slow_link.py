@@ -1,7 +1,7 @@
-"""A link that TCP connections go over: late, and later where a segment is lost, which TCP sends again.
+"""A relay that delays TCP connections, and delays them more when a segment is lost and sent again.
 
-``python slow_link.py HERE THERE PORT DELAY_MS LOSS`` carries connections from HERE:PORT and HERE:(PORT + 1)
-to the same ports of THERE, until it is killed; it prints a line once it listens.
+``python slow_link.py HERE THERE PORT DELAY_MS LOSS`` relays connections from HERE:PORT and HERE:(PORT + 1)
+to the same ports of THERE, until it is killed. It prints a line when it listens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 SEGMENT_BYTES = 1448
 AGAIN_S = 0.2
-"""The least time after which TCP sends again what nobody acknowledged."""
+"""Minimum time after which TCP repeats a segment without acknowledgement."""
 
 
 async def carry(
@@ -23,7 +23,7 @@ async def carry(
     loss: float,
     rng: random.Random,
 ) -> None:
-    """One direction: bytes arrive in order, each segment ``delay_s`` late, and all behind a lost one."""
+    """Relay one direction: segments arrive in order, ``delay_s`` late, and never before a lost one."""
     loop, queue, last_s = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](), 0.0
 
     async def deliver() -> None:

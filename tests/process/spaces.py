@@ -1,4 +1,4 @@
-"""Network namespaces: hosts of their own, as far as the network goes."""
+"""Network namespaces, which act like separate hosts in a network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 @contextlib.contextmanager
 def spaces(count: int) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """So many namespaces on one bridge; yields an address in each, and what runs a command there.
+    """Make namespaces on one bridge; yield their addresses, and the prefixes of commands to run in them.
 
-    Skips the test, with the reason, where they cannot be made.
+    Skips the test if they cannot be made.
     """
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("network namespaces need root and ip")

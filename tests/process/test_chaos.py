@@ -102,7 +102,7 @@ def test_masked_updates_survive_kills_of_servers_and_holders(tmp_path: Path) -> 
 @needs_cryptography
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_any_process_may_be_killed_with_hidden_updates(kind: str, tmp_path: Path) -> None:
-    """Kills are at random times, and at each failpoint of the server and of the processes that sum updates."""
+    """Kills are at random times, and at each failpoint of the server and of those that sum updates."""
     hidden = HIDDEN[kind] | ({"privacy": PRIVATE} if kind != "pairwise" else {})
     phones = virtual(4, **TINY | hidden, stop=Stop(trips=4000))
     clients = wall("shm", **hidden, stop=Stop(trips=2000))

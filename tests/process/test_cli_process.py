@@ -1,4 +1,4 @@
-"""The command line as a process: what starting it costs, pipes that close, signals, colours."""
+"""Tests of the command line as a process: its imports, closed pipes, signals and colours."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+
+from edgefl.cli import main
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
 
@@ -29,7 +31,7 @@ def edgefl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def imported(commands: list[list[str]], of: set[str]) -> str:
-    """Which of these modules the commands have imported at their end, one after the other."""
+    """Run the commands one after the other in one process; return which of these modules it has imported."""
     body = (
         "import sys\n"
         "from edgefl.cli import main\n"
@@ -55,23 +57,23 @@ def printing_to(stdout: IO[str] | None, command: list[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("arguments", [["profiles", "--json"], ["--help"]])
-def test_a_pipe_that_nobody_reads_is_silent(arguments: list[str]) -> None:
+def test_a_closed_pipe_ends_a_command_silently(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as unread:
         assert printing_to(unread, [*EDGEFL, *arguments]) == (1, "")
 
 
-def test_output_that_cannot_be_written_is_said_and_closed_output_is_no_fault() -> None:
+def test_unwritable_output_is_reported_and_closed_output_is_no_error() -> None:
     with Path("/dev/full").open("w") as full:
-        code, err = printing_to(full, [*EDGEFL, "profiles", "--json"])
+        code, err = printing_to(full, [*EDGEFL, "profiles", "pixel-4", "--json"])
     assert (code, err.count("\n")) == (1, 1)
     assert err.startswith("edgefl: no space left on the device")
-    assert printing_to(None, ["sh", "-c", 'exec "$@" >&-', "sh", *EDGEFL, "profiles"]) == (0, "")
+    assert printing_to(None, ["sh", "-c", 'exec "$@" >&-', "sh", *EDGEFL, "profiles", "pixel-4"]) == (0, "")
 
 
 def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
-    """The stand-in for a supervisor says that it runs, then waits; the signal comes from outside."""
+    """A stand-in for the supervisor prints a line and waits for the signal."""
     (tmp_path / "e.toml").write_text(ONE)
     body = (
         "import sys, types, threading\n"
@@ -93,7 +95,7 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell that runs the tests in the background has its children ignore Ctrl-C
+        # The children of a shell in the background ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
@@ -119,13 +121,13 @@ sys.exit(main())
 """
 
 
-def test_ctrl_c_while_the_command_is_still_being_imported_is_one_line() -> None:
+def test_ctrl_c_during_the_imports_of_a_command_is_one_line() -> None:
     done = subprocess.run([*PYTHON, "-c", EARLY, "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "edgefl: interrupted\n")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_that_ends_a_command_which_is_no_run_is_one_line(number: int, code: int) -> None:
+def test_a_signal_that_ends_a_command_other_than_a_run_is_one_line(number: int, code: int) -> None:
     body = EARLY.replace("raise KeyboardInterrupt", f"import os; os.kill(os.getpid(), {int(number)})")
     default = f"import signal; signal.signal({int(number)}, signal.SIG_DFL)"
     done = subprocess.run(
@@ -142,19 +144,23 @@ sys.exit(main())
 """
 
 
-def test_ctrl_c_once_the_command_is_over_changes_nothing() -> None:
+def test_ctrl_c_after_the_command_changes_nothing() -> None:
     done = subprocess.run([*PYTHON, "-c", LATE, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_file_gets_no_colours_and_80_columns_unless_fewer_are_asked_for() -> None:
+def test_a_file_gets_no_colours_and_at_most_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = edgefl("profiles").stdout
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) == 80
-    assert max(map(len, edgefl("profiles", COLUMNS="60").stdout.splitlines())) <= 60
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["profiles"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
 
 
-def test_a_terminal_that_knows_ascii_only_is_no_error_and_loses_nothing_of_one() -> None:
+def test_output_in_ascii_has_question_marks_and_an_error_has_escapes() -> None:
     done = edgefl("profiles", "pixel-4", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (done.returncode, done.stderr) == (0, "")
     assert "pixel-4" in done.stdout

@@ -1,4 +1,4 @@
-"""docs/clients.md: what stands there runs, and does what it says."""
+"""Tests of the examples in docs/clients.md."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import edgefl
 from edgefl import ConfigError, Stop, Training
@@ -22,14 +23,14 @@ ROUNDS = {"cohort": 3, "weighting": "uniform"}
 
 @pytest.fixture
 def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The guide's files, as a user has them beside the experiment."""
+    """A folder with the guide's files beside the experiment."""
     for name, content in FILES.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_each_is_short() -> None:
+def test_each_example_is_short() -> None:
     assert sorted(FILES) == ["by_hand.py", "distil.py", "dynamic.py", "half_way.py", "my_training.py"]
     assert all(len(content.splitlines()) <= 80 for content in FILES.values())
 
@@ -43,19 +44,29 @@ def weights(result: edgefl.Result) -> np.ndarray[Any, Any]:
     return np.concatenate([tensor.ravel() for tensor in result.model().values()])
 
 
-def test_training_functions_train_and_take_what_they_cost(guide: Path) -> None:
-    plain = run(guide / "plain", training=Training(epochs=1, lr=0.01))
-    own = run(guide / "own", training=Training(epochs=1, lr=0.01, function="my_training:train"))
-    taught = run(guide / "taught", training=Training(epochs=1, lr=0.01, function="distil:train"))
-    step_s = [result.record.clients[0].step_s for result in (plain, own, taught)]
-    assert step_s[0] < min(step_s[1:])  # an Adam, a teacher
-    losses = own.record.trips["loss"]
+IN_TURNS = """
+import distil
+import my_training
+
+
+def train(model, examples, context):
+    (distil if context.trip % 2 else my_training).train(model, examples, context)
+"""
+
+
+def test_training_functions_train_and_take_the_time_of_their_operations(guide: Path) -> None:
+    """One run has both functions, since the import of torch's optimizers takes 2 s."""
+    (guide / "in_turns.py").write_text(IN_TURNS)
+    training = Training(epochs=1, lr=0.01)
+    plain = run(guide / "plain", training=training, stop=Stop(versions=1)).record
+    own = run(guide / "own", training=replace(training, function="in_turns:train")).record
+    assert plain.clients[0].step_s < own.clients[0].step_s  # an Adam
+    losses = own.trips["loss"]
     losses = losses[np.isfinite(losses)]
     assert losses[-3:].mean() < losses[:3].mean()
-    drift = taught.record.metrics["drift"]
-    assert np.nanmax(drift) > 0.0
-    for result in (plain, own, taught):
-        result.record.close()
+    assert np.nanmax(own.metrics["drift"]) > 0.0
+    plain.close()
+    own.close()
 
 
 def test_scaffold_by_hand_is_the_built_in_one(guide: Path) -> None:
@@ -65,20 +76,22 @@ def test_scaffold_by_hand_is_the_built_in_one(guide: Path) -> None:
     assert np.abs(weights(by_hand) - weights(built_in)).max() < 1e-3 * np.abs(weights(built_in)).max()
 
 
-def test_feddyn_by_its_terms_is_the_built_in_one(guide: Path) -> None:
+def test_feddyn_from_its_terms_is_the_built_in_one(guide: Path) -> None:
     run(guide / "own", strategy={"name": "dynamic:FedDyn", "alpha": 0.1, **ROUNDS})
     run(guide / "built-in", strategy={"name": "feddyn", "alpha": 0.1, **ROUNDS})
     with Record(guide / "own") as own, Record(guide / "built-in") as built_in:
         assert own.meta.model_sha256 == built_in.meta.model_sha256
 
 
-def test_half_way_starts_where_it_says(guide: Path) -> None:
-    wanted = {"training": Training(steps=1, lr=1e-30), "stop": Stop(versions=2)}  # nobody moves
+def test_half_way_starts_half_way(guide: Path) -> None:
+    wanted = {"training": Training(steps=1, lr=1e-30), "stop": Stop(versions=2)}  # training changes nothing
     rounds = {"name": "half_way:HalfWay", "cohort": 6, "server_lr": 2.0, "weighting": "uniform"}
     still = weights(run(guide / "still", strategy=rounds, **wanted))
     (guide / "half_way.py").write_text(FILES["half_way.py"].replace("[:] = model\n", " = model + 1.0\n"))
     moved = weights(run(guide / "moved", strategy=rounds, **wanted))
-    np.testing.assert_allclose(moved - still, 1.0, atol=1e-5)  # half of 1.0 each, twice as far by the server
+    np.testing.assert_allclose(
+        moved - still, 1.0, atol=1e-5
+    )  # half of 1.0 at each client, doubled by the server
 
 
 TRAIN = """
@@ -94,7 +107,7 @@ def train(model, examples, context):
                 parameter -= 0.01 * gradient
         context.step(len(y), loss)
 """
-"""Takes the device's time, which keeps clients in step; torch's optimizers would be imported for 2 s."""
+"""Trains without torch's optimizers, whose import takes 2 s."""
 STARTING = f"""
 import multiprocessing
 import subprocess
@@ -120,21 +133,21 @@ def leaves(model, examples, context):
 
 
 @pytest.mark.timeout(120)
-def test_what_a_function_starts_can_be_terminated(guide: Path) -> None:
+def test_a_training_function_can_terminate_what_it_started(guide: Path) -> None:
     (guide / "starting.py").write_text(STARTING)
     for name, made in (("virtual", virtual), ("wall", experiment)):
         training = Training(steps=1, function="starting:starts")
         with edgefl.run(made(training=training, stop=Stop(trips=4)), guide / name).record as record:
             ends = record.metrics
         for kind in ("program", "function"):
-            codes = ends[kind][~np.isnan(ends[kind])]  # of all but trips that the end cut off
+            codes = ends[kind][~np.isnan(ends[kind])]  # without trips that the end of the run cut off
             assert len(codes) >= 4
             assert set(codes) == {-signal.SIGTERM}
 
 
 @pytest.mark.parametrize("made", [virtual, experiment])
-def test_what_a_function_leaves_running_ends_with_the_run(made: Any, guide: Path) -> None:
-    """A client's death ends its forks, but not its programs; `nothing_left` looks for both."""
+def test_processes_left_by_a_training_function_end_with_the_run(made: Any, guide: Path) -> None:
+    """The fixture `nothing_left` looks for them."""
     (guide / "starting.py").write_text(STARTING)
     training = Training(steps=1, function="starting:leaves")
     with edgefl.run(made(training=training, stop=Stop(trips=4)), guide / "run").record as record:
@@ -162,7 +175,7 @@ def forgets(model, examples, context):
 """
 
 
-def test_a_function_that_fails_costs_its_client_a_trip_and_at_the_start_the_run(guide: Path) -> None:
+def test_a_failure_of_a_training_function_costs_a_trip_or_at_the_start_the_run(guide: Path) -> None:
     (guide / "failing.py").write_text(FAILING)
     for name, made in (("virtual", virtual), ("wall", experiment)):
         training = Training(steps=2, function="failing:now_and_then")

@@ -1,4 +1,4 @@
-"""DeFedAvg's delays as the theory's findings measure them, without processes, are those of a run."""
+"""Tests that DeFedAvg's delays in the theory's simulation are those of a real run."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ pytestmark = pytest.mark.timeout(300)
     ],
     ids=["niid", "niid-pause", "iid", "iid-in-series"],
 )
-def test_arrivals_and_versions_are_those_of_a_run_under_the_virtual_clock(
-    strategy: dict[str, Any], tmp_path: Path
-) -> None:
+def test_simulated_arrivals_and_versions_are_those_of_a_run(strategy: dict[str, Any], tmp_path: Path) -> None:
     wanted = virtual(
         1,
         fleet=Fleet(devices={"paper-defedavg": 12}, network="defedavg-in-small"),

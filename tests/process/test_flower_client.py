@@ -1,4 +1,4 @@
-"""A Flower app's clients under edgefl: the models that Flower makes of their answers, under both clocks."""
+"""Tests that a Flower app's clients give the same models under edgefl as under Flower."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def training(name: str) -> Training:
 
 
 def flowers_own(first: dict[str, Any], clients: int) -> dict[str, Any]:
-    """The model after some rounds of Flower's FedAvg over the same app, replies in the order of clients."""
+    """Return the model of Flower's FedAvg with the same app and with replies in the order of clients."""
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, Metadata, RecordDict
     from flwr.serverapp.strategy import FedAvg
 
@@ -64,7 +64,7 @@ def test_fedavg_over_a_flower_app_makes_flowers_model(name: str, tmp_path: Path)
     assert (result.record.metrics["train_loss"] > 0).all()
 
 
-def test_under_the_wall_clock_it_is_paced_step_by_step(tmp_path: Path) -> None:
+def test_a_flower_app_trains_under_the_wall_clock(tmp_path: Path) -> None:
     wanted = experiment(training=training("client_fn"), **{**GIVEN, "stop": Stop(versions=1)})
     result = supervisor.run(wanted, tmp_path / "run", base=TESTS, quiet=True)
     figures = result.summary()

@@ -1,4 +1,4 @@
-"""A Flower app, as Flower's own programs run it, on phones: every message answered, its end, nothing left."""
+"""Tests of a Flower app that Flower's own programs run on emulated phones."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_app_runs_to_its_end_on_phones(
     assert (tmp_path / "out" / "superlink.log").stat().st_size > 0
 
 
-def test_an_app_that_fails_is_said_by_the_exit_code(app: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_app_gives_exit_code_1(app: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (app / "words" / "server_app.py").write_text(SERVER + "    raise KeyError('lost')\n")
     assert runtime.run(app, phones(), OPTIONS, ["rounds=1"]).exit_code == 1
     assert "edgefl: the Flower run is finished:failed" in capfd.readouterr().err
@@ -111,7 +111,7 @@ def test_an_app_that_fails_is_said_by_the_exit_code(app: Path, capfd: pytest.Cap
 
 def test_a_supernode_that_ends_before_the_start_ends_the_run(app: Path, tmp_path: Path) -> None:
     whole, broken = phones()
-    broken = replace(broken, environment={"PYTHONHOME": str(tmp_path)})  # no Python starts there
+    broken = replace(broken, environment={"PYTHONHOME": str(tmp_path)})  # so that Python cannot start
     with pytest.raises(RunError, match="the SuperNode of phone 1 ended: "):
         runtime.run(app, [whole, broken], OPTIONS)
 

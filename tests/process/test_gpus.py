@@ -1,6 +1,6 @@
-"""Runs on a machine with a GPU: forked processes train although torch starts threads there, or on the GPU.
+"""Tests of runs on a machine with a GPU, where torch starts threads, and of training on the GPU.
 
-``tests/fake_gpu`` makes torch believe in a device. The tests marked ``cuda`` need a real one.
+``tests/fake_gpu`` simulates a device. The tests marked ``cuda`` need a real one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _python(*arguments: str | Path, **variables: str) -> str:
 
 
 def _model(folder: Path, *options: str, **variables: str) -> str:
-    """Run the experiment; return the digest of its last model."""
+    """Run the experiment; return the digest of its final model."""
     (folder / "run.toml").write_text(RUN)
     out = folder / f"run-{len(list(folder.iterdir()))}"
     _python("-m", "edgefl", "run", folder / "run.toml", *options, "--out", out, **variables)
@@ -88,7 +88,7 @@ def test_the_fake_device_breaks_forks_and_can_be_hidden() -> None:
 
 @needs_fake
 @pytest.mark.parametrize("clock", ["virtual", pytest.param("wall", marks=pytest.mark.slow)])
-def test_phones_have_no_gpu_and_train(clock: str, tmp_path: Path) -> None:
+def test_phones_train_without_the_gpu(clock: str, tmp_path: Path) -> None:
     options = ["--set", f"clock.kind={clock}", "--accept-invalid"]
     model = _model(tmp_path, *options)
     if clock == "virtual":

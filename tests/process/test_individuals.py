@@ -1,4 +1,4 @@
-"""A default fleet acts like independent phones under both clocks; clones in phase are found."""
+"""Tests that the phones of a default fleet act independently, and that phones in phase are found."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 import edgefl
+from edgefl.devices.fleet import in_phase
 from edgefl.experiment import Clock, Data, Evaluation, Experiment, Fleet, Stop
+from edgefl.strategies import resolve
 
 FEDBUFF = {"name": "fedbuff", "buffer_size": 4}
 CLONES = {"units": "identical", "variation": 0.0, "phase": "aligned"}
 
 
-def phase(
-    folder: Path, kind: Any, seed: int = 1, strategy: Mapping[str, Any] = FEDBUFF, **fleet: Any
-) -> dict[str, Any]:
-    """The summary's figures on phase, of the fleet of docs/sweeps.md."""
+def wanted(
+    kind: Any = "virtual", seed: int = 1, strategy: Mapping[str, Any] = FEDBUFF, **fleet: Any
+) -> Experiment:
+    """The fleet of docs/sweeps.md, with changes."""
     devices = {"pixel-3a": 4, "pi-4": 4, "moto-g4": 4}
-    wanted = Experiment(
+    return Experiment(
         fleet=Fleet(**{"devices": devices, "network": "lte", **fleet}),
         data=Data(partition="dirichlet", alpha=0.3),
         strategy=dict(strategy),
@@ -29,47 +31,56 @@ def phase(
         stop=Stop(versions=60),
         seed=seed,
     )
-    found: dict[str, Any] = edgefl.run(wanted, folder).summary()["phase"]
+
+
+def phase(folder: Path, *given: Any, **fleet: Any) -> dict[str, Any]:
+    """Make a run; return the summary's figures on phase."""
+    found: dict[str, Any] = edgefl.run(wanted(*given, **fleet), folder).summary()["phase"]
     return found
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_default_fleet_is_inside_the_interval_of_independent_phones(seed: int, tmp_path: Path) -> None:
+def test_a_default_fleet_acts_like_independent_phones(seed: int, tmp_path: Path) -> None:
     found = phase(tmp_path / "run", "virtual", seed)
     for name in ("one_profile_buffers", "coincident_arrivals"):
         assert found[name]["low"] <= found[name]["share"] <= found[name]["high"]
     assert found["warning"] == ""
 
 
-def test_so_is_one_under_the_wall_clock(tmp_path: Path) -> None:
+def test_a_default_fleet_acts_like_independent_phones_under_the_wall_clock(tmp_path: Path) -> None:
     found = phase(tmp_path / "run", "wall")
-    assert found["one_profile_buffers"]["share"] < 0.3  # how late a busy host is moves these shares
+    assert found["one_profile_buffers"]["share"] < 0.3  # delays of a busy host change these shares
     assert found["coincident_arrivals"]["share"] < 0.3
 
 
-NO_WARNING_DUE = {
-    "clones": (CLONES, "fleet.units = 'identical' and fleet.variation = 0 make all phones of a model alike"),
-    "a paper's devices": (
-        {"devices": {"paper-half-normal": 12}, "network": "none"},
-        "all devices are from papers, which state no differences between units",
-    ),
-    "polls": (
-        {"strategy": {"name": "quafl", "participants": 4, "interval_s": 4.0}},
-        "the strategy starts its clients together",
-    ),
-}
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"devices": {"paper-half-normal": 12}, "network": "none"},
+            "all devices are from papers, which state no differences between units",
+        ),
+        (
+            {"strategy": {"name": "quafl", "participants": 4, "interval_s": 4.0}},
+            "the strategy starts its clients together",
+        ),
+    ],
+    ids=["devices of a paper", "polls"],
+)
+def test_some_experiments_make_clients_act_together_by_design(changes: Any, reason: str) -> None:
+    made = wanted(**changes)
+    assert in_phase(made, resolve(made.strategy)) == reason
 
 
-@pytest.mark.parametrize("fleet", NO_WARNING_DUE)
-def test_clients_that_act_together_by_design_are_no_fault(fleet: str, tmp_path: Path) -> None:
-    settings, why = NO_WARNING_DUE[fleet]
-    found = phase(tmp_path / "run", "virtual", **settings)
+def test_identical_phones_act_together_by_design_and_cause_no_warning(tmp_path: Path) -> None:
+    found = phase(tmp_path / "run", **CLONES)
     assert found["warning"] == ""
-    assert found["by_design"] == why
+    reason = "fleet.units = 'identical' and fleet.variation = 0 make all phones of a model alike"
+    assert found["by_design"] == reason
 
 
 def test_clones_in_phase_are_found(tmp_path: Path) -> None:
-    found = phase(tmp_path / "run", "virtual", **CLONES | {"variation": 1e-9})
+    found = phase(tmp_path / "run", **CLONES | {"variation": 1e-9})
     assert found["one_profile_buffers"]["share"] == 1.0 > found["one_profile_buffers"]["high"]
     assert found["coincident_arrivals"]["share"] == 1.0
     assert "in phase" in found["warning"]

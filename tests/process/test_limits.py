@@ -1,4 +1,4 @@
-"""Mechanisms on processes that know nothing of them, and runs whose phones a governor holds."""
+"""Tests of throttles and memory limits on independent processes and in runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from edgefl.host import groups, probe
 from edgefl.host.groups import Groups, find, read_words
 from edgefl.host.throttle import cpu_ns
 from edgefl.results.record import Record
-from tests.process import runs
 from tests.process.runs import (
     DEVICES,
     UNPRIVILEGED,
@@ -50,13 +49,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def busy() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that computes all the time."""
+    """A process that computes without a pause."""
     with probe.loaded() as child:
         yield child
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that comes about by itself, with a bound."""
+    """Wait until the condition holds, for at most ``BOUND_S`` seconds."""
     for _ in range(int(BOUND_S / 0.005)):
         if condition():
             return
@@ -64,7 +63,9 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError(f"not within {BOUND_S:g} s")
 
 
-def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subprocess.Popen[bytes]) -> None:
+def test_a_busy_process_gets_its_share_until_the_throttle_is_closed(
+    kind: str, busy: subprocess.Popen[bytes]
+) -> None:
     began, before = time.monotonic_ns(), cpu_ns(busy.pid)
 
     def within_its_share() -> bool:
@@ -72,7 +73,9 @@ def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subpr
 
     throttle = host.open(kind, busy.pid, SHARE)
     until(lambda: throttle.achieved().cpu_s > 0.2)
-    until(within_its_share)  # what it got while its governor had to wait for a core is taken back
+    until(
+        within_its_share
+    )  # the governor corrects what the process got while it had to wait for a core itself
     found = throttle.achieved()
     assert found.declared_cpu_s == pytest.approx(SHARE * found.wall_s, rel=1e-6)
     throttle.share = 0.01
@@ -81,7 +84,7 @@ def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subpr
     slow = throttle.achieved()
     throttle.share = 0.5
     assert throttle.share == 0.5
-    # At the share of before it would take as long as this may take.
+    # At the old share this would take `BOUND_S`.
     until(lambda: throttle.achieved().cpu_s > slow.cpu_s + 0.01 * BOUND_S)
     throttle.close()
     throttle.close()
@@ -90,7 +93,7 @@ def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subpr
     assert psutil.Process(busy.pid).status() != psutil.STATUS_STOPPED
 
 
-def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: subprocess.Popen[bytes]) -> None:
+def test_a_throttled_process_may_end(kind: str, busy: subprocess.Popen[bytes]) -> None:
     throttle = host.open(kind, busy.pid, SHARE)
     os.kill(busy.pid, signal.SIGKILL)  # also a stopped one
     assert busy.wait() == -signal.SIGKILL
@@ -98,19 +101,19 @@ def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: sub
     assert throttle.achieved().cpu_s >= 0.0
 
 
-def test_many_at_once(kind: str) -> None:
+def test_two_processes_are_throttled_at_once(kind: str) -> None:
     with probe.loaded() as one, probe.loaded() as other:
         first = host.open(kind, one.pid, 0.05)
         second = host.open(kind, other.pid, 0.1)
         until(lambda: second.achieved().cpu_s > 0.05 and first.achieved().cpu_s > 0.025)
         first.close()
         was = second.achieved().cpu_s
-        until(lambda: second.achieved().cpu_s > was + 0.02)  # still looked after
+        until(lambda: second.achieved().cpu_s > was + 0.02)  # still throttled
         second.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "edgefl-governor"]
 
 
-def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
+def test_children_of_a_process_are_in_its_control_group() -> None:
     needs_groups("cpu")
     code = "import subprocess,sys; subprocess.run([sys.executable,'-ISc','while True: pass'])"
     held = subprocess.Popen([sys.executable, "-ISc", f"input(); {code}"], stdin=subprocess.PIPE)
@@ -141,7 +144,7 @@ def test_a_process_over_its_groups_memory_is_killed(mib: int, code: int, peak: t
     assert held.killed == (code != 0)
 
 
-def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_not() -> None:
+def test_only_groups_of_ended_owners_are_removed() -> None:
     needs_groups("cpu")
     outer = find("cpu").folder
     code = (
@@ -168,7 +171,7 @@ def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_n
 
 
 def test_a_phone_of_a_killed_owner_is_killed_by_the_next_process_that_makes_groups() -> None:
-    """Programs side by side: it would be moved out of its group, and its own run would not find it."""
+    """Otherwise, the process would be moved out of its group, and the phone's own run would not find it."""
     needs_groups("cpu")
     code = (
         "import subprocess\n"
@@ -193,7 +196,7 @@ def test_a_phone_of_a_killed_owner_is_killed_by_the_next_process_that_makes_grou
         owner.stdout.close()
 
 
-def test_processes_left_in_a_group_go_back_when_it_closes(busy: subprocess.Popen[bytes]) -> None:
+def test_processes_return_to_their_former_group_when_a_group_is_closed(busy: subprocess.Popen[bytes]) -> None:
     needs_groups("cpu", "memory")
     before = find("cpu")
     made = Groups(["cpu", "memory"])
@@ -208,7 +211,7 @@ def test_processes_left_in_a_group_go_back_when_it_closes(busy: subprocess.Popen
 
 
 @pytest.mark.parametrize("what", ["sigstop", "cgroup", "memory"])
-def test_the_probe_says_what_it_saw(what: str) -> None:
+def test_the_probe_describes_its_measurement(what: str) -> None:
     if what != "sigstop":
         needs_groups("cpu" if what == "cgroup" else what)
     found = probe.memory_group() if what == "memory" else probe.throttle(what)
@@ -224,49 +227,51 @@ def test_the_probe_says_what_it_saw(what: str) -> None:
         (("cgroup", 1, float("nan")), ValueError, "share must be a finite number of cores above 0 (got nan)"),
     ],
 )
-def test_misuse_is_said(arguments: tuple[str, int, float], error: type[Exception], message: str) -> None:
+def test_wrong_arguments_are_refused(
+    arguments: tuple[str, int, float], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error) as raised:
         host.open(*arguments)
     assert message in str(raised.value)
 
 
-def test_a_process_that_is_gone_cannot_be_held(kind: str) -> None:
+def test_an_ended_process_cannot_be_throttled(kind: str) -> None:
     child = subprocess.Popen([sys.executable, "-ISc", "pass"])
     child.wait()
     with pytest.raises(ProcessLookupError):
         host.open(kind, child.pid, SHARE)
 
 
-def unprivileged(code: str) -> str:
-    """What ``code`` prints as a user who may read everything and write nothing."""
+def unprivileged(code: str) -> tuple[str, str]:
+    """Run Python ``code`` as a user who may read everything and write nothing; return stdout and stderr."""
     needs_groups("cpu", "memory")
     needs_unprivileged()
     command = [*UNPRIVILEGED, sys.executable, "-B", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ("open('cgroup', os.getpid(), 0.5)", "throttle 'cgroup' cannot be used here: no group can be"),
-        ("open_memory(os.getpid(), 64)", "memory 'cgroup' cannot be used here: no group can be"),
-        ("open('sigstop', os.getppid(), 0.5)", "belongs to another user and cannot be throttled"),
-        ("open('sigstop', own.pid, 0.5).close()", ""),
-    ],
-)
-def test_without_the_right_a_mechanism_is_refused_in_one_line(call: str, message: str) -> None:
-    said = unprivileged(
+WITHOUT_RIGHTS = {
+    "open('cgroup', os.getpid(), 0.5)": "throttle 'cgroup' cannot be used here: no group can be",
+    "open_memory(os.getpid(), 64)": "memory 'cgroup' cannot be used here: no group can be",
+    "open('sigstop', os.getppid(), 0.5)": "belongs to another user and cannot be throttled",
+    "open('sigstop', own.pid, 0.5).close()": "nothing refused",
+}
+
+
+def test_without_the_rights_a_mechanism_is_refused_in_one_line() -> None:
+    out, _ = unprivileged(
         "import os, subprocess\n"
-        "from edgefl import ConfigError\n"
-        "from edgefl import host\n"
+        "from edgefl import ConfigError, host\n"
         "own = subprocess.Popen(['cat'], stdin=subprocess.PIPE)  # ends with this process\n"
-        f"try: host.{call}\n"
-        "except ConfigError as error: print(error)\n"
+        f"for call in {list(WITHOUT_RIGHTS)!r}:\n"
+        "    try: exec(f'host.{call}')\n"
+        "    except ConfigError as error: print(error)\n"
+        "    else: print('nothing refused')\n"
     )
-    assert message in said
-    assert said.count("\n") == (1 if message else 0)
+    for line, message in zip(out.splitlines(), WITHOUT_RIGHTS.values(), strict=True):
+        assert message in line
 
 
 def throttled(kind: Any, **changes: Any) -> Any:
@@ -274,22 +279,22 @@ def throttled(kind: Any, **changes: Any) -> Any:
     return experiment(fleet=fleet, **changes)
 
 
-def test_a_throttled_run_is_whole_and_no_faster_than_its_phones(kind: Any, tmp_path: Path) -> None:
+def test_a_throttled_run_is_complete_and_no_faster_than_its_phones(kind: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    Command.run(throttled(kind, stop=Stop(versions=20)), folder).ends()
+    Command.run(throttled(kind), folder).ends()
     figures, trips = summary(folder), Record(folder).trips
-    assert figures["versions"] == 20
-    assert figures["integrity"] == {"checked": 60, "checksum_mismatches": 0, "version_mismatches": 0}
+    assert figures["versions"] == 12
+    assert figures["integrity"] == {"checked": 36, "checksum_mismatches": 0, "version_mismatches": 0}
     assert figures["incidents"] == {}
     done = ~np.isnan(trips["trip_achieved_s"])
-    assert done.sum() >= 60
+    assert done.sum() >= 36
     assert (trips["trip_achieved_s"][done] >= trips["trip_declared_s"][done] - 1e-6).all()
-    # what trained in a burst waits for its device before it uploads
+    # After a burst of training, a client waits for its device before it uploads.
     assert trips["compute_s"][done].sum() > 0.85 * trips["compute_declared_s"][done].sum()
 
 
 @pytest.mark.parametrize("how", ["the governor dies", "Ctrl-C"])
-def test_phones_that_are_held_end_too(kind: Any, how: str, tmp_path: Path) -> None:
+def test_throttled_phones_end_with_their_run(kind: Any, how: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = Command.run(throttled(kind, stop=Stop(versions=10_000)), folder)
     wait_for_versions(folder, 3, command)
@@ -301,7 +306,7 @@ def test_phones_that_are_held_end_too(kind: Any, how: str, tmp_path: Path) -> No
         command.ends(1, f"the governor of fleet.throttle = '{kind}' ended early (signal 9)")
 
 
-def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_path: Path) -> None:
+def test_a_run_removes_the_groups_of_a_run_whose_processes_were_all_killed(tmp_path: Path) -> None:
     needs_groups("cpu", "memory")
     fleet = Fleet(devices={"pi-zero-2w": 4}, network="fios", throttle="cgroup", memory="cgroup")
     command = Command.run(experiment(fleet=fleet, stop=Stop(versions=10_000)), tmp_path / "killed")
@@ -319,20 +324,20 @@ def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_pa
     assert not any(folder.exists() for folder in made)
 
 
-@pytest.mark.parametrize(
-    ("key", "others"), [("throttle", "'paced' and 'sigstop' need"), ("memory", "'rlimit' needs")]
-)
-def test_a_mechanism_without_the_right_is_refused_at_once(key: str, others: str, tmp_path: Path) -> None:
-    needs_groups("cpu", "memory")
-    runs.needs_unprivileged()
+def test_a_run_without_the_rights_for_a_mechanism_is_refused_in_one_line(tmp_path: Path) -> None:
     public = Path(tempfile.gettempdir())  # this test's own, which ``nothing_left`` removes
     public.chmod(0o755)
     file = Command.write(experiment(), public / "run")
-    arguments = ["run", str(file), "--set", f"fleet.{key}=cgroup", "--out", str(tmp_path / "run")]
-    code, out, err = Command(*arguments, before=runs.UNPRIVILEGED).finish()
-    assert code == 2
-    assert err.startswith(f"edgefl: fleet.{key}: 'cgroup' cannot be used here: no group can be created in ")
-    assert err.endswith(f"Permission denied; {others} no privileges\n")
-    assert err.count("\n") == 1
+    arguments = ["run", str(file), "--out", str(tmp_path / "run"), "--set"]
+    out, err = unprivileged(
+        "from edgefl.cli import main\n"
+        f"for key in ('throttle', 'memory'): assert main([*{arguments!r}, f'fleet.{{key}}=cgroup']) == 2\n"
+    )
+    others = {"throttle": "'paced' and 'sigstop' need", "memory": "'rlimit' needs"}
+    for line, (key, other) in zip(err.splitlines(), others.items(), strict=True):
+        assert line.startswith(
+            f"edgefl: fleet.{key}: 'cgroup' cannot be used here: no group can be created in "
+        )
+        assert line.endswith(f"Permission denied; {other} no privileges")
     assert out == ""
     assert not (tmp_path / "run").exists()

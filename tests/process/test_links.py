@@ -1,4 +1,4 @@
-"""Links that replay a trace or break, in real runs under both clocks."""
+"""Tests of links that replay a trace or break, in real runs under both clocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def wanted(kind: str, link: str, **changes: object) -> edgefl.Experiment:
 
 @pytest.mark.parametrize("kind", ["wall", "virtual"])
 def test_transfers_follow_their_trace(kind: str, tmp_path: Path) -> None:
-    # 0.1 s of a packet each 5 ms, then 0.1 s of one each 50 ms, and so on
+    # For 0.1 s a packet every 5 ms, then for 0.1 s one every 50 ms, and so on.
     times = [t for start in range(0, 2000, 200) for t in (*range(start + 5, start + 101, 5), start + 150)]
     (tmp_path / "t.trace").write_text("".join(f"{t}\n" for t in [*times, 2000]))
     link = network(tmp_path, 'trace = "t.trace"\ndelay_ms = 5')
@@ -57,12 +57,14 @@ def test_transfers_follow_their_trace(kind: str, tmp_path: Path) -> None:
     wire = size + -(-size // 1460) * 40
     lengths = {round(0.005 + trace.delivers_s(at / 1e4, wire), 4) for at in range(20_000)}
     assert set(np.round(down, 4)) <= {round(length + d, 4) for length in lengths for d in (-1e-4, 0, 1e-4)}
-    assert len(set(np.round(down, 4))) > (5 if kind == "virtual" else 1)  # it depends on when the trip starts
+    assert len(set(np.round(down, 4))) > (
+        5 if kind == "virtual" else 1
+    )  # the length depends on the trip's start
     assert (took >= declared * (1 - 1e-6)).all()
 
 
 def test_a_link_that_breaks_costs_the_task(tmp_path: Path) -> None:
-    """Under both clocks; under the virtual one the same for any number of workers."""
+    """Under the virtual clock, the results are the same for any number of workers."""
     link = network(tmp_path, 'rate_mbps = 2\ndelay_ms = 5\nloss_pct = 3\non_loss = "disconnect"')
     found = set()
     for name, clock in {

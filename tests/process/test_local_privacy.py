@@ -1,4 +1,4 @@
-"""Runs whose clients add noise of their own: the same bits whatever happens, and what is promised."""
+"""Tests of runs whose clients add noise: reproducible bits, and the reported ε."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def run(experiment: edgefl.Experiment, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "privacy", [pytest.param(LOCAL, id="local", marks=pytest.mark.slow), pytest.param(BOTH, id="both")]
 )
-def test_a_failing_clients_part_is_the_same_and_so_are_all_bits_after_kills(
+def test_a_failing_client_takes_part_as_before_and_kills_change_no_bit(
     privacy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its trips send noise alone: nobody else's part, and no ε, depends on whether its training works."""
+    """Its trips send noise alone: neither other clients nor ε depend on whether its training succeeds."""
     monkeypatch.chdir(tmp_path)
     well = run(wanted(tmp_path, "well", privacy), tmp_path / "well")
     for how, reason in (("raises", "its data"), ("nan", "not finite")):
@@ -75,7 +75,7 @@ def test_a_failing_clients_part_is_the_same_and_so_are_all_bits_after_kills(
 
 
 @pytest.mark.parametrize("clock", ["virtual", pytest.param("wall", marks=pytest.mark.slow)])
-def test_no_client_trips_more_often_than_declared_and_epsilon_is_for_all_its_trips(
+def test_no_client_makes_more_trips_than_declared_and_epsilon_counts_all_its_trips(
     clock: str, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {
@@ -90,7 +90,7 @@ def test_no_client_trips_more_often_than_declared_and_epsilon_is_for_all_its_tri
     with Record(tmp_path / "run") as record:
         begun = np.bincount(record.trips["client"])
     assert begun.max() == 7
-    assert begun.sum() > found["trips"]["applied"]  # cancelled members of a cohort count
+    assert begun.sum() > found["trips"]["applied"]  # cancelled trips count
     figures = found["privacy"]
     assert figures["participations"] == {"max": 7, "limit": 7}
     assert figures["epsilon"] == figures["local"]["epsilon"] == pytest.approx(local_epsilon(rules, 7))
@@ -104,11 +104,11 @@ def test_no_client_trips_more_often_than_declared_and_epsilon_is_for_all_its_tri
     assert "from the server and from anyone" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_with_both_each_is_accounted_for_itself(tmp_path: Path) -> None:
+def test_local_and_central_noise_are_accounted_separately(tmp_path: Path) -> None:
     central = {**BOTH, "noise": "secure"}
     result = edgefl.run(virtual(privacy=central), tmp_path / "both")
     figures = result.summary()["privacy"]
-    assert figures["private"]  # the server's noise is from a secret key
+    assert figures["private"]  # the key of the server's noise is secret
     assert "from anyone who sees only the models of this run" in figures["says"]
     assert "from the server and from anyone who sees its updates" in figures["says"]
     account = PrivacyAccount(Privacy(**central), 6)
@@ -128,20 +128,20 @@ def test_with_both_each_is_accounted_for_itself(tmp_path: Path) -> None:
     )
 
 
-def test_local_noise_alone_goes_with_a_strategy_that_reads_updates(tmp_path: Path) -> None:
-    found = edgefl.run(
-        virtual(strategy={"name": "median", "buffer_size": 3}, privacy=LOCAL), tmp_path / "run"
-    )
-    assert found.summary()["versions"] == 12
-    assert verify(tmp_path / "run").versions == 12
+def test_local_noise_alone_may_be_combined_with_a_strategy_that_reads_updates(tmp_path: Path) -> None:
+    median = {"name": "median", "buffer_size": 3}
+    found = edgefl.run(virtual(strategy=median, privacy=LOCAL, stop=Stop(versions=4)), tmp_path / "run")
+    assert found.summary()["versions"] == 4
+    assert verify(tmp_path / "run").versions == 4
 
 
 @pytest.mark.parametrize("kind", ["masks", "trusted"])
-def test_local_noise_alone_goes_with_secure_aggregation(kind: Any, tmp_path: Path) -> None:
+def test_local_noise_alone_may_be_combined_with_secure_aggregation(kind: Any, tmp_path: Path) -> None:
     secure = edgefl.experiment.Secure(kind=kind)
-    wanted = virtual(privacy=LOCAL, server=Server(heartbeat_s=30, secure=secure))
+    server = Server(heartbeat_s=30, secure=secure)
+    wanted = virtual(privacy=LOCAL, server=server, stop=Stop(versions=4))
     found = edgefl.run(wanted, tmp_path / "run").summary()
-    assert found["versions"] == 12
+    assert found["versions"] == 4
     most = found["privacy"]["participations"]["max"]
     assert found["privacy"]["local"]["epsilon"] == pytest.approx(local_epsilon(Privacy(**LOCAL), most))
     central = msgspec.structs.replace(wanted, privacy=Privacy(**BOTH))

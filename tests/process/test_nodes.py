@@ -1,4 +1,4 @@
-"""Runs whose workers and clients are on nodes: other processes, which join by a door and may be killed."""
+"""Tests of runs with nodes: other processes, which host workers and clients, and may be killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DELAY_MS = 50
 
 
 def join(address: str, folder: Path, workers: int = 1) -> Command:
-    """A node whose modules are in this folder."""
+    """Start a node whose modules are in this folder."""
     return Command("join", address, "--workers", str(workers), cwd=folder)
 
 
@@ -42,7 +42,7 @@ def serve(wanted: Experiment, folder: Path, nodes: Nodes) -> Result:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The model that this experiment ends with on one host."""
+    """The digest of the experiment's final model on one host."""
     folder = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -52,7 +52,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_node_that_is_killed_changes_no_bit(alone: str, tmp_path: Path) -> None:
     wanted = virtual(model=made_in(tmp_path))
-    plan(tmp_path, {4: "kill it"})  # early: the run needs what that worker has in hand
+    plan(tmp_path, {4: "kill it"})  # early, so that the run still needs this worker's results
     with opened(ANY, None, 2) as nodes:
         joined = [join(nodes.address, tmp_path) for _ in range(2)]
         figures = serve(wanted, tmp_path / "run", nodes).summary()
@@ -64,7 +64,7 @@ def test_a_node_that_is_killed_changes_no_bit(alone: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_node_that_is_stopped_changes_no_bit_and_ends_when_it_goes_on(
+def test_a_stopped_node_changes_no_bit_and_ends_when_it_continues(
     alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgefl.hosts.nodes.ENDING_S", 5.0)
@@ -77,7 +77,7 @@ def test_a_node_that_is_stopped_changes_no_bit_and_ends_when_it_goes_on(
     for node in map(psutil.Process, stopped):
         for process in (*node.children(recursive=True), node):
             process.resume()
-    # the stopped one reads the rejection, or that the run is over
+    # The stopped node reads the rejection, or the end of the run.
     assert sorted(command.finish()[0] for command in joined) in ([0, 1], [0, 2])
     assert figures["model_sha256"] == alone
     lost = incidents(tmp_path / "run", "hang")
@@ -85,8 +85,8 @@ def test_a_node_that_is_stopped_changes_no_bit_and_ends_when_it_goes_on(
 
 
 @pytest.mark.slow
-def test_whatever_ends_a_node_the_other_goes_on(alone: str, tmp_path: Path) -> None:
-    """Its zygote is killed, or somebody presses Ctrl-C; a worker that is killed is replaced where it was."""
+def test_the_run_continues_on_the_other_nodes(alone: str, tmp_path: Path) -> None:
+    """One node's zygote is killed, another is interrupted; a killed worker is replaced on its node."""
     wanted = virtual(4, model=made_in(tmp_path))
     with opened(ANY, None, 3) as nodes:
         joined = [join(nodes.address, tmp_path) for _ in range(3)]
@@ -100,7 +100,7 @@ def test_whatever_ends_a_node_the_other_goes_on(alone: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_is_replaced_and_its_nodes_stay(alone: str, tmp_path: Path) -> None:
+def test_a_killed_server_is_replaced_and_its_nodes_stay(alone: str, tmp_path: Path) -> None:
     plan(tmp_path, {12: f"kill the server of {os.getpid()}"})
     with opened(ANY, None, 2) as nodes:
         joined = [join(nodes.address, tmp_path) for _ in range(2)]
@@ -116,7 +116,7 @@ def test_a_server_that_is_killed_is_replaced_and_its_nodes_stay(alone: str, tmp_
     ("kill it", (-9, 1), "the run's process is gone"),
     ("interrupt it", (130, 0), ""),
 ])  # fmt: skip
-def test_nodes_end_with_the_run_and_it_is_resumed_on_others(
+def test_nodes_end_with_the_run_which_can_be_resumed_on_others(
     alone: str, deed: str, codes: tuple[int, int], says: str, tmp_path: Path
 ) -> None:
     run, node = codes
@@ -136,14 +136,16 @@ def test_nodes_end_with_the_run_and_it_is_resumed_on_others(
 
 
 def read_address(command: Command) -> str:
-    """The address that a run's nodes come to, from the line that says so."""
+    """Read the address for nodes from the run's stderr."""
     assert command.process.stderr is not None
     line = next(line for line in command.process.stderr if "edgefl join tcp://" in line)
     return line.split()[-1]
 
 
 @pytest.mark.slow
-def test_a_node_that_comes_when_all_are_gone_takes_their_workers(alone: str, tmp_path: Path) -> None:
+def test_a_node_that_joins_after_the_loss_of_all_others_takes_their_workers(
+    alone: str, tmp_path: Path
+) -> None:
     plan(tmp_path, {12: "kill it"})
     with opened(ANY, None, 1) as nodes:
         first = join(nodes.address, tmp_path, workers=2)
@@ -162,7 +164,7 @@ def test_a_node_that_comes_when_all_are_gone_takes_their_workers(alone: str, tmp
 
 
 @pytest.mark.slow
-def test_a_node_that_joins_a_run_on_its_way_has_a_lost_ones_workers_and_its_own(
+def test_a_node_that_joins_later_has_its_own_workers_and_those_of_a_lost_node(
     alone: str, tmp_path: Path
 ) -> None:
     wanted = virtual(None, model=made_in(tmp_path), server=Server(heartbeat_s=MINUTE_S))
@@ -176,7 +178,9 @@ def test_a_node_that_joins_a_run_on_its_way_has_a_lost_ones_workers_and_its_own(
             return False
 
         def later() -> None:
-            while left(tmp_path) or not any(map(two_workers, joined)):  # one is lost, and a worker waits
+            while left(tmp_path) or not any(
+                map(two_workers, joined)
+            ):  # until one node is lost and a worker waits
                 time.sleep(0.05)
             joined.append(join(nodes.address, tmp_path, workers=2))
             while not two_workers(joined[2]):
@@ -194,8 +198,8 @@ def test_a_node_that_joins_a_run_on_its_way_has_a_lost_ones_workers_and_its_own(
     assert any("has room for it" in death.detail for death in incidents(tmp_path / "run", "death"))
 
 
-def test_ctrl_c_ends_a_node_that_the_shell_has_put_into_the_background() -> None:
-    """And looks for a run yet: such a process is started with SIGINT ignored."""
+def test_ctrl_c_ends_a_node_in_the_background_that_looks_for_a_run() -> None:
+    """A shell starts such a process with SIGINT ignored."""
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
         node = Command("join", address, before=["sh", "-c", "trap '' INT; exec \"$@\"", "sh"])
@@ -206,8 +210,7 @@ def test_ctrl_c_ends_a_node_that_the_shell_has_put_into_the_background() -> None
 
 
 @pytest.mark.slow
-def test_a_node_that_holds_something_else_is_turned_away_in_one_line(tmp_path: Path) -> None:
-    """Another model; and none at all, where the run's module is not there."""
+def test_a_node_with_another_model_or_without_one_is_rejected_in_one_line(tmp_path: Path) -> None:
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
         made_in(tmp_path / folder)
@@ -227,11 +230,8 @@ def test_a_node_that_holds_something_else_is_turned_away_in_one_line(tmp_path: P
 
 
 @pytest.mark.slow
-def test_phones_of_a_lost_node_come_again_on_the_others(tmp_path: Path) -> None:
-    """Under the wall clock each node has clients; what they measure is judged as those of one host.
-
-    The run takes several times the second within which the supervisor notices that the node is gone.
-    """
+def test_other_nodes_take_the_phones_of_a_lost_node(tmp_path: Path) -> None:
+    """The run takes several seconds, and the supervisor notices the loss within one."""
     wanted = experiment(model=made_in(tmp_path), stop=Stop(versions=150))
     with opened(ANY, None, 3) as nodes:
         joined = [join(nodes.address, tmp_path) for _ in range(3)]
@@ -250,7 +250,7 @@ def test_phones_of_a_lost_node_come_again_on_the_others(tmp_path: Path) -> None:
 
 @contextmanager
 def slow_link(addresses: list[str], before: list[str], port: int) -> Iterator[str]:
-    """A relay of 50 ms each way that loses 1% of the segments; yields the address that it listens at."""
+    """Start a relay with a delay of 50 ms each way and a loss of 1% of the segments; yield its address."""
     arguments = [addresses[0], "127.0.0.1", str(port), str(DELAY_MS), "0.01"]
     command = [*before, sys.executable, str(Path(__file__).with_name("slow_link.py")), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as relay:
@@ -263,8 +263,8 @@ def slow_link(addresses: list[str], before: list[str], port: int) -> Iterator[st
 
 
 @pytest.mark.slow
-def test_a_device_behind_a_slow_link_has_right_trips_and_the_verdict_names_the_link(tmp_path: Path) -> None:
-    """By its own clock they are what is declared; the server sees what the link adds to each of them."""
+def test_a_slow_link_leaves_a_devices_own_trips_exact_and_makes_the_run_invalid(tmp_path: Path) -> None:
+    """By the device's clock, trips take their declared time. The server also sees the delays of the link."""
     scale, trips = 8.0, 40
     wanted = experiment(
         fleet=Fleet(devices={"pi-4": 1}, network="fios"),

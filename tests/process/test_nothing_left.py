@@ -1,4 +1,4 @@
-"""The fixture that proves that nothing is left behind must itself find what is."""
+"""Tests that the fixture `nothing_left` finds everything that a test leaves behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAKS = {
     "shared": ("open('/dev/shm/edgefl-test-left', 'w').close()", "shared: edgefl-test-left"),
     "folder": ("tempfile.mkdtemp(prefix='edgefl-')", "folders: edgefl-*"),
 }
-"""What each test of the inner session does, and what is said of it."""
+"""The body of each test of the inner session, and a pattern of the message about it."""
 TESTS = """
 import conftest, os, pytest, subprocess, sys, tempfile, threading, zmq
 KEPT = []
@@ -59,8 +59,10 @@ def test_it(request, monkeypatch):
 """
 
 
-def test_finds_what_is_left_and_only_that(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One session in a process of its own; what is left there stays, so it is not waited for."""
+def test_the_fixture_finds_all_leaks_and_nothing_else(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inner session runs in another process, and does not wait for leaks to end."""
     pytester.makeconftest((Path(__file__).parents[1] / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = process\n    slow\n")
     given = "no_patience, nothing_left"

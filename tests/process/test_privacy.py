@@ -1,4 +1,4 @@
-"""Private runs: limits on participation under both clocks; a resumed one goes on with its secret key."""
+"""Tests of private runs: limits on participation, and the secret key of a resumed run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FEDBUFF = {"name": "fedbuff", "buffer_size": 2}
 
 
 def check_limits(folder: Path, clients: int) -> None:
-    """Assert that the record shows the limits kept, and ε for each version."""
+    """Assert that the run kept its limits and recorded ε for each version."""
     with Record(folder) as record:
         owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
         versions = [[owner[task] for task in tasks.tolist()] for _, tasks, _ in record.sums()]
@@ -53,7 +53,7 @@ def check_limits(folder: Path, clients: int) -> None:
     assert result.evaluations()["epsilon"][0] == 0
 
 
-def test_a_resumed_private_run_counts_on_and_goes_on_with_its_key(tmp_path: Path) -> None:
+def test_a_resumed_private_run_keeps_its_counts_and_its_key(tmp_path: Path) -> None:
     plan(tmp_path, {26: "interrupt"})
     folder, key = tmp_path / "run", tmp_path / "key"
     wanted = virtual(1, model=made_in(tmp_path), strategy=FEDBUFF, privacy=PRIVATE, stop=Stop(versions=99))
@@ -68,7 +68,7 @@ def test_a_resumed_private_run_counts_on_and_goes_on_with_its_key(tmp_path: Path
     assert not (folder / KEY_FILE).exists()
     with pytest.raises(ConfigError, match=f"no {KEY_FILE}, the secret noise key"):
         verify(folder, code=tmp_path)
-    shutil.copy(key, folder / KEY_FILE)  # with it the whole run is made again, to the bit
+    shutil.copy(key, folder / KEY_FILE)  # with the key, the whole run is reproduced bit by bit
     assert verify(folder, code=tmp_path).versions > made
 
 

@@ -1,4 +1,4 @@
-"""Private runs whose clients fail because of their data: nobody else's part in any version depends on it."""
+"""Tests that failures of a client in a private run do not change the part of other clients."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wanted(folder: Path, how: str, stop: Stop = Stop(versions=8)) -> Experiment:
 
 
 def cohorts(folder: Path) -> list[tuple[int, list[int], float]]:
-    """By version its clients, and when it was made."""
+    """Return each version's number, clients and time."""
     with Record(folder) as record:
         owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
         made_at_s = record.versions["at_s"].tolist()
@@ -62,7 +62,7 @@ def cohorts(folder: Path) -> list[tuple[int, list[int], float]]:
 
 
 @pytest.mark.parametrize("ways", [["raises"], pytest.param(["nan", "dies"], marks=pytest.mark.slow)], ids=str)
-def test_who_takes_part_in_which_version_does_not_depend_on_a_clients_data(
+def test_the_clients_of_each_version_do_not_depend_on_failures_of_one_client(
     tmp_path: Path, ways: list[str]
 ) -> None:
     found, epsilons = {}, {}
@@ -87,10 +87,10 @@ def test_a_run_whose_trips_all_fail_ends_without_a_result(stop: Stop, tmp_path: 
     assert "failed or gave a bad update" in figures["no_progress"]
 
 
-def test_a_run_whose_client_fails_and_whose_server_is_killed_has_the_same_bits(
+def test_kills_of_the_server_change_no_bit_of_a_run_with_a_failing_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update of zero is in the checkpoint or made again from the journal, and counts once."""
+    """An update of zero is in the checkpoint or recomputed from the journal, and counts once."""
     monkeypatch.chdir(tmp_path)
     experiment = wanted(tmp_path, "raises")
     supervisor.run(experiment, tmp_path / "whole", quiet=True, base=tmp_path)

@@ -1,4 +1,4 @@
-"""``edgefl exec --awake``: what keeps cores busy has the lowest priority, and ends with the run."""
+"""Tests of ``edgefl exec --awake``, whose process keeps the cores busy at the lowest priority."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def child() -> psutil.Process:
 
 
 def busy_threads(process: psutil.Process) -> dict[int, tuple[int, set[int]]]:
-    """The scheduling policy and the CPUs of each thread that waits in a loop."""
+    """Return the scheduling policy and the CPUs of each busy thread."""
     found = {}
     for thread in process.threads():
         if thread.id != process.pid:
@@ -48,7 +48,7 @@ def test_each_core_has_a_thread_of_the_lowest_priority_while_phones_run() -> Non
     assert result.summary()["awake"] is True
 
 
-def test_its_time_is_neither_the_runs_nor_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_cpu_time_is_not_counted_as_load(monkeypatch: pytest.MonkeyPatch) -> None:
     told_s: list[float] = []
     usage = UsageMeter.usage
 
@@ -66,12 +66,12 @@ def test_its_time_is_neither_the_runs_nor_that_of_others(monkeypatch: pytest.Mon
     assert told_s[0] >= took_s > 0.0
 
 
-def test_a_run_without_it_has_none() -> None:
+def test_a_run_without_the_option_has_no_such_process() -> None:
     result = run([phone("true")], options())
     assert result.summary()["awake"] is False
 
 
-def test_a_run_whose_cores_could_go_idle_after_all_is_invalid() -> None:
+def test_a_run_whose_awake_process_ended_early_is_invalid() -> None:
     with start([phone("sleep", "1000")], options(awake=True)) as running:
         process = child()
         process.kill()
@@ -98,15 +98,15 @@ def test_one_cpu_of_each_core_is_chosen(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{siblings}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5, 7})
-    assert one_thread_per_core(tmp_path) == [0, 1, 7]  # nothing is known of CPU 7
+    assert one_thread_per_core(tmp_path) == [0, 1, 7]  # CPU 7 has no topology file
 
 
-def test_it_is_not_combined_with_groups_that_would_share_the_cores_with_it() -> None:
+def test_it_cannot_be_combined_with_the_throttle_cgroup() -> None:
     with pytest.raises(ConfigError, match=r"^awake: cannot be combined with the throttle cgroup"):
         check_awake("cgroup")
 
 
-def test_a_limited_amount_of_cpu_time_is_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_cannot_be_combined_with_a_quota_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awake, "cpu_quota", lambda: 1.5)
     with pytest.raises(ConfigError, match=r"^awake: .* control groups limit the CPU time to 1\.5 cores"):
         start([phone("true")], options(awake=True))
@@ -124,7 +124,7 @@ os.sched_setscheduler = refuse
 """
 
 
-def test_a_system_without_the_lowest_priority_is_one_line(
+def test_a_refused_priority_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(REFUSED)
@@ -135,7 +135,7 @@ def test_a_system_without_the_lowest_priority_is_one_line(
     assert re.fullmatch(said, capfd.readouterr().err)
 
 
-def test_a_priority_that_linux_refuses_for_now_is_requested_again(
+def test_a_priority_that_linux_refuses_temporarily_is_requested_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
@@ -149,4 +149,4 @@ def test_a_priority_that_linux_refuses_for_now_is_requested_again(
     yield_to_sessions()
     assert written == ["19"] * 3
     monkeypatch.undo()
-    yield_to_sessions(tmp_path / "missing" / "autogroup")  # this system shares the CPU without sessions
+    yield_to_sessions(tmp_path / "missing" / "autogroup")  # a system without autogroups

@@ -1,4 +1,4 @@
-"""Phones that run real commands: their share of the cores, their memory and their battery."""
+"""Tests of phones' shares of cores, memory and batteries with real commands."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def throttle(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_phone_and_all_that_it_starts_have_one_share(throttle: str) -> None:
-    """What two busy processes got while the keeper had to wait for a core is taken back, but for a slice."""
+def test_all_processes_of_a_phone_share_its_share(throttle: str) -> None:
+    """The keeper corrects, except for a slice, what they got while it had to wait for a core."""
     busy = "while :; do :; done"
     two = phone("sh", "-c", f"({busy}) & {busy}", share=0.2)
     with start([two], options(throttle=throttle)) as running:
@@ -50,13 +50,13 @@ LOOP = "while :; do :; done"
         pytest.param(LOOP, 1, 0.095, 0.105, marks=pytest.mark.slow),
         pytest.param(f"({LOOP}) & {LOOP}", 2, 0.19, 0.21, marks=pytest.mark.slow),
         (f"({LOOP}) & ({LOOP}) & ({LOOP}) & {LOOP}", 4, 0.24, 0.26),
-        (f"sleep 1000 & {LOOP}", 2, 0.095, 0.195),  # a signal wakes it, and it may wait for a core
+        (f"sleep 1000 & {LOOP}", 2, 0.095, 0.195),  # signals wake it, and it may wait for a core
     ],
 )
 def test_each_busy_process_has_a_core_of_the_device(
     throttle: str, command: str, processes: int, least: float, most: float
 ) -> None:
-    """Also those that the shell has just started: they get theirs from the next stop on."""
+    """New processes get their core from the next stop on."""
     with start([phone("sh", "-c", command, share=(0.05, 0.1, 0.1))], options(throttle=throttle)) as running:
         while (first := running.states.get(0)) is None or first.processes < processes:
             running.turn(0.5)
@@ -66,8 +66,8 @@ def test_each_busy_process_has_a_core_of_the_device(
     assert least <= share <= most
 
 
-def test_threads_of_processes_started_since_the_last_look_count_too() -> None:
-    """A phone that starts loops between two stops has cores for all of them, not for its shell alone."""
+def test_threads_of_processes_started_since_the_last_refresh_count() -> None:
+    """A phone that starts loops between two stops has cores for all of them."""
     command = "read line; (while :; do :; done) & (while :; do :; done) & echo started; read line"
     with subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
         tree = ProcessTree(shell.pid)
@@ -108,7 +108,7 @@ for _ in range(150):
 CHILDREN_S = 150 * 3e-3
 
 
-def test_cpu_time_of_children_that_nobody_waits_for_counts(throttle: str) -> None:
+def test_cpu_time_of_children_without_a_waiting_parent_counts(throttle: str) -> None:
     (one,) = run([python(SHORT_CHILDREN, share=0.5)], options(throttle=throttle)).phones
     if no_group("cpuacct"):
         assert one.uncounted
@@ -117,9 +117,9 @@ def test_cpu_time_of_children_that_nobody_waits_for_counts(throttle: str) -> Non
         assert one.uncounted_s == 0.0
 
 
-def test_without_control_groups_lost_cpu_time_of_children_is_never_valid() -> None:
+def test_without_control_groups_uncounted_cpu_time_of_children_is_invalid() -> None:
     needs_unprivileged()
-    out = Path(tempfile.gettempdir()) / "out"  # in the test's own folder, which ``nothing_left`` removes
+    out = Path(tempfile.gettempdir()) / "out"  # `nothing_left` removes this folder
     out.parent.chmod(0o755)
     out.mkdir(mode=0o777)
     out.chmod(0o777)
@@ -157,8 +157,8 @@ open(sys.argv[1]).read()  # until the test has seen the forks
 """
 
 
-def test_memory_that_forks_share_counts_once(tmp_path: Path) -> None:
-    """Counted for each process it would be twice the limit."""
+def test_memory_shared_by_forks_counts_once(tmp_path: Path) -> None:
+    """Counted for each process, it would be twice the limit."""
     os.mkfifo(fifo := tmp_path / "fifo")
     forks = phone(sys.executable, "-I", "-S", "-c", FORKS, str(fifo))
     with start([forks], options(throttle="off")) as running:
@@ -184,8 +184,8 @@ os.posix_spawn("/bin/true", ["true"], {}, file_actions=opens)
 """
 
 
-def test_a_process_that_waits_for_its_exec_has_no_memory_of_its_own(tmp_path: Path) -> None:
-    """After vfork it has its parent's, who waits. Before its exec it waits for a writer here."""
+def test_the_memory_between_vfork_and_exec_counts_once(tmp_path: Path) -> None:
+    """The child uses its parent's memory. It waits for a writer before its exec."""
     os.mkfifo(fifo := tmp_path / "fifo")
     command = [sys.executable, "-I", "-S", "-c", SPAWNS, str(fifo)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -226,8 +226,8 @@ def test_the_memory_of_a_process_whose_first_thread_has_ended_counts() -> None:
     assert 100 < in_a_device_test_mib < 150
 
 
-def test_a_phone_whose_battery_gets_low_is_switched_off() -> None:
-    """Its charge is just above what it keeps back, and computing takes it there."""
+def test_a_phone_with_a_low_battery_is_switched_off() -> None:
+    """Its charge is just above the minimum, and computing uses the difference."""
     battery = load_device("moto-g4").battery
     assert battery is not None
     assert battery.min_soc is not None

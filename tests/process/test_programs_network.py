@@ -1,4 +1,4 @@
-"""Phones that run real commands: what their links carry, how late, and how connections end."""
+"""Tests of phones' links with real commands: bytes, delays, and ends of connections."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.programs import run
 from edgefl.programs.relay import CLOSE_AT_ONCE, LEAST_WINDOW_BYTES
 from edgefl.programs.running import OUT_OF_FILES
@@ -19,7 +20,7 @@ from .runs import options, phone, python
 
 
 class Echo(threading.Thread):
-    """A server that sends back what it gets, until the sender's end."""
+    """A server that receives a whole stream and then sends it back."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -76,7 +77,7 @@ print(len(got), got == bytes(range(256)) * %d)
 """
 
 
-def test_streams_arrive_whole_and_never_before_the_link_could(
+def test_streams_arrive_complete_and_not_faster_than_the_link(
     echo: Echo, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     port, blocks = free_port(), 256  # 64 KiB
@@ -95,11 +96,11 @@ def test_streams_arrive_whole_and_never_before_the_link_could(
         for way, mbps in ((one.up, 0.33), (one.down, 0.78)):
             assert way.declared_s >= wire * 8 / (mbps * 1e6) + 0.1 - 1e-9
             assert way.achieved_s >= way.declared_s
-        # a handshake of a round trip, then up and down one after the other
+        # the round trip of a handshake, then the upload and the download
         assert one.wall_s >= 0.2 + one.up.declared_s + one.down.declared_s
 
 
-def test_what_was_sent_before_the_end_arrives() -> None:
+def test_bytes_sent_before_the_end_of_a_command_arrive() -> None:
     port = free_port()
     code = f"import socket; socket.create_connection(('127.0.0.1', {port})).sendall(bytes(100))"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -113,8 +114,8 @@ def test_what_was_sent_before_the_end_arrives() -> None:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_what_a_server_sent_before_it_reset_the_connection_arrives(ended: bool) -> None:
-    """As from a server that rejects an upload before it has read all of it. It may have ended its answer."""
+def test_bytes_sent_before_a_server_resets_the_connection_arrive(ended: bool) -> None:
+    """A server does so when it rejects an upload before it has read all of it, with or without an end."""
     port = free_port()
     code = (
         "import contextlib, socket\n"
@@ -143,9 +144,8 @@ def test_what_a_server_sent_before_it_reset_the_connection_arrives(ended: bool) 
     assert (one.exit_code, one.down.bytes) == (100 if ended else 101, 100)
 
 
-def test_a_reset_that_a_phones_sending_meets_first_ends_its_download() -> None:
-    """The download takes the link some time, and the phone sends meanwhile. An end of stream would say that
-    the download is complete."""
+def test_a_reset_during_a_download_is_no_end_of_stream() -> None:
+    """The phone sends during the download. An end of stream would mean that the download is complete."""
     port = free_port()
     code = (
         f"import socket; peer = socket.create_connection(('127.0.0.1', {port}))\n"
@@ -159,7 +159,7 @@ def test_a_reset_that_a_phones_sending_meets_first_ends_its_download() -> None:
             with peer:
                 peer.recv(1)
                 peer.sendall(bytes(2 * LEAST_WINDOW_BYTES))
-                peer.recv(1)  # the phone has received some, and sends
+                peer.recv(1)  # the phone sends after it has received some bytes
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_AT_ONCE)
 
         thread = threading.Thread(target=give_up)
@@ -182,7 +182,7 @@ def test_a_server_that_refuses_ends_the_connection() -> None:
     assert (one.exit_code, one.refused) == (5, 1)
 
 
-def test_a_server_with_several_addresses_is_reached_at_the_first_that_accepts(
+def test_a_server_with_several_addresses_is_reached_at_the_first_accepting_one(
     echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example, localhost is ::1 and 127.0.0.1, and the server listens only at the latter."""
@@ -207,7 +207,7 @@ def test_a_link_that_breaks_ends_its_connections(echo: Echo, tmp_path: Path) -> 
     assert one.up.bytes < 262144
 
 
-def test_connections_for_which_edgefl_has_no_files_are_invalid(echo: Echo) -> None:
+def test_connections_beyond_the_limit_of_open_files_make_the_run_invalid(echo: Echo) -> None:
     """Half of the command's connections need all 64 files of the relay."""
     port = free_port()
     code = (
@@ -226,7 +226,7 @@ def test_connections_for_which_edgefl_has_no_files_are_invalid(echo: Echo) -> No
 @pytest.mark.parametrize(
     "closed", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", ">&-", "2>&-"))]
 )
-def test_what_edgefl_has_no_descriptor_for_goes_nowhere(closed: str, echo: Echo) -> None:
+def test_closed_standard_descriptors_are_no_error(closed: str, echo: Echo) -> None:
     port = free_port()
     base = [sys.executable, "-m", "edgefl", "exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4"]
     sends = ["--connect", f"{port}=127.0.0.1:{echo.port}", "--", sys.executable, "-c", SEND % (port, 1, 1)]
@@ -234,8 +234,6 @@ def test_what_edgefl_has_no_descriptor_for_goes_nowhere(closed: str, echo: Echo)
     subprocess.run([*shell, *base, "--accept-invalid", *sends], check=True)
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_starts(echo: Echo) -> None:
-    from edgefl.errors import ConfigError
-
+def test_a_port_in_use_is_refused_before_any_start(echo: Echo) -> None:
     with pytest.raises(ConfigError, match="Address already in use"):
         run([phone("true", connects={echo.port: "localhost:1"})], options())

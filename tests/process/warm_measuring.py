@@ -1,6 +1,6 @@
-"""Measuring processes of device tests, forked from one that has imported torch, as `warm` forks commands.
+"""Forks measuring processes of device tests from a process that has imported torch (compare `warm`).
 
-Addresses and hashes are not random in it either.
+Its addresses and hashes are not random, as in a measuring process.
 """
 
 from __future__ import annotations
