@@ -124,34 +124,23 @@ def starts(model, examples, context):
     function.terminate()
     function.join()
     context.log(program=program.wait(), function=function.exitcode)
-
-
-def leaves(model, examples, context):
-    train(model, examples, context)
-    subprocess.Popen(["sleep", "300"])
+    subprocess.Popen(["sleep", "300"])  # left running
 """
 
 
-@pytest.mark.timeout(120)
-def test_a_training_function_can_terminate_what_it_started(guide: Path) -> None:
-    (guide / "starting.py").write_text(STARTING)
-    for name, made in (("virtual", virtual), ("wall", experiment)):
-        training = Training(steps=1, function="starting:starts")
-        with edgefl.run(made(training=training, stop=Stop(trips=4)), guide / name).record as record:
-            ends = record.metrics
-        for kind in ("program", "function"):
-            codes = ends[kind][~np.isnan(ends[kind])]  # without trips that the end of the run cut off
-            assert len(codes) >= 4
-            assert set(codes) == {-signal.SIGTERM}
-
-
 @pytest.mark.parametrize("made", [virtual, experiment])
-def test_processes_left_by_a_training_function_end_with_the_run(made: Any, guide: Path) -> None:
-    """The fixture `nothing_left` looks for them."""
+def test_a_training_function_can_terminate_what_it_started_and_the_run_ends_the_rest(
+    made: Any, guide: Path
+) -> None:
+    """The fixture `nothing_left` looks for the rest."""
     (guide / "starting.py").write_text(STARTING)
-    training = Training(steps=1, function="starting:leaves")
+    training = Training(steps=1, function="starting:starts")
     with edgefl.run(made(training=training, stop=Stop(trips=4)), guide / "run").record as record:
-        assert len(record.trips["task"]) >= 4
+        ends = record.metrics
+    for kind in ("program", "function"):
+        codes = ends[kind][~np.isnan(ends[kind])]  # without trips that the end of the run cut off
+        assert len(codes) >= 4
+        assert set(codes) == {-signal.SIGTERM}
 
 
 FAILING = f"""
@@ -179,7 +168,9 @@ def test_a_failure_of_a_training_function_costs_a_trip_or_at_the_start_the_run(g
     (guide / "failing.py").write_text(FAILING)
     for name, made in (("virtual", virtual), ("wall", experiment)):
         training = Training(steps=2, function="failing:now_and_then")
-        result = edgefl.run(made(training=training, stop=Stop(trips=20)), guide / name)
+        everyone = {"name": "fedavg", "cohort": 6}
+        wanted = made(training=training, strategy=everyone, stop=Stop(versions=2))
+        result = edgefl.run(wanted, guide / name)
         with result.record as record:
             incidents = sorted((row.client, row.kind, row.detail) for row in record.incidents if row.client)
             fates, reasons = (record.trips[name].tolist() for name in ("fate", "reason"))

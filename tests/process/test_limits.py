@@ -113,23 +113,34 @@ def test_two_processes_are_throttled_at_once(kind: str) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "edgefl-governor"]
 
 
+@contextlib.contextmanager
+def started(code: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process with Python ``code`` and pipes; kill it at the end."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
 def test_children_of_a_process_are_in_its_control_group() -> None:
     needs_groups("cpu")
-    code = "import subprocess,sys; subprocess.run([sys.executable,'-ISc','while True: pass'])"
-    held = subprocess.Popen([sys.executable, "-ISc", f"input(); {code}"], stdin=subprocess.PIPE)
-    assert held.stdin is not None
-    try:
-        with host.open("cgroup", held.pid, 0.05):
-            held.stdin.write(b"\n")
-            held.stdin.flush()
-            until(lambda: bool(psutil.Process(held.pid).children()))
-            (child,) = psutil.Process(held.pid).children()
+    code = "import subprocess; input(); print(subprocess.Popen(['sleep', '300']).pid, flush=True); input()"
+    with started(code) as held, host.open("cgroup", held.pid, 0.05):
+        assert held.stdin is not None
+        held.stdin.write("\n")
+        held.stdin.flush()
+        child = psutil.Process(int(first_line(held)))
+        try:
             assert find("cpu", child.pid) == find("cpu", held.pid) != find("cpu")
-    finally:
-        for process in (*psutil.Process(held.pid).children(), psutil.Process(held.pid)):
-            process.kill()
-        held.wait()
-        held.stdin.close()
+        finally:
+            child.kill()
 
 
 @pytest.mark.parametrize(("mib", "code", "peak"), [(128, -signal.SIGKILL, (60, 64)), (32, 0, (32, 48))])
@@ -151,11 +162,8 @@ def test_only_groups_of_ended_owners_are_removed() -> None:
         "from edgefl.host.groups import Groups\n"
         "groups = Groups(['cpu']); groups.group('x'); print('made', flush=True); input()"
     )
-    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert owner.stdin is not None
-    assert owner.stdout is not None
-    try:
-        assert owner.stdout.readline() == b"made\n"
+    with started(code) as owner:
+        assert first_line(owner) == "made\n"
         (name,) = (path.name for path in outer.glob(f"edgefl-{owner.pid}-*"))
         assert name not in groups.remove_orphans(outer)
         assert (outer / name).exists()
@@ -163,11 +171,6 @@ def test_only_groups_of_ended_owners_are_removed() -> None:
         owner.wait()
         assert name in groups.remove_orphans(outer)
         assert not (outer / name).exists()
-    finally:
-        owner.kill()
-        owner.wait()
-        owner.stdin.close()
-        owner.stdout.close()
 
 
 def test_a_phone_of_a_killed_owner_is_killed_by_the_next_process_that_makes_groups() -> None:
@@ -179,21 +182,15 @@ def test_a_phone_of_a_killed_owner_is_killed_by_the_next_process_that_makes_grou
         "phone = subprocess.Popen(['sleep', '300'], stdout=subprocess.DEVNULL)\n"
         "Groups(['cpu']).group('phone-0').enter(phone.pid); print(phone.pid, flush=True); input()"
     )
-    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert owner.stdin is not None
-    assert owner.stdout is not None
-    phone = psutil.Process(int(owner.stdout.readline()))
+    with started(code) as owner:
+        phone = psutil.Process(int(first_line(owner)))
     try:
-        owner.kill()
-        owner.wait()
         with Groups(["cpu"]) as own:
             own.group("x")
             assert not phone.is_running() or phone.status() == psutil.STATUS_ZOMBIE
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             phone.kill()
-        owner.stdin.close()
-        owner.stdout.close()
 
 
 def test_processes_return_to_their_former_group_when_a_group_is_closed(busy: subprocess.Popen[bytes]) -> None:

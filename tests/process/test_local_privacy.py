@@ -21,26 +21,18 @@ from edgefl.run import supervisor
 
 from .disturbed import killed
 from .runs import experiment, virtual
-from .test_private_failures import TRAINING, cohorts
+from .test_private_failures import cohorts, wanted
 
 pytestmark = pytest.mark.timeout(300)
 LOCAL = {"clip_norm": 0.5, "local_noise_multiplier": 0.5, "max_participations": 7, "noise": "seeded"}
 BOTH = {**LOCAL, "noise_multiplier": 1.0}
 
 
-def wanted(folder: Path, how: str, privacy: dict[str, Any], **changes: Any) -> edgefl.Experiment:
-    (folder / f"training_{how}.py").write_text(TRAINING.format(how=how))
-    given = {
-        "training": edgefl.Training(function=f"training_{how}:train", steps=2),
-        "strategy": {"name": "fedavg", "cohort": 2, "over_selection": 1.5, "weighting": "uniform"},
-        "privacy": privacy,
-        "stop": Stop(versions=8),
-    }
-    return virtual(**{"workers": 2, **given, **changes})
+FEDAVG = {"name": "fedavg", "cohort": 2, "over_selection": 1.5, "weighting": "uniform"}
 
 
-def run(experiment: edgefl.Experiment, folder: Path) -> dict[str, Any]:
-    supervisor.run(experiment, folder, quiet=True, base=folder.parent)
+def run(made: edgefl.Experiment, folder: Path) -> dict[str, Any]:
+    supervisor.run(made, folder, quiet=True, base=folder.parent)
     return Result(folder).summary()
 
 
@@ -52,9 +44,9 @@ def test_a_failing_client_takes_part_as_before_and_kills_change_no_bit(
 ) -> None:
     """Its trips send noise alone: neither other clients nor ε depend on whether its training succeeds."""
     monkeypatch.chdir(tmp_path)
-    well = run(wanted(tmp_path, "well", privacy), tmp_path / "well")
+    well = run(wanted(tmp_path, "well", strategy=FEDAVG, privacy=privacy), tmp_path / "well")
     for how, reason in (("raises", "its data"), ("nan", "not finite")):
-        found = run(wanted(tmp_path, how, privacy), tmp_path / how)
+        found = run(wanted(tmp_path, how, strategy=FEDAVG, privacy=privacy), tmp_path / how)
         assert cohorts(tmp_path / how) == cohorts(tmp_path / "well")
         assert found["privacy"] == well["privacy"]
         assert found["trips"] == well["trips"]
@@ -64,8 +56,8 @@ def test_a_failing_client_takes_part_as_before_and_kills_change_no_bit(
             assert found_reasons.keys() == {1}
             assert found_reasons[1].startswith("summed as zero: ")
             assert reason in found_reasons[1]
-    other = msgspec.structs.replace(wanted(tmp_path, "raises", privacy), server=Server(transport="wire"))
-    other = msgspec.structs.replace(other, clock=Clock(kind="virtual", workers=3))
+    server, clock = Server(transport="wire"), Clock(kind="virtual", workers=3)
+    other = wanted(tmp_path, "raises", strategy=FEDAVG, privacy=privacy, server=server, clock=clock)
     assert killed(other, tmp_path / "again", ["event:0:9", "event:0:12"], monkeypatch) == 2
     again = Result(tmp_path / "again").summary()
     first = Result(tmp_path / "raises").summary()
@@ -78,11 +70,7 @@ def test_a_failing_client_takes_part_as_before_and_kills_change_no_bit(
 def test_no_client_makes_more_trips_than_declared_and_epsilon_counts_all_its_trips(
     clock: str, tmp_path: Path
 ) -> None:
-    changes: dict[str, Any] = {
-        "strategy": {"name": "fedavg", "cohort": 2, "over_selection": 1.5, "weighting": "uniform"},
-        "privacy": LOCAL,
-        "stop": Stop(versions=99),
-    }
+    changes: dict[str, Any] = {"strategy": FEDAVG, "privacy": LOCAL, "stop": Stop(versions=99)}
     made = virtual(**changes) if clock == "virtual" else experiment(**changes)
     result = edgefl.run(made, tmp_path / "run")
     found, rules = result.summary(), Privacy(**LOCAL)
@@ -139,11 +127,11 @@ def test_local_noise_alone_may_be_combined_with_a_strategy_that_reads_updates(tm
 def test_local_noise_alone_may_be_combined_with_secure_aggregation(kind: Any, tmp_path: Path) -> None:
     secure = edgefl.experiment.Secure(kind=kind)
     server = Server(heartbeat_s=30, secure=secure)
-    wanted = virtual(privacy=LOCAL, server=server, stop=Stop(versions=4))
-    found = edgefl.run(wanted, tmp_path / "run").summary()
+    experiment = virtual(privacy=LOCAL, server=server, stop=Stop(versions=4))
+    found = edgefl.run(experiment, tmp_path / "run").summary()
     assert found["versions"] == 4
     most = found["privacy"]["participations"]["max"]
     assert found["privacy"]["local"]["epsilon"] == pytest.approx(local_epsilon(Privacy(**LOCAL), most))
-    central = msgspec.structs.replace(wanted, privacy=Privacy(**BOTH))
+    central = msgspec.structs.replace(experiment, privacy=Privacy(**BOTH))
     with pytest.raises(edgefl.ConfigError, match=r"or privacy\.local_noise_multiplier, not both"):
         edgefl.run(central, tmp_path / "refused")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -40,6 +41,18 @@ def serve(wanted: Experiment, folder: Path, nodes: Nodes) -> Result:
     return supervisor.run(wanted, folder, quiet=True, base=folder.parent, hosts=nodes)
 
 
+def run_on_nodes(
+    wanted: Experiment, folder: Path, count: int, deeds: dict[int, str]
+) -> tuple[dict[str, Any], list[Command]]:
+    """Make a run on nodes that carry out the deeds; return its summary and the nodes."""
+    with opened(ANY, None, count) as nodes:
+        joined = [join(nodes.address, folder) for _ in range(count)]
+        plan(folder, deeds)
+        figures = serve(wanted, folder / "run", nodes).summary()
+    assert left(folder) == []
+    return figures, joined
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the experiment's final model on one host."""
@@ -51,12 +64,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_node_that_is_killed_changes_no_bit(alone: str, tmp_path: Path) -> None:
-    wanted = virtual(model=made_in(tmp_path))
-    plan(tmp_path, {4: "kill it"})  # early, so that the run still needs this worker's results
-    with opened(ANY, None, 2) as nodes:
-        joined = [join(nodes.address, tmp_path) for _ in range(2)]
-        figures = serve(wanted, tmp_path / "run", nodes).summary()
-    assert left(tmp_path) == []
+    early = {4: "kill it"}  # so that the run still needs this worker's results
+    figures, joined = run_on_nodes(virtual(model=made_in(tmp_path)), tmp_path, 2, early)
     assert sorted(command.finish()[0] for command in joined) == [-9, 0]
     assert figures["model_sha256"] == alone
     lost = incidents(tmp_path / "run", "death")
@@ -68,11 +77,7 @@ def test_a_stopped_node_changes_no_bit_and_ends_when_it_continues(
     alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgefl.hosts.nodes.ENDING_S", 5.0)
-    wanted = virtual(model=made_in(tmp_path))
-    plan(tmp_path, {4: "stop it"})
-    with opened(ANY, None, 2) as nodes:
-        joined = [join(nodes.address, tmp_path) for _ in range(2)]
-        figures = serve(wanted, tmp_path / "run", nodes).summary()
+    figures, joined = run_on_nodes(virtual(model=made_in(tmp_path)), tmp_path, 2, {4: "stop it"})
     stopped = [command.process.pid for command in joined if command.process.poll() is None]
     for node in map(psutil.Process, stopped):
         for process in (*node.children(recursive=True), node):
@@ -87,12 +92,8 @@ def test_a_stopped_node_changes_no_bit_and_ends_when_it_continues(
 @pytest.mark.slow
 def test_the_run_continues_on_the_other_nodes(alone: str, tmp_path: Path) -> None:
     """One node's zygote is killed, another is interrupted; a killed worker is replaced on its node."""
-    wanted = virtual(4, model=made_in(tmp_path))
-    with opened(ANY, None, 3) as nodes:
-        joined = [join(nodes.address, tmp_path) for _ in range(3)]
-        plan(tmp_path, {4: "die", 8: "kill the zygote", 16: "interrupt it"})
-        figures = serve(wanted, tmp_path / "run", nodes).summary()
-    assert left(tmp_path) == []
+    deeds = {4: "die", 8: "kill the zygote", 16: "interrupt it"}
+    figures, joined = run_on_nodes(virtual(4, model=made_in(tmp_path)), tmp_path, 3, deeds)
     ends = {code: err for code, _, err in (command.finish() for command in joined)}
     assert sorted(ends) == [0, 1, 130]
     assert "the zygote process ended early (signal 9)" in ends[1]
@@ -101,11 +102,8 @@ def test_the_run_continues_on_the_other_nodes(alone: str, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_killed_server_is_replaced_and_its_nodes_stay(alone: str, tmp_path: Path) -> None:
-    plan(tmp_path, {12: f"kill the server of {os.getpid()}"})
-    with opened(ANY, None, 2) as nodes:
-        joined = [join(nodes.address, tmp_path) for _ in range(2)]
-        figures = serve(virtual(model=made_in(tmp_path)), tmp_path / "run", nodes).summary()
-    assert left(tmp_path) == []
+    deeds = {12: f"kill the server of {os.getpid()}"}
+    figures, joined = run_on_nodes(virtual(model=made_in(tmp_path)), tmp_path, 2, deeds)
     assert [command.finish()[0] for command in joined] == [0, 0]
     assert figures["model_sha256"] == alone
     assert len(incidents(tmp_path / "run", "restart")) == 1
@@ -233,11 +231,7 @@ def test_a_node_with_another_model_or_without_one_is_rejected_in_one_line(tmp_pa
 def test_other_nodes_take_the_phones_of_a_lost_node(tmp_path: Path) -> None:
     """The run takes several seconds, and the supervisor notices the loss within one."""
     wanted = experiment(model=made_in(tmp_path), stop=Stop(versions=150))
-    with opened(ANY, None, 3) as nodes:
-        joined = [join(nodes.address, tmp_path) for _ in range(3)]
-        plan(tmp_path, {16: "kill it"})
-        figures = serve(wanted, tmp_path / "run", nodes).summary()
-    assert left(tmp_path) == []
+    figures, joined = run_on_nodes(wanted, tmp_path, 3, {16: "kill it"})
     assert sorted(command.finish()[0] for command in joined) == [-9, 0, 0]
     assert figures["versions"] == 150
     assert figures["integrity"]["checksum_mismatches"] == figures["integrity"]["version_mismatches"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,15 +42,16 @@ def train(model, examples, context):
 """
 
 
-def wanted(folder: Path, how: str, stop: Stop = Stop(versions=8)) -> Experiment:  # noqa: B008
+def wanted(folder: Path, how: str, **changes: Any) -> Experiment:
+    """A private run in whose training client 1 raises, dies or gives NaN; "all": every client gives NaN."""
     (folder / f"training_{how}.py").write_text(TRAINING.format(how=how))
-    return virtual(
-        2,
-        training=Training(function=f"training_{how}:train", steps=2),
-        strategy={"name": "fedbuff", "buffer_size": 2},
-        privacy={"clip_norm": 0.5, "noise_multiplier": 1.0, "quantile": 0.5, "noise": "seeded"},
-        stop=stop,
-    )
+    given = {
+        "training": Training(function=f"training_{how}:train", steps=2),
+        "strategy": {"name": "fedbuff", "buffer_size": 2},
+        "privacy": {"clip_norm": 0.5, "noise_multiplier": 1.0, "quantile": 0.5, "noise": "seeded"},
+        "stop": Stop(versions=8),
+    }
+    return virtual(**{**given, **changes})
 
 
 def cohorts(folder: Path) -> list[tuple[int, list[int], float]]:
@@ -79,7 +81,7 @@ def test_the_clients_of_each_version_do_not_depend_on_failures_of_one_client(
 
 @pytest.mark.parametrize("stop", [Stop(accuracy=0.99), Stop(versions=2)], ids=["accuracy", "versions"])
 def test_a_run_whose_trips_all_fail_ends_without_a_result(stop: Stop, tmp_path: Path) -> None:
-    supervisor.run(wanted(tmp_path, "all", stop), tmp_path / "run", quiet=True, base=tmp_path)
+    supervisor.run(wanted(tmp_path, "all", stop=stop), tmp_path / "run", quiet=True, base=tmp_path)
     figures = Result(tmp_path / "run").summary()
     few = stop.versions is not None
     assert figures["stop_reason"] == "versions" if few else figures["stop_reason"].startswith("no progress")

@@ -26,6 +26,8 @@ from edgefl.programs.options import no_group
 
 from .runs import Command, options, phone
 
+EXEC = ("exec", "--throttle", "off", "--share", "0.3")
+
 
 def test_exit_codes_and_placeholders_are_passed_on(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
@@ -41,7 +43,7 @@ def test_exit_codes_and_placeholders_are_passed_on(
     assert [path.name for path in raw[:2]] == ["0-moto-g4.err", "0-moto-g4.out"]
     assert raw[1].read_text() == "0 moto-g4 n0 0\n"
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["exit_code"] == 3
+    assert (summary["exit_code"], summary["awake"]) == (3, False)
     assert [one["exit_code"] for one in summary["phones"]] == [0, 3, 6]
     assert "moto-g4" in (tmp_path / "out" / "report.html").read_text()
 
@@ -166,8 +168,18 @@ def test_commands_ignore_the_signals_that_edgefl_ignores(number: int) -> None:
 
 def test_a_command_may_open_as_many_files_as_without_edgefl() -> None:
     """edgefl raises only its own limit."""
-    base = [sys.executable, "-m", "edgefl", "exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4"]
-    command = [*base, "--", "sh", "-c", "ulimit -Sn; ulimit -Hn"]
+    command = [
+        sys.executable,
+        "-m",
+        "edgefl",
+        *EXEC,
+        "-d",
+        "moto-g4",
+        "--",
+        "sh",
+        "-c",
+        "ulimit -Sn; ulimit -Hn",
+    ]
     raised = ["sh", "-c", 'ulimit -Sn 256; ulimit -Hn; exec "$@"', "sh", *command]
     hard, soft, same = subprocess.run(raised, stdout=subprocess.PIPE, check=False).stdout.split()
     assert (soft, same) == (b"256", hard)
@@ -180,8 +192,7 @@ def until_up(running: RunningPhones) -> None:
 
 
 def test_phones_end_when_the_reader_of_their_output_ends() -> None:
-    base = ["exec", "--throttle", "off", "--share", "0.3", "--device", "moto-g4=2"]
-    with Command(*base, "--", "yes").process as child:
+    with Command(*EXEC, "--device", "moto-g4=2", "--", "yes").process as child:
         assert child.stdout is not None
         assert child.stdout.readline()[-2:] == "y\n"
         child.stdout.close()  # like ``| head -1``
@@ -189,8 +200,8 @@ def test_phones_end_when_the_reader_of_their_output_ends() -> None:
 
 
 def test_lost_output_is_reported_once_and_ends_no_phone() -> None:
-    base = [sys.executable, "-m", "edgefl", "exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4=2"]
-    command = [*base, "--accept-invalid", "--", "sh", "-c", "echo a; sleep 0.1; echo b; exec true"]
+    command = [sys.executable, "-m", "edgefl", *EXEC, "-d", "moto-g4=2", "--accept-invalid", "--"]
+    command += ["sh", "-c", "echo a; sleep 0.1; echo b; exec true"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     lost, verdict = done.stderr.splitlines()[-2:]
@@ -202,8 +213,8 @@ def test_lost_output_is_reported_once_and_ends_no_phone() -> None:
 
 def test_an_unwritable_record_hides_neither_verdict_nor_exit_code(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    base = ["exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4", "--out", str(out)]
-    command = Command(*base, "--", "sh", "-c", 'rmdir "$0"; touch "$0"; exit 7', str(out))
+    deletes = 'rmdir "$0"; touch "$0"; exit 7'
+    command = Command(*EXEC, "-d", "moto-g4", "--out", str(out), "--", "sh", "-c", deletes, str(out))
     code, _, err = command.finish()
     assert code == 7
     verdict, trouble = err.splitlines()[-2:]
@@ -212,13 +223,17 @@ def test_an_unwritable_record_hides_neither_verdict_nor_exit_code(tmp_path: Path
     assert "cannot be written" in trouble
 
 
-@pytest.mark.parametrize("victims", [("main",), ("main", "keeper"), ("main", "relay")])
-def test_nothing_outlives_a_killed_edgefl(victims: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "victims", [("main",), ("main", "keeper"), ("main", "relay"), ("keeper",), ("relay",)], ids="-".join
+)
+def test_nothing_outlives_killed_processes_of_edgefl(victims: tuple[str, ...]) -> None:
     command = command_line()
-    parts = [part_of(command, name) for name in victims]
-    for part in parts:
+    for part in [part_of(command, name) for name in victims]:
         part.kill()
-    command.finish()  # the fixture finds what is left
+    _, _, err = command.finish()  # the fixture `nothing_left` looks for the phones
+    if "main" not in victims:
+        assert "ended" in err.splitlines()[-1]
+        assert command.process.returncode == 1
 
 
 def part_of(command: Command, name: str) -> psutil.Process:
@@ -238,9 +253,7 @@ def test_a_process_without_its_environment_does_not_outlive_a_killed_keeper() ->
     if why := no_group(ACCOUNTING):
         pytest.skip(f"control groups: {why}")
     hides = "env -i setsid sh -c 'echo $$; exec sleep 300' & wait"
-    command = Command(
-        "exec", "--throttle", "off", "--share", "0.3", "--device", "moto-g4", "--", "sh", "-c", hides
-    )
+    command = Command(*EXEC, "--device", "moto-g4", "--", "sh", "-c", hides)
     assert command.process.stdout is not None
     left, keeper = psutil.Process(int(command.process.stdout.readline())), part_of(command, "keeper")
     keeper.kill()
@@ -257,13 +270,6 @@ def test_ctrl_z_stops_neither_the_phones_nor_their_links() -> None:
             status = Path(f"/proc/{parts[name]}/status").read_text()
             (ignored,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", status, re.MULTILINE)
             assert int(ignored, 16) >> (signal.SIGTSTP - 1) & 1, name
-
-
-@pytest.mark.parametrize("name", ["keeper", "relay"])
-def test_nothing_outlives_a_killed_keeper_or_relay(name: str) -> None:
-    command = command_line()
-    part_of(command, name).kill()
-    assert "ended" in command.ends(1).splitlines()[-1]
 
 
 def test_leaving_the_context_ends_the_phones() -> None:

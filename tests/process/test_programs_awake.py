@@ -13,7 +13,7 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.host import awake
 from edgefl.host.awake import check_awake, one_thread_per_core, yield_to_sessions
 from edgefl.host.capacity import UsageMeter
-from edgefl.programs import run, start
+from edgefl.programs import start
 
 from .runs import Command, options, phone
 
@@ -22,53 +22,37 @@ def child() -> psutil.Process:
     return next(one for one in psutil.Process().children() if one.name() == "edgefl-awake")
 
 
-def busy_threads(process: psutil.Process) -> dict[int, tuple[int, set[int]]]:
-    """Return the scheduling policy and the CPUs of each busy thread."""
-    found = {}
-    for thread in process.threads():
-        if thread.id != process.pid:
-            found[thread.id] = os.sched_getscheduler(thread.id), os.sched_getaffinity(thread.id)
-    return found
+def pinned_threads(process: psutil.Process) -> set[tuple[int, int]]:
+    """Return the scheduling policy and the CPU of each thread that is bound to one CPU."""
+    threads = [one.id for one in process.threads() if one.id != process.pid]
+    cpus = {thread: os.sched_getaffinity(thread) for thread in threads}
+    return {(os.sched_getscheduler(thread), min(found)) for thread, found in cpus.items() if len(found) == 1}
 
 
-def test_each_core_has_a_thread_of_the_lowest_priority_while_phones_run() -> None:
+def test_each_core_has_a_thread_of_the_lowest_priority_whose_time_is_not_counted_as_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    idle_times_s: list[float] = []
+    usage = UsageMeter.usage
+
+    def noted(meter: UsageMeter, idle_s: float = 0.0) -> dict[str, float | None]:
+        idle_times_s.append(idle_s)
+        return usage(meter, idle_s)
+
+    monkeypatch.setattr(UsageMeter, "usage", noted)
     wanted = {(os.SCHED_IDLE, cpu) for cpu in one_thread_per_core()}
     with start([phone("sleep", "1000")], options(awake=True)) as running:
         process = child()
-        seen: set[tuple[int, int]] = set()
-        while seen != wanted or not sum(process.cpu_times()[:2]):
+        while pinned_threads(process) != wanted or not (took_s := sum(process.cpu_times()[:2])):
             running.turn(0.05)
-            seen = {(policy, min(cpus)) for policy, cpus in busy_threads(process).values() if len(cpus) == 1}
         assert os.getsid(process.pid) == process.pid
         running.kill()
         running.wait()
     assert not process.is_running()
+    assert idle_times_s[0] >= took_s > 0.0
     result = running.result()
     assert result.awake
     assert result.summary()["awake"] is True
-
-
-def test_its_cpu_time_is_not_counted_as_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    told_s: list[float] = []
-    usage = UsageMeter.usage
-
-    def noted(meter: UsageMeter, idle_s: float = 0.0) -> dict[str, float | None]:
-        told_s.append(idle_s)
-        return usage(meter, idle_s)
-
-    monkeypatch.setattr(UsageMeter, "usage", noted)
-    with start([phone("sleep", "1000")], options(awake=True)) as running:
-        process = child()
-        while not (took_s := sum(process.cpu_times()[:2])):
-            running.turn(0.05)
-        running.kill()
-        running.wait()
-    assert told_s[0] >= took_s > 0.0
-
-
-def test_a_run_without_the_option_has_no_such_process() -> None:
-    result = run([phone("true")], options())
-    assert result.summary()["awake"] is False
 
 
 def test_a_run_whose_awake_process_ended_early_is_invalid() -> None:

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -175,6 +177,16 @@ def test_memory_shared_by_forks_counts_once(tmp_path: Path) -> None:
     assert seen.rss_mib <= one.peak_mib < 250
 
 
+@contextmanager
+def ready(code: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start Python ``code``, and wait until it has printed a line."""
+    command = [sys.executable, "-I", "-S", "-c", code, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        yield child
+
+
 SPAWNS = """
 import os, sys
 block = b"x" * (100 << 20)
@@ -187,10 +199,7 @@ os.posix_spawn("/bin/true", ["true"], {}, file_actions=opens)
 def test_the_memory_between_vfork_and_exec_counts_once(tmp_path: Path) -> None:
     """The child uses its parent's memory. It waits for a writer before its exec."""
     os.mkfifo(fifo := tmp_path / "fifo")
-    command = [sys.executable, "-I", "-S", "-c", SPAWNS, str(fifo)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
+    with ready(SPAWNS, str(fifo)) as child:
         parent = psutil.Process(child.pid)
         while not parent.children() or parent.status() != psutil.STATUS_DISK_SLEEP:
             assert child.poll() is None
@@ -214,10 +223,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 def test_the_memory_of_a_process_whose_first_thread_has_ended_counts() -> None:
     """/proc/PID/statm shows no memory then."""
-    command = [sys.executable, "-I", "-S", "-c", THREAD]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
+    with ready(THREAD) as child:
         while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
             assert child.poll() is None
         used_mib, in_a_device_test_mib = private_mib([child.pid]), _started_kib(child.pid) / 1024

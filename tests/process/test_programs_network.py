@@ -6,13 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from edgefl.errors import ConfigError
-from edgefl.programs import run
+from edgefl.programs import PhoneResult, run
 from edgefl.programs.relay import CLOSE_AT_ONCE, LEAST_WINDOW_BYTES
 from edgefl.programs.running import OUT_OF_FILES
 
@@ -100,73 +100,71 @@ def test_streams_arrive_complete_and_not_faster_than_the_link(
         assert one.wall_s >= 0.2 + one.up.declared_s + one.down.declared_s
 
 
-def test_bytes_sent_before_the_end_of_a_command_arrive() -> None:
+def served(serve: Callable[[socket.socket], None], code: str, network: str) -> PhoneResult:
+    """Run a phone whose ``code`` connects to ``{port}``; its connection is passed to ``serve``."""
     port = free_port()
-    code = f"import socket; socket.create_connection(('127.0.0.1', {port})).sendall(bytes(100))"
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
+
+        def accept() -> None:
+            peer, _ = server.accept()
+            with peer:
+                serve(peer)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
         connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
-        (one,) = run([python(code, network="3g-slow", connects=connects)], options()).phones
-        peer, _ = server.accept()
-    with peer, peer.makefile("rb") as got:
-        assert got.read() == bytes(100)
+        code = code.replace("{port}", str(port))
+        (one,) = run([python(code, network=network, connects=connects)], options()).phones
+        thread.join()
+    return one
+
+
+def test_bytes_sent_before_the_end_of_a_command_arrive() -> None:
+    code = "import socket; socket.create_connection(('127.0.0.1', {port})).sendall(bytes(100))"
+    got: list[bytes] = []
+    one = served(lambda peer: got.append(peer.makefile("rb").read()), code, "3g-slow")
+    assert got == [bytes(100)]
     assert (one.up.bytes, one.refused, one.broken) == (100, 0, 0)
 
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_bytes_sent_before_a_server_resets_the_connection_arrive(ended: bool) -> None:
     """A server does so when it rejects an upload before it has read all of it, with or without an end."""
-    port = free_port()
     code = (
         "import contextlib, socket\n"
-        f"peer, got, reset = socket.create_connection(('127.0.0.1', {port})), b'', False\n"
+        "peer, got, reset = socket.create_connection(('127.0.0.1', {port})), b'', False\n"
         "for use in (lambda: peer.sendall(bytes(1 << 20)), lambda: peer.recv(99)):\n"
         "    try:\n        while data := use(): got += data\n"
         "    except BrokenPipeError: pass\n"
         "    except ConnectionResetError: reset = True\n"
         "raise SystemExit(len(got) + reset)"
     )
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def reject() -> None:
-            peer, _ = server.accept()
-            with peer:
-                peer.recv(1)
-                peer.sendall(bytes(100))
-                if ended:
-                    peer.shutdown(socket.SHUT_WR)
+    def reject(peer: socket.socket) -> None:
+        peer.recv(1)
+        peer.sendall(bytes(100))
+        if ended:
+            peer.shutdown(socket.SHUT_WR)
 
-        thread = threading.Thread(target=reject)
-        thread.start()
-        connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
-        (one,) = run([python(code, network="3g", connects=connects)], options()).phones
-        thread.join()
+    one = served(reject, code, "3g")
     assert (one.exit_code, one.down.bytes) == (100 if ended else 101, 100)
 
 
 def test_a_reset_during_a_download_is_no_end_of_stream() -> None:
     """The phone sends during the download. An end of stream would mean that the download is complete."""
-    port = free_port()
     code = (
-        f"import socket; peer = socket.create_connection(('127.0.0.1', {port}))\n"
+        "import socket; peer = socket.create_connection(('127.0.0.1', {port}))\n"
         "try:\n    peer.sendall(b'x')\n    while peer.recv(1 << 12): peer.sendall(b'x')\n"
         "except ConnectionResetError: raise SystemExit(5)"
     )
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def give_up() -> None:
-            peer, _ = server.accept()
-            with peer:
-                peer.recv(1)
-                peer.sendall(bytes(2 * LEAST_WINDOW_BYTES))
-                peer.recv(1)  # the phone sends after it has received some bytes
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_AT_ONCE)
+    def give_up(peer: socket.socket) -> None:
+        peer.recv(1)
+        peer.sendall(bytes(2 * LEAST_WINDOW_BYTES))
+        peer.recv(1)  # the phone sends after it has received some bytes
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_AT_ONCE)
 
-        thread = threading.Thread(target=give_up)
-        thread.start()
-        connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
-        (one,) = run([python(code, network="3g", connects=connects)], options()).phones
-        thread.join()
+    one = served(give_up, code, "3g")
     assert one.exit_code == 5
     assert one.down.bytes > 0
 
