@@ -71,12 +71,13 @@ def check_every_update_counted_once(folder: Path) -> None:
 
 
 def test_acknowledged_updates_survive_a_kill_of_each_process(tmp_path: Path) -> None:
-    """The run replaces its server and zygote. If its supervisor is killed, all its processes end.
-
-    All this happens before the first regular checkpoint.
-    """
+    """The run replaces its server and zygote. If its supervisor is killed, all its processes end."""
     folder = tmp_path / "run"
     command = running(folder, experiment(stop=Stop(versions=100_000), checkpoint=Checkpoint(every_s=1e6)))
+    command.kill_group()  # only the checkpoint of the run's start exists
+    command.finish()
+    account_of(folder).unlink()  # a kill of all processes loses the updates since the last checkpoint
+    command = running(folder)
     killed: list[str] = []
     for more, name in ((4, "server"), (8, "server"), (4, "zygote"), (8, "server")):
         more += versions_of(folder)

@@ -53,22 +53,19 @@ def test_a_default_fleet_acts_like_independent_phones_under_the_wall_clock(tmp_p
     assert found["coincident_arrivals"]["share"] < 0.3
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"devices": {"paper-half-normal": 12}, "network": "none"},
-            "all devices are from papers, which state no differences between units",
-        ),
-        (
-            {"strategy": {"name": "quafl", "participants": 4, "interval_s": 4.0}},
-            "the strategy starts its clients together",
-        ),
-    ],
-    ids=["devices of a paper", "polls"],
-)
-def test_some_experiments_make_clients_act_together_by_design(changes: Any, reason: str) -> None:
-    made = wanted(**changes)
+BY_DESIGN: dict[str, dict[str, Any]] = {
+    "all devices are from papers, which state no differences between units": {
+        "devices": {"paper-half-normal": 12}, "network": "none",
+    },
+    "the strategy starts its clients together": {
+        "strategy": {"name": "quafl", "participants": 4, "interval_s": 4.0},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", BY_DESIGN)
+def test_some_experiments_make_clients_act_together_by_design(reason: str) -> None:
+    made = wanted(**BY_DESIGN[reason])
     assert in_phase(made, resolve(made.strategy)) == reason
 
 
