@@ -318,8 +318,8 @@ def test_the_base_has_the_files_of_its_build(repository: Path, compare: Callable
 def test_more_memory_is_a_regression_and_comes_first_in_the_verdict(
     repository: Path, compare: Callable[..., Comparison]
 ) -> None:
-    commit(repository, {"steps.py": STEPS.format(mib=10)})
-    write(repository, {"steps.py": STEPS.format(mib=30)})
+    commit(repository, {"steps.py": STEPS.format(mib=12)})
+    write(repository, {"steps.py": STEPS.format(mib=32)})
     found = verdict_of(compare(call("steps", repository / "steps.py")), 0.05)
     assert found.outcome == "FAIL"
     assert found.grew[0] == "peak_mib"
