@@ -197,7 +197,7 @@ def test_a_client_that_hangs_is_replaced(tmp_path: Path) -> None:
 
 def test_without_a_memory_limit_no_client_is_killed_and_a_dropped_device_stays_away(tmp_path: Path) -> None:
     fleet = Fleet(devices=DEVICES, network="fios", memory="off", on_death="drop")
-    wanted = experiment(fleet=fleet, strategy={"name": "fedavg", "cohort": 5}, stop=Stop(versions=4))
+    wanted = experiment(fleet=fleet, strategy={"name": "fedavg", "cohort": 5}, stop=Stop(versions=2))
     record = finished(wanted, tmp_path / "run", "memory:1:0,die:2:0")
     assert [(row.client, row.kind) for row in record.incidents if row.kind != "gave-up"] == [(2, "death")]
     assert (record.trips["client"] == 2).sum() == 1
