@@ -88,13 +88,8 @@ def test_a_link_that_breaks_costs_the_task(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "says"), [(None, "No such file"), ("1\nx\n", "line 2: got 'x'"), ("", "at least one line")]
-)
-def test_a_missing_or_wrong_trace_is_refused_at_once(content: str | None, says: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "t.trace").write_text(content)
+def test_a_missing_trace_is_refused_at_once(tmp_path: Path) -> None:
     link = network(tmp_path, 'trace = "t.trace"')
-    with pytest.raises(edgefl.ConfigError, match=says) as error:
+    with pytest.raises(edgefl.ConfigError, match=r"^.*No such file.*$"):
         edgefl.run(wanted("virtual", link), tmp_path / "run")
-    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
