@@ -69,7 +69,7 @@ def leaves() -> None:
 
 
 def makes_an_optimizer() -> None:
-    """The first optimizer of a process makes torch import hundreds of modules."""
+    """Make a first optimizer in this process, for which torch imports hundreds of modules."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
 
 
@@ -85,7 +85,7 @@ _FILL = "import hashlib\nblock = b'x' * ({mib} << 20)\nfor _ in range(8): hashli
 
 
 def fills_a_child(mib: int) -> None:
-    """The child uses its memory for a while."""
+    """The child works with its memory for a while."""
     subprocess.run([sys.executable, "-c", _FILL.format(mib=mib)], check=True)
 
 
@@ -97,7 +97,7 @@ def fills_a_fork(mib: int) -> None:
 
 
 def fills_a_child_and_leaves_it(mib: int) -> None:
-    """The child prints a line when it has its memory, and does not end."""
+    """Start a child that reports when it has its memory, and does not end."""
     code = f"block = b'x' * ({mib} << 20)\nprint(flush=True)\ninput()"
     pipe = subprocess.PIPE
     CALLS.append(subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe))
@@ -117,7 +117,7 @@ def forks_and_does_nothing() -> None:
 
 
 def remembers() -> None:
-    """Fails if another function has run in this process before."""
+    """Fail if a process from which this one was forked has called this function."""
     assert threading.active_count() == 1
     assert os.environ["OMP_NUM_THREADS"] == "1"
     CALLS.append(os.getpid())
@@ -130,7 +130,7 @@ def hangs() -> None:
 
 
 def leaves_a_daemon() -> None:
-    """Start one daemon per process, in another session, with all descriptors of its parents."""
+    """Leave one daemon per process, which holds the descriptors of its parents, in another session."""
     if CALLS or os.fork():
         CALLS.append(os.getpid())
         return

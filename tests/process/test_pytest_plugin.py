@@ -1,4 +1,4 @@
-"""The pytest plugin with real measurements: the ways in which a test ends, and the tutorial's files."""
+"""The pytest plugin with real measurements: the outcomes of a test, and the files of docs/regression.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import scipy.stats  # noqa: F401
 
-# pytester forgets what a session inside this process imported; compiled modules do not load twice.
+# pytester removes modules that a session in this process imported; compiled modules do not load twice.
 from edgefl.regression import device, gate, measurement, table  # noqa: F401
 
 pytest_plugins = ["pytester"]
@@ -25,7 +25,7 @@ OPTIONS = (
 
 
 @pytest.fixture(autouse=True)
-def _whatever_load_this_host_is_under_figures_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _figures_are_believed_under_any_load(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("WAITED_MAX", "STEAL_MAX", "REFERENCE_CV_MAX", "NOISY"):
         monkeypatch.setattr(measurement, limit, float("inf"))
     monkeypatch.setattr("edgefl.regression.measure.PRECISE", float("inf"))
@@ -33,7 +33,7 @@ def _whatever_load_this_host_is_under_figures_are_believed(monkeypatch: pytest.M
     monkeypatch.setattr(device, "BASELINE_TIMES", 1)
 
 
-def test_functions_run_on_their_devices_within_their_memory(pytester: pytest.Pytester) -> None:
+def test_functions_run_on_their_devices_within_the_memory_of_these(pytester: pytest.Pytester) -> None:
     pytester.syspathinsert()
     pytester.makepyfile(
         steps="""
@@ -85,7 +85,7 @@ def test_functions_run_on_their_devices_within_their_memory(pytester: pytest.Pyt
             edge_device.run(steps.hungry)
 
         @pytest.mark.edge_device("moto-g4")
-        def test_a_device_that_was_asked_and_had_too_little_memory_was_used(edge_device):
+        def test_a_test_may_expect_too_little_memory(edge_device):
             with pytest.raises(OutOfDeviceMemory):
                 edge_device.run(steps.hungry)
         """,
@@ -132,7 +132,7 @@ def test_a_function_that_skips_skips_its_test(pytester: pytest.Pytester) -> None
     assert not (pytester.path / "edgefl-baselines").exists()
 
 
-def test_a_function_may_expect_its_test_to_fail(pytester: pytest.Pytester) -> None:
+def test_a_function_may_declare_that_its_test_fails(pytester: pytest.Pytester) -> None:
     pytester.syspathinsert()
     pytester.makepyfile(
         steps="""
@@ -158,7 +158,7 @@ def test_a_function_may_expect_its_test_to_fail(pytester: pytest.Pytester) -> No
 
 
 @pytest.mark.slow
-def test_the_tutorials_files_do_what_it_says(pytester: pytest.Pytester) -> None:
+def test_the_files_of_the_page_have_the_results_that_it_shows(pytester: pytest.Pytester) -> None:
     steps, test, slower, bigger = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     pytester.syspathinsert()
     pytester.makepyfile(test_training=test, steps=steps)
@@ -173,8 +173,7 @@ def test_the_tutorials_files_do_what_it_says(pytester: pytest.Pytester) -> None:
         found.stdout.fnmatch_lines([f"REGRESSION: train on moto-g4: {first}*"])
 
 
-def test_other_tests_notice_nothing(pytester: pytest.Pytester) -> None:
-    """In a process of its own: neither torch nor anything that measures is imported, no table is shown."""
+def test_other_tests_import_nothing_heavy_and_show_no_table(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import sys
@@ -191,14 +190,14 @@ def test_other_tests_notice_nothing(pytester: pytest.Pytester) -> None:
     assert found.ret == 0
 
 
-def test_under_xdist_workers_report_and_one_process_saves(pytester: pytest.Pytester) -> None:
+def test_under_xdist_the_main_process_saves_the_results_of_the_workers(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     pytester.makeconftest(
         f"""
         import sys
 
         def pytest_configure(config):
-            if hasattr(config, "workerinput"):  # what its functions take is made up
+            if hasattr(config, "workerinput"):  # its figures are invented
                 sys.path.append({str(Path(__file__).parents[1] / "unit")!r})
                 from regression_samples import TRIAL, counted, repetition
                 from edgefl.regression import device, measurement
@@ -224,7 +223,7 @@ def test_under_xdist_workers_report_and_one_process_saves(pytester: pytest.Pytes
     found.stdout.fnmatch_lines(["  moto-g4 * OK", "saved 2 in *"])
 
 
-def test_a_test_whose_xdist_worker_crashed_is_red(pytester: pytest.Pytester) -> None:
+def test_a_test_whose_xdist_worker_crashed_is_failed(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     file = pytester.path / "r.json"
     pytester.makepyfile(
@@ -281,7 +280,7 @@ def test_child(edge_device):
 """
 
 
-def test_a_leak_fails_where_the_baseline_is_none_and_a_childs_memory_breaks_the_budget(
+def test_a_leak_fails_against_its_baseline_and_the_memory_of_a_child_against_its_budget(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.syspathinsert()

@@ -1,4 +1,4 @@
-"""The measuring process: every figure of a real one, every way in which a function can end."""
+"""The measuring process: the figures of a real one, and the ways in which a function can end."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def once(process: MeasuringProcess, function: Callable[..., Any], *args: Any, **
     return found
 
 
-def test_memory_is_what_a_call_takes_at_its_peak(process: MeasuringProcess) -> None:
+def test_memory_is_the_peak_of_one_call(process: MeasuringProcess) -> None:
     small, large = (once(process, steps.step, kwargs={"mib": mib}).peak_mib for mib in (10, 30))
     assert 9 < small < 15
     assert 19 < large - small < 21
-    assert once(process, steps.makes_an_optimizer).peak_mib < 5  # what torch imports then is no call's
+    assert once(process, steps.makes_an_optimizer).peak_mib < 5  # memory of torch's imports does not count
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param("fills_a_child", marks=pytest.mark.slow), "fills_a_fork", "fills_a_child_and_leaves_it"],
 )
-def test_memory_is_that_of_processes_too_that_the_call_starts(process: MeasuringProcess, name: str) -> None:
+def test_memory_includes_processes_that_the_call_starts(process: MeasuringProcess, name: str) -> None:
     found = once(process, getattr(steps, name), kwargs={"mib": 60}).peak_mib
     assert 58 < found < 85
 
@@ -83,7 +83,7 @@ def test_pages_that_a_child_shares_with_its_parent_count_once(process: Measuring
     assert once(process, getattr(steps, name)).peak_mib < 8
 
 
-def test_a_device_has_not_more_memory_for_two_processes_than_for_one(process: MeasuringProcess) -> None:
+def test_all_processes_of_a_call_share_the_memory_of_the_device(process: MeasuringProcess) -> None:
     device = load_device("watch-a7")
     over = request(
         steps.fills_a_child_and_leaves_it,
@@ -94,7 +94,7 @@ def test_a_device_has_not_more_memory_for_two_processes_than_for_one(process: Me
         measure(process, MeasurementPlan(device, load_network("lte"), over, 9, 0.0), TimeLimit())
 
 
-def test_a_repetition_times_the_function_and_the_reference_in_turn(process: MeasuringProcess) -> None:
+def test_a_repetition_times_the_function_and_the_reference_in_turns(process: MeasuringProcess) -> None:
     trial = process.ask(request(steps.step))
     assert isinstance(trial, TrialRun)
     assert trial.flop == 3 * 2 * 8 * 64 * 64
@@ -112,26 +112,26 @@ def test_a_repetition_times_the_function_and_the_reference_in_turn(process: Meas
     assert trial.shots == wanted
 
 
-def test_what_is_sent_is_counted_and_takes_the_links_time(process: MeasuringProcess) -> None:
+def test_sent_bytes_are_counted_and_take_the_time_of_the_link(process: MeasuringProcess) -> None:
     found = once(process, steps.upload, kwargs={"count": 100_000}, time_scale=0.1)
     assert found.sent_bytes == 100_000
     assert found.radio_s >= 100_000 * 8 / (load_network("lte").up.rate_mbps or 0) / 1e6
     assert found.achieved_s >= found.declared_s >= found.radio_s
 
 
-def test_a_paced_call_is_never_done_before_the_device(process: MeasuringProcess) -> None:
+def test_a_paced_call_never_ends_before_the_device_would_end_it(process: MeasuringProcess) -> None:
     found = once(process, steps.step, kwargs={"batch": 2000}, time_scale=1.0)
     model = load_device("pixel-3a").time_model()
     least_s = model.seconds(StepWork(matmul_flop=3 * 2 * 2000 * 64 * 64))
     assert found.achieved_s >= found.declared_s >= least_s
 
 
-def test_being_blocked_and_what_a_child_computes_count(process: MeasuringProcess) -> None:
+def test_sleeping_and_the_cpu_time_of_a_child_count(process: MeasuringProcess) -> None:
     assert once(process, steps.sleeps).blocked_s >= 0.045
     assert min(once(process, steps.works_in_a_child).cpu_s) > 0.01
 
 
-def test_setup_makes_the_first_argument(process: MeasuringProcess) -> None:
+def test_the_setup_returns_the_first_argument(process: MeasuringProcess) -> None:
     once(process, steps.with_setup, kwargs={"batch": 4}, setup=measuring.locate(steps.prepared))
 
 
@@ -142,11 +142,13 @@ def test_every_repetition_starts_from_the_same_state(process: MeasuringProcess) 
 
 
 @pytest.mark.parametrize("function", [steps.torch_hungry, steps.python_hungry])
-def test_too_much_memory_ends_the_process(process: MeasuringProcess, function: Callable[..., Any]) -> None:
+def test_a_function_that_needs_too_much_memory_is_ended(
+    process: MeasuringProcess, function: Callable[..., Any]
+) -> None:
     with pytest.raises(OutOfDeviceMemory) as caught:
         measure(process, plan(function), TimeLimit())
     assert str(caught.value) == "out of memory on pixel-3a: 512 MiB allowed"
-    assert once(process, steps.step).peak_mib < 100  # and the next one runs
+    assert once(process, steps.step).peak_mib < 100  # the next function runs
 
 
 @pytest.mark.parametrize(
@@ -164,14 +166,14 @@ def test_too_much_memory_ends_the_process(process: MeasuringProcess, function: C
         (steps.leaves, {}, "leaves failed on .*\nthe function ended its process with exit code 3"),
     ],
 )
-def test_a_function_that_fails_says_how(
+def test_the_error_of_a_function_that_fails_is_shown(
     process: MeasuringProcess, function: Any, given: Any, says: str
 ) -> None:
     with pytest.raises(NotMet, match=says):
         measure(process, plan(function, kwargs=given), TimeLimit())
 
 
-def test_sending_without_a_network_is_one_line(process: MeasuringProcess) -> None:
+def test_sending_without_a_network_is_refused(process: MeasuringProcess) -> None:
     with pytest.raises(ConfigError, match="device 'pixel-3a' has no network to send over"):
         process.ask(request(steps.upload, kwargs={"count": 1}, network=None))
 
@@ -181,7 +183,7 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
         "threads": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
         "processes": "import os, signal\nif not os.fork():\n    signal.pause()\n",
     }
-    # In a process of its own: what they start stays in it.
+    # In a separate process, since the threads stay in it.
     with contextlib.closing(MeasuringProcess()) as own:
         for kind, says in (("threads", "starts 1 thread,"), ("processes", "starts processes")):
             file = tmp_path / f"{kind}_of_this_test.py"
@@ -191,12 +193,14 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
                 own.ask(msgspec.structs.replace(request(steps.step), function=function))
 
 
-def test_a_function_can_end_what_it_started(process: MeasuringProcess) -> None:
+def test_a_function_can_end_processes_that_it_started(process: MeasuringProcess) -> None:
     assert len(once(process, steps.ends_what_it_started).cpu_s) > 1
 
 
 @pytest.mark.parametrize("function", [steps.leaves_a_daemon, steps.comes_back_twice])
-def test_what_a_function_leaves_is_ended(process: MeasuringProcess, function: Callable[..., Any]) -> None:
+def test_processes_that_a_function_leaves_are_ended(
+    process: MeasuringProcess, function: Callable[..., Any]
+) -> None:
     assert len(once(process, function).cpu_s) > 1
     assert psutil.Process(process.popen.pid).children() == []
 
@@ -210,7 +214,7 @@ def test_a_function_that_hangs_is_ended_at_its_limit(process: MeasuringProcess) 
     assert psutil.Process(process.popen.pid).children() == []
 
 
-def test_two_measurements_at_once_wait_for_each_other() -> None:
+def test_a_measurement_waits_until_another_has_ended() -> None:
     entered = threading.Event()
 
     def enter() -> None:
@@ -230,7 +234,9 @@ def test_two_measurements_at_once_wait_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("during", ["import", "call"])
-def test_an_interrupted_question_ends_the_process_and_what_it_runs(tmp_path: Path, during: str) -> None:
+def test_an_interrupted_request_ends_the_measuring_process_and_the_function(
+    tmp_path: Path, during: str
+) -> None:
     hang = "pathlib.Path(__file__).with_name('started').touch(); threading.Event().wait()"
     text = f"import pathlib, threading\n{hang if during == 'import' else f'def step(): {hang}'}\n"
     (tmp_path / "hangs_of_this_test.py").write_text(text)
@@ -252,10 +258,10 @@ def test_an_interrupted_question_ends_the_process_and_what_it_runs(tmp_path: Pat
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert process.popen.poll() is not None  # what it ran is for the fixture of every process test to find
+    assert process.popen.poll() is not None  # `nothing_left` finds the function if it still runs
 
 
-def test_when_the_tests_process_is_killed_all_of_it_ends() -> None:
+def test_the_measuring_process_ends_if_the_process_of_the_tests_is_killed() -> None:
     asked = msgspec.json.encode(request(steps.leaves_a_daemon_and_hangs))
     script = (
         "import sys, msgspec\n"
@@ -267,10 +273,10 @@ def test_when_the_tests_process_is_killed_all_of_it_ends() -> None:
     ) as testing:
         assert testing.stdout is not None
         assert testing.stdout.readline() == "hanging\n"
-        testing.kill()  # what is left is for the fixture of every process test to find
+        testing.kill()  # `nothing_left` finds all processes that still run
 
 
-def test_a_process_that_died_is_an_error_and_not_a_wait() -> None:
+def test_a_measuring_process_that_was_killed_is_an_error() -> None:
     with contextlib.closing(MeasuringProcess()) as process:
         os.kill(process.popen.pid, signal.SIGKILL)
         with pytest.raises(RunError, match="the measuring process ended with signal 9"):

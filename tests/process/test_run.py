@@ -1,4 +1,4 @@
-"""Whole runs and their folders: what the record must say whatever the algorithm, data, transport and end."""
+"""Whole runs and their folders: the record of any algorithm, data, transport and end of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.rows import TripRow
 from edgefl.results.store import Store
-from edgefl.run import control, supervisor
+from edgefl.run import supervisor
 from edgefl.run.workload import Workload
 from edgefl.strategies import resolve
 from tests import reports
@@ -50,8 +50,7 @@ from .warm import Undrawn
 
 RUNS = [
     pytest.param({"name": "fedavg", "cohort": 3, "over_selection": 1.4}, "shm", id="fedavg"),
-    pytest.param({"name": "fedasync"}, "wire", id="fedasync-wire"),
-    pytest.param({"name": "asyncfeded", "max_growth": 2}, "shm", id="asyncfeded"),
+    pytest.param({"name": "asyncfeded", "max_growth": 2}, "wire", id="asyncfeded-wire"),
     pytest.param(
         {"name": "fedbuff", "buffer_size": 2, "arrival_process": "constant", "arrival_rate_per_s": 400.0},
         "shm",
@@ -73,7 +72,7 @@ def check_record(folder: Path) -> Record:
     assert (trips["trained_version"][arrived] == trips["base_version"][arrived]).all()
     assert (trips["staleness"][applied] >= 0).all()
     assert (trips["compute_s"][arrived] > 0).all()
-    # work is never done before the device could have done it, but for the float in the sum
+    # no work is done before the device could have done it, except for rounding of the sum
     late = trips["trip_achieved_s"][arrived] - trips["trip_declared_s"][arrived]
     assert late.min() > -1e-6
     assert sorted(record.versions["version"]) == list(range(1, len(record.versions["version"]) + 1))
@@ -85,20 +84,19 @@ def check_record(folder: Path) -> Record:
 
 
 @pytest.mark.parametrize(("strategy", "transport"), RUNS)
-def test_every_strategy_runs(strategy: dict[str, object], transport: str, tmp_path: Path) -> None:
+def test_the_record_of_a_run_is_consistent(
+    strategy: dict[str, object], transport: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     wanted = experiment(strategy=strategy, server=Server(transport=transport), stop=Stop(versions=6))
     assert edgefl.run(wanted, folder).summary()["versions"] == 6
     assert check_record(folder).meta.transport == transport
 
 
-def test_a_run_in_a_thread_of_the_users_whose_first_buffer_changes_the_model(
+def test_a_run_in_another_thread_has_a_remark_on_its_strategy_and_is_not_repeated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A notebook's or a server's thread: no signal handlers, and the result is used from another one.
-
-    Its strategy's hyperparameters do not fit each other: the run and its report have the remark.
-    """
+    """The thread has no signal handlers, and the main thread uses the result."""
     found: list[Result] = []
     folder = tmp_path / "run"
     strategy: dict[str, object] = {"name": "fedstaleweight", "buffer_size": 3, "form": "derivation"}
@@ -115,13 +113,12 @@ def test_a_run_in_a_thread_of_the_users_whose_first_buffer_changes_the_model(
     evaluations = record.evaluations
     assert [row.version for row in evaluations] == [0, 1]
     assert evaluations[0].loss != evaluations[1].loss
-    # It is over: it is neither run into again nor resumed.
     with pytest.raises(ConfigError, match="run: holds a run, expected a new or empty folder"):
         edgefl.run(wanted, folder)
     Command("resume", str(folder)).ends(2, "this run is over")
 
 
-def test_what_a_power_cut_took_from_a_finished_run_is_written_again(
+def test_files_of_a_finished_run_that_a_power_cut_lost_are_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Undrawn, "pictures", True)
@@ -129,7 +126,7 @@ def test_what_a_power_cut_took_from_a_finished_run_is_written_again(
     edgefl.run(experiment(stop=Stop(versions=1)), folder)
     names = ("experiment.toml", "summary.json", "trace.json", "report.html")
     before = {name: (folder / name).read_bytes() for name in names}
-    (folder / "experiment.toml").write_bytes(b"")  # its name had reached the disk
+    (folder / "experiment.toml").write_bytes(b"")  # only its name had reached the disk
     for name in names[1:]:
         (folder / name).unlink()
     Command("resume", str(folder), "--accept-invalid").ends()
@@ -157,7 +154,9 @@ def test_what_a_power_cut_took_from_a_finished_run_is_written_again(
         ({"data": edgefl.Data(partition="by-device", labels={"watch-a7": [12]})}, "12"),
     ],
 )
-def test_refused_at_the_start(change: dict[str, object], says: str, tmp_path: Path) -> None:
+def test_an_experiment_that_cannot_run_is_refused_in_one_line(
+    change: dict[str, object], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         edgefl.run(experiment(**change), tmp_path / "run")
     message = str(caught.value)
@@ -169,13 +168,13 @@ INTERVAL_S, STEPS = 0.3, 30
 
 
 @pytest.mark.parametrize("kind", ["virtual", "wall"])
-def test_training_ends_at_the_polls_after_the_steps_that_the_device_made(kind: Any, tmp_path: Path) -> None:
-    """Under either clock: a step takes what the profile says, and the one that is not finished is lost."""
+def test_training_ends_at_a_poll_with_the_steps_that_the_device_finished(kind: Any, tmp_path: Path) -> None:
+    """A step takes the time in the profile, and a step that is not finished is lost."""
     wanted = experiment(
-        # without variation: a trip whose steps all take 2% less time has room for another one
+        # without variation, because a trip whose steps take 2% less time has room for another step
         fleet=Fleet(devices={"pixel-4": 2, "nexus-6": 2}, network="none", variation=0.0),
         model=Model(args={"hidden": [256, 256]}),
-        training=Training(steps=STEPS, batch_size=1),  # else an epoch's last step is shorter than the others
+        training=Training(steps=STEPS, batch_size=1),  # so that all steps of an epoch are equally long
         strategy={"name": "favano", "participants": 2, "interval_s": INTERVAL_S},
         clock=Clock(kind=kind),
         stop=Stop(versions=8),
@@ -186,8 +185,8 @@ def test_training_ends_at_the_polls_after_the_steps_that_the_device_made(kind: A
         trips = {name: record.trips[name][done] for name in TripRow.__struct_fields__}
         published_s = np.append(0.0, record.versions["at_s"])
         step_s = {row.client: row.step_s for row in record.clients}
-    # A task is decided on after its version was published and before it is sent, which a busy host does late,
-    # and what it may take from then on ends at a poll.
+    # The server plans a task between the publication of its version and its sending, which is late on a busy
+    # host; the planned time ends at a poll.
     earliest_s = published_s[trips["base_version"]] + trips["compute_declared_s"]
     latest_s = trips["sent_s"] + trips["compute_declared_s"]
     polls = np.floor(latest_s / INTERVAL_S + 1e-6)
@@ -227,15 +226,15 @@ def test_a_run_on_natural_clients(kind: str, model: Model, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["virtual", "wall"])
-def test_updates_weigh_by_the_examples_of_their_trip(kind: Any, tmp_path: Path) -> None:
-    """ASO-Fed's n_k and N are those of each client's last update; before it, of its first trip."""
+def test_updates_are_weighted_by_the_examples_of_their_trip(kind: Any, tmp_path: Path) -> None:
+    """ASO-Fed's n_k is that of the client's last update, or of its first trip before the first update."""
     wanted = experiment(
         fleet=Fleet(devices={"pi-4": 2, "moto-g4": 1}, network="lte", variation=0),
         data=Data(growth=Growth(start=0.1, least_per_trip=0.05, most_per_trip=0.2)),
         training=Training(epochs=2, batch_size=16),
         strategy={"name": "aso-fed", "dynamic_step": False},
         clock=Clock(kind=kind),
-        stop=Stop(versions=30),
+        stop=Stop(versions=15),
     )
     found, record = Workload(wanted, fleet_of(wanted), Path()), Record(edgefl.run(wanted, tmp_path).dir)
     first = [len(found._rows_on(client, 0)) for client in range(3)]
@@ -246,13 +245,13 @@ def test_updates_weigh_by_the_examples_of_their_trip(kind: Any, tmp_path: Path) 
         counts[trip.client] = trip.examples
         assert weight == pytest.approx(trip.examples / sum(counts))
         versions += 1
-    assert versions == 30
+    assert versions == 15
     assert sum(counts) > 2 * sum(first)
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_process_that_does_not_start_is_one_line_however_much_it_is_told(tmp_path: Path) -> None:
-    fleet = Fleet(devices={"pi-4": 30_000})  # more than a socket holds
+def test_a_process_that_does_not_start_is_one_line(tmp_path: Path) -> None:
+    fleet = Fleet(devices={"pi-4": 30_000})  # a request larger than the buffer of a socket
     wanted = experiment(fleet=fleet, clock=Clock(kind="virtual", workers=1))
     said = r"^the zygote process ended early \(exit code 1\) while it loaded data and model and tried .*g$"
     with pytest.raises(RunError, match=said):
@@ -273,7 +272,9 @@ def files(folder: Path) -> list[str]:
         ("/proc/edgefl", "cannot be written"),
     ],
 )
-def test_a_folder_that_cannot_be_had_is_one_line_and_left_alone(name: str, says: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_refused_and_not_changed(
+    name: str, says: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=says) as caught:
         edgefl.run(experiment(), tmp_path / name)
@@ -291,16 +292,14 @@ def test_a_folder_that_cannot_be_had_is_one_line_and_left_alone(name: str, says:
     ],
     ids=["a run's", "an experiment's", "one to resume"],
 )
-def test_a_folder_whose_name_no_record_can_hold_is_one_line(
-    start: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_a_folder_whose_name_is_not_utf_8_is_refused(start: Callable[[Path], object], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"caf\?: the name is not UTF-8; use a folder whose name is UTF-8$"):
         start(tmp_path / os.fsdecode(b"caf\xe9"))
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("made", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_nothing_is_left_of_a_run_that_never_began(made: bool, tmp_path: Path) -> None:
+def test_a_run_that_never_began_leaves_no_files(made: bool, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     if made:
         folder.mkdir()
@@ -310,7 +309,7 @@ def test_nothing_is_left_of_a_run_that_never_began(made: bool, tmp_path: Path) -
     assert not made or files(folder) == []
 
 
-def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(
+def test_a_run_in_progress_is_neither_resumed_nor_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "LAST_CHECKPOINT_S", 0.0)
@@ -323,12 +322,11 @@ def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(
         edgefl.run(experiment(), folder)
     command.interrupt()
     command.ends(130)
-    with run_folder.held(folder):  # it let go
+    with run_folder.held(folder):  # the lock was released
         pass
 
 
-def killed_as_it_began(folder: Path) -> None:
-    """As far as a run gets before its first checkpoint."""
+def cut_before_a_checkpoint(folder: Path) -> None:
     run_folder.begin(folder, Path("/where/modules/are"))
     with Store(folder) as store:
         store.clients([reports.client(0)])
@@ -336,17 +334,19 @@ def killed_as_it_began(folder: Path) -> None:
     (folder / "checkpoints" / "journal-0000000000.partial").write_bytes(b"half")
 
 
-def half_made(folder: Path) -> None:
-    """A record that was killed before its first transaction."""
+def cut_before_a_transaction(folder: Path) -> None:
     db = sqlite3.connect(folder / "record.sqlite")
     db.execute("PRAGMA journal_mode = WAL")
     db.close()
 
 
 @pytest.mark.parametrize(
-    ("left", "base"), [(killed_as_it_began, Path("/where/modules/are")), (half_made, None)]
+    ("left", "base"),
+    [(cut_before_a_checkpoint, Path("/where/modules/are")), (cut_before_a_transaction, None)],
 )
-def test_early_files_are_cleared(left: Callable[[Path], None], base: Path | None, tmp_path: Path) -> None:
+def test_files_of_a_run_without_a_checkpoint_are_removed(
+    left: Callable[[Path], None], base: Path | None, tmp_path: Path
+) -> None:
     (tmp_path / "experiment.toml").touch()
     left(tmp_path)
     assert not run_folder.begun(tmp_path)
@@ -355,12 +355,12 @@ def test_early_files_are_cleared(left: Callable[[Path], None], base: Path | None
     assert files(tmp_path) == ["experiment.toml"]
 
 
-def test_a_run_that_fails_leaves_no_experiment_whatever_lies_in_its_folder(tmp_path: Path) -> None:
+def test_a_run_that_fails_early_removes_its_experiment_also_if_other_files_stay(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     def fail_early() -> None:
         with run_folder.new(folder, ""):
-            killed_as_it_began(folder)
+            cut_before_a_checkpoint(folder)
             (folder / "checkpoints" / "locked.partial").mkdir()  # cannot be unlinked
             raise RuntimeError("early")
 
@@ -369,12 +369,12 @@ def test_a_run_that_fails_leaves_no_experiment_whatever_lies_in_its_folder(tmp_p
     assert "experiment.toml" not in files(folder)
 
 
-def test_the_record_is_cleared_last_and_what_another_put_there_stays(tmp_path: Path) -> None:
+def test_the_record_is_removed_last_and_other_files_stay(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").touch()
-    killed_as_it_began(tmp_path)
+    cut_before_a_checkpoint(tmp_path)
     (tmp_path / "checkpoints" / "notes.txt").touch()
     locked = tmp_path / "checkpoints" / "locked.partial"
-    locked.mkdir()  # it ends here as if it were killed
+    locked.mkdir()  # the removal ends here, as if it were killed
     with pytest.raises(OSError, match="locked"):
         run_folder.clear(tmp_path)
     assert run_folder.base_of(tmp_path) == Path("/where/modules/are")
@@ -384,7 +384,7 @@ def test_the_record_is_cleared_last_and_what_another_put_there_stays(tmp_path: P
     assert files(tmp_path / "checkpoints") == ["notes.txt"]
 
 
-def test_what_has_begun_is_not_begun_again(finished: Path, tmp_path: Path) -> None:
+def test_a_run_that_lost_its_checkpoints_is_not_started_again(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     shutil.rmtree(folder / "checkpoints")
@@ -398,8 +398,8 @@ def test_what_has_begun_is_not_begun_again(finished: Path, tmp_path: Path) -> No
         supervisor.resume(folder)
 
 
-def test_a_child_that_still_imports_leaves_ctrl_c_to_its_parent() -> None:
-    child, channel = start_process("edgefl.run.zygote", control.FromZygote, dict(os.environ))
+def test_a_child_process_that_still_imports_ignores_stop_signals() -> None:
+    child, channel = start_process("edgefl.host.awake", None, dict(os.environ))
     stops = sum(1 << number - 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     for _ in range(3):
         status = dict(

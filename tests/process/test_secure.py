@@ -1,4 +1,4 @@
-"""Runs with secure aggregation: the plain run's results, hidden updates, dropouts, costs, what is refused."""
+"""Runs with secure aggregation: the results of plain runs, dropouts, costs, refused experiments."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ PAIRS = Server(secure=Secure(kind="pairwise", resolution=4096), heartbeat_s=PATI
 ROUNDS = {"name": "fedavg", "cohort": 4}
 UNIFORM = {"name": "fedavg", "cohort": 4, "over_selection": 1.25, "weighting": "uniform"}
 TIMED = Fleet(devices={"paper-exponential": 8}, network="none")
-"""Trips whose drawn times include everything: masking does not change the order of events."""
+"""Trips whose drawn times include all work, so that masking does not change the order of events."""
 
 
 WALL = [(MASKED, {"name": "fedbuff", "buffer_size": 3}), (PAIRS, ROUNDS)]
 SLOW = pytest.mark.slow
-"""For cases whose code all runs in the others of the same test."""
+"""Mark of cases whose code runs in other cases of the same test."""
 
 
 def made(wanted: Experiment, folder: Path) -> dict[str, Any]:
@@ -54,46 +54,41 @@ def model(folder: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "server"),
+    ("strategy", "servers"),
     [
-        pytest.param({"name": "fedbuff", "buffer_size": 3}, MASKED, id="fedbuff", marks=SLOW),
-        pytest.param({"name": "fedstaleweight", "buffer_size": 3}, MASKED, id="fedstaleweight"),
-        pytest.param(ROUNDS, MASKED, id="fedavg", marks=SLOW),
-        pytest.param(ROUNDS, PAIRS, id="pairwise fedavg", marks=SLOW),
+        pytest.param({"name": "fedbuff", "buffer_size": 3}, (MASKED, TRUSTED), id="fedbuff", marks=SLOW),
+        pytest.param({"name": "fedstaleweight", "buffer_size": 3}, (MASKED, TRUSTED), id="fedstaleweight"),
+        pytest.param(ROUNDS, (MASKED, TRUSTED, PAIRS), id="fedavg", marks=SLOW),
         pytest.param(
             {"name": "fednova", "cohort": 4, "over_selection": 1.5, "redraw": False},
-            PAIRS,
-            id="pairwise fednova with late members",
+            (PAIRS,),
+            id="fednova with late members",
             marks=SLOW,
         ),
     ],
 )
-def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(
-    strategy: dict[str, Any], server: Server, tmp_path: Path
+def test_a_run_with_hidden_updates_is_the_plain_run_but_for_rounding(
+    strategy: dict[str, Any], servers: tuple[Server, ...], tmp_path: Path
 ) -> None:
-    """Rounded weights and steps change the model by far less than a step of training.
+    """Masks round weights and steps, which changes the model by far less than a training step.
 
     Late members of a round with pairwise masks are dropouts: their masks are recovered in each sum.
     """
     wanted = virtual(fleet=TIMED, strategy=strategy)
     plain = made(wanted, tmp_path / "plain")
-    masked = made(msgspec.structs.replace(wanted, server=server), tmp_path / "masked")
-    assert masked["client_trips"] == plain["client_trips"]
-    assert masked["dropped_updates"] == 0
-    change = np.abs(model(tmp_path / "masked") - model(tmp_path / "plain")).max()
-    assert 0 < change < 0.01 * np.abs(model(tmp_path / "plain")).max()
-
-
-@pytest.mark.parametrize("strategy", ["fedbuff", pytest.param("fedavg", marks=SLOW)])
-def test_a_trusted_aggregator_gives_the_plain_run_but_for_rounding(strategy: str, tmp_path: Path) -> None:
-    fields = {"cohort": 4} if strategy == "fedavg" else {"buffer_size": 3}
-    wanted = virtual(fleet=TIMED, strategy={"name": strategy, **fields})
-    plain = made(wanted, tmp_path / "plain")
-    trusted = made(msgspec.structs.replace(wanted, server=TRUSTED), tmp_path / "trusted")
-    assert trusted["client_trips"] == plain["client_trips"]
-    change = np.abs(model(tmp_path / "trusted") - model(tmp_path / "plain")).max()
-    assert change < 1e-5 * np.abs(model(tmp_path / "plain")).max()
-    assert trusted["secure"]["share_bytes_per_trip"] == 32
+    for server in servers:
+        assert server.secure is not None
+        folder = tmp_path / server.secure.kind
+        hidden = made(msgspec.structs.replace(wanted, server=server), folder)
+        assert hidden["client_trips"] == plain["client_trips"]
+        assert hidden["dropped_updates"] == 0
+        change = np.abs(model(folder) - model(tmp_path / "plain")).max()
+        largest = np.abs(model(tmp_path / "plain")).max()
+        if server is TRUSTED:
+            assert change < 1e-5 * largest
+            assert hidden["secure"]["share_bytes_per_trip"] == 32
+        else:
+            assert 0 < change < 0.01 * largest
 
 
 @pytest.mark.parametrize("server", [MASKED, pytest.param(TRUSTED, marks=SLOW)], ids=["masks", "trusted"])
@@ -112,8 +107,8 @@ def test_a_private_run_is_the_same_with_hidden_updates(server: Server, tmp_path:
     assert change < 0.01 * np.abs(model(tmp_path / "plain")).max()
 
 
-def test_failed_trips_and_refused_sums_are_zero_in_a_private_run(tmp_path: Path) -> None:
-    """Two phones, one much faster: sums of one client are refused, and one update is not finite."""
+def test_failed_trips_and_refused_sums_count_as_zero_in_a_private_run(tmp_path: Path) -> None:
+    """One phone is much faster, so sums of one client are refused; one update is not finite."""
     secure = Secure(holders=2, recover=2, private=1)
     wanted = virtual(
         fleet=Fleet(devices={"pixel-4": 1, "pi-zero-2w": 1}, network="fios"),
@@ -132,32 +127,27 @@ def test_failed_trips_and_refused_sums_are_zero_in_a_private_run(tmp_path: Path)
     assert verify(folder).versions == 30
 
 
-def test_the_same_bits_for_any_workers_and_transport(tmp_path: Path) -> None:
-    check_same_bits(MASKED, {"name": "fedbuff", "buffer_size": 3}, tmp_path)
-
-
 def test_pairwise_masks_give_the_same_bits_for_any_workers_and_transport(tmp_path: Path) -> None:
-    """With late members, whose computation is cancelled or not, and with one whose trips fail."""
-    check_same_bits(PAIRS, {"name": "fedavg", "cohort": 3, "over_selection": 4 / 3}, tmp_path)
-
-
-def check_same_bits(server: Server, strategy: dict[str, Any], folder: Path) -> None:
+    """A round has late members, whose computation may be cancelled, and a member whose trips fail."""
     found = []
     for workers, transport in ((1, "shm"), (2, "wire")):
         wanted = virtual(
-            workers, server=msgspec.structs.replace(server, transport=transport), strategy=strategy
+            workers,
+            server=msgspec.structs.replace(PAIRS, transport=transport),
+            strategy={"name": "fedavg", "cohort": 3, "over_selection": 4 / 3},
+            stop=Stop(versions=8),
         )
         environment = {"EDGEFL_FAILPOINTS": "nan:0:1,leave:1:0"}
-        Command.run(wanted, folder / transport, environment=environment).ends()
-        found.append(summary(folder / transport)["model_sha256"])
+        Command.run(wanted, tmp_path / transport, environment=environment).ends()
+        found.append(summary(tmp_path / transport)["model_sha256"])
     assert found[0] == found[1]
 
 
 def test_dropouts_are_recovered_up_to_the_threshold_of_pairwise_masks(tmp_path: Path) -> None:
-    """Three clients a round, of which two are required. Client 0 fails its first trip, so two remain; then
-    clients 1 and 2 fail in the same round, and the sum of the one that remains is refused.
+    """A round has three clients, and its sum needs two. Client 0 fails in its first trip, so two remain; then
+    clients 1 and 2 fail in the same round, and the sum of one client is refused.
 
-    Mutants: the sum of one is released; a lost member is replaced; a refused round is not drawn again.
+    Mutants: the sum of one client is released; a lost member is replaced; a refused round is not repeated.
     """
     wanted = virtual(
         fleet=Fleet(devices={"pixel-4": 3}, network="lte"),
@@ -177,12 +167,12 @@ def test_dropouts_are_recovered_up_to_the_threshold_of_pairwise_masks(tmp_path: 
 
 
 def test_members_that_die_and_leave_are_dropouts(tmp_path: Path) -> None:
-    """Under a churn that takes a third of all trips, each sum has more than half of its round's clients."""
+    """A fifth of all trips is lost, and each sum has more than half of the clients of its round."""
     wanted = virtual(
         fleet=Fleet(devices={"pixel-4": 8}, network="lte", churn=Churn(die_per_trip=0.2)),
         strategy={"name": "fedavg", "cohort": 5},
         server=PAIRS,
-        stop=Stop(versions=20),
+        stop=Stop(versions=10),
     )
     found = made(wanted, tmp_path / "run")
     with Record(tmp_path / "run") as record:
@@ -196,7 +186,7 @@ def test_members_that_die_and_leave_are_dropouts(tmp_path: Path) -> None:
 
 
 def test_masking_and_shares_are_part_of_a_trip(finished: Path, tmp_path: Path) -> None:
-    """Bytes of masks' shares in the upload, seconds of masking in the computing."""
+    """An upload includes the shares of masks, and the computation includes masking."""
     wanted = virtual()
     plain, masked = finished, tmp_path / "masked"
     secured = msgspec.structs.replace(wanted, server=MASKED)
@@ -222,11 +212,12 @@ def test_masking_and_shares_are_part_of_a_trip(finished: Path, tmp_path: Path) -
 
 
 def test_adverts_and_shares_of_pairwise_masks_are_part_of_a_trip(tmp_path: Path) -> None:
-    """Mutants: the others' shares are not downloaded, seconds of masks do not grow with the round."""
+    """Mutants: shares of other clients are not downloaded; larger rounds take no more time for masking."""
     found = {}
     for name, cohort in (("plain", 3), ("small", 3), ("large", 6)):
         server = Server(heartbeat_s=PATIENCE_S) if name == "plain" else PAIRS
-        made(virtual(server=server, strategy={"name": "fedavg", "cohort": cohort}), tmp_path / name)
+        wanted = virtual(server=server, strategy={"name": "fedavg", "cohort": cohort}, stop=Stop(versions=1))
+        made(wanted, tmp_path / name)
         with Record(tmp_path / name) as record:
             trips = record.trips
             row = int(np.flatnonzero((trips["client"] == trips["client"][0]) & (trips["trip"] == 0))[0])
@@ -241,18 +232,27 @@ def test_adverts_and_shares_of_pairwise_masks_are_part_of_a_trip(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("server", "strategy"), [WALL[0], pytest.param(*WALL[1], marks=SLOW)], ids=["masks", "pairwise"]
+    ("server", "strategy", "churn"),
+    [
+        (*WALL[0], Churn(mean_online_s=20.0, mean_offline_s=5.0)),
+        pytest.param(*WALL[1], Churn(), marks=SLOW),
+    ],
+    ids=["masks, phones come and go", "pairwise"],
 )
-def test_a_run_under_the_wall_clock(server: Server, strategy: dict[str, Any], tmp_path: Path) -> None:
-    found = made(experiment(server=server, strategy=strategy), tmp_path / "run")
+def test_a_run_under_the_wall_clock(
+    server: Server, strategy: dict[str, Any], churn: Churn, tmp_path: Path
+) -> None:
+    fleet = msgspec.structs.replace(experiment().fleet, churn=churn)
+    found = made(experiment(server=server, strategy=strategy, fleet=fleet), tmp_path / "run")
     assert found["versions"] == 12
     assert found["dropped_updates"] == 0
+    assert incidents(tmp_path / "run", "refused") == []
     assert not (tmp_path / "run" / "phones.key").exists()
     assert verify(tmp_path / "run").versions == 12
 
 
 def test_checksums_of_hidden_updates_are_compared_while_their_keys_exist(tmp_path: Path) -> None:
-    """An interrupted run has its keys; without them other masks give other checksums and the same sums."""
+    """An interrupted run has its keys. Without them, other masks give other checksums and the same sums."""
     folder = tmp_path / "run"
     command = Command.run(virtual(server=MASKED, stop=Stop(versions=100_000)), folder)
     wait_for_versions(folder, 5, command)
@@ -273,16 +273,6 @@ PRIVATE = {
     "privacy": Privacy(clip_norm=0.1, noise_multiplier=0.5, noise="seeded"),
     "strategy": {"name": "fedbuff", "buffer_size": 3, "momentum": 0.5},
 }
-
-
-def test_phones_that_come_and_go_under_the_wall_clock(tmp_path: Path) -> None:
-    fleet = msgspec.structs.replace(experiment().fleet, churn=Churn(mean_online_s=20.0, mean_offline_s=5.0))
-    found = made(experiment(server=MASKED, fleet=fleet), tmp_path / "run")
-    assert found["versions"] == 12
-    assert incidents(tmp_path / "run", "refused") == []
-
-
-# ---- refused at the door -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -308,7 +298,7 @@ def test_phones_that_come_and_go_under_the_wall_clock(tmp_path: Path) -> None:
         ({**PRIVATE, "server": PAIRS, "strategy": UNIFORM}, "clients that drop out as zero"),
     ],
 )
-def test_experiments_that_cannot_be_masked(changes: dict[str, Any], why: str) -> None:
+def test_experiments_that_cannot_be_masked_are_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         checked(virtual(**{"server": MASKED, **changes}), Path.cwd())
 

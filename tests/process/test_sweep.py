@@ -1,4 +1,4 @@
-"""A sweep: the runs of ``edgefl run``, made in one warm process tree, and again where it was stopped."""
+"""Sweeps: the runs of ``edgefl run``, made by one fork server, and resumed by the same command."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import psutil
 import pytest
 
 import edgefl
-from edgefl import Stop, config
-from edgefl.cli import main
+from edgefl import Stop, cli, config
 from edgefl.core.events import Arrived
 from edgefl.errors import ConfigError, RunError
 from edgefl.host.channel import Refused
@@ -44,7 +43,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_each_run_has_the_bits_of_edgefl_run(swept: Path, tmp_path: Path) -> None:
+def test_a_run_of_a_sweep_has_the_bits_of_edgefl_run(swept: Path, tmp_path: Path) -> None:
     alone = edgefl.run(config.change(SHORT, ["strategy.server_lr=1.0", "seed=2"]), tmp_path / "alone")
     found = Sweep(swept)
     hashes = [run.result.summary()["model_sha256"] for run in found.runs]
@@ -58,7 +57,7 @@ def test_each_run_has_the_bits_of_edgefl_run(swept: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("fork_server")
-def test_runs_side_by_side_have_the_same_bits(
+def test_concurrent_runs_have_the_same_bits(
     swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, said = tmp_path / "sweep", list[str]()
@@ -67,7 +66,7 @@ def test_runs_side_by_side_have_the_same_bits(
     assert hashes[0] == hashes[1]
     assert sorted(line.split("  ")[1] for line in said) == [f"{n} of 4" for n in range(1, 5)]
     again = list[str]()
-    monkeypatch.setattr(lanes, "_hand_out", None)  # all runs are there: no lane is started
+    monkeypatch.setattr(lanes, "_hand_out", None)  # all runs exist, so no lane is started
     sweep(SHORT, out, seeds=[1, 2], grid=GRID, jobs=2, say=again.append)
     assert again == sorted(said)
     with pytest.raises(ConfigError, match="holds a run with different settings"):
@@ -91,7 +90,7 @@ def test_each_setting_has_the_same_drawn_fleets(swept: Path, tmp_path: Path) -> 
     assert (found.dir / "fleets.csv").read_text().startswith("label,fleets,ahead,ties,undecided,share")
 
 
-def test_its_folder_has_the_comparison_the_figures_and_the_picture(swept: Path) -> None:
+def test_the_folder_of_a_sweep_has_tables_curves_and_a_report(swept: Path) -> None:
     found = Sweep(swept)
     assert [(run.label, run.seed) for run in found.runs] == [
         ("server_lr=0.5", 1), ("server_lr=0.5", 2), ("server_lr=1.0", 1), ("server_lr=1.0", 2)
@@ -116,19 +115,19 @@ def test_a_sweep_is_compared_and_shown_by_its_folder(
     swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["compare", str(swept), "--out", str(tmp_path / "out")]) == 0
+    assert cli.main(["compare", str(swept), "--out", str(tmp_path / "out")]) == 0
     printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
     assert printed == str(Sweep(swept))
     labels = [row["label"] for row in summary(tmp_path / "out")["comparison"]["rows"]]
     assert labels == ["server_lr=0.5", "server_lr=1.0"]
     one = Sweep(swept).runs[0].result.dir
     shutil.copytree(one, tmp_path / "one")
-    assert main(["compare", str(tmp_path / "one"), str(swept), "--target", "0.2"]) == 0
+    assert cli.main(["compare", str(tmp_path / "one"), str(swept), "--target", "0.2"]) == 0
     both = capsys.readouterr().out
     assert "Time to 20.0% accuracy" in both
     assert "server_lr=1.0 (sweep)" in both
     shutil.copytree(swept, tmp_path / "again" / "sweep")
-    assert main(["compare", str(swept), str(tmp_path / "again" / "sweep")]) == 0
+    assert cli.main(["compare", str(swept), str(tmp_path / "again" / "sweep")]) == 0
     assert "server_lr=1.0" in capsys.readouterr().out.split("(sweep)", 2)[2]
     html = str(Sweep(swept)._repr_html_())
     assert "<caption>At the end</caption>" in html
@@ -142,10 +141,10 @@ def test_a_sweep_is_compared_and_shown_by_its_folder(
         (["report", str(swept)], f"{swept}: holds runs, as a sweep does; give one of them"),
         (["compare", str(swept), str(swept)], "is named twice"),
     ):
-        assert main(arguments) == 2
+        assert cli.main(arguments) == 2
         assert words in capsys.readouterr().err
     (tmp_path / "cut" / "runs").mkdir(parents=True)
-    assert main(["compare", str(tmp_path / "cut")]) == 2
+    assert cli.main(["compare", str(tmp_path / "cut")]) == 2
     assert "cut: an unfinished sweep, or no sweep" in capsys.readouterr().err
 
 
@@ -153,7 +152,8 @@ def test_a_sweep_is_compared_and_shown_by_its_folder(
 def test_a_sweep_in_python_shows_its_runs_on_a_terminal(
     swept: Path, terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All runs exist, so each is only named."""
+    """All runs exist, so there is one line for each."""
+    monkeypatch.setattr(sys.modules[sweep.__module__], "_compare", lambda *_: "")
     grid = {"strategy.server_lr": [0.5, 1.0]}
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     edgefl.sweep(SHORT, swept, seeds=[1, 2], grid=grid)
@@ -162,7 +162,7 @@ def test_a_sweep_in_python_shows_its_runs_on_a_terminal(
     assert len(capsys.readouterr().err.splitlines()) == (0 if terminal else 4)
 
 
-def test_what_is_there_is_not_made_again_and_what_was_stopped_goes_on(swept: Path, tmp_path: Path) -> None:
+def test_only_missing_runs_are_made(swept: Path, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     shutil.copytree(swept, out)
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/record.sqlite")}
@@ -171,18 +171,18 @@ def test_what_is_there_is_not_made_again_and_what_was_stopped_goes_on(swept: Pat
     assert len(lines) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert again.table().csv() == Sweep(swept).table().csv()
-    shutil.rmtree(out / "runs" / "server_lr=1.0-seed-1")  # one that is missing, and one more choice
-    more = sweep(SHORT, out, seeds=[1, 2], grid={"strategy.server_lr": ["0.5", "1.0", "2"]})
+    shutil.rmtree(out / "runs" / "server_lr=1.0-seed-1")  # a missing run, and one more choice
+    more = sweep(SHORT, out, seeds=[1], grid={"strategy.server_lr": ["0.5", "1.0", "2"]})
     assert sum(path.stat().st_mtime_ns == at for path, at in before.items()) == 3
     hashes = [[run.result.summary()["model_sha256"] for run in found.runs] for found in (more, Sweep(swept))]
-    assert hashes[0][:4] == hashes[1]
-    assert len(set(hashes[0])) == 6
+    assert hashes[0][:2] == hashes[1][::2]
+    assert len(set(hashes[0])) == 3
     with pytest.raises(ConfigError, match="holds a run with different settings"):
         sweep(virtual(stop=Stop(versions=5)), out, seeds=[1], grid=GRID)
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_interrupted_or_killed_goes_on_by_the_same_command(tmp_path: Path) -> None:
+def test_an_interrupted_or_killed_sweep_is_resumed_by_the_same_command(tmp_path: Path) -> None:
     long = virtual(stop=Stop(versions=400))
     file = tmp_path / "long.toml"
     file.write_text(config.dump(long))
@@ -207,7 +207,7 @@ def test_a_sweep_that_is_interrupted_or_killed_goes_on_by_the_same_command(tmp_p
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_end_with_a_checkpoint_and_go_on(tmp_path: Path) -> None:
+def test_interrupted_concurrent_runs_have_checkpoints_and_are_resumed(tmp_path: Path) -> None:
     long, out = virtual(stop=Stop(versions=400)), tmp_path / "sweep"
     file = Command.write(long, tmp_path / "long")
     arguments = ("sweep", str(file), "--seeds", "1..3", "--jobs", "2", "--out", str(out))
@@ -231,8 +231,8 @@ def test_runs_side_by_side_end_with_a_checkpoint_and_go_on(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_runs_side_by_side_that_the_shell_has_put_into_the_background(tmp_path: Path) -> None:
-    """Such a process is started with SIGINT ignored."""
+def test_ctrl_c_ends_concurrent_runs_in_the_background_of_a_shell(tmp_path: Path) -> None:
+    """A shell starts background processes with SIGINT ignored."""
     out = tmp_path / "sweep"
     file = Command.write(virtual(stop=Stop(versions=4000)), tmp_path / "long")
     arguments = ("sweep", str(file), "--seeds", "1..2", "--jobs", "2", "--out", str(out))
@@ -255,44 +255,46 @@ def test_nothing_outlives_a_killed_sweep(jobs: int, tmp_path: Path) -> None:
     assert {"edgefl-forks", "edgefl-zygote", "edgefl-server"} <= {each.name() for each in family}
     command.process.kill()
     command.process.communicate()
-    psutil.wait_procs(family)  # which the test's own time limit sees to
+    psutil.wait_procs(family)  # limited by the timeout of the test
 
 
-def test_a_forked_process_is_not_taken_for_one_that_had_its_number_before(
+def test_an_exit_code_of_an_earlier_process_with_the_same_id_is_forgotten(
     fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect = fork_server._expect
 
-    def with_a_code_of_before(kind: Any) -> Any:
+    def with_an_earlier_code(kind: Any) -> Any:
         forked = expect(kind)
         fork_server._exit_codes[forked.pid] = 7
         return forked
 
-    monkeypatch.setattr(fork_server, "_expect", with_a_code_of_before)
+    monkeypatch.setattr(fork_server, "_expect", with_an_earlier_code)
     child, channel = fork_server.start("edgefl.run.zygote", None, {})
     assert fork_server.exit_code(child.pid, 0.0) is None
     channel.close()
     assert child.wait() != 7
 
 
-def test_what_the_machine_refuses_a_forked_process_is_one_line_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def main(*_: str) -> None:
+    """Fail as the start of a process may."""
+    raise OSError(11, "no process left")
+
+
+def test_an_error_of_the_system_in_a_forked_process_is_one_line(
+    fork_server: ForkServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "poor.py").write_text("def main(fd, parent):\n    raise OSError(11, 'no process left')\n")
-    monkeypatch.chdir(tmp_path)  # where the fork server looks for modules
-    with ForkServer() as fork_server:
-        child, channel = fork_server.start("poor", control.FromServer, dict(os.environ))
-        said = channel.receive()
-        channel.close()
-        assert child.wait() == 1
+    child, channel = fork_server.start(__name__, control.FromServer, dict(os.environ))
+    said = channel.receive()
+    channel.close()
+    assert child.wait() == 1
     assert isinstance(said, Refused)
-    assert said.message.startswith("poor: BlockingIOError: [Errno 11] no process left")
+    assert said.message.startswith(f"{__name__}: BlockingIOError: [Errno 11] no process left")
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
 def test_a_warm_run_under_the_wall_clock_counts_its_own_time(tmp_path: Path) -> None:
-    """Its processes are no children of the supervisor, and still not what others use of the host."""
+    """Its processes are not children of the supervisor, but do not count as other work on the host."""
     with ForkServer() as fork_server:
         supervisor.run(experiment(stop=Stop(versions=6)), tmp_path / "run", True, fork_server=fork_server)
         spent_s = fork_server.cpu_s()
@@ -306,7 +308,7 @@ def test_a_warm_run_under_the_wall_clock_counts_its_own_time(tmp_path: Path) -> 
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["versions"] == 6
 
 
-def test_a_points_own_training_is_tried_before_the_first_run(tmp_path: Path) -> None:
+def test_own_training_of_each_point_is_tried_before_the_first_run(tmp_path: Path) -> None:
     """The error names file and line, and no run is made."""
     (tmp_path / "mine.py").write_text(
         "def good(model, examples, context):\n    context.step(1)\n"
@@ -318,7 +320,7 @@ def test_a_points_own_training_is_tried_before_the_first_run(tmp_path: Path) -> 
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_target_of_accuracy_ends_a_sweep_of_regressions_after_its_first_run(tmp_path: Path) -> None:
+def test_a_target_of_accuracy_is_refused_for_a_regression_after_its_first_run(tmp_path: Path) -> None:
     data, training = edgefl.Data(name="diabetes"), edgefl.Training(loss="mse")
     regression = msgspec.structs.replace(SHORT, data=data, training=training)
     with pytest.raises(ConfigError, match="target: accuracy is not evaluated here, only loss; leave"):
@@ -326,21 +328,21 @@ def test_a_target_of_accuracy_ends_a_sweep_of_regressions_after_its_first_run(tm
     assert [one.name for one in (tmp_path / "sweep" / "runs").iterdir()] == ["fedbuff-seed-1"]
 
 
-def test_an_error_from_python_has_two_frames(tmp_path: Path) -> None:
+def test_the_traceback_of_an_error_in_python_has_two_frames(tmp_path: Path) -> None:
     """The caller's and that of the function which it called."""
     with pytest.raises(ConfigError) as caught:
         edgefl.run(config.change(SHORT, ["data.name=nowhere:data"]), tmp_path / "run")
     assert len(traceback.extract_tb(caught.value.__traceback__)) == 2
 
 
-def test_a_run_that_learned_nothing_is_an_end_of_its_own_and_no_row_of_a_ranking(
+def test_runs_without_progress_are_reported_and_not_ranked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "e.toml").write_text(config.dump(SHORT))
     out = tmp_path / "sweep"
     rates = ["0.1", "1e-30", "3e38"]
     command = ["sweep", str(tmp_path / "e.toml"), "--seeds", "1", "--out", str(out)]
-    assert main([*command, "--grid", f"training.lr={','.join(rates)}"]) == 1
+    assert cli.main([*command, "--grid", f"training.lr={','.join(rates)}"]) == 1
     told = capsys.readouterr()
     assert told.err.splitlines()[-1] == "edgefl: no progress, so not ranked: lr=1e-30, lr=3e38"
     assert told.out.count("no progress") == 2
@@ -356,6 +358,6 @@ def test_a_run_that_learned_nothing_is_an_end_of_its_own_and_no_row_of_a_ranking
     assert [row["no_progress"] for row in comparison["rows"]] == [False, True, True]
     assert "<b>No progress</b>, so not ranked: lr=1e-30, lr=3e38." in (out / "report.html").read_text()
     for rate in rates[1:]:
-        assert main(["verify", str(found[rate].dir)]) == 0
-        assert main(["resume", str(found[rate].dir)]) == 2
+        assert cli.main(["verify", str(found[rate].dir)]) == 0
+        assert cli.main(["resume", str(found[rate].dir)]) == 2
         assert "<b>No progress.</b>" in (found[rate].dir / "report.html").read_text()

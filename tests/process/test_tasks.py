@@ -1,4 +1,4 @@
-"""Tasks beyond classes as docs/tasks.md has them: regression, the next token, personal models."""
+"""The tasks of docs/tasks.md without classes: regression, the next token, personal models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def docs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_numbers_are_learned_until_the_loss_is_as_asked(docs: Path) -> None:
+def test_a_regression_is_trained_until_the_loss_reaches_its_goal(docs: Path) -> None:
     found = edgefl.run(config.load(docs / "regression.toml"), docs / "run").summary()
     assert found["stop_reason"] == "metric loss"
     assert found["loss"] <= 0.5
@@ -39,7 +39,7 @@ def test_numbers_are_learned_until_the_loss_is_as_asked(docs: Path) -> None:
         assert record.evaluations[0].loss > 0.5
 
 
-def test_the_next_token_is_learned_with_own_data_model_loss_and_measures(
+def test_next_tokens_are_learned_with_own_data_model_loss_and_measures(
     docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(docs)
@@ -57,7 +57,7 @@ def test_the_next_token_is_learned_with_own_data_model_loss_and_measures(
     verify(docs / "run", code=docs)
 
 
-def test_personal_models_are_better_than_the_global_one_on_their_own_examples(docs: Path) -> None:
+def test_personal_models_are_better_than_the_global_model_on_the_examples_of_their_client(docs: Path) -> None:
     found = edgefl.run(config.load(docs / "personal.toml"), docs / "run").summary()["on_clients"]
     assert (found["version"], found["clients"], found["measure"]) == (40, 10, "accuracy")
     assert found["global"]["worst_decile"] <= found["global"]["mean"] < found["personal"]["mean"] <= 1.0
@@ -69,50 +69,36 @@ def test_personal_models_are_better_than_the_global_one_on_their_own_examples(do
         assert all(1 <= row.test_examples < row.examples for row in record.clients)
 
 
-def test_what_is_measured_is_the_same_for_any_number_of_workers_and_changes_no_model(tmp_path: Path) -> None:
-    data = Data(name="diabetes", client_test_fraction=0.2)
-    tried = {
-        "one": (1, Evaluation(every_versions=3, clients="personal", max_clients=4)),
-        "three": (3, Evaluation(every_versions=3, clients="personal", max_clients=4)),
-        "none": (2, Evaluation(every_versions=3)),
-    }
-    figures, rows = {}, {}
-    for name, (workers, evaluation) in tried.items():
-        trial = virtual(workers, data=data, training=Training(loss="huber", steps=3), evaluation=evaluation)
-        figures[name] = edgefl.run(trial, tmp_path / name).summary()
-        with Record(tmp_path / name) as record:
-            rows[name] = [
-                (row.version, row.loss, row.client_loss, row.personal_loss) for row in record.evaluations
-            ]
-    assert len({found["model_sha256"] for found in figures.values()}) == 1
-    assert rows["one"] == rows["three"]
-    assert [row[:2] for row in rows["none"]] == [row[:2] for row in rows["one"]]
-    assert figures["one"]["on_clients"]["clients"] == 4
-    assert figures["none"]["on_clients"] is None
-
-
-def test_a_run_whose_server_was_killed_measures_the_same_and_stops_at_the_same_version(
+def test_measures_do_not_depend_on_workers_and_kills_and_the_model_does_not_depend_on_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = virtual(
-        data=Data(name="diabetes", client_test_fraction=0.2),
-        training=Training(loss="mse", steps=3),
-        evaluation=Evaluation(every_versions=2, clients="personal"),
-        checkpoint=Checkpoint(every_s=1e-6),
-        stop=Stop(versions=200, metric=MetricGoal(name="loss", at_most=0.55)),
-    )
-    edgefl.run(wanted, tmp_path / "calm")
-    monkeypatch.setenv("EDGEFL_FAILPOINTS", "event:0:15")
-    edgefl.run(wanted, tmp_path / "killed")
-    with Record(tmp_path / "killed") as record:
-        assert [row.kind for row in record.incidents] == ["restart"]
-    found = []
-    for name in ("calm", "killed"):
+    personal = Evaluation(every_versions=2, clients="personal", max_clients=4)
+    found, figures = {}, {}
+    for name, workers, evaluation, fault in (
+        ("calm", 1, personal, ""),
+        ("killed", 3, personal, "event:0:15"),
+        ("none", 2, Evaluation(every_versions=2), ""),
+    ):
+        wanted = virtual(
+            workers,
+            data=Data(name="diabetes", client_test_fraction=0.2),
+            training=Training(loss="mse", steps=3),
+            evaluation=evaluation,
+            checkpoint=Checkpoint(every_s=1e-6),
+            stop=Stop(versions=200, metric=MetricGoal(name="loss", at_most=0.55)),
+        )
+        monkeypatch.setenv("EDGEFL_FAILPOINTS", fault)
+        figures[name] = edgefl.run(wanted, tmp_path / name).summary()
         with Record(tmp_path / name) as record:
             rows = [msgspec.structs.replace(row, wall_s=0.0, accuracy=0.0) for row in record.evaluations]
-            found.append((record.meta.stop_reason, record.meta.model_sha256, rows))
-    assert found[0] == found[1]
-    assert found[0][0] == "metric loss"
+            found[name] = (record.meta.stop_reason, record.meta.model_sha256, rows)
+            assert [row.kind for row in record.incidents] == (["restart"] if fault else [])
+    assert found["calm"] == found["killed"]
+    assert found["calm"][:2] == found["none"][:2]
+    assert found["calm"][0] == "metric loss"
+    assert [row.loss for row in found["calm"][2]] == [row.loss for row in found["none"][2]]
+    assert figures["calm"]["on_clients"]["clients"] == 4
+    assert figures["none"]["on_clients"] is None
 
 
 def test_under_the_wall_clock_the_run_does_not_wait_for_personal_models(tmp_path: Path) -> None:
@@ -139,7 +125,7 @@ def evaluate(model, x, y):
 """
 
 
-def test_an_evaluation_that_fails_in_the_middle_costs_its_measures_alone(
+def test_an_evaluation_that_fails_during_the_run_loses_only_its_own_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing_later.py").write_text(FAILS_LATER)
@@ -154,7 +140,7 @@ def test_an_evaluation_that_fails_in_the_middle_costs_its_measures_alone(
     assert incident.detail.startswith("version 4: evaluation.function: 'failing_later:evaluate' raised Zero")
 
 
-def test_a_goal_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_whose_goal_is_refused_leaves_no_files(tmp_path: Path) -> None:
     wrong = virtual(
         clock=Clock(kind="virtual"), data=Data(name="diabetes"), training=Training(loss="mse"),
         stop=Stop(metric=MetricGoal(name="mae", at_most=1.0)),

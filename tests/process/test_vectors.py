@@ -1,4 +1,4 @@
-"""Vectors that travel beside the model and that clients keep: same bits, exactly once, whatever happens."""
+"""Vectors that are sent with the model, and vectors that clients keep: same bits, counted exactly once."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ COUNTING = {"name": "counting:Counting", "buffer_size": 3}
 
 
 def made(wanted: edgefl.Experiment, folder: Path, points: tuple[str, ...] = ()) -> dict[str, Any]:
-    """All that is left of a run whose server was killed at each of these points and resumed."""
+    """Return the outcome of a run whose server was killed at each of these points and resumed."""
     (folder.parent / "counting.py").write_text(OWN)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
-        assert killed(wanted, folder, points, patch) == len(points), "it ended before its last death"
+        assert killed(wanted, folder, points, patch) == len(points), "the run ended before the last kill"
     check_every_kill_was_certain(folder, points)
     return outcome(folder)
 
@@ -86,40 +86,40 @@ def test_same_bits_for_any_number_of_workers_and_on_the_wire(
     strategy: dict[str, Any], update_format: Any, tmp_path: Path
 ) -> None:
     found = []
-    for workers, transport in ((1, "shm"), (2, "wire"), (8, "shm")):
+    for workers, transport in ((1, "shm"), (8, "wire")):
         server = Server(transport=transport, update_format=update_format)
         wanted = virtual(workers, strategy=strategy, server=server, stop=Stop(versions=12))
         found.append(made(wanted, tmp_path / f"{workers}"))
-    verify(tmp_path / "2", code=tmp_path)
-    assert found[0] == found[1] == found[2]
+    verify(tmp_path / "8", code=tmp_path)
+    assert found[0] == found[1]
     assert found[0]["kept"]
     assert all(np.isfinite(np.frombuffer(kept, np.float32)).all() for kept in found[0]["kept"].values())
 
 
 @pytest.mark.parametrize(
-    ("strategy", "update_format"),
+    ("strategy", "update_format", "kills"),
     [
-        pytest.param(SCAFFOLD, "float32", id="scaffold"),
-        pytest.param(COUNTING, "int8", id="own training, int8", marks=pytest.mark.slow),
+        pytest.param(SCAFFOLD, "float32", 5, id="scaffold"),
+        pytest.param(COUNTING, "int8", 10, id="own training, int8", marks=pytest.mark.slow),
     ],
 )
-def test_killed_at_ten_points_and_resumed_the_bits_are_those_of_a_run_nobody_disturbed(
-    strategy: dict[str, Any], update_format: Any, tmp_path: Path
+def test_a_run_that_was_killed_and_resumed_has_the_bits_of_an_undisturbed_one(
+    strategy: dict[str, Any], update_format: Any, kills: int, tmp_path: Path
 ) -> None:
     draw = random.Random(f"{strategy['name']} {update_format}")
-    points = tuple(f"event:0:{draw.randrange(5, 20)}" for _ in range(10))
+    points = tuple(f"event:0:{draw.randrange(5, 20)}" for _ in range(kills))
     wanted = virtual(
         2,
         fleet=Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte", join_spread_s=1.0),
         strategy=strategy,
         server=Server(update_format=update_format),
         checkpoint=Checkpoint(every_s=1e-6),
-        stop=Stop(versions=50),
+        stop=Stop(versions=5 * kills),
     )
     assert made(wanted, tmp_path / "killed", points) == made(wanted, tmp_path / "whole")
 
 
-def test_each_trip_that_the_server_took_counts_once_in_what_its_client_keeps(tmp_path: Path) -> None:
+def test_each_trip_that_the_server_accepted_changes_the_vectors_of_its_client_once(tmp_path: Path) -> None:
     wanted = virtual(2, strategy={**COUNTING, "max_staleness": 1}, stop=Stop(versions=20))
     made(wanted, tmp_path / "run")
     with Record(tmp_path / "run") as record:
@@ -134,7 +134,7 @@ def test_each_trip_that_the_server_took_counts_once_in_what_its_client_keeps(tmp
     assert "discarded" in fates
 
 
-def test_under_the_wall_clock_clients_keep_and_send_the_same_that_a_replay_makes(tmp_path: Path) -> None:
+def test_a_run_under_the_wall_clock_is_verified_with_its_vectors(tmp_path: Path) -> None:
     for strategy in (SCAFFOLD, COUNTING):
         folder = tmp_path / strategy["name"].partition(":")[0]
         wanted = experiment(strategy=strategy, training=Training(steps=2), stop=Stop(versions=6))
@@ -156,8 +156,8 @@ def train(model, examples, context):
 """
 
 
-def test_what_a_training_function_forks_ends_with_the_run(tmp_path: Path) -> None:
-    """The fixture finds whatever is left."""
+def test_forks_of_a_training_function_end_with_the_run(tmp_path: Path) -> None:
+    """`nothing_left` finds processes that still run."""
     (tmp_path / "forks.py").write_text(FORKS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
@@ -183,6 +183,6 @@ for kill in range(200):
 """
 
 
-def test_what_is_forked_at_the_moment_of_its_parent_s_death_dies_too() -> None:
-    """The fixture finds whatever is left; without the look at the parent some are in most runs."""
+def test_a_fork_at_the_moment_of_its_parent_s_death_is_killed_too() -> None:
+    """`nothing_left` finds processes that still run. Mutant: a fork does not look at its parent."""
     subprocess.run([sys.executable, "-c", FORKED_WHILE_KILLED], check=True)

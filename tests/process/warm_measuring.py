@@ -1,6 +1,6 @@
-"""Forks measuring processes of device tests from a process that has imported torch (compare `warm`).
+"""Measuring processes of device tests, forked from a process that has imported torch (see `warm`).
 
-Its addresses and hashes are not random, as in a measuring process.
+Addresses and hashes are not random in this process either.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from importlib import import_module
 
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.process import become_child
-from edgefl.regression import worker  # before `become_child`: it keeps the handlers of the stop signals
+from edgefl.regression import (
+    repetition,
+    worker,  # imported before `become_child`, since it keeps the handlers of the stop signals
+)
 from tests.process import warm
 
 
 def main(channel_fd: int, parent_pid: int) -> None:
     become_child(parent_pid, "edgefl-warm")
     import_module("edgefl.regression.counted")
+    # A third of the usual CPU time per repetition: these tests need no precise times.
+    repetition.TIMED_S, repetition.REST_S = 0.04, 0.02
     gc.collect()
     gc.freeze()
     with contextlib.suppress(Closed):
