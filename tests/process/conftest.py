@@ -1,4 +1,4 @@
-"""One finished run that all tests which only read may share."""
+"""Fixtures of the process tests: a finished run, and processes that start quickly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .runs import virtual
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm(fork_server: ForkServer) -> None:
-    """Have the fork server before all else, so that fixtures' runs are forked too."""
+    """Start the fork server before other fixtures, so that it also forks the processes of their runs."""
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def warm_measuring(fork_server: ForkServer) -> Iterator[None]:
     cold, home = process.start_process, {"HOME": os.environ.get("HOME", "")}
 
     def forked(module: str, incoming: Any, environment: dict[str, str]) -> Any:
-        if commands.fit(environment | home):  # pytester has a home of its own, which does not matter here
+        if commands.fit(environment | home):  # pytester sets another home, which does not matter here
             return commands.start_process(module, incoming, {**environment, "PYTHONHASHSEED": "0"})
         return cold(module, incoming, environment)
 
@@ -42,7 +42,7 @@ def warm_measuring(fork_server: ForkServer) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of twelve versions under the virtual clock; not to be written into."""
+    """The folder of a run with twelve versions under the virtual clock; tests must not write into it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     edgefl.run(virtual(), folder)
     return folder

@@ -1,4 +1,4 @@
-"""Functions whose work the process tests count, each with more of one kind of work."""
+"""Functions whose work the process tests count."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def waits(seconds: float) -> int:
 
 
 def starts_a_program() -> None:
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
 
 
 def wraps(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -78,7 +78,7 @@ def sleeps() -> None:
 
 
 def works_in_a_child() -> None:
-    subprocess.run([sys.executable, "-c", "sum(range(5_000_000))"], check=True)
+    subprocess.run([sys.executable, "-I", "-S", "-c", "sum(range(5_000_000))"], check=True)
 
 
 _FILL = "import hashlib\nblock = b'x' * ({mib} << 20)\nfor _ in range(8): hashlib.sha256(block).digest()"
@@ -86,7 +86,7 @@ _FILL = "import hashlib\nblock = b'x' * ({mib} << 20)\nfor _ in range(8): hashli
 
 def fills_a_child(mib: int) -> None:
     """The child works with its memory for a while."""
-    subprocess.run([sys.executable, "-c", _FILL.format(mib=mib)], check=True)
+    subprocess.run([sys.executable, "-I", "-S", "-c", _FILL.format(mib=mib)], check=True)
 
 
 def fills_a_fork(mib: int) -> None:
@@ -100,7 +100,7 @@ def fills_a_child_and_leaves_it(mib: int) -> None:
     """Start a child that reports when it has its memory, and does not end."""
     code = f"block = b'x' * ({mib} << 20)\nprint(flush=True)\ninput()"
     pipe = subprocess.PIPE
-    CALLS.append(subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe))
+    CALLS.append(subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=pipe, stdout=pipe))
     CALLS[-1].stdout.readline()
 
 

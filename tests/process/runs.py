@@ -23,20 +23,20 @@ from tests.process import warm
 
 MINUTE_S = 60.0
 PATIENCE_S = 30.0
-"""How long a client may be silent: whatever a busy host does to it, it is not taken for one that hangs."""
+"""Time without a message after which a client counts as hung; a busy host does not delay a client so long."""
 DEVICES = {"pi-zero-2w": 4, "watch-a7": 2}
-"""Slow ones: the host keeps up with them almost unstretched, so that a run under the wall clock is short."""
+"""Slow devices, with which the host keeps up at a small time scale, so that runs are short."""
 
 BATCH_NORMALISED = """
 from torch import nn
 def net(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
 """
-"""Source of a module that makes a model with running statistics, ``net``."""
+"""Source of a module whose function ``net`` makes a model with running statistics."""
 
 
 def experiment(**changes: Any) -> Experiment:
-    """Six slow devices on a fast network, a tiny model, a dozen versions."""
+    """Six slow devices on a fast network, a small model, twelve versions, under the wall clock."""
     given: dict[str, Any] = {
         "fleet": Fleet(devices=DEVICES, network="fios"),
         "data": Data(name="digits"),
@@ -52,7 +52,7 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def virtual(workers: int | None = 2, **changes: Any) -> Experiment:
-    """The same under the virtual clock, with six phones of two kinds."""
+    """The same experiment under the virtual clock, with six phones of two profiles."""
     given: dict[str, Any] = {
         "fleet": Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte"),
         "clock": Clock(kind="virtual", workers=workers),
@@ -76,7 +76,7 @@ UNPRIVILEGED = [
     "--inh-caps=-all,+dac_read_search",
     "--ambient-caps=-all,+dac_read_search",
 ]
-"""In front of a command: a user who may read everything and write nothing of others'."""
+"""Prefix of a command that runs it as a user who may read everything, but write no files of others."""
 
 
 def needs_unprivileged() -> None:
@@ -90,9 +90,10 @@ def needs_unprivileged() -> None:
 
 
 class Command:
-    """``edgefl`` as a user starts it: a process in a group of its own.
+    """The command ``edgefl``, a process in a new process group.
 
-    Without anything ``before`` it, and in the tests' own environment, it is started warm.
+    It is forked from a process that has imported everything (see `warm`), unless there is a prefix ``before``
+    or another environment.
     """
 
     def __init__(
@@ -124,18 +125,18 @@ class Command:
 
     @staticmethod
     def write(wanted: Experiment, folder: Path) -> Path:
-        """The experiment's file, beside the run's folder."""
+        """Write the experiment's file beside the run's folder."""
         file = folder.parent / f"{folder.name}.toml"
         file.write_text(config.dump(wanted))
         return file
 
     def finish(self) -> tuple[int, str, str]:
-        """Wait for the end, which the test's own time limit sees to: exit code, stdout, stderr."""
+        """Wait for the end; return exit code, stdout and stderr."""
         out, err = self.process.communicate()
         return self.process.returncode, out, err
 
     def ends(self, expected: int = 0, *says: str) -> str:
-        """Wait for the end with this exit code, these words and no traceback on stderr; returns that."""
+        """Check exit code and stderr, which has these words and no traceback; return stderr."""
         code, _, err = self.finish()
         assert code == expected, err
         assert "Traceback" not in err
@@ -143,7 +144,7 @@ class Command:
         return err
 
     def interrupt(self) -> None:
-        """Ctrl-C: the terminal tells the whole foreground group."""
+        """Send SIGINT to the process group, as a terminal does for Ctrl-C."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def kill_group(self) -> None:
@@ -153,7 +154,7 @@ class Command:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def child(self, name: str) -> psutil.Process:
-        """The process of the run with this name, such as ``edgefl-server``."""
+        """The run's process with this name, such as ``edgefl-server``."""
         return next(process for process in self.family() if process.name().startswith(name))
 
 
@@ -170,18 +171,18 @@ def options(**changes: object) -> ProgramOptions:
 
 
 def incidents(folder: Path, kind: str) -> list[IncidentRow]:
-    """Incidents of this kind on record."""
+    """Incidents of this kind in the record."""
     with Record(folder) as record:
         return [row for row in record.incidents if row.kind == kind]
 
 
 def wait_for_versions(folder: Path, versions: int, command: Command) -> None:
-    """Until the record on disk has so many versions."""
+    """Wait until the record on disk has so many versions."""
     wait_for(lambda: versions_of(folder) >= versions, f"version {versions}", command)
 
 
 def wait_for(there: Callable[[], bool], what: str, command: Command) -> None:
-    """Until the record on disk has something, or the run ends. The record is the event: it is polled."""
+    """Poll the condition until it is true; fail if the run ends before."""
     while not there():
         try:
             command.process.wait(timeout=0.05)
@@ -191,12 +192,12 @@ def wait_for(there: Callable[[], bool], what: str, command: Command) -> None:
 
 
 def versions_of(folder: Path) -> int:
-    """Versions on record; none while there is no record that can be read."""
+    """Number of versions in the record; 0 if there is no readable record yet."""
     return _rows(folder, lambda record: record.versions["version"])
 
 
 def trips_of(folder: Path) -> int:
-    """Trips on record, in the same way."""
+    """Number of trips in the record; 0 if there is no readable record yet."""
     return _rows(folder, lambda record: record.trips["task"])
 
 

@@ -259,7 +259,8 @@ def leaks(mib):
         HELD.append(b"x" * (mib << 20))
 
 def starts_one_that_takes_60_mib():
-    HELD.append(subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    command = [sys.executable, "-I", "-S", "-c", CODE]
+    HELD.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
     HELD[-1].stdout.readline()
 """
 LEAK_TEST = """

@@ -1,8 +1,9 @@
-"""docs/sweeps.md: its files and its command, as a new user follows them; and objects from a script."""
+"""docs/sweeps.md: its files and its command; and objects of a script."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -60,12 +61,16 @@ if __name__ == "__main__":
 """
 
 
-def test_objects_of_a_script_are_run_recorded_and_verified(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("fork_server")
+def test_objects_of_a_script_are_run_recorded_and_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "my_script.py").write_text(SCRIPT)
-    command = [sys.executable, "-W", "error", "my_script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert done.stdout == "Mine (buffer_size=2);fedbuff (buffer_size=2);2;2\n"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as ``python my_script.py`` does
+    runpy.run_path("my_script.py", run_name="__main__")
+    said = "Mine (buffer_size=2);fedbuff (buffer_size=2);2;2\n"
+    assert capfd.readouterr() == (said, "")
     found = Sweep(tmp_path / "out")
     mine = found.runs[0].result
     with mine.record as record:
@@ -81,7 +86,7 @@ def test_objects_of_a_script_are_run_recorded_and_verified(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_page_can_be_followed(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     assert sorted(FILES) == ["compare.toml", "figure.py", "mine.py", "notebook.py"]
     for name, content in FILES.items():
         (tmp_path / name).write_text(content, encoding="utf-8")

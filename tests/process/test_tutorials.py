@@ -1,4 +1,4 @@
-"""docs/tutorials.md: its files and commands, as a new user follows them; fewer seeds and seconds."""
+"""docs/tutorials.md: its files and commands, with fewer seeds and seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES, CHANGED = (
     for mark in ("file", "change")
 )
 SCRIPTS = ("figure.py", "stages.py", "average.py")
-"""One process runs all of them: importing edgefl takes longer than they do."""
+"""Scripts that run in one process, because importing edgefl takes longer than they do."""
 (SWEEP,) = re.findall(r"<!-- command -->\n```\n(.*?)\n```", TEXT, flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""The virtual clock: the same bits for any number of workers, whatever happens to them; large fleets."""
+"""The virtual clock: the same bits for any number of workers, also if workers are killed; large fleets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.timeout(300)
 CASES = [
     pytest.param({"name": "fedavg", "cohort": 3, "over_selection": 1.4}, "float32", id="fedavg"),
     pytest.param({"name": "favano", "participants": 3, "interval_s": 0.1}, "float32", id="favano"),
-    pytest.param({"name": "asyncfeded", "max_growth": 2}, "float16", id="asyncfeded-float16"),
     pytest.param({"name": "fedstaleweight", "buffer_size": 3}, "int8", id="fedstaleweight-int8"),
     pytest.param(
         {
@@ -49,7 +48,9 @@ def trips_of(folder: Path) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(("strategy", "update_format"), CASES)
-def test_same_bits_whatever_computes(strategy: dict[str, object], update_format: str, tmp_path: Path) -> None:
+def test_same_bits_for_any_workers_transport_and_back_end(
+    strategy: dict[str, object], update_format: str, tmp_path: Path
+) -> None:
     found, given = {}, dict(strategy)
     private = given.pop("privacy", None)
     for workers, transport, backend in ((1, "shm", "reference"), (3, "wire", "c")):
@@ -62,7 +63,7 @@ def test_same_bits_whatever_computes(strategy: dict[str, object], update_format:
         assert figures["client_trips"] == figures["curve"]["trips"][-1]  # cancelled trips count in both
         assert figures["aggregation"]["backend"] == backend
         assert figures["integrity"]["checksum_mismatches"] == 0
-        if strategy["name"] == "fedstaleweight":  # every trip is whole
+        if strategy["name"] == "fedstaleweight":  # no trip is cancelled
             assert figures["integrity"]["checked"] == figures["trips"]["applied"]
             floats = 4 * figures["client_trips"] * figures["parameters"]
             assert figures["bytes"]["up"] / floats == pytest.approx(BYTES[update_format] / 4, rel=0.03)
@@ -73,10 +74,10 @@ def test_same_bits_whatever_computes(strategy: dict[str, object], update_format:
     assert verify(folder).model_sha256 == found[3][0]
 
 
-def test_running_statistics_are_averaged_whatever_the_servers_optimizer(
+def test_running_statistics_are_averaged_under_each_optimizer_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After one step from the same model all cohorts have the same statistics, so averages are the same."""
+    """After one step from the same model all cohorts have the same statistics, so averages are equal."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "normed.py").write_text(BATCH_NORMALISED)
     found, models = {}, set()
@@ -103,21 +104,21 @@ def test_running_statistics_are_averaged_whatever_the_servers_optimizer(
     assert found["fedadam"] == found["fedavgm"] == found["feddyn"] == found["fedavg"]
 
 
-def test_a_run_that_only_time_may_end_does_not_go_on_when_time_stands_still(tmp_path: Path) -> None:
+def test_a_run_that_only_emulated_time_ends_is_ended_if_trips_take_no_time(tmp_path: Path) -> None:
     timeless = virtual(
         1,
-        fleet=Fleet(devices={"tier-p50": 2}, network="none"),  # its one rate has no fixed part
+        fleet=Fleet(devices={"tier-p50": 1}, network="none"),  # a step of this profile takes no fixed time
         model=Model(args={"hidden": [4]}, flops_per_example=0),
-        strategy={"name": "fedbuff", "buffer_size": 2},
+        strategy={"name": "fedbuff", "buffer_size": 1},
         training=Training(steps=1, batch_size=1),
         stop=Stop(emulated_s=5),
     )
-    with pytest.raises(RunError, match=r"emulated time stands still at \S+ s: 2001 trips took no time"):
+    with pytest.raises(RunError, match=r"emulated time stands still at \S+ s: 1001 trips took no time"):
         edgefl.run(timeless, tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_other_arithmetic_gives_other_bits_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+def test_another_precision_has_other_bits_and_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
     found = []
     for precision, memory_format, workers in (
         ("float32", "contiguous", 2),
@@ -138,7 +139,7 @@ def test_another_seed_is_another_run(finished: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_int8_learns_as_float32_does_in_less_time_and_what_it_rounds_off_is_kept(tmp_path: Path) -> None:
+def test_int8_learns_like_float32_in_less_time_and_error_feedback_changes_only_int8(tmp_path: Path) -> None:
     figures = {}
     for name in ("float32", "int8"):
         for feedback in (True, False):
@@ -153,7 +154,7 @@ def test_int8_learns_as_float32_does_in_less_time_and_what_it_rounds_off_is_kept
 
 
 def declared_s(row: ClientRow) -> tuple[float, float]:
-    """Seconds of a step on a whole batch, and of all steps of a trip, as the client's profile has them."""
+    """Seconds of a step on a whole batch, and of all steps of a trip, by the client's profile."""
     model = load_device(row.profile).time_model()
     network = make_model(Model(args={"hidden": [16]}), (1, 8, 8), 10, 0)
     sizes = LocalRule(steps=3).batches(row.examples)
@@ -161,7 +162,9 @@ def declared_s(row: ClientRow) -> tuple[float, float]:
     return steps_s[0], sum(steps_s)
 
 
-def test_events_are_in_the_order_of_emulated_time_and_trips_take_what_profiles_say(finished: Path) -> None:
+def test_events_are_in_the_order_of_emulated_time_and_trips_take_the_time_of_their_profiles(
+    finished: Path,
+) -> None:
     with Record(finished) as record:
         times = [event.at_s for _, event in record.events() if type(event).__name__ != "Evaluated"]
         trips, clients = record.trips, record.clients
@@ -179,10 +182,10 @@ def test_events_are_in_the_order_of_emulated_time_and_trips_take_what_profiles_s
         assert len(set(scatter.tolist())) == len(scatter)
 
 
-def test_a_killed_worker_changes_nothing_and_leaves_no_residual(tmp_path: Path) -> None:
-    wanted = virtual(model=made_in(tmp_path), server=Server(update_format="int8"), stop=Stop(versions=40))
+def test_killed_workers_change_no_bits(tmp_path: Path) -> None:
+    wanted = virtual(model=made_in(tmp_path), server=Server(update_format="int8"), stop=Stop(versions=25))
     calm = supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path).summary()
-    plan(tmp_path, {10: "die", 40: "die", 60: "die"})
+    plan(tmp_path, {10: "die", 25: "die", 40: "die"})
     Command.run(wanted, tmp_path / "killed").ends()
     assert left(tmp_path) == []
     killed = summary(tmp_path / "killed")
@@ -201,12 +204,12 @@ def load(spec, seed):
     return x, y, x[:500], y[:500]
 """
 BASE_MIB = 600
-"""All processes of a run on a small fleet, and room to spare."""
+"""Limit of the memory of all processes of a run on a small fleet."""
 MIB_PER_CLIENT = 1 / 256
 
 
 def most_mib(command: Command) -> float:
-    """The largest sum of the family's proportional shares of memory that was seen until the run ended."""
+    """Largest sum of the proportional shares of memory of the run's processes until its end."""
     most = 0.0
     while command.process.poll() is None:
         held = 0.0
@@ -216,14 +219,14 @@ def most_mib(command: Command) -> float:
             except psutil.Error:  # it has just ended
                 continue
         most = max(most, held)
-        time.sleep(0.5)  # between two looks; nothing depends on it
+        time.sleep(0.5)  # between two measurements
     return most
 
 
 @pytest.mark.parametrize(
     "clients", [5_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
-def test_many_phones_few_of_which_train(clients: int, tmp_path: Path) -> None:
+def test_a_large_fleet_needs_little_memory_if_few_phones_train(clients: int, tmp_path: Path) -> None:
     (tmp_path / "many.py").write_text(LOADER)
     wanted = experiment(
         fleet=Fleet(devices={"pixel-4": clients // 2, "moto-g4": clients - clients // 2}, network="lte"),

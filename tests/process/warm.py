@@ -1,8 +1,8 @@
 """``edgefl`` commands, and the processes of ``edgefl exec``, forked from one that has imported everything.
 
-Importing torch takes more time than all else that a short command does, so a suite of hundreds of commands is
-mostly imports. A command that is started here is a process of its own, in the state of ``python -m edgefl``
-after its imports. Its run's processes are forked as those of a sweep are (`edgefl.host.fork_server`).
+A short command spends most of its time on importing torch. A command that is forked here has the state of
+``python -m edgefl`` after its imports. The processes of its run are forked like those of a sweep
+(`edgefl.host.fork_server`).
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class Wanted(msgspec.Struct, frozen=True, tag=True):
     module: str = ""
     parent: int = 0
     numbers: tuple[int, ...] = (0, 1, 2)
-    """The descriptors' numbers in the new process; its descriptors are sent with the request and after it."""
+    """Numbers of the descriptors in the new process; they are sent with the request and with `More`."""
 
 
 class More(msgspec.Struct, frozen=True, tag=True):
-    """Carries further descriptors of a request: a message has room for `AT_ONCE`."""
+    """Carries further descriptors of a request, because a message has room for `AT_ONCE`."""
 
 
 AT_ONCE = 4
@@ -92,7 +92,7 @@ class Commands:
         self._channel.close()
 
     def start(self, wanted: Wanted, *fds: int) -> int:
-        """Start a process; return its pid. Its parent is this process, which must be a child subreaper."""
+        """Start a process and return its pid. This process, a child subreaper, becomes the parent."""
         self._channel.send(wanted, *fds[:AT_ONCE])
         for first in range(AT_ONCE, len(fds), AT_ONCE):
             self._channel.send(More(), *fds[first : first + AT_ONCE])
@@ -118,8 +118,8 @@ class Commands:
     def fit(self, environment: Mapping[str, str]) -> bool:
         """Returns True if a command in this environment may be forked instead of started."""
         changed = environment.items() ^ self.first.items()
-        told = "".join(f"{name}{value}" for name, value in changed).isprintable()  # a request is UTF-8
-        return told and not any(name.startswith(READ_WHEN_IMPORTED) for name, _ in changed)
+        encodable = "".join(f"{name}{value}" for name, value in changed).isprintable()  # as UTF-8
+        return encodable and not any(name.startswith(READ_WHEN_IMPORTED) for name, _ in changed)
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ DRAWING = (
 
 
 class Forked:
-    """A child of this process, which another may have forked; implements `edgefl.host.children.Child`."""
+    """A child that another process may have forked; implements `edgefl.host.children.Child`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -218,7 +218,7 @@ def serve(channel: Channel[Wanted | More]) -> NoReturn:
 
 
 def answer(channel: Channel[Wanted | More]) -> None:
-    """Fork the process that is requested next."""
+    """Fork a process for the next request."""
     wanted = channel.receive()
     assert isinstance(wanted, Wanted)
     for _ in range(AT_ONCE, len(wanted.numbers), AT_ONCE):
@@ -231,25 +231,25 @@ def answer(channel: Channel[Wanted | More]) -> None:
 
 def _start(channel: Channel[Wanted | More], wanted: Wanted, fds: Sequence[int]) -> int:
     """Fork a process that becomes a child of the subreaper; return its pid."""
-    told, tells = os.pipe()
+    reader, writer = os.pipe()
     if (between := os.fork()) == 0:
         if (pid := os.fork()) == 0:
-            os.close(told)
-            os.close(tells)
+            os.close(reader)
+            os.close(writer)
             channel.close()
             _place(fds, wanted.numbers)
             exit_with(lambda: _child(wanted) if wanted.module else command(wanted))
-        os.write(tells, str(pid).encode())
+        os.write(writer, str(pid).encode())
         os._exit(0)
     os.waitpid(between, 0)
-    pid = int(os.read(told, 20))
-    os.close(told)
-    os.close(tells)
+    pid = int(os.read(reader, 20))
+    os.close(reader)
+    os.close(writer)
     return pid
 
 
 def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give these descriptors of this process these numbers, of which some may be others' now."""
+    """Move these descriptors to these numbers, some of which other descriptors may have now."""
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(*fds, *numbers) + 1) for fd in fds]
     for fd, placed, number in zip(fds, high, numbers, strict=True):
         if fd not in numbers:
@@ -260,7 +260,9 @@ def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
 
 def _child(wanted: Wanted) -> int:
     """Do what ``python -m MODULE FD PID ARGUMENTS`` does after its imports."""
-    while os.getppid() != wanted.parent:  # it must not die with the process between
+    while (
+        os.getppid() != wanted.parent
+    ):  # until the process between has ended, since it must not die with that
         time.sleep(1e-3)
     fork_server.set_up(wanted.environment, wanted.folder)
     fd, *arguments = wanted.arguments
@@ -310,7 +312,7 @@ _HANDLERS = {
 
 
 def _run_warm(stack: contextlib.ExitStack) -> None:
-    """Fork the command's fork server now, while this process has one thread and no open files."""
+    """Fork the command's fork server, while this process has one thread and no open files."""
     ours, theirs = pair()
     me = os.getpid()
     if (pid := os.fork()) == 0:
@@ -338,7 +340,7 @@ def _run_warm(stack: contextlib.ExitStack) -> None:
 
 
 def _join_warm(stack: contextlib.ExitStack) -> None:
-    """Fork the node's zygote as that of a run, from a process that has no thread of ZeroMQ."""
+    """Fork the node's zygote from a fork server, which has no thread of ZeroMQ."""
     _run_warm(stack)
     server = stack.enter_context(fork_server.ForkServer())
 
@@ -359,7 +361,7 @@ def _fork(
         os.dup2(null, 0)
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd not in (0, *numbers):
-                with contextlib.suppress(OSError):  # the one that listed them
+                with contextlib.suppress(OSError):  # the descriptor that listed them
                     os.close(fd)
         made = child_environment(environment)
         fork_server.set_up(made, os.getcwd())
@@ -373,13 +375,13 @@ def main(channel_fd: int, parent_pid: int) -> None:
     channel: Channel[Wanted | More] = Channel.inherit(channel_fd, Wanted | More)
     ready_for_runs()
     with contextlib.suppress(Closed):
-        answer(channel)  # the fork server: it and all its forks are smaller without what follows
+        answer(channel)  # forks the fork server, which is smaller without the modules of commands
         ready_for_commands()
         serve(channel)
 
 
 def up() -> None:
-    """Import and read in this process what commands and their runs need."""
+    """Import the modules of commands and runs into this process, and read the files that runs need."""
     ready_for_runs()
     ready_for_commands()
 
@@ -403,7 +405,7 @@ def ready_for_commands() -> None:
 
 
 def read_ahead() -> None:
-    """Read once what the processes of nearly every run read: profiles and the types of fields."""
+    """Read profiles and types of fields, which nearly every run needs."""
     for device in ("pixel-4", "moto-g4", "pi-zero-2w", "watch-a7"):
         load_device(device)
     for network in ("fios", "lte"):

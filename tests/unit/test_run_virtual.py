@@ -19,7 +19,7 @@ from edgefl.experiment import Privacy, Stop
 from edgefl.learning.growth import GrowingData
 from edgefl.parameters.buffer import SlotState, TripPhase
 from edgefl.results.record import Record
-from edgefl.run import control, messages
+from edgefl.run import control, messages, virtual
 from edgefl.run.clock import VirtualClock
 from edgefl.run.control import ABSENT, IDLE, WORKER
 from edgefl.run.dispatch import MAX_TASKS, PREFETCH_S, Dispatch, FatalTask
@@ -316,6 +316,20 @@ def test_a_run_that_stops_at_an_accuracy_waits_for_each_evaluation(tmp_path: Pat
     assert world.evaluation.complete(0)
     assert len(world.due()) == 2
     world.close()
+
+
+def test_a_run_that_only_emulated_time_ends_is_ended_if_trips_take_no_time(
+    world: Virtual, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(virtual, "STALL_LIMIT", 2)
+    world.timeline.experiment = msgspec.structs.replace(experiment(), stop=Stop(emulated_s=5.0))
+    for _ in range(6):
+        world.timeline._require_time(1.0)
+    world.timeline._require_time(2.0)
+    for _ in range(5):
+        world.timeline._require_time(2.0)
+    with pytest.raises(RunError, match="emulated time stands still at 2 s: 7 trips took no time; set stop"):
+        world.timeline._require_time(2.0)
 
 
 def test_a_turn_handles_at_most_128_events(world: Virtual) -> None:
