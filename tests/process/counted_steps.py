@@ -76,7 +76,7 @@ def keeps_python_objects(mib: int = 0) -> None:
 
 
 def draws() -> int:
-    """Executes instructions whose number depends on global random numbers, which are seeded."""
+    """Execute a number of instructions that depends on global random numbers, which are seeded."""
     drawn = 0
     for _ in range(random.randrange(1000)):
         if np.random.random() < 0.5 and torch.rand(1) < 2:

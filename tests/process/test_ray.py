@@ -33,7 +33,7 @@ NODES = 3
 
 
 def phones() -> Experiment:
-    """Sixty phones of three kinds, for so long that a node can be killed meanwhile."""
+    """Sixty phones of three profiles, in a run so long that a node can be killed in it."""
     return experiment(
         fleet=Fleet(devices={"pixel-3a": 30, "pi-4": 15, "moto-g4": 15}),
         clock=Clock(kind="virtual"),
@@ -43,7 +43,7 @@ def phones() -> Experiment:
 
 
 class RayNodes:
-    """Ray's nodes on this host, the head first; ``prefixes`` are put before their commands."""
+    """Nodes of Ray on this host, the head first; ``prefixes`` precede their commands."""
 
     def __init__(self, addresses: list[str], prefixes: list[list[str]], folder: Path) -> None:
         self._addresses, self._prefixes, self._folder = addresses, prefixes, folder
@@ -51,7 +51,7 @@ class RayNodes:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, number: int) -> None:
-        """Start a node and wait until it is there: two that start at once may take the same names."""
+        """Start a node and wait for it, because two nodes that start together may take the same names."""
         head = ["--head", "--port", str(PORT), "--include-dashboard=false", "--temp-dir", str(self._folder)]
         process = subprocess.Popen(
             [
@@ -80,7 +80,7 @@ class RayNodes:
         return Command(*arguments, "--ray", self.address, before=self._prefixes[0])
 
     def hosting(self) -> list[psutil.Process]:
-        """The processes of edgefl's on these nodes."""
+        """The processes of edgefl on these nodes."""
         found = []
         for node in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -88,7 +88,7 @@ class RayNodes:
         return [one for one in found if _named(one, "edgefl", "RayNode")]
 
     def kill(self, number: int) -> None:
-        """Kill Ray on a node, and the actor; what that has started is left to end by itself."""
+        """Kill Ray and its actor on a node; the processes that the actor started must end by themselves."""
         node = psutil.Process(self.processes[number].pid)
         for process in [node, *node.children(recursive=True)]:
             if not _named(process, "edgefl"):
@@ -104,7 +104,7 @@ class RayNodes:
 
 
 def _named(process: psutil.Process, *parts: str) -> bool:
-    """Returns True if the process is there and has one of these in its name."""
+    """Return True if the process runs and its name contains one of these parts."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(part in process.name() for part in parts)
     return False
@@ -131,13 +131,13 @@ def cluster(where: str, folder: Path) -> Iterator[RayNodes]:
 
 
 def wait_until_free(nodes: RayNodes) -> None:
-    """Until nothing of a run is left on the nodes, which the test's own time limit sees to."""
+    """Wait until the nodes have no process of a run."""
     while nodes.hosting():
         threading.Event().wait(0.1)
 
 
 @pytest.mark.parametrize("where", ["processes", "namespaces"])
-def test_same_bits_on_a_cluster_whose_node_and_driver_are_killed(where: str, tmp_path: Path) -> None:
+def test_a_run_has_the_same_bits_after_kills_of_a_node_and_of_the_driver(where: str, tmp_path: Path) -> None:
     wanted, folders = phones(), {name: tmp_path / name for name in ("alone", "node", "driver")}
     edgefl.run(wanted, folders["alone"])
     file = str(Command.write(wanted, folders["alone"]))
@@ -160,8 +160,8 @@ def test_same_bits_on_a_cluster_whose_node_and_driver_are_killed(where: str, tmp
     assert set(bits.values()) == {bits["alone"]}
 
 
-def test_the_runs_of_a_sweep_have_the_bits_of_this_host(tmp_path: Path) -> None:
-    """And the same command makes no run twice, so it places nothing on the cluster."""
+def test_the_runs_of_a_sweep_have_the_bits_of_runs_on_this_host(tmp_path: Path) -> None:
+    """The same command again starts no process on the cluster, since all runs exist."""
     wanted = msgspec.structs.replace(phones(), stop=Stop(versions=100))
     file = str(Command.write(wanted, tmp_path / "runs"))
     grid = ("--grid", "strategy.buffer_size=3,6", "--seeds", "1,2")
@@ -182,7 +182,7 @@ def test_the_runs_of_a_sweep_have_the_bits_of_this_host(tmp_path: Path) -> None:
     assert [len(nodes) for nodes in used] == [NODES] * 4
 
 
-def test_what_a_cluster_cannot_do_is_one_line(tmp_path: Path) -> None:
+def test_wrong_options_for_a_cluster_are_refused_in_one_line(tmp_path: Path) -> None:
     file = str(Command.write(phones(), tmp_path / "run"))
     Command("run", file, "--ray", "here").ends(2, "--ray: must be HOST:PORT of the cluster's head, or auto")
     Command("run", file, "--ray", "127.0.0.1:1").ends(2, "--ray 127.0.0.1:1: no cluster answers")
@@ -190,7 +190,7 @@ def test_what_a_cluster_cannot_do_is_one_line(tmp_path: Path) -> None:
     Command("sweep", file, "--ray", "auto", "-j", "2").ends(2, "--jobs and --ray: give only one of them")
 
 
-def test_phones_of_a_node_that_is_killed_go_on_elsewhere(tmp_path: Path) -> None:
+def test_phones_of_a_killed_node_continue_on_other_nodes(tmp_path: Path) -> None:
     wanted = experiment(
         fleet=Fleet(devices={"pi-zero-2w": 30, "watch-a7": 30}, network="fios"),
         strategy={"name": "fedbuff", "buffer_size": 10},

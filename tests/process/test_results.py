@@ -1,4 +1,4 @@
-"""Summary, report, trace and comparison of real short runs."""
+"""Summary, report, trace and comparison of short runs."""
 
 from __future__ import annotations
 

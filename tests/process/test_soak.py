@@ -1,4 +1,4 @@
-"""Long proofs, run by `make soak`: thousands of trips, hundreds of processes, kills for every strategy."""
+"""Long tests, run by `make soak`: thousands of trips, hundreds of processes, kills for every strategy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("transport", ["shm", "wire"])
-def test_five_thousand_trips_arrive_as_they_were_sent(transport: str, tmp_path: Path) -> None:
+def test_five_thousand_updates_arrive_as_they_were_sent(transport: str, tmp_path: Path) -> None:
     wanted = experiment(
         fleet=Fleet(devices={"pixel-4": 12, "pixel-3": 12}, network="fios", join_spread_s=1.0),
         model=Model(args={"hidden": [100]}),
@@ -40,7 +40,9 @@ def test_five_thousand_trips_arrive_as_they_were_sent(transport: str, tmp_path: 
     assert figures["client_trips"] >= 5000
     assert applied.sum() >= 4990
     assert (trips["checksum_sent"][applied] == trips["checksum_seen"][applied]).all()
-    assert len(np.unique(trips["checksum_sent"][applied])) == applied.sum()  # no update twice, none empty
+    assert (
+        len(np.unique(trips["checksum_sent"][applied])) == applied.sum()
+    )  # no update came twice, and none was empty
     assert figures["integrity"] == {
         "checked": int(applied.sum()),
         "checksum_mismatches": 0,
@@ -62,7 +64,7 @@ def test_three_hundred_phones_start_and_finish(tmp_path: Path) -> None:
     assert figures["client_trips"] >= 600
     assert figures["memory"]["per_process_mib"] <= 25.0
     clients = Record(tmp_path / "run").trips["client"]
-    assert len(np.unique(clients)) == 300  # everyone took part
+    assert len(np.unique(clients)) == 300  # each client took part
 
 
 KILLS = 20
@@ -78,7 +80,9 @@ def wanted(strategy: str, workers: int, **changes: Any) -> edgefl.Experiment:
 
 
 @pytest.mark.parametrize("strategy", names())
-def test_resumed_after_twenty_kills(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_killed_twenty_times_has_the_bits_of_an_undisturbed_one(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for workers in (1, 8):
         edgefl.run(wanted(strategy, workers), tmp_path / f"calm-{workers}")
     draw = np.random.default_rng(1)
@@ -88,18 +92,22 @@ def test_resumed_after_twenty_kills(strategy: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("strategy", names())
-def test_twenty_workers_are_killed(strategy: str, tmp_path: Path) -> None:
+def test_a_run_whose_workers_were_killed_has_the_bits_of_an_undisturbed_one(
+    strategy: str, tmp_path: Path
+) -> None:
     work = {"model": Model(args={"hidden": [200]}), "training": Training(steps=30), "stop": Stop(trips=2000)}
     edgefl.run(wanted(strategy, 1, **work), tmp_path / "calm")
     command = Command.run(wanted(strategy, 2, **work), tmp_path / "killed")
     draw, killed = np.random.default_rng(2), list[int]()
     for _ in range(KILLS):
-        # So many more that each client has been through some: three deaths of one task would be its client's.
+        # So many trips that each client makes some, because a task that ends three workers ends its client.
         _wait_for_trips(tmp_path / "killed", 40, command)
         time.sleep(float(draw.uniform(0.0, 0.05)))
         killed.append(_kill_one(command, killed, draw))
     command.ends()
-    assert summary(tmp_path / "killed")["incidents"]["death"] >= KILLS - 1  # the last may die at the end
+    assert (
+        summary(tmp_path / "killed")["incidents"]["death"] >= KILLS - 1
+    )  # the last kill may come after the end
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
 
 
@@ -109,13 +117,13 @@ def _wait_for_trips(folder: Path, more: int, command: Command) -> None:
 
 
 def _kill_one(command: Command, killed: list[int], draw: np.random.Generator) -> int:
-    """Kill one of the run's workers that lives, as soon as there is any; returns its number."""
+    """Kill a running worker as soon as there is one; return its process id."""
     while command.process.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):
             there = [each for each in command.family() if each.name().startswith("edgefl-worker")]
-            living = [each for each in there if each.pid not in killed]
-            if living:
-                chosen = living[int(draw.integers(len(living)))]
+            running = [each for each in there if each.pid not in killed]
+            if running:
+                chosen = running[int(draw.integers(len(running)))]
                 chosen.kill()
                 return chosen.pid
     raise AssertionError(f"the run ended before its last kill: {command.finish()}")
@@ -125,7 +133,7 @@ def _kill_one(command: Command, killed: list[int], draw: np.random.Generator) ->
     "strategy",
     [*("aso-fed", "asyncfeded", "ca2fl", "feddyn", "fedfix", "mifa", "pisces", "quafl", "safa", "scaffold")],
 )
-def test_phones_that_come_go_and_die_have_the_same_bits_and_stop_no_strategy(
+def test_churn_and_deaths_stop_no_strategy_and_bits_are_the_same_for_any_workers(
     strategy: str, tmp_path: Path
 ) -> None:
     interval = {"interval_s": 0.3} if strategy in ("fedfix", "quafl") else {}

@@ -43,8 +43,11 @@ def test_next_tokens_are_learned_with_own_data_model_loss_and_measures(
     docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(docs)
-    sooner = ["stop.metric={ name = 'perplexity', at_most = 5.0 }", "strategy.buffer_size=4", "training.lr=2"]
-    wanted = config.change(config.load(docs / "next-token.toml"), sooner)
+    faster = [
+        *("stop.metric={ name = 'perplexity', at_most = 5.0 }", "strategy.buffer_size=4", "training.lr=2"),
+        "model.flops_per_example=1e6",  # to count those of a GRU, torch imports modules for seconds
+    ]
+    wanted = config.change(config.load(docs / "next-token.toml"), faster)
     found = edgefl.run(wanted, docs / "run").summary()
     assert found["stop_reason"] == "metric perplexity"
     assert found["metrics"]["perplexity"] <= 5.0
@@ -58,14 +61,15 @@ def test_next_tokens_are_learned_with_own_data_model_loss_and_measures(
 
 
 def test_personal_models_are_better_than_the_global_model_on_the_examples_of_their_client(docs: Path) -> None:
-    found = edgefl.run(config.load(docs / "personal.toml"), docs / "run").summary()["on_clients"]
-    assert (found["version"], found["clients"], found["measure"]) == (40, 10, "accuracy")
+    wanted = config.change(config.load(docs / "personal.toml"), ["stop.versions=20"])
+    found = edgefl.run(wanted, docs / "run").summary()["on_clients"]
+    assert (found["version"], found["clients"], found["measure"]) == (20, 10, "accuracy")
     assert found["global"]["worst_decile"] <= found["global"]["mean"] < found["personal"]["mean"] <= 1.0
     assert {name: profile["clients"] for name, profile in found["by_profile"].items()} == {
         "moto-g4": 4, "pixel-3a": 6
     }  # fmt: skip
     with Record(docs / "run") as record:
-        assert [row.version for row in record.evaluations if row.clients] == [0, 10, 20, 30, 40]
+        assert [row.version for row in record.evaluations if row.clients] == [0, 10, 20]
         assert all(1 <= row.test_examples < row.examples for row in record.clients)
 
 
