@@ -96,7 +96,7 @@ def test_functions_run_on_their_devices_within_the_memory_of_these(pytester: pyt
     found.stdout.fnmatch_lines(["E * out of memory on pixel-3a: 512 MiB allowed", "  pixel-3a * FAIL"])
 
 
-def test_a_function_that_skips_skips_its_test(pytester: pytest.Pytester) -> None:
+def test_a_function_may_skip_its_test_or_declare_that_it_fails(pytester: pytest.Pytester) -> None:
     pytester.syspathinsert()
     pytester.makepyfile(
         steps="""
@@ -109,6 +109,9 @@ def test_a_function_that_skips_skips_its_test(pytester: pytest.Pytester) -> None
 
         def skips_as_unittest_does():
             raise unittest.SkipTest("no camera")
+
+        def fails():
+            pytest.xfail("known")
         """,
         test_device="""
         import pytest
@@ -116,45 +119,20 @@ def test_a_function_that_skips_skips_its_test(pytester: pytest.Pytester) -> None
 
         pytestmark = pytest.mark.edge_device("pixel-4")
 
-        def test_skips(edge_device):
-            edge_device.run(steps.skips)
-
-        def test_skips_as_unittest_does(edge_device):
-            edge_device.run(steps.skips_as_unittest_does)
+        @pytest.mark.parametrize("name", ["skips", "skips_as_unittest_does", "fails"])
+        def test_step(edge_device, name):
+            edge_device.run(getattr(steps, name))
 
         def test_itself():
             pytest.skip("no camera")
         """,
     )
-    found = pytester.runpytest_inprocess(*OPTIONS, "-rs", "--edgefl-save")
-    found.assert_outcomes(skipped=3)
-    found.stdout.fnmatch_lines(["SKIPPED * no camera"])
+    found = pytester.runpytest_inprocess(*OPTIONS, "-rsx", "--edgefl-save")
+    found.assert_outcomes(skipped=3, xfailed=1)
+    found.stdout.fnmatch_lines(["  pixel-4 * XFAIL", "    known", "SKIPPED * no camera", "XFAIL * known"])
     assert not (pytester.path / "edgefl-baselines").exists()
-
-
-def test_a_function_may_declare_that_its_test_fails(pytester: pytest.Pytester) -> None:
-    pytester.syspathinsert()
-    pytester.makepyfile(
-        steps="""
-        import pytest
-
-        def known():
-            pytest.xfail("known")
-        """,
-        test_device="""
-        import pytest
-        import steps
-
-        @pytest.mark.edge_device("pixel-4")
-        def test_known(edge_device):
-            edge_device.run(steps.known)
-        """,
-    )
-    found = pytester.runpytest_inprocess(*OPTIONS, "-rx", "--edgefl-save")
-    found.assert_outcomes(xfailed=1)
-    found.stdout.fnmatch_lines(["  pixel-4 * XFAIL", "    known", "XFAIL * known"])
-    assert not (pytester.path / "edgefl-baselines").exists()
-    pytester.runpytest_inprocess(*OPTIONS, "--runxfail").assert_outcomes(failed=1)
+    again = pytester.runpytest_inprocess(*OPTIONS, "--runxfail", "-k", "fails")
+    again.assert_outcomes(failed=1, deselected=3)
 
 
 @pytest.mark.slow
@@ -281,9 +259,7 @@ def test_child(edge_device):
 """
 
 
-def test_a_leak_fails_against_its_baseline_and_the_memory_of_a_child_against_its_budget(
-    pytester: pytest.Pytester,
-) -> None:
+def test_leaks_and_memory_of_children_are_found(pytester: pytest.Pytester) -> None:
     pytester.syspathinsert()
     pytester.makepyfile(steps=LEAKS, test_leak=LEAK_TEST.format(mib=0))
     pytester.runpytest_inprocess(*OPTIONS, "--edgefl-save", "--edgefl-timed").assert_outcomes(passed=1)

@@ -74,7 +74,7 @@ def test_counts_give_a_time_for_torch_and_python(unchanged: CountedRun) -> None:
     assert unchanged.seconds > 0.001
 
 
-def test_another_process_under_other_conditions_counts_the_same(
+def test_counts_are_equal_under_other_conditions(
     unchanged: CountedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_conditions = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "77"}
@@ -155,9 +155,18 @@ def test_a_function_that_does_its_work_later_is_refused(process: MeasuringProces
         counted(process, getattr(steps, name))
 
 
-def test_an_error_message_that_is_not_utf_8_is_shown(process: MeasuringProcess) -> None:
-    with pytest.raises(NotMet, match=r"FileNotFoundError: caf\\udce9"):
-        counted(process, steps.misses_a_file)
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (steps.misses_a_file, r"FileNotFoundError: caf\\udce9"),
+        (steps.fails_when_it_is_called_again, r"again failed on moto-g4:(.|\n)*ValueError: called again"),
+    ],
+)
+def test_an_exception_of_the_function_is_shown(
+    process: MeasuringProcess, function: Callable[..., Any], says: str
+) -> None:
+    with pytest.raises(NotMet, match=says):
+        counted(process, function)
 
 
 def test_a_function_can_end_processes_that_it_started(process: MeasuringProcess) -> None:
@@ -165,9 +174,7 @@ def test_a_function_can_end_processes_that_it_started(process: MeasuringProcess)
 
 
 @pytest.mark.parametrize("name", ["leaves_a_fork", "ignores_its_children"])
-def test_a_function_may_leave_a_process_or_ignore_the_end_of_its_children(
-    process: MeasuringProcess, name: str
-) -> None:
+def test_a_function_may_leave_a_process_or_ignore_its_children(process: MeasuringProcess, name: str) -> None:
     """The process that is left holds the other end of the pipe to the measuring process."""
     assert counted(process, getattr(steps, name)).first.instructions
 
@@ -175,13 +182,6 @@ def test_a_function_may_leave_a_process_or_ignore_the_end_of_its_children(
 def test_memory_is_counted_also_if_the_function_uses_tracemalloc(process: MeasuringProcess) -> None:
     less, more = (counted(process, steps.measures_its_memory, keep=size) for size in (100_000, 200_000))
     assert [one.name for one in against(less, more).grew] == ["python_peak_bytes"]
-
-
-def test_an_exception_in_a_later_call_is_shown(process: MeasuringProcess) -> None:
-    with pytest.raises(
-        NotMet, match=r"fails_when_it_is_called_again failed on moto-g4:(.|\n)*ValueError: called again"
-    ):
-        counted(process, steps.fails_when_it_is_called_again)
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -195,9 +195,7 @@ def test_native_instructions_are_exact_and_those_of_programs_count() -> None:
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_a_function_that_fails_in_valgrind_is_one_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_in_valgrind_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command ``valgrind`` only starts the program here: a failure needs no counts."""
     (tmp_path / "valgrind").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
     (tmp_path / "valgrind").chmod(0o755)

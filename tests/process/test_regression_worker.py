@@ -166,7 +166,7 @@ def test_a_function_that_needs_too_much_memory_is_ended(
         (steps.leaves, {}, "leaves failed on .*\nthe function ended its process with exit code 3"),
     ],
 )
-def test_the_error_of_a_function_that_fails_is_shown(
+def test_the_error_of_a_function_is_shown(
     process: MeasuringProcess, function: Any, given: Any, says: str
 ) -> None:
     with pytest.raises(NotMet, match=says):
@@ -193,14 +193,10 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
                 own.ask(msgspec.structs.replace(request(steps.step), function=function))
 
 
-def test_a_function_can_end_processes_that_it_started(process: MeasuringProcess) -> None:
-    assert len(once(process, steps.ends_what_it_started).cpu_s) > 1
-
-
-@pytest.mark.parametrize("function", [steps.leaves_a_daemon, steps.comes_back_twice])
-def test_processes_that_a_function_leaves_are_ended(
-    process: MeasuringProcess, function: Callable[..., Any]
-) -> None:
+@pytest.mark.parametrize(
+    "function", [steps.ends_what_it_started, steps.leaves_a_daemon, steps.comes_back_twice]
+)
+def test_no_process_of_a_function_is_left(process: MeasuringProcess, function: Callable[..., Any]) -> None:
     assert len(once(process, function).cpu_s) > 1
     assert psutil.Process(process.popen.pid).children() == []
 
@@ -234,9 +230,7 @@ def test_a_measurement_waits_until_another_has_ended() -> None:
 
 
 @pytest.mark.parametrize("during", ["import", "call"])
-def test_an_interrupted_request_ends_the_measuring_process_and_the_function(
-    tmp_path: Path, during: str
-) -> None:
+def test_an_interrupted_request_ends_process_and_function(tmp_path: Path, during: str) -> None:
     hang = "pathlib.Path(__file__).with_name('started').touch(); threading.Event().wait()"
     text = f"import pathlib, threading\n{hang if during == 'import' else f'def step(): {hang}'}\n"
     (tmp_path / "hangs_of_this_test.py").write_text(text)

@@ -88,9 +88,7 @@ def test_alie_has_the_same_bits_for_any_number_of_workers(tmp_path: Path) -> Non
     assert verify(tmp_path / "1").versions == 5
 
 
-def test_attackers_and_honest_clients_are_evaluated_on_their_own_examples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_groups_are_evaluated_on_own_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attackers send almost zero, and hold classes that honest clients do not have."""
     out, rules = tmp_path / "run", Attackers(share=0.5, scale=1e-6)
     attackers = attacking_clients(rules, 10, 0)
@@ -128,9 +126,7 @@ def test_attackers_and_honest_clients_are_evaluated_on_their_own_examples(
     assert "of the last model on their own held-out examples" in page
 
 
-def test_attacks_that_fail_in_a_later_trip_are_counted_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attacks_that_fail_later_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_attack.py").write_text(
         "def attack(delta, client, trip, rng):\n"
@@ -147,18 +143,23 @@ def test_attacks_that_fail_in_a_later_trip_are_counted_and_reported(
     assert escape(said) in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_rounds_use_the_updates_of_one_version_and_are_verified(tmp_path: Path) -> None:
-    rounds = {"name": "median", "buffer_size": 4, "restart": "new-version", "max_staleness": 0}
-    experiment = edgefl.Experiment(**DIGITS, strategy=rounds, server=edgefl.Server(update_format="int8"))
-    found = edgefl.run(experiment, out=tmp_path / "run").staleness()
-    assert found["staleness"][found["fate"] == "applied"].tolist() == [0] * 16
-    assert verify(tmp_path / "run").versions == 4
-
-
-def test_a_run_with_a_geometric_median_is_verified(tmp_path: Path) -> None:
-    strategy, server = {"name": "rfa", "buffer_size": 5}, edgefl.Server(update_format="bfloat16")
+@pytest.mark.parametrize(
+    ("strategy", "update_format"),
+    [
+        ({"name": "median", "buffer_size": 4, "restart": "new-version", "max_staleness": 0}, "int8"),
+        ({"name": "rfa", "buffer_size": 5}, "bfloat16"),
+    ],
+    ids=["median in rounds", "geometric median"],
+)
+def test_a_run_whose_strategy_reads_updates_is_verified(
+    strategy: dict[str, Any], update_format: Any, tmp_path: Path
+) -> None:
+    server = edgefl.Server(update_format=update_format)
     result = edgefl.run(edgefl.Experiment(**DIGITS, strategy=strategy, server=server), out=tmp_path / "run")
-    assert len(result.weights()["weight"]) == 20
+    found = result.staleness()
+    applied = found["staleness"][found["fate"] == "applied"].tolist()
+    assert len(applied) == len(result.weights()["weight"]) == 4 * strategy["buffer_size"]
+    assert max(applied) <= strategy.get("max_staleness", 99)
     assert verify(tmp_path / "run").versions == 4
 
 
@@ -180,7 +181,7 @@ class Mine(Buffered):
 """
 
 
-def test_an_own_strategy_may_weigh_updates_by_their_norms(
+def test_an_own_strategy_may_read_the_norms_of_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

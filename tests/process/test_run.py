@@ -93,7 +93,7 @@ def test_the_record_of_a_run_is_consistent(
     assert check_record(folder).meta.transport == transport
 
 
-def test_a_run_in_another_thread_has_a_remark_on_its_strategy_and_is_not_repeated(
+def test_a_run_in_another_thread_has_a_remark_and_is_not_repeated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The thread has no signal handlers, and the main thread uses the result."""
@@ -118,7 +118,7 @@ def test_a_run_in_another_thread_has_a_remark_on_its_strategy_and_is_not_repeate
     Command("resume", str(folder)).ends(2, "this run is over")
 
 
-def test_files_of_a_finished_run_that_a_power_cut_lost_are_written_again(
+def test_files_that_a_power_cut_lost_are_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Undrawn, "pictures", True)
@@ -276,9 +276,7 @@ def files(folder: Path) -> list[str]:
         ("/proc/edgefl", "cannot be written"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused_and_not_changed(
-    name: str, says: str, tmp_path: Path
-) -> None:
+def test_an_unusable_folder_is_refused_and_not_changed(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=says) as caught:
         edgefl.run(experiment(), tmp_path / name)
@@ -313,9 +311,7 @@ def test_a_run_that_never_began_leaves_no_files(made: bool, tmp_path: Path) -> N
     assert not made or files(folder) == []
 
 
-def test_a_run_in_progress_is_neither_resumed_nor_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_progress_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LAST_CHECKPOINT_S", 0.0)
     folder = tmp_path / "run"
     command = Command.run(experiment(stop=Stop(versions=100_000), checkpoint=Checkpoint(every_s=0.2)), folder)

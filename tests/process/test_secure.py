@@ -115,16 +115,16 @@ def test_failed_trips_and_refused_sums_count_as_zero_in_a_private_run(tmp_path: 
         strategy={"name": "fedbuff", "buffer_size": 2},
         privacy=Privacy(clip_norm=0.1, noise_multiplier=0.1, noise="seeded"),
         server=Server(secure=secure, heartbeat_s=PATIENCE_S),
-        stop=Stop(trips=60),
+        stop=Stop(trips=30),
     )
     folder = tmp_path / "run"
     Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "nan:0:1"}).ends()
     found, refusals = summary(folder), incidents(folder, "refused")
-    assert found["versions"] == 30
+    assert found["versions"] == 15
     assert found["dropped_updates"] == 0
     assert any("updates from 1 clients; at least 2 are required" in row.detail for row in refusals)
     assert any("the update is not finite" in row.detail for row in incidents(folder, "failed"))
-    assert verify(folder).versions == 30
+    assert verify(folder).versions == 15
 
 
 def test_pairwise_masks_give_the_same_bits_for_any_workers_and_transport(tmp_path: Path) -> None:

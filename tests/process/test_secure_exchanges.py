@@ -93,9 +93,7 @@ def exchanges(folder: Path) -> list[Unmasking]:
 
 
 @pytest.mark.parametrize("recover", [4, 5])
-def test_a_version_is_made_when_the_last_reply_that_it_needs_has_arrived(
-    recover: int, tmp_path: Path
-) -> None:
+def test_a_version_is_made_when_enough_replies_have_arrived(recover: int, tmp_path: Path) -> None:
     """All six clients hold shares: four on a fast link, two on a slow one, without headers or delays.
 
     Mutants: no exchange; replies of one link; the mean or the last of all replies.
@@ -143,7 +141,7 @@ def test_the_staleness_of_an_update_counts_the_version_that_is_being_made(most: 
     assert verify(tmp_path / "run").versions == 6
 
 
-def test_in_a_private_run_times_do_not_depend_on_which_updates_are_bad(
+def test_times_of_a_private_run_do_not_depend_on_bad_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     privacy = Privacy(clip_norm=0.1, noise_multiplier=0.05, noise="seeded")
@@ -214,7 +212,7 @@ def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:
     fleet = Fleet(devices={"pixel-4": 1, "pi-zero-2w": 1}, network="fios")
     strategy = {"name": "fedbuff", "buffer_size": 2}
     wanted = virtual(
-        fleet=fleet, strategy=strategy, stop=Stop(trips=60), server=Server(secure=secure, heartbeat_s=60.0)
+        fleet=fleet, strategy=strategy, stop=Stop(trips=30), server=Server(secure=secure, heartbeat_s=60.0)
     )
     found = made(wanted, tmp_path / "run")
     refusals = incidents(tmp_path / "run", "refused")

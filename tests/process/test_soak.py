@@ -80,7 +80,7 @@ def wanted(strategy: str, workers: int, **changes: Any) -> edgefl.Experiment:
 
 
 @pytest.mark.parametrize("strategy", names())
-def test_a_run_that_was_killed_twenty_times_has_the_bits_of_an_undisturbed_one(
+def test_twenty_kills_of_the_server_change_no_bits(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for workers in (1, 8):
@@ -92,9 +92,7 @@ def test_a_run_that_was_killed_twenty_times_has_the_bits_of_an_undisturbed_one(
 
 
 @pytest.mark.parametrize("strategy", names())
-def test_a_run_whose_workers_were_killed_has_the_bits_of_an_undisturbed_one(
-    strategy: str, tmp_path: Path
-) -> None:
+def test_kills_of_workers_change_no_bits(strategy: str, tmp_path: Path) -> None:
     work = {"model": Model(args={"hidden": [200]}), "training": Training(steps=30), "stop": Stop(trips=2000)}
     edgefl.run(wanted(strategy, 1, **work), tmp_path / "calm")
     command = Command.run(wanted(strategy, 2, **work), tmp_path / "killed")
@@ -133,9 +131,7 @@ def _kill_one(command: Command, killed: list[int], draw: np.random.Generator) ->
     "strategy",
     [*("aso-fed", "asyncfeded", "ca2fl", "feddyn", "fedfix", "mifa", "pisces", "quafl", "safa", "scaffold")],
 )
-def test_churn_and_deaths_stop_no_strategy_and_bits_are_the_same_for_any_workers(
-    strategy: str, tmp_path: Path
-) -> None:
+def test_no_strategy_stops_or_depends_on_workers_under_churn(strategy: str, tmp_path: Path) -> None:
     interval = {"interval_s": 0.3} if strategy in ("fedfix", "quafl") else {}
     phones = Fleet(
         devices={"pixel-4": 4, "moto-g4": 2}, network="lte", join_spread_s=1.0, churn=CHURN, rejoin_s=0.2

@@ -57,20 +57,21 @@ def test_a_run_of_a_sweep_has_the_bits_of_edgefl_run(swept: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("fork_server")
-def test_concurrent_runs_have_the_same_bits(
+def test_concurrent_runs_have_equal_bits(
     swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, said = tmp_path / "sweep", list[str]()
-    found = sweep(SHORT, out, seeds=[1, 2], grid=GRID, jobs=2, say=said.append)
+    grid = {"strategy.server_lr": ["0.5", "1.0", "2"]}
+    found = sweep(SHORT, out, seeds=[1], grid=grid, jobs=2, say=said.append)
     hashes = [[run.result.summary()["model_sha256"] for run in each.runs] for each in (found, Sweep(swept))]
-    assert hashes[0] == hashes[1]
-    assert sorted(line.split("  ")[1] for line in said) == [f"{n} of 4" for n in range(1, 5)]
+    assert hashes[0][:2] == hashes[1][::2]
+    assert sorted(line.split("  ")[1] for line in said) == [f"{n} of 3" for n in range(1, 4)]
     again = list[str]()
     monkeypatch.setattr(lanes, "_hand_out", None)  # all runs exist, so no lane is started
-    sweep(SHORT, out, seeds=[1, 2], grid=GRID, jobs=2, say=again.append)
+    sweep(SHORT, out, seeds=[1], grid=grid, jobs=2, say=again.append)
     assert again == sorted(said)
     with pytest.raises(ConfigError, match="holds a run with different settings"):
-        sweep(virtual(stop=Stop(versions=5)), out, seeds=[1, 2], grid=GRID, jobs=2)
+        sweep(virtual(stop=Stop(versions=5)), out, seeds=[1], grid=grid, jobs=2)
     with pytest.raises(ConfigError, match=r"--jobs 2: .* virtual clock"):
         sweep(experiment(), tmp_path / "wall", seeds=[1, 2], jobs=2)
     assert not (tmp_path / "wall").exists()
@@ -280,7 +281,7 @@ def main(*_: str) -> None:
     raise OSError(11, "no process left")
 
 
-def test_an_error_of_the_system_in_a_forked_process_is_one_line(
+def test_an_error_in_a_forked_process_is_one_line(
     fork_server: ForkServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child, channel = fork_server.start(__name__, control.FromServer, dict(os.environ))
@@ -335,9 +336,7 @@ def test_the_traceback_of_an_error_in_python_has_two_frames(tmp_path: Path) -> N
     assert len(traceback.extract_tb(caught.value.__traceback__)) == 2
 
 
-def test_runs_without_progress_are_reported_and_not_ranked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_without_progress_are_not_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "e.toml").write_text(config.dump(SHORT))
     out = tmp_path / "sweep"
     rates = ["0.1", "1e-30", "3e38"]

@@ -39,9 +39,7 @@ def test_a_regression_is_trained_until_the_loss_reaches_its_goal(docs: Path) -> 
         assert record.evaluations[0].loss > 0.5
 
 
-def test_next_tokens_are_learned_with_own_data_model_loss_and_measures(
-    docs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_tokens_are_learned_with_own_functions(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(docs)
     faster = [
         *("stop.metric={ name = 'perplexity', at_most = 5.0 }", "strategy.buffer_size=4", "training.lr=2"),
@@ -60,7 +58,7 @@ def test_next_tokens_are_learned_with_own_data_model_loss_and_measures(
     verify(docs / "run", code=docs)
 
 
-def test_personal_models_are_better_than_the_global_model_on_the_examples_of_their_client(docs: Path) -> None:
+def test_personal_models_are_better_than_the_global_one_on_own_examples(docs: Path) -> None:
     wanted = config.change(config.load(docs / "personal.toml"), ["stop.versions=20"])
     found = edgefl.run(wanted, docs / "run").summary()["on_clients"]
     assert (found["version"], found["clients"], found["measure"]) == (20, 10, "accuracy")

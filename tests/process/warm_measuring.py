@@ -12,10 +12,7 @@ from importlib import import_module
 
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.process import become_child
-from edgefl.regression import (
-    repetition,
-    worker,  # imported before `become_child`, since it keeps the handlers of the stop signals
-)
+from edgefl.regression import repetition, worker  # before `become_child`: worker keeps the stop handlers
 from tests.process import warm
 
 

@@ -318,16 +318,11 @@ def test_a_run_that_stops_at_an_accuracy_waits_for_each_evaluation(tmp_path: Pat
     world.close()
 
 
-def test_a_run_that_only_emulated_time_ends_is_ended_if_trips_take_no_time(
-    world: Virtual, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_trips_take_no_time_is_ended(world: Virtual, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(virtual, "STALL_LIMIT", 2)
     world.timeline.experiment = msgspec.structs.replace(experiment(), stop=Stop(emulated_s=5.0))
-    for _ in range(6):
-        world.timeline._require_time(1.0)
-    world.timeline._require_time(2.0)
-    for _ in range(5):
-        world.timeline._require_time(2.0)
+    for at_s in (1.0,) * 6 + (2.0,) * 6:
+        world.timeline._require_time(at_s)
     with pytest.raises(RunError, match="emulated time stands still at 2 s: 7 trips took no time; set stop"):
         world.timeline._require_time(2.0)
 
