@@ -81,7 +81,7 @@ def works_in_a_child() -> None:
     subprocess.run([sys.executable, "-I", "-S", "-c", "sum(range(5_000_000))"], check=True)
 
 
-_FILL = "import hashlib\nblock = b'x' * ({mib} << 20)\nfor _ in range(8): hashlib.sha256(block).digest()"
+_FILL = "import hashlib\nblock = b'x' * ({mib} << 20)\nfor _ in range(3): hashlib.sha256(block).digest()"
 
 
 def fills_a_child(mib: int) -> None:
