@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import edgefl
 from edgefl import Experiment, Fleet, Server, Stop
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Churn, Privacy, Secure
@@ -45,8 +46,7 @@ SLOW = pytest.mark.slow
 
 
 def made(wanted: Experiment, folder: Path) -> dict[str, Any]:
-    Command.run(wanted, folder).ends()
-    return summary(folder)
+    return edgefl.run(wanted, folder).summary()
 
 
 def model(folder: Path) -> np.ndarray:
