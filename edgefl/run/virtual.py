@@ -300,7 +300,8 @@ class VirtualTimeline(Timeline):
     def _require_time(self, at_s: float) -> None:
         """Raise RunError if trips take no time and only emulated time or an accuracy would end the run."""
         last_s, count = self._instant
-        self._instant = (at_s, count + 1 if at_s == last_s else 1)
+        count = count + 1 if at_s == last_s else 1
+        self._instant = (at_s, count)
         stop = self.experiment.stop
         ends = (stop.trips, stop.versions, stop.wall_s)
         if count > STALL_LIMIT * len(self.trips.data.final) and ends == (None, None, None):
