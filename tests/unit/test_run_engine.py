@@ -260,6 +260,20 @@ def test_a_run_that_resumes_from_a_checkpoint_applies_each_update_once(
     assert len(applied) == len(set(applied)) == world.core.applied
 
 
+def beside_a_checkpoint(folder: Path, change: Callable[[SavedState], dict[str, Any]]) -> World:
+    """Write a changed checkpoint of a run in ``folder / "run"``; return another world to restore it in."""
+    for name in ("run", "fresh"):
+        (folder / name).mkdir()
+    first = World(folder / "run", STRATEGIES["fedbuff"], TRIPS).join()
+    while first.core.version < 5 or not first.core.held:
+        assert first.turn()
+    resume.save(folder / "run", first.engine, InFlightWork(), [])
+    first.close()
+    last = checkpoint.latest(folder / "run" / CHECKPOINTS)
+    checkpoint.write(folder / "run" / CHECKPOINTS, replace(last, **change(last)), [])
+    return World(folder / "fresh", STRATEGIES["fedbuff"], TRIPS)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -273,18 +287,20 @@ def test_a_run_that_resumes_from_a_checkpoint_applies_each_update_once(
 def test_a_checkpoint_that_does_not_match_the_run_is_refused(
     tmp_path: Path, change: Callable[[SavedState], dict[str, Any]], message: str
 ) -> None:
-    for name in ("run", "fresh"):
-        (tmp_path / name).mkdir()
-    first = World(tmp_path / "run", STRATEGIES["fedbuff"], TRIPS).join()
-    while first.core.version < 5 or not first.core.held:
-        assert first.turn()
-    resume.save(tmp_path / "run", first.engine, InFlightWork(), [])
-    first.close()
-    last = checkpoint.latest(tmp_path / "run" / CHECKPOINTS)
-    checkpoint.write(tmp_path / "run" / CHECKPOINTS, replace(last, **change(last)), [])
-    fresh = World(tmp_path / "fresh", STRATEGIES["fedbuff"], TRIPS)
+    fresh = beside_a_checkpoint(tmp_path, change)
     with Store(tmp_path / "run") as store, pytest.raises(ConfigError, match=message):
         resume.restore(tmp_path / "run", fresh.core, fresh.aggregator, store)
+    fresh.close()
+
+
+def test_a_checkpoint_with_a_version_for_each_entry_of_the_ring_is_restored(tmp_path: Path) -> None:
+    bases = {version: np.full(SIZE, version, np.float32) for version in range(3)}
+    fresh = beside_a_checkpoint(tmp_path, lambda last: {"bases": bases})
+    with Store(tmp_path / "run") as store:
+        entries = resume.restore(tmp_path / "run", fresh.core, fresh.aggregator, store).entries
+    assert sorted(entries.values()) == [0, 1, 2, 3]
+    for version, model in bases.items():
+        assert fresh.buffer.model(entries[version]).tolist() == model.tolist()
     fresh.close()
 
 
