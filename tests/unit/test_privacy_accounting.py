@@ -1,4 +1,4 @@
-"""The account's ε against numerical integration of its definition and against published figures."""
+"""The account's ε against exact values, numerical integration and published figures."""
 
 from __future__ import annotations
 

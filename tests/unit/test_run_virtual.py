@@ -462,7 +462,7 @@ def test_deaths_between_tasks_are_blamed_on_no_task(workers: Workers) -> None:
     assert workers.dispatch.results == {}
 
 
-def test_neither_queue_keeps_entries_of_finished_tasks(workers: Workers) -> None:
+def test_the_queue_by_due_time_keeps_few_entries_of_finished_tasks(workers: Workers) -> None:
     for task in range(5_000):
         workers.dispatch.oldest_first = task % 3 == 0
         workers.add(1e6 - task, first=task)
