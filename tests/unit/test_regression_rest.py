@@ -115,7 +115,7 @@ def test_the_rest_has_the_class_of_code_of_the_mark() -> None:
     pytest.importorskip("edgefl.host._code")
     slower = {
         like: rest_work(ON_PI_4._replace(like=like), "train-small").slowdown()  # type: ignore[union-attr]
-        for like in ("interpreter", "integer", "crypto")
+        for like in ("interpreter", "integer", "memory", "crypto", "division", "float")
     }
     assert max(slower, key=slower.__getitem__) == "crypto"
     assert slower["crypto"] > 2 * slower["integer"] > 0
