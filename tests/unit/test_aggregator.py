@@ -311,6 +311,18 @@ def test_a_lent_entry_is_kept_until_its_borrowers_updates_are_complete(make: Mak
     assert aggregator.free_entry() == 0
 
 
+def test_the_last_committed_version_is_kept_until_the_next_commit(make: Make) -> None:
+    """After a crash the record ends there, so the resumed run starts from this version."""
+    aggregator = make(ring=3)
+    aggregator.recoverable = True
+    aggregator.settle()
+    for version, entry in ((1, 1), (2, 2), (3, 1)):
+        assert aggregator.free_entry() == entry
+        aggregator.buffer.publish(version=version, entry=entry)
+    aggregator.settle()
+    assert aggregator.free_entry() == 0
+
+
 def test_five_ring_entries_are_never_lent(make: Make) -> None:
     aggregator = make(ring=7, slots=40)
     aggregator.lends = True
