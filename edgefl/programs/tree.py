@@ -32,7 +32,9 @@ from edgefl.programs.phone import INDEX_VARIABLE
 
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 REFRESH_NS = 40_000_000
-"""Age at which the list of processes is refreshed, in ns."""
+"""Age at which the list of processes is refreshed, in ns, unless it is known to be complete."""
+LONGEST_NS = 10 * REFRESH_NS
+"""Age at which it is always refreshed: in some containers, /proc/loadavg does not show the newest pid."""
 MEMORY_PAUSE = 20
 """Minimum pause between readings of the memory, divided by the CPU time that a reading took."""
 RUN_VARIABLE = "EDGEFL_RUN"
@@ -60,7 +62,7 @@ class ProcessTree:
         """CPU time, in ns, of ended processes that no process of the tree has waited for."""
         self.orphans: set[int] = set()
         self._members: dict[int, Target] = {root: Target(root)}
-        self._refreshed_ns = self._awake_ns = 0
+        self._refreshed_ns = self._checked_ns = self._awake_ns = 0
         self._last_pid = b""
         self._used_ns = self._unsure_ns = self._waited_for_ns = 0
         self._waited_ns = (0, 0)
@@ -80,7 +82,8 @@ class ProcessTree:
 
     def refresh(self) -> None:
         """Update the list of processes."""
-        self._refreshed_ns, self._last_pid = time.monotonic_ns(), last_pid()
+        self._refreshed_ns = self._checked_ns = time.monotonic_ns()
+        self._last_pid = last_pid()
         before_ns, self._awake_ns = (
             self._awake_ns,
             self._refreshed_ns - self._halted_until_ns(self._refreshed_ns),
@@ -124,15 +127,17 @@ class ProcessTree:
         self._waited_for_ns = sum(map(waited_for_ns, alive))
 
     def _refresh_if_old(self) -> None:
-        if time.monotonic_ns() - self._refreshed_ns <= REFRESH_NS:
+        now_ns = time.monotonic_ns()
+        if now_ns - self._checked_ns <= REFRESH_NS:
             return
-        known = self.orphans <= self._members.keys()
-        if self._accounting is not None and known and last_pid() == self._last_pid:
-            self._refreshed_ns = (
-                time.monotonic_ns()
-            )  # no process was started; `used_ns` sees which have ended
-        else:
-            self.refresh()
+        self._checked_ns = now_ns
+        if (
+            self._accounting is None
+            or not self.orphans <= self._members.keys()
+            or last_pid() != self._last_pid
+            or now_ns - self._refreshed_ns > LONGEST_NS
+        ):
+            self.refresh()  # otherwise no process was started, and `used_ns` notices which have ended
 
     def _refresh_if_more(self) -> None:
         if last_pid() != self._last_pid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -71,6 +72,7 @@ def test_processes_are_listed_again_only_if_one_was_started_or_has_ended(
     newest = [b"100"]
     monkeypatch.setattr(tree, "last_pid", lambda: newest[0])
     monkeypatch.setattr(tree, "REFRESH_NS", 0)
+    monkeypatch.setattr(tree, "LONGEST_NS", math.inf)
     listed: list[int] = []
     children_of = tree.children_of
     monkeypatch.setattr(tree, "children_of", lambda pid: listed.append(pid) or children_of(pid))
@@ -85,6 +87,10 @@ def test_processes_are_listed_again_only_if_one_was_started_or_has_ended(
         newest[0] = b"101"
         kept.used_ns()
         assert listed == [first.pid] * 2
+        with monkeypatch.context() as old:
+            old.setattr(tree, "LONGEST_NS", 0)  # whatever the newest pid is
+            kept.used_ns()
+        assert listed == [first.pid] * 3
         kept.orphans.add(second.pid)  # which may have been started before the last listing
         kept.used_ns()
         assert len(kept) == 2
