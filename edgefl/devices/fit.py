@@ -6,9 +6,10 @@ steps (rows) do not determine: every cost is the prior's cost times three fitted
 device, one for the cost's family (operations or bytes) and one for this cost alone. The last two factors are
 regularised towards 1 by a normal prior on their logarithms.
 
-The uncertainty of the costs is the covariance of their logarithms given the rows, in linear approximation. A
-step's interval follows from the shares of its time that uncertain costs make up. Intervals are scaled so that
-they contain 90% of the rows that are left out of a fit.
+The uncertainty of the costs is the covariance of their logarithms given the rows, in linear approximation.
+If many networks were measured, the variation of each cost between networks is estimated too, from the errors
+of rows that are left out of a fit. A step's interval follows from the shares of its time that uncertain and
+varying costs make up. Intervals are scaled so that they contain 90% of the rows that are left out.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ TYPICAL: Final = TimeModel(
     parameter_ns=5.0,
     call_us=50.0,
     fixed_ms=1.0,
-    error_factor=1.3,
+    error_factor=1.2,
 )
 """Prior for an unknown device: orders of magnitude for torch on a Raspberry Pi 4."""
 SPREAD: Final = MOST_UNSURE
@@ -57,10 +58,20 @@ FAMILY: Final = 0.5
 """Strength of the regularisation of a family's factor, relative to that of a single cost."""
 ODD: Final = 0.1
 """Absolute error of a row's logarithm above which the loss grows linearly instead of quadratically."""
+NOISE: Final = 0.05
+"""Standard deviation of the logarithm of a step's time if its costs are known and do not vary between
+networks: five phones of one model differed by 2.5%, two others by 4%."""
+VARIATION: Final = 0.2
+"""Standard deviation of a cost's logarithm between networks before any row is used."""
+VARIED: Final = 1.0
+"""Standard deviation of the logarithm of a variance between networks before any row is used."""
 FOLDS: Final = 50
 """Maximum number of fits from which the error on held-out networks is estimated."""
 FEW_NETWORKS: Final = 10
 """With fewer networks than this, the fitted ``error_factor`` is at least the prior's."""
+MANY_NETWORKS: Final = 100
+"""With fewer networks than this, the variation of each cost between networks is not estimated, because the
+estimate is too uncertain: with 60 simulated networks, intervals contained only 84% of new networks' steps."""
 COVERAGE: Final = 0.9
 NORMAL: Final = 1.645
 """Half the width of a normal distribution's 90% interval, in standard deviations. Intervals are at least this
@@ -154,17 +165,22 @@ def fit(
     problem = _Problem(prior, spread)
     amounts, seconds = _amounts(rows), np.array([row.seconds for row in rows])
     folds = list(_folds(problem, amounts, seconds, _groups(rows))) if hold_out else []
-    scores = [score for fold in folds for score in fold.scores(amounts, seconds)]
-    few = not scores or len({row.network for row in rows}) < FEW_NETWORKS
-    times = max(_holding(scores, COVERAGE) if scores else 0.0, NORMAL if few else 0.0)
+    left = _LeftOut.of(folds, amounts, seconds) if folds else None
+    networks = len({row.network for row in rows})
+    few = left is None or networks < FEW_NETWORKS
+    variances = np.array([NOISE**2] + [0.0] * (len(TERMS) + 1))
+    if left and networks >= MANY_NETWORKS:
+        variances = left.variances()
+    times = max(_holding(left.scores(variances), COVERAGE) if left else 0.0, NORMAL if few else 0.0)
     unknown = max(times, NORMAL)  # a cost without rows keeps its full interval, however well the rows fit
-    usual = max(math.exp(times * ODD), prior.error_factor if few else 1.0)
+    usual, *varied = times * np.sqrt(variances)
+    usual = max(math.exp(usual), prior.error_factor if few else 1.0)
     costs = problem.solve(amounts, seconds)
-    model = _model(costs, joined(usual, apart), unknown * problem.errors(costs, amounts, seconds))
+    model = _model(costs, joined(usual, apart), varied, unknown * problem.errors(costs, amounts, seconds))
     unseen = {
-        at: predicted(left, rows[at])
+        at: predicted(without, rows[at])
         for fold in folds
-        for left in [_model(fold.costs, usual, unknown * fold.errors)]
+        for without in [_model(fold.costs, usual, varied, unknown * fold.errors)]
         for at in fold.out
     }
     return Fit(model=model, rows=tuple(rows), unseen=tuple(unseen[at] for at in sorted(unseen)))
@@ -196,8 +212,7 @@ def holding(unseen: Sequence[HeldOutPrediction], share: float = COVERAGE) -> flo
 
 
 def _holding(errors: Iterable[float], share: float) -> float:
-    ascending = sorted(errors)
-    return ascending[min(math.ceil(share * (len(ascending) + 1)), len(ascending)) - 1]
+    return float(np.quantile(list(errors), share, method="weibull"))
 
 
 # ---- the problem ---------------------------------------------------------------------------------
@@ -277,16 +292,56 @@ class _Fold(NamedTuple):
     costs: Array
     errors: Array
 
-    def scores(self, amounts: Array, seconds: Array) -> list[float]:
-        """Return the error of each left-out row, divided by its expected standard deviation.
 
-        This standard deviation includes the noise of a row and the uncertainty of the costs.
-        """
-        parts = amounts[self.out] * self.costs
-        took = parts.sum(1)
-        unsure = np.linalg.norm(parts @ self.errors, axis=1) / took
-        scores: list[float] = (np.abs(np.log(took / seconds[self.out])) / np.hypot(ODD, unsure)).tolist()
+class _LeftOut(NamedTuple):
+    """All rows with their predictions by the fits that leave them out.
+
+    A row's variance is w · v + the variance due to uncertain costs. Here v are the variances of a row's noise
+    and of each cost between networks, and w are 1 and the squares of the costs' shares of the row's time.
+    """
+
+    errors: Array
+    """Natural logarithms of predicted / measured time, shape (rows,)."""
+    unsure: Array
+    """Variances of the predictions' logarithms due to uncertain costs, shape (rows,)."""
+    weights: Array
+    """The weights w, shape (rows, terms + 2)."""
+
+    @classmethod
+    def of(cls, folds: Sequence[_Fold], amounts: Array, seconds: Array) -> _LeftOut:
+        found = []
+        for fold in folds:
+            parts = amounts[fold.out] * fold.costs
+            took = parts.sum(1)
+            shares = parts / took[:, None]
+            unsure = np.sum((shares @ fold.errors) ** 2, axis=1)
+            weights = np.column_stack([np.ones(len(took)), shares**2])
+            found.append(cls(np.log(took / seconds[fold.out]), unsure, weights))
+        return cls(*map(np.concatenate, zip(*found, strict=True)))
+
+    def scores(self, variances: Array) -> Array:
+        """Return the absolute error of each row, divided by its expected standard deviation."""
+        scores: Array = np.abs(self.errors) / np.sqrt(self.weights @ variances + self.unsure)
         return scores
+
+    def variances(self) -> Array:
+        """Estimate the variances v by maximum posterior density.
+
+        Errors are regarded as independent and normal, and the logarithms of the variances as normal around
+        those of `NOISE` and `VARIATION`.
+        """
+        from scipy.optimize import minimize
+
+        middle = np.array([NOISE, *[VARIATION] * (len(TERMS) + 1)]) ** 2
+
+        def loss(x: Array) -> tuple[float, Array]:
+            variances = middle * np.exp(x)
+            row = self.weights @ variances + self.unsure
+            slope = (1 / row - self.errors**2 / row**2) @ self.weights * variances + 2 * x / VARIED**2
+            return float(np.sum(np.log(row) + self.errors**2 / row) + np.sum(x**2) / VARIED**2), slope
+
+        found: Array = middle * np.exp(minimize(loss, np.zeros(len(middle)), jac=True, method="L-BFGS-B").x)
+        return found
 
 
 def _folds(problem: _Problem, amounts: Array, seconds: Array, groups: NDArray[np.int64]) -> Iterator[_Fold]:
@@ -298,7 +353,9 @@ def _folds(problem: _Problem, amounts: Array, seconds: Array, groups: NDArray[np
             yield _Fold(np.flatnonzero(out).tolist(), costs, errors)
 
 
-def _model(costs: Array, error_factor: float, cost_errors: Array) -> TimeModel:
+def _model(
+    costs: Array, error_factor: float, cost_variations: Sequence[float], cost_errors: Array
+) -> TimeModel:
     values = {"fixed_ms": costs[-1] * 1e3, "error_factor": error_factor}
     for term, cost in zip(TERMS, costs, strict=False):
         for name in term:
@@ -306,5 +363,7 @@ def _model(costs: Array, error_factor: float, cost_errors: Array) -> TimeModel:
             values[own] = cost / unit if name in ("depthwise_planes", "calls", "parameters") else unit / cost
     rows = (tuple(round(float(v), 3) for v in row[: at + 1]) for at, row in enumerate(cost_errors))
     return TimeModel(
-        **{name: float(f"{value:.4g}") for name, value in values.items()}, cost_errors=tuple(rows)
+        **{name: float(f"{value:.4g}") for name, value in values.items()},
+        cost_variations=tuple(round(float(v), 3) for v in cost_variations) if any(cost_variations) else (),
+        cost_errors=tuple(rows),
     )

@@ -357,7 +357,7 @@ def time_model(
         values[own] = by_field[name] / unit if is_time else unit / by_field[name]
     rounded = {name: float(f"{value:.4g}") for name, value in values.items()}
     unsure = () if width is None else _triangle(width**2 * costs.covariance)
-    return TimeModel(**rounded, cost_errors=unsure)
+    return TimeModel(**rounded, cost_variations=(), cost_errors=unsure)
 
 
 def _triangle(covariance_: Array) -> tuple[tuple[float, ...], ...]:

@@ -343,6 +343,9 @@ def _runtime_faults(device: Device) -> Iterator[Fault]:
         lengths = [len(row) for row in names[name].cost_errors]
         if lengths and lengths != list(range(1, len(TERMS) + 2)):
             yield wrong(f"runtime.{name}.cost_errors", f"rows of 1 to {len(TERMS) + 1} numbers", lengths)
+        varied = names[name].cost_variations
+        if varied and len(varied) != len(TERMS) + 1:
+            yield wrong(f"runtime.{name}.cost_variations", f"{len(TERMS) + 1} numbers", varied)
     if names and device.schema < 2:
         yield wrong("schema", "2 for a profile with a runtime", device.schema)
     if default is not None and default not in names:

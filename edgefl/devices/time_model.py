@@ -10,7 +10,7 @@ effective rates, fitted to measured steps (`edgefl.devices.fit`), not hardware p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -20,6 +20,7 @@ from edgefl.learning.operations import BatchWork, StepWork
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Factor = Annotated[float, msgspec.Meta(ge=1, le=100)]
+Variation = Annotated[float, msgspec.Meta(ge=0, le=5)]
 
 ONE_RATE_FACTOR = 6.0
 """Typical error factor of predictions from a single rate, for networks unlike the network with which the rate
@@ -76,14 +77,23 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fixed_ms: NotNegative = 0.0
     """The part of each step's time that does not depend on the step's work."""
     error_factor: Factor
-    """The times of 90% of steps with well-known costs are within this factor of their predictions."""
+    """Factor of the 90% interval of a step whose costs are known and do not vary.
+
+    In general the factor is exp √(ln² ``error_factor`` + Σ (vₖsₖ)² + ‖Lᵀs‖²), where s are the costs' shares
+    of the step's time, v are ``cost_variations`` and L is ``cost_errors``.
+    """
+    cost_variations: tuple[Variation, ...] = ()
+    """Variation v of each cost between networks: half the 90% interval of the cost's natural logarithm.
+
+    There is a number for each of `TERMS` and one for the fixed part. Costs vary because the efficiency of a
+    library's kernels depends on the shapes of its operands. If the tuple is empty, no cost varies.
+    """
     cost_errors: tuple[tuple[float, ...], ...] = ()
     """Uncertainty of the costs: a lower triangle L with a row for each of `TERMS` and one for the fixed part.
 
-    L·Lᵀ is the covariance of the costs' natural logarithms, scaled so that the interval factor of a step is
-    exp √(ln² ``error_factor`` + ‖Lᵀs‖²), where s are the costs' shares of the step's time. Costs that were
-    only measured together are uncertain individually but certain in sum. If the triangle is empty, the
-    interval factor is ``error_factor``.
+    L·Lᵀ is the covariance of the costs' natural logarithms, scaled to 90% intervals. Costs that were only
+    measured together are uncertain individually but certain in sum. If the triangle is empty, the costs are
+    known.
     """
 
     @classmethod
@@ -133,7 +143,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         parts = self.parts(work)
         seconds = sum(parts.values())
         factor = self.error_factor_of(work)
-        unsure = self._unsure(parts) if factor > WIDER * self.error_factor else ()
+        unsure = self._unsure(parts) if factor > WIDER * self._of_known_costs(_shares(parts)) else ()
         return Prediction(seconds, seconds / factor, seconds * factor, parts, unsure)
 
     def error_factor_of(self, work: StepWork) -> float:
@@ -142,16 +152,22 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         The contribution of ``cost_errors`` to this factor is at most a weighted mean of the factors of the
         individual costs, each of which is at most 7. The weights are the costs' shares of the step's time.
         """
-        parts = self.parts(work)
-        seconds = sum(parts.values())
-        if not (seconds and self.cost_errors):
-            return self.error_factor
-        shares = [part / seconds for part in _by_term(parts)]
+        shares = _shares(self.parts(work))
+        known = self._of_known_costs(shares)
+        if not self.cost_errors:
+            return known
         columns = range(len(shares))
         off = (sum(self.cost_errors[at][to] * shares[at] for at in columns[to:]) for to in columns)
         alone = (min(_factor(row), MOST_UNSURE) for row in self.cost_errors)
         most = sum(factor * share for factor, share in zip(alone, shares, strict=True))
-        return joined(self.error_factor, min(_factor(off), most))
+        return joined(known, max(min(_factor(off), most), 1.0))
+
+    def _of_known_costs(self, shares: Sequence[float]) -> float:
+        """Return the factor of the 90% interval of a step if its costs are known."""
+        if not self.cost_variations:
+            return self.error_factor
+        varied = (v * share for v, share in zip(self.cost_variations, shares, strict=True))
+        return joined(self.error_factor, _factor(varied))
 
     def _unsure(self, parts: Mapping[str, float]) -> tuple[str, ...]:
         """Return the terms that widen the interval by more than half of what the worst term does.
@@ -201,12 +217,12 @@ TERMS: Final[tuple[tuple[str, ...], ...]] = (
     ("calls",),
 )
 """Fields of `StepWork` that share one fitted cost. In arrays of costs, the fixed part follows these terms."""
-ERRORS: Final = ("error_factor", "cost_errors")
+ERRORS: Final = ("error_factor", "cost_variations", "cost_errors")
 """Fields of `TimeModel` that are not costs."""
 MOST_UNSURE: Final = 7.0
 """Maximum error factor of a cost without measurements, and of its effect on a step."""
 WIDER: Final = 1.5
-"""`Prediction.unsure` lists parts of a step if its interval is more than this many times ``error_factor``."""
+"""`Prediction.unsure` lists parts of a step if uncertain costs widen its interval by more than this."""
 _EACH = ("us", "ns", "ms")
 """Suffixes of fields that hold a time per unit; all other fields are rates."""
 
@@ -228,3 +244,9 @@ def _factor(logs: Iterable[float]) -> float:
 def _by_term(parts: Mapping[str, float]) -> list[float]:
     """Return the time in seconds that each of `TERMS` contributes, and that of the fixed part."""
     return [sum(parts.get(name, 0.0) for name in term) for term in (*TERMS, ("fixed",))]
+
+
+def _shares(parts: Mapping[str, float]) -> list[float]:
+    """Return the shares of `TERMS` and of the fixed part in a step's time; all are 0 if it takes no time."""
+    seconds = sum(parts.values())
+    return [part / seconds if seconds else 0.0 for part in _by_term(parts)]

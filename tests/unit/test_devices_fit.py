@@ -11,13 +11,14 @@ import pytest
 from shell import Shell
 
 from edgefl.devices import measurements
-from edgefl.devices.fit import SPREAD, TYPICAL, HeldOutPrediction, Row, fit, holding, summary
+from edgefl.devices.fit import SPREAD, TYPICAL, HeldOutPrediction, Row, fit, holding, predicted, summary
 from edgefl.devices.time_model import TimeModel, joined
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 
 TRUE = TYPICAL.slowed(0.4)
 """A device that is 2.5 times as fast as the typical one."""
+CONVOLUTIONS = StepWork(conv_flop=1e12)
 
 
 def works(count: int, seed: int = 0) -> list[StepWork]:
@@ -93,6 +94,24 @@ def test_the_interval_holds_ninety_percent_of_unseen_networks() -> None:
     low_high = [model.predict(row.work) for row in unseen]
     held = np.mean([p.low_s <= row.seconds <= p.high_s for row, p in zip(unseen, low_high, strict=True)])
     assert 0.85 <= held <= 0.97
+
+
+def test_intervals_are_wide_only_for_operations_whose_cost_varies_between_networks() -> None:
+    def measured(count: int, seed: int) -> list[Row]:
+        draw, made = np.random.default_rng(seed + 2), []
+        for row in rows(TRUE, count, seed, noise=0.03):
+            slower = TRUE.costs()["conv_flop"] * row.work.conv_flop * (math.exp(draw.normal(0, 0.4)) - 1)
+            made.append(msgspec.structs.replace(row, seconds=row.seconds + slower))
+        return made
+
+    model = fit(measured(150, 0)).model
+    assert (
+        model.error_factor_of(StepWork(matmul_flop=1e12)) < 1.25 < 1.5 < model.error_factor_of(CONVOLUTIONS)
+    )
+    unseen = [predicted(model, row) for row in measured(600, 5)]
+    convolutions = [model.parts(p.row.work)["conv_flop"] > p.predicted_s / 3 for p in unseen]
+    assert np.mean([p.held for p, most in zip(unseen, convolutions, strict=True) if most]) >= 0.75
+    assert np.mean([p.held for p, most in zip(unseen, convolutions, strict=True) if not most]) <= 0.97
 
 
 def test_rows_of_one_network_are_held_out_together() -> None:

@@ -193,8 +193,27 @@ def test_the_uncertainty_of_an_unmeasured_cost_is_the_maximum() -> None:
     assert unsure(calls=(9.0,)).error_factor_of(StepWork()) == pytest.approx(1.25)
 
 
-def test_errors_for_another_number_of_costs_are_refused(tmp_path: Path) -> None:
-    text = PROFILE.replace("error_factor = 1.3", "error_factor = 1.3\ncost_errors = [[0.1], [0.2]]")
-    path = written(tmp_path, text)
-    said = "runtime.torch.cost_errors: must be rows of 1 to 14 numbers, got [1, 1]"
-    assert check_file(path) == [f"{path}: {said}"]
+def test_a_steps_interval_follows_the_share_of_costs_that_vary_between_networks() -> None:
+    varied = [0.0] * (len(TERMS) + 1)
+    varied[TERMS.index(("recurrent_flop",))] = 0.8
+    model = msgspec.structs.replace(MODEL, fixed_ms=0.0, cost_variations=tuple(varied))
+    for share in (0.0, 0.5, 1.0):
+        found = model.predict(StepWork(matmul_flop=4e9 * (1 - share), recurrent_flop=16e9 * share))
+        assert found.high_s / found.seconds == pytest.approx(
+            math.exp(math.hypot(math.log(1.25), 0.8 * share))
+        )
+        assert found.unsure == ()  # a cost that varies was measured
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("cost_errors", "[[0.1], [0.2]]", "rows of 1 to 14 numbers, got [1, 1]"),
+        ("cost_variations", "[0.1, 0.2]", "14 numbers, got [0.1, 0.2]"),
+    ],
+)
+def test_errors_for_another_number_of_costs_are_refused(
+    tmp_path: Path, key: str, value: str, said: str
+) -> None:
+    path = written(tmp_path, PROFILE.replace("error_factor = 1.3", f"error_factor = 1.3\n{key} = {value}"))
+    assert check_file(path) == [f"{path}: runtime.torch.{key}: must be {said}"]
