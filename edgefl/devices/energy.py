@@ -55,7 +55,7 @@ METERED: Final[dict[Radio, RadioPower]] = {
 """Fits to the power of a Galaxy S20 Ultra, measured with a Monsoon meter, minus the power of the screen and
 of the idle phone (SIGCOMM21-5G/artifact at 35aaf28): least squares on the logarithms of the medians in bins
 of throughput, with equal weights. The median residual is 3% (low band) and 8% (mmWave). A fit to one of the
-two mmWave locations predicts the power at the other with a median error of 12%, and with an error of 25% at
+two mmWave locations predicts the power at the other with a median error of 12%, and with an error of 26% at
 the 90th percentile. The low band was measured at only one location, so its `RadioPower.factor` is that of
 mmWave."""
 
