@@ -350,6 +350,26 @@ class Device(_Table, frozen=True, kw_only=True):
         return sum(cluster.cores * (cluster.max_ma or 0.0) for cluster in clusters) / 1e3 * self.voltage_v
 
     @property
+    def core_w(self) -> tuple[float, ...]:
+        """Power of each core at full speed, in watts, in the order of the clusters; () if it is unknown.
+
+        The powers sum to `busy_w`. They are proportional to the cores' currents at their highest frequency,
+        or equal if the profile does not state all currents.
+
+        >>> from edgefl.devices import load_device
+        >>> [round(watts, 2) for watts in load_device("pixel-4").core_w]
+        [0.86, 1.16, 1.16, 1.16, 0.33, 0.33, 0.33, 0.33]
+        """
+        clusters = () if self.cpu is None else self.cpu.clusters
+        if self.busy_w is None or not clusters:
+            return ()
+        known = all(cluster.max_ma for cluster in clusters)
+        parts = [
+            (cluster.max_ma or 0.0) if known else 1.0 for cluster in clusters for _ in range(cluster.cores)
+        ]
+        return tuple(self.busy_w * part / sum(parts) for part in parts)
+
+    @property
     def exact(self) -> bool:
         """True if the profile is from a paper, so that its devices have exactly the stated properties."""
         return self.kind == "paper"

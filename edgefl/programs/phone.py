@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from edgefl.devices import Device, Network, load_device, load_network
 from edgefl.devices.condition import Power, power_of
@@ -71,6 +73,18 @@ class HeldPhone(NamedTuple):
     error_factor: float | None = None
     """Factor f such that 90% of real devices run code like ``phone.like`` within a factor f of the phone's
     speed; None if the share was given."""
+    core_w: tuple[float, ...] = ()
+    """Power of each of ``cores`` at full speed, in watts; () if the profile does not state it."""
+
+    def computing_w(self, share: float) -> float:
+        """Return the power of computing, in watts above idle, if the cores in use have this total share.
+
+        >>> (held,) = look_up([Phone(device="pixel-4", command=("true",), share=(0.4, 0.2))])
+        >>> round(held.computing_w(0.4), 2), round(held.computing_w(0.6), 2), round(held.computing_w(0.5), 2)
+        (0.86, 2.02, 1.44)
+        """
+        shares, powers = ([0.0, *itertools.accumulate(each)] for each in (self.cores, self.core_w))
+        return float(np.interp(share, shares, powers)) if self.core_w else 0.0
 
     @property
     def all_cores(self) -> float:
@@ -114,8 +128,24 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
                 raise ConfigError(f"{where}: share must be a finite number of cores above 0, got {core:g}")
         network = load_network(device.network or "none" if phone.network is None else phone.network)
         used = tuple(sorted(cores, reverse=True)[: phone.threads])
-        found.append(HeldPhone(phone, device, network, used, error_factor))
+        powers = _powers_w(device, cores, is_shared(phone.share or phone.like))[: len(used)]
+        found.append(HeldPhone(phone, device, network, used, error_factor, powers))
     return found
+
+
+def _powers_w(device: Device, cores: Sequence[float], shared: bool) -> tuple[float, ...]:
+    """Return the power of each core in watts, fastest core first; that of all cores if ``shared``.
+
+    ``cores`` are the cores' shares in the order of the device's clusters. If their number is not that of the
+    device's cores, the cores with the highest frequencies are the fastest.
+    """
+    powers = device.core_w
+    if shared or len(cores) > len(powers):
+        return ((device.busy_w or 0.0) / len(cores),) * len(cores)
+    clusters = () if device.cpu is None else device.cpu.clusters
+    mhz = [cluster.max_mhz for cluster in clusters for _ in range(cluster.cores)]
+    speeds = cores if len(cores) == len(powers) else mhz
+    return tuple(power for _, power in sorted(zip(speeds, powers, strict=True), key=lambda pair: -pair[0]))
 
 
 def check_count(phones: int) -> None:

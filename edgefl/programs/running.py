@@ -307,13 +307,14 @@ class RunningPhones:
 
     def _energy_j(self, number: int, state: messages.PhoneState) -> float | None:
         """Return the energy in joules that a phone has drawn from its battery, online and offline."""
-        if (power := self._held[number].power) is None:
+        held = self._held[number]
+        if (power := held.power) is None:
             return None
         sent, share = self._traffic[number].state, self._declared_share(number, state)
         busy_s = state.cpu_s / share / self.scale.value
         return (
             power.idle_w * state.age_s / self.scale.value
-            + power.busy_w * busy_s
+            + held.computing_w(share * self.scale.value) * busy_s
             + power.up_w * sent.up_s
             + power.down_w * sent.down_s
         )

@@ -113,6 +113,25 @@ def test_the_phone_has_as_many_cores_as_the_program_has_threads() -> None:
             look_up([phone])
 
 
+@pytest.mark.parametrize(
+    ("share", "threads", "in_use", "watts"),
+    [
+        ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), None, 0.5, 223.89),
+        ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), None, 2.1, 223.89 + 3 * 302.04 + 4 * 85.05),
+        ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), 2, 0.9, 223.89 + 302.04),
+        ((0.5, 0.4), None, 0.9, 223.89 + 302.04),
+        (0.3, None, 0.3, 223.89 + 3 * 302.04 + 4 * 85.05),
+    ],
+    ids=["one thread", "eight threads", "at most two threads", "two cores", "one speed for all"],
+)
+def test_computing_draws_the_currents_of_the_cores_in_use(
+    share: float | tuple[float, ...], threads: int | None, in_use: float, watts: float
+) -> None:
+    (held,) = look_up([Phone(device="pixel-4", command=("true",), share=share, threads=threads)])
+    scale = held.device.busy_w / (223.89 + 3 * 302.04 + 4 * 85.05)
+    assert held.computing_w(in_use) == pytest.approx(watts * scale)
+
+
 def test_the_model_error_is_the_largest_of_the_cores() -> None:
     (held,) = look_up([Phone(device="flagship-d9300", command=("cat",), like="integer")])
     spreads = [one.spread for one in core_shares(load_device("flagship-d9300"), "integer", HOST)]

@@ -208,7 +208,8 @@ def test_sending_receiving_and_being_offline_draw_their_own_power() -> None:
     assert sent.down_s > sent.up_s > 0
     power = Power(idle_w=0.5, busy_w=0.0, down_w=1.0, up_w=100.0, capacity_j=1.0, least_j=0.0, charge_w=0.0)
     state = Mock(cpu_s=0.0, wall_s=5.0, age_s=8.0)  # 3 s offline
-    running = Mock(_held=[Mock(power=power)], _traffic=[Mock(state=sent)], scale=Mock(value=1.0))
+    held = Mock(power=power, computing_w=lambda share: 0.0)
+    running = Mock(_held=[held], _traffic=[Mock(state=sent)], scale=Mock(value=1.0))
     running._declared_share.return_value = 1.0
     used_j = RunningPhones._energy_j(running, 0, state)
     assert used_j == pytest.approx(0.5 * 8.0 + 100.0 * sent.up_s + sent.down_s)
