@@ -311,6 +311,7 @@ def test_a_run_interrupted_in_its_last_evaluation_is_evaluated_after_a_resume(tm
     command = Command.run(wanted, folder)
     wait_for(lambda: versions_of(folder) == 20 and (tmp_path / "evaluates").exists(), "its end", command)
     wait_for(lambda: not any("worker" in one.name() for one in command.family()), "its workers'", command)
+    of_a_busy_host = incidents_of(folder)  # a worker that did not get a core for a while counts as hung
     until_s = time.monotonic() + 5 * wanted.server.heartbeat_s
     wait_for(lambda: time.monotonic() > until_s, "several heartbeats", command)
     command.interrupt()
@@ -319,7 +320,7 @@ def test_a_run_interrupted_in_its_last_evaluation_is_evaluated_after_a_resume(tm
     again.touch()
     Command("resume", str(folder)).ends(0)
     assert (meta_of(folder).status, meta_of(folder).stop_reason) == ("done", "versions")
-    assert incidents_of(folder) == []
+    assert incidents_of(folder) == of_a_busy_host
     supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
     assert outcome(folder) == outcome(tmp_path / "calm")
     with Record(folder) as record:
