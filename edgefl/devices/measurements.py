@@ -28,6 +28,8 @@ from edgefl.validation import convert, wrong
 IMAGE = (3, 224, 224)
 """Shape of the images on which timm's networks were measured."""
 MOST_THREADS = 1024
+MOST_SIZE = 10**9
+"""Maximum batch size and size of a layer."""
 """Number of threads that is assumed when a time in a CSV file is checked for being impossibly short, because
 the file does not state the number."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
@@ -102,8 +104,10 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
     """Yield the location of each line, the line, and its profile and runtime."""
     for place, line in csv_lines(path, ("profile", "runtime")):
         with _located(place, *WRONG):
-            runtime = line["runtime"].replace("-", " ").replace(",", " ").split()[0].lower()
-            kind = line["profile"], runtime
+            words = line["runtime"].replace("-", " ").replace(",", " ").split()
+            if not words:
+                raise wrong("runtime", "the name of a library, such as torch", line["runtime"])
+            kind = line["profile"], words[0].lower()
         yield place, line, kind
 
 
@@ -149,14 +153,21 @@ def _name(line: Mapping[str, str]) -> str:
 
 
 def _work(line: Mapping[str, str]) -> StepWork:
-    batch = int(line["batch"])
+    batch = _size(line, "batch")
     if "layer" in line:
         return _layer_work(
-            line["layer"], batch, *(int(line[name]) for name in ("inputs", "outputs", "steps"))
+            line["layer"], batch, *(_size(line, name) for name in ("inputs", "outputs", "steps"))
         )
     if line["network"]:
         return _timm_work(line["network"], line["kind"], batch)
     return _named_work(line["workload"], batch)
+
+
+def _size(line: Mapping[str, str], name: str) -> int:
+    size = int(line[name])
+    if not 1 <= size <= MOST_SIZE:
+        raise wrong(name, f"a whole number from 1 to {MOST_SIZE}", size)
+    return size
 
 
 def _layer_work(layer: str, batch: int, inputs: int, outputs: int, steps: int) -> StepWork:

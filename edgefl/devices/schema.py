@@ -370,6 +370,22 @@ class Device(_Table, frozen=True, kw_only=True):
         return tuple(self.busy_w * part / sum(parts) for part in parts)
 
     @property
+    def core_mhz(self) -> tuple[float, ...]:
+        """Maximum clock of each core in MHz, in the order of the clusters; () if there are none."""
+        clusters = () if self.cpu is None else self.cpu.clusters
+        return tuple(cluster.max_mhz for cluster in clusters for _ in range(cluster.cores))
+
+    @property
+    def fastest_core_w(self) -> float | None:
+        """Power of the core with the highest clock at full speed, in watts; `busy_w` without a list of cores.
+
+        >>> from edgefl.devices import load_device
+        >>> round(load_device("pixel-4").fastest_core_w, 2)
+        0.86
+        """
+        return max(zip(self.core_mhz, self.core_w, strict=True))[1] if self.core_w else self.busy_w
+
+    @property
     def exact(self) -> bool:
         """True if the profile is from a paper, so that its devices have exactly the stated properties."""
         return self.kind == "paper"

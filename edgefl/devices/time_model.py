@@ -19,8 +19,10 @@ from edgefl.learning.operations import BatchWork, StepWork
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-Factor = Annotated[float, msgspec.Meta(ge=1, le=100)]
-Variation = Annotated[float, msgspec.Meta(ge=0, le=5)]
+MOST_FACTOR: Final = 100.0
+MOST_VARIATION: Final = 5.0
+Factor = Annotated[float, msgspec.Meta(ge=1, le=MOST_FACTOR)]
+Variation = Annotated[float, msgspec.Meta(ge=0, le=MOST_VARIATION)]
 
 ONE_RATE_FACTOR = 6.0
 """Typical error factor of predictions from a single rate, for networks unlike the network with which the rate
@@ -80,7 +82,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Factor of the 90% interval of a step whose costs are known and do not vary.
 
     In general the factor is exp √(ln² ``error_factor`` + Σ (vₖsₖ)² + ‖Lᵀs‖²), where s are the costs' shares
-    of the step's time, v are ``cost_variations`` and L is ``cost_errors``.
+    of the step's time, v are ``cost_variations`` and L is ``cost_errors``; `error_factor_of` limits ‖Lᵀs‖.
     """
     cost_variations: tuple[Variation, ...] = ()
     """Variation v of each cost between networks: half the 90% interval of the cost's natural logarithm.

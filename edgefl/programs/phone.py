@@ -77,7 +77,9 @@ class HeldPhone(NamedTuple):
     """Power of each of ``cores`` at full speed, in watts; () if the profile does not state it."""
 
     def computing_w(self, share: float) -> float:
-        """Return the power of computing, in watts above idle, if the cores in use have this total share.
+        """Return the power of computing, in watts above idle, if the fastest cores are in use.
+
+        The shares of these cores sum to ``share``. The power is interpolated between numbers of cores.
 
         >>> (held,) = look_up([Phone(device="pixel-4", command=("true",), share=(0.4, 0.2))])
         >>> round(held.computing_w(0.4), 2), round(held.computing_w(0.6), 2), round(held.computing_w(0.5), 2)
@@ -128,23 +130,23 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
                 raise ConfigError(f"{where}: share must be a finite number of cores above 0, got {core:g}")
         network = load_network(device.network or "none" if phone.network is None else phone.network)
         used = tuple(sorted(cores, reverse=True)[: phone.threads])
-        powers = _powers_w(device, cores, is_shared(phone.share or phone.like))[: len(used)]
+        powers = _powers_w(device, cores, phone)[: len(used)]
         found.append(HeldPhone(phone, device, network, used, error_factor, powers))
     return found
 
 
-def _powers_w(device: Device, cores: Sequence[float], shared: bool) -> tuple[float, ...]:
-    """Return the power of each core in watts, fastest core first; that of all cores if ``shared``.
+def _powers_w(device: Device, cores: Sequence[float], phone: Phone) -> tuple[float, ...]:
+    """Return the power of each core in watts, fastest core first; () if the profile does not state it.
 
-    ``cores`` are the cores' shares in the order of the device's clusters. If their number is not that of the
-    device's cores, the cores with the highest frequencies are the fastest.
+    If all threads share one speed, the result is the power of all cores. If the phone's share was given, the
+    cores with the highest frequencies are the fastest; otherwise ``cores`` are in the order of the clusters.
     """
+    if device.busy_w is None:
+        return ()
     powers = device.core_w
-    if shared or len(cores) > len(powers):
-        return ((device.busy_w or 0.0) / len(cores),) * len(cores)
-    clusters = () if device.cpu is None else device.cpu.clusters
-    mhz = [cluster.max_mhz for cluster in clusters for _ in range(cluster.cores)]
-    speeds = cores if len(cores) == len(powers) else mhz
+    if is_shared(phone.share or phone.like) or len(cores) > len(powers):
+        return (device.busy_w / len(cores),) * len(cores)
+    speeds = cores if phone.share is None else device.core_mhz
     return tuple(power for _, power in sorted(zip(speeds, powers, strict=True), key=lambda pair: -pair[0]))
 
 

@@ -140,18 +140,23 @@ class Measurement:
 
     @property
     def joules(self) -> list[float]:
-        """Energy of each repetition, in joules. Raises ProfileError if the device's power is not known."""
+        """Energy of each repetition, in joules. Raises ProfileError if the device's power is not known.
+
+        Torch's operations draw the power of all cores, and other code that of the fastest core.
+        """
         device = self.plan.device
         if (draw := draw_of(device, self.plan.network)) is None:
             raise ProfileError(f"device {device.id!r} has no [battery], so its power is unknown")
-        return [
-            draw.energy(
-                compute_s=s - one.radio_s - one.blocked_s,
-                upload_s=one.radio_s,
-                idle_s=one.blocked_s,
-            ).total_j
-            for one, s in zip(self.repetitions, self.seconds, strict=True)
-        ]
+        of_one_core = (device.fastest_core_w or 0.0) / draw.compute_w if draw.compute_w else 1.0
+        joules = []
+        for one, s in zip(self.repetitions, self.seconds, strict=True):
+            rest_s = s - self.trial.model_s - one.radio_s - one.blocked_s
+            torch_s, idle_s = self.trial.model_s, one.blocked_s + rest_s * (1 - of_one_core)
+            energy = draw.energy(
+                compute_s=torch_s + rest_s * of_one_core, upload_s=one.radio_s, idle_s=idle_s
+            )
+            joules.append(energy.total_j)
+        return joules
 
     @property
     def pace(self) -> list[float]:

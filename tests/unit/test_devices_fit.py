@@ -12,7 +12,7 @@ from shell import Shell
 
 from edgefl.devices import measurements
 from edgefl.devices.fit import SPREAD, TYPICAL, HeldOutPrediction, Row, fit, holding, predicted, summary
-from edgefl.devices.time_model import TimeModel, joined
+from edgefl.devices.time_model import TERMS, TimeModel, joined
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 
@@ -114,6 +114,13 @@ def test_intervals_are_wide_only_for_operations_whose_cost_varies_between_networ
     assert np.mean([p.held for p, most in zip(unseen, convolutions, strict=True) if not most]) <= 0.97
 
 
+def test_few_rows_leave_the_variations_of_costs_to_the_prior() -> None:
+    """Mutant: variations of 0, with which the interval of a step is the narrow one of a cost without them."""
+    prior = msgspec.structs.replace(TRUE, error_factor=1.05, cost_variations=(0.5,) * (len(TERMS) + 1))
+    found = fit(rows(TRUE, 5, noise=0.02), prior, spread=1.3)
+    assert found.model.cost_variations == pytest.approx(prior.cost_variations, abs=1e-3)
+
+
 def test_rows_of_one_network_are_held_out_together() -> None:
     found = fit([msgspec.structs.replace(row, network="one") for row in rows(TRUE, 6)])
     assert (found.unseen, found.model.error_factor) == ((), TYPICAL.error_factor)
@@ -149,8 +156,21 @@ STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
         ("pixel", "line 3: must have 10 fields, like the first line, got 1"),
         (f"{STEP},more", "line 3: must have 10 fields, like the first line, got 11"),
         (f"{'a' * 200_000}{STEP}", "steps.csv: cannot be read: field larger than field limit (131072)"),
+        (
+            STEP.replace("lstm,8", "lstm,-5"),
+            "line 3: inputs: must be a whole number from 1 to 1000000000, got -5",
+        ),
+        (
+            STEP.replace("4,1", f"4,{10**30}"),
+            f"line 3: batch: must be a whole number from 1 to 1000000000, got {10**30}",
+        ),
+        (STEP.replace("torch", ""), "line 3: runtime: must be the name of a library, such as torch, got ''"),
+        (
+            STEP.replace("8,8", "9,8").replace("0.5", "1e5"),
+            "no time model fits these steps within a factor of 100; check their measured_s",
+        ),
     ],
-    ids=["short", "long", "large"],
+    ids=["short", "long", "large", "inputs", "batch", "runtime", "times"],
 )
 def test_an_error_names_an_invalid_line(tmp_path: Path, edgefl: Shell, line: str, said: str) -> None:
     path = tmp_path / "steps.csv"

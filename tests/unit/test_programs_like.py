@@ -120,9 +120,10 @@ def test_the_phone_has_as_many_cores_as_the_program_has_threads() -> None:
         ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), None, 2.1, 223.89 + 3 * 302.04 + 4 * 85.05),
         ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), 2, 0.9, 223.89 + 302.04),
         ((0.5, 0.4), None, 0.9, 223.89 + 302.04),
+        ((0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.5), None, 0.5, 223.89),
         (0.3, None, 0.3, 223.89 + 3 * 302.04 + 4 * 85.05),
     ],
-    ids=["one thread", "eight threads", "at most two threads", "two cores", "one speed for all"],
+    ids=["one thread", "eight threads", "at most two threads", "two cores", "ascending", "one speed for all"],
 )
 def test_computing_draws_the_currents_of_the_cores_in_use(
     share: float | tuple[float, ...], threads: int | None, in_use: float, watts: float
@@ -130,6 +131,15 @@ def test_computing_draws_the_currents_of_the_cores_in_use(
     (held,) = look_up([Phone(device="pixel-4", command=("true",), share=share, threads=threads)])
     scale = held.device.busy_w / (223.89 + 3 * 302.04 + 4 * 85.05)
     assert held.computing_w(in_use) == pytest.approx(watts * scale)
+
+
+def test_the_fastest_core_is_not_always_the_first_in_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = load_device("pixel-4")
+    reversed_ = replace(device, cpu=replace(device.cpu, clusters=device.cpu.clusters[::-1]))
+    monkeypatch.setattr("edgefl.programs.phone.load_device", lambda name: reversed_)
+    (held,) = look_up([Phone(device="pixel-4", command=("true",), share=(0.5, *[0.4] * 3, *[0.1] * 4))])
+    assert held.computing_w(0.5) == pytest.approx(device.core_w[0])
+    assert reversed_.fastest_core_w == pytest.approx(device.core_w[0])
 
 
 def test_the_model_error_is_the_largest_of_the_cores() -> None:

@@ -92,6 +92,22 @@ def test_joules_are_the_sum_of_computing_and_radio() -> None:
         _ = measured(device="pi-4").joules
 
 
+def test_torch_draws_the_power_of_all_cores_and_other_code_that_of_the_fastest() -> None:
+    """Currents of the Pixel 4's cores: 224, 3 · 302 and 4 · 85 mA."""
+    device = load_device("pixel-4")
+    assert device.battery is not None
+    idle_w = (device.battery.idle_ma or 0.0) / 1e3 * device.voltage_v
+    of_all = device.busy_w or 0.0
+    one = repetition(0.001)
+    torch_only = msgspec.structs.replace(TRIAL, model_s=0.25, rest=0.0)
+    assert measured([one] * 9, trial=torch_only, device=device).joules[0] == pytest.approx(
+        0.25 * (idle_w + of_all)
+    )
+    other = measured([one] * 9, trial=msgspec.structs.replace(TRIAL, model_s=0.0, rest=1.0), device=device)
+    of_one = of_all * 223.89 / (223.89 + 3 * 302.04 + 4 * 85.05)
+    assert other.joules[0] == pytest.approx(other.seconds[0] * (idle_w + of_one))
+
+
 def test_sending_draws_the_power_of_uploads() -> None:
     draw = draw_of(load_device("pixel-4"), load_network("5g"))
     assert draw is not None
