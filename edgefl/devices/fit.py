@@ -58,9 +58,9 @@ FAMILY: Final = 0.5
 """Strength of the regularisation of a family's factor, relative to that of a single cost."""
 ODD: Final = 0.1
 """Absolute error of a row's logarithm above which the loss grows linearly instead of quadratically."""
-NOISE: Final = 0.05
+NOISE: Final = 0.03
 """Standard deviation of the logarithm of a step's time if its costs are known and do not vary between
-networks: five phones of one model differed by 2.5%, two phones with the same SoC by 4% on average."""
+networks: five phones of one model differed by 2.5%."""
 VARIATION: Final = 0.2
 """Standard deviation of a cost's logarithm between networks before any row is used."""
 VARIED: Final = 1.0
