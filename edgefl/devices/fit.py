@@ -49,7 +49,7 @@ TYPICAL: Final = TimeModel(
     parameter_ns=5.0,
     call_us=50.0,
     fixed_ms=1.0,
-    error_factor=1.2,
+    error_factor=1.12,
 )
 """Prior for an unknown device: orders of magnitude for torch on a Raspberry Pi 4."""
 SPREAD: Final = MOST_UNSURE
