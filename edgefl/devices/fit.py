@@ -22,7 +22,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.devices.time_model import COSTS, MOST_UNSURE, TERMS, TimeModel, joined
+from edgefl.devices.time_model import (
+    COSTS,
+    MOST_FACTOR,
+    MOST_UNSURE,
+    MOST_VARIATION,
+    TERMS,
+    TimeModel,
+    joined,
+)
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 
@@ -152,8 +160,8 @@ def fit(
     the rows of networks that are left out of a fit. Without ``hold_out``, or with fewer than `FEW_NETWORKS`
     networks, ``error_factor`` is at least that of the prior. With fewer than `MANY_NETWORKS`,
     ``cost_variations`` are those of the prior. ``apart`` is the factor by which the modelled device may
-    differ from the measured one. Raises `ConfigError` if there are no rows or if a row's time is not positive
-    and finite.
+    differ from the measured one. Raises `ConfigError` if there are no rows, if a row's time is not positive
+    and finite, or if no time model fits the rows within a factor of 100.
 
     >>> rows = [Row(network=str(n), work=StepWork(conv_flop=n * 1e9), seconds=n / 10) for n in range(1, 30)]
     >>> round(fit(rows).model.seconds(StepWork(conv_flop=7e9)), 2)
@@ -178,8 +186,12 @@ def fit(
     unknown = max(times, NORMAL)  # a cost without rows keeps its full interval, however well the rows fit
     usual, *varied = times * np.sqrt(variances)
     usual = max(math.exp(usual), prior.error_factor if few else 1.0)
+    if (whole := joined(usual, apart)) > MOST_FACTOR or max(varied) > MOST_VARIATION:
+        raise ConfigError(
+            f"no time model fits these steps within a factor of {MOST_FACTOR:g}; check their measured_s"
+        )
     costs = problem.solve(amounts, seconds)
-    model = _model(costs, joined(usual, apart), varied, unknown * problem.errors(costs, amounts, seconds))
+    model = _model(costs, whole, varied, unknown * problem.errors(costs, amounts, seconds))
     unseen = {
         at: predicted(without, rows[at])
         for fold in folds

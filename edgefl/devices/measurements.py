@@ -27,9 +27,9 @@ from edgefl.validation import convert, wrong
 
 IMAGE = (3, 224, 224)
 """Shape of the images on which timm's networks were measured."""
-MOST_THREADS = 1024
 MOST_SIZE = 10**9
 """Maximum batch size and size of a layer."""
+MOST_THREADS = 1024
 """Number of threads that is assumed when a time in a CSV file is checked for being impossibly short, because
 the file does not state the number."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)

@@ -72,6 +72,21 @@ class Account:
         self._began_ns = self.at_ns = self._since_ns = now_ns
         self._used_before_ns = self.used_ns = used_ns
         self._declared_ns = self._allowed_ns = self._granted_ns = 0.0
+        self._busy_ns = [0] * len(self.cores)
+        """Wall time by the number of cores in use, minus 1, in ns."""
+
+    @property
+    def in_use_ns(self) -> tuple[int, ...]:
+        """Wall time during which each core was in use until the last call of `ahead_ns`, fastest core first.
+
+        >>> account = Account((0.4, 0.1), now_ns=0, used_ns=0)
+        >>> for threads, now_ns in ((1, 700), (2, 1_000)):
+        ...     account.follow(threads)
+        ...     _ = account.ahead_ns(now_ns, 0)
+        >>> account.in_use_ns
+        (1000, 300)
+        """
+        return tuple(sum(self._busy_ns[at:]) for at in range(len(self._busy_ns)))
 
     def change(self, share: float, now_ns: int) -> None:
         """Use another share from ``now_ns`` on."""
@@ -87,6 +102,7 @@ class Account:
     def ahead_ns(self, now_ns: int, used_ns: int) -> float:
         """Return the CPU time by which the process is ahead of its share, in ns (negative: behind it)."""
         granted = self._granted_ns + self.share * (now_ns - self._since_ns)
+        self._busy_ns[min(self.threads, len(self.cores)) - 1] += now_ns - self.at_ns
         self.at_ns, self.used_ns, self._since_ns, self._granted_ns = now_ns, used_ns, now_ns, 0.0
         self._declared_ns += granted
         used = used_ns - self._used_before_ns

@@ -62,7 +62,8 @@ class KeptPhone:
         self.begun_ns = 0
         """Time at which the run began for this phone, whether it was online or not."""
         self._began_ns = self._away_ns = self._left_ns = 0
-        self._before: tuple[int, ...] = (0, 0, 0, 0, 0)  # sums of `_times` over earlier starts of the command
+        self._before: tuple[int, ...] = (0,) * (5 + len(launch.cores))
+        """Sums of `_times` over earlier starts of the command."""
         self._peak_mib = 0.0
         self._memory: GroupMemory | None = None
         if group is not None and launch.memory == "cgroup" and launch.limit_mib is not None:
@@ -138,7 +139,7 @@ class KeptPhone:
             self._group.remove()
 
     def state(self) -> messages.PhoneState:
-        wall_ns, cpu_ns, wanting_ns, declared_ns, uncounted_ns = self._times()
+        wall_ns, cpu_ns, wanting_ns, declared_ns, uncounted_ns, *in_use_ns = self._times()
         grouped_mib = 0.0 if self._memory is None else self._memory.peak_mib
         return messages.PhoneState(
             phone=self.launch.phone,
@@ -148,6 +149,7 @@ class KeptPhone:
             cpu_s=cpu_ns / 1e9,
             wanting_s=wanting_ns / 1e9,
             declared_cpu_s=declared_ns / 1e9,
+            in_use_s=tuple(core_ns / 1e9 for core_ns in in_use_ns),
             rss_mib=self.tree.rss_mib() if self.tree is not None else 0.0,
             peak_mib=grouped_mib if grouped_mib > 0 else self._peak_mib,
             stops=self.stops,
@@ -163,10 +165,11 @@ class KeptPhone:
             self._account.ahead_ns(self.tree.wanting_ns(now_ns), used_ns)
 
     def _times(self) -> tuple[int, ...]:
-        """Return five totals for this phone so far, in ns.
+        """Return totals for this phone so far, in ns.
 
         They are the wall time, the CPU time, the time during which the phone ran or waited for a core, the
-        CPU time that its cores in use allowed during that time, and the CPU time that was not counted.
+        CPU time that its cores in use allowed during that time, the CPU time that was not counted, and the
+        time during which each core was in use.
         """
         if self.tree is None or self._account is None:
             return self._before
@@ -174,7 +177,8 @@ class KeptPhone:
         wall_ns = (self._left_ns or time.monotonic_ns()) - self._began_ns - self._away_ns
         wanting_ns = self._account.at_ns - self._began_ns
         declared_ns = round(self._account.achieved().declared_cpu_s * 1e9)
-        now = wall_ns, self._account.used_ns, wanting_ns, declared_ns, self.tree.uncounted_ns
+        totals_ns = wall_ns, self._account.used_ns, wanting_ns, declared_ns, self.tree.uncounted_ns
+        now = (*totals_ns, *self._account.in_use_ns)
         return tuple(before + more for before, more in zip(self._before, now, strict=True))
 
 

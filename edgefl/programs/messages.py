@@ -113,6 +113,8 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     """Part of ``wall_s`` during which the phone ran or waited for a core."""
     declared_cpu_s: float
     """CPU time that the cores in use allowed during ``wanting_s``."""
+    in_use_s: tuple[float, ...]
+    """Part of ``wanting_s`` during which each core was in use, fastest core first."""
     rss_mib: float
     peak_mib: float
     """Peak memory: that of the control group if it limits memory, otherwise the highest sample."""

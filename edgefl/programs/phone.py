@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import re
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from edgefl.devices import Device, Network, load_device, load_network
 from edgefl.devices.condition import Power, power_of
@@ -74,19 +72,7 @@ class HeldPhone(NamedTuple):
     """Factor f such that 90% of real devices run code like ``phone.like`` within a factor f of the phone's
     speed; None if the share was given."""
     core_w: tuple[float, ...] = ()
-    """Power of each of ``cores`` at full speed, in watts; () if the profile does not state it."""
-
-    def computing_w(self, share: float) -> float:
-        """Return the power of computing, in watts above idle, if the fastest cores are in use.
-
-        The shares of these cores sum to ``share``. The power is interpolated between numbers of cores.
-
-        >>> (held,) = look_up([Phone(device="pixel-4", command=("true",), share=(0.4, 0.2))])
-        >>> round(held.computing_w(0.4), 2), round(held.computing_w(0.6), 2), round(held.computing_w(0.5), 2)
-        (0.86, 2.02, 1.44)
-        """
-        shares, powers = ([0.0, *itertools.accumulate(each)] for each in (self.cores, self.core_w))
-        return float(np.interp(share, shares, powers)) if self.core_w else 0.0
+    """Power of each of ``cores`` at full speed, in watts above idle; () if the profile does not state it."""
 
     @property
     def all_cores(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -310,11 +311,11 @@ class RunningPhones:
         held = self._held[number]
         if (power := held.power) is None:
             return None
-        sent, share = self._traffic[number].state, self._declared_share(number, state)
-        busy_s = state.cpu_s / share / self.scale.value
+        sent, used = self._traffic[number].state, state.cpu_s / (state.declared_cpu_s or math.inf)
+        computing_j = used * sum(w * s for w, s in zip(held.core_w, state.in_use_s, strict=False))
         return (
             power.idle_w * state.age_s / self.scale.value
-            + held.computing_w(share * self.scale.value) * busy_s
+            + computing_j / self.scale.value
             + power.up_w * sent.up_s
             + power.down_w * sent.down_s
         )

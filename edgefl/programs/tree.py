@@ -69,6 +69,10 @@ class ProcessTree:
         self._threads: dict[str, ThreadSchedule] = {}
         self._unchanged: list[str] = []
         """Threads that did not run between the last two updates of `_threads`."""
+        self._ran: set[int] = set()
+        """Processes with threads that counted at the last call of `runnable`."""
+        self._continued: dict[int, bytes] = {}
+        """Scheduling statistics of the other processes with one thread, when they were continued."""
         self._memory_mib, self._memory_due_ns = 0.0, 0
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
         self._seen = time.monotonic_ns(), 0, 0  # time, CPU time and stopped time at the last `wanting_ns`
@@ -232,9 +236,19 @@ class ProcessTree:
         return all(map(_sleeps, self._members))
 
     def runnable(self) -> int:
-        """Return the number of threads, of all processes, that run or wait for a core."""
+        """Return the number of threads, of all processes, that run or wait for a core.
+
+        SIGCONT wakes sleeping processes, such as a shell that waits for its child, and Linux reports them as
+        runnable until they get a core. Such a process does not count, unless it counted at the last call.
+        """
         self._refresh_if_more()
-        return sum(target.runnable() for target in self._members.values())
+        runs = {pid: number for pid, target in self._members.items() if (number := target.runnable())}
+        if len(runs) > 1:
+            for pid, schedule in self._continued.items():
+                if pid in runs and _only_thread(pid) == schedule:
+                    del runs[pid]
+        self._ran = {*runs}
+        return sum(runs.values())
 
     def stop(self) -> None:
         """Stop all processes, parents first, including those started in the meantime."""
@@ -248,6 +262,9 @@ class ProcessTree:
         if self.stopped:
             self.stopped = False
             self._halted_ns += time.monotonic_ns() - self._stopped_at_ns
+        if len(self._members) > 1 and self._ran:
+            others = self._members.keys() - self._ran
+            self._continued = {pid: seen for pid in others if (seen := _only_thread(pid))}
         self._each(Target.resume)
 
     def skip(self, nanoseconds: int) -> None:
@@ -325,6 +342,14 @@ def threads_of(pid: int) -> Iterator[tuple[str, ThreadSchedule]]:
             thread = f"{pid}/task/{task}"
             with contextlib.suppress(OSError, TypeError):
                 yield thread, ThreadSchedule(*map(int, read_kernel_file(f"/proc/{thread}/schedstat").split()))
+
+
+def _only_thread(pid: int) -> bytes:
+    """Return the scheduling statistics of a process's thread; b"" if it has several threads or has ended."""
+    with contextlib.suppress(OSError):
+        if process_stat(pid)[17:18] == ["1"]:
+            return read_kernel_file(f"/proc/{pid}/schedstat")
+    return b""
 
 
 def _sleeps(pid: int) -> bool:

@@ -112,7 +112,15 @@ class Measurement:
         The time model gives the time of torch's work; the time of other code is measured.
         """
         return [
-            self.trial.model_s + self._rest(one) * (cpu_s - one.blocked_s) + one.blocked_s + one.radio_s
+            self.trial.model_s + rest_s + one.blocked_s + one.radio_s
+            for one, rest_s in zip(self.repetitions, self._rest_s, strict=True)
+        ]
+
+    @cached_property
+    def _rest_s(self) -> list[float]:
+        """Time on the device of a call's code outside torch, in seconds, for each repetition."""
+        return [
+            self._rest(one) * (cpu_s - one.blocked_s)
             for one, cpu_s in zip(self.repetitions, self.cpu_s, strict=True)
         ]
 
@@ -149,11 +157,11 @@ class Measurement:
             raise ProfileError(f"device {device.id!r} has no [battery], so its power is unknown")
         of_one_core = (device.fastest_core_w or 0.0) / draw.compute_w if draw.compute_w else 1.0
         joules = []
-        for one, s in zip(self.repetitions, self.seconds, strict=True):
-            rest_s = s - self.trial.model_s - one.radio_s - one.blocked_s
-            torch_s, idle_s = self.trial.model_s, one.blocked_s + rest_s * (1 - of_one_core)
+        for one, rest_s in zip(self.repetitions, self._rest_s, strict=True):
             energy = draw.energy(
-                compute_s=torch_s + rest_s * of_one_core, upload_s=one.radio_s, idle_s=idle_s
+                compute_s=self.trial.model_s + rest_s * of_one_core,
+                upload_s=one.radio_s,
+                idle_s=one.blocked_s + rest_s * (1 - of_one_core),
             )
             joules.append(energy.total_j)
         return joules

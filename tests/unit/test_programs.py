@@ -22,7 +22,7 @@ from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
 
 CAT = Phone(device="moto-g4", command=("cat",), share=0.1)
-LAUNCH = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "off", "off", (0, 1, 2))
+LAUNCH = messages.Launch(0, (b"cat",), {}, None, (1.0,), None, "off", "off", (0, 1, 2))
 replace = msgspec.structs.replace
 
 

@@ -114,23 +114,23 @@ def test_the_phone_has_as_many_cores_as_the_program_has_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "threads", "in_use", "watts"),
+    ("share", "threads", "currents_ma"),
     [
-        ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), None, 0.5, 223.89),
-        ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), None, 2.1, 223.89 + 3 * 302.04 + 4 * 85.05),
-        ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), 2, 0.9, 223.89 + 302.04),
-        ((0.5, 0.4), None, 0.9, 223.89 + 302.04),
-        ((0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.5), None, 0.5, 223.89),
-        (0.3, None, 0.3, 223.89 + 3 * 302.04 + 4 * 85.05),
+        ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), None, [223.89, *[302.04] * 3, *[85.05] * 4]),
+        ((0.5, 0.4, 0.4, 0.4, 0.1, 0.1, 0.1, 0.1), 2, [223.89, 302.04]),
+        ((0.5, 0.4), None, [223.89, 302.04]),
+        ((0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.5), None, [223.89, *[302.04] * 3, *[85.05] * 4]),
+        (0.3, None, [223.89 + 3 * 302.04 + 4 * 85.05]),
     ],
-    ids=["one thread", "eight threads", "at most two threads", "two cores", "ascending", "one speed for all"],
+    ids=["all cores", "at most two threads", "two cores", "ascending", "one speed for all"],
 )
-def test_computing_draws_the_currents_of_the_cores_in_use(
-    share: float | tuple[float, ...], threads: int | None, in_use: float, watts: float
+def test_each_core_draws_its_own_current(
+    share: float | tuple[float, ...], threads: int | None, currents_ma: list[float]
 ) -> None:
     (held,) = look_up([Phone(device="pixel-4", command=("true",), share=share, threads=threads)])
     scale = held.device.busy_w / (223.89 + 3 * 302.04 + 4 * 85.05)
-    assert held.computing_w(in_use) == pytest.approx(watts * scale)
+    assert held.core_w[: len(currents_ma)] == pytest.approx([ma * scale for ma in currents_ma])
+    assert len(held.core_w) == len(held.cores)
 
 
 def test_the_fastest_core_is_not_always_the_first_in_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_the_fastest_core_is_not_always_the_first_in_the_profile(monkeypatch: py
     reversed_ = replace(device, cpu=replace(device.cpu, clusters=device.cpu.clusters[::-1]))
     monkeypatch.setattr("edgefl.programs.phone.load_device", lambda name: reversed_)
     (held,) = look_up([Phone(device="pixel-4", command=("true",), share=(0.5, *[0.4] * 3, *[0.1] * 4))])
-    assert held.computing_w(0.5) == pytest.approx(device.core_w[0])
+    assert held.core_w[0] == pytest.approx(device.core_w[0])
     assert reversed_.fastest_core_w == pytest.approx(device.core_w[0])
 
 

@@ -18,6 +18,7 @@ from edgefl.devices import load_network
 from edgefl.devices.condition import Power
 from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
 from edgefl.devices.schema import Network
+from edgefl.host.throttle import Account
 from edgefl.programs import RunningPhones, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.relay import (
@@ -207,9 +208,29 @@ def test_sending_receiving_and_being_offline_draw_their_own_power() -> None:
     assert (sent.up_s, sent.down_s) == tuple(phone.flows[name].way.busy_s for name in ("up", "down"))
     assert sent.down_s > sent.up_s > 0
     power = Power(idle_w=0.5, busy_w=0.0, down_w=1.0, up_w=100.0, capacity_j=1.0, least_j=0.0, charge_w=0.0)
-    state = Mock(cpu_s=0.0, wall_s=5.0, age_s=8.0)  # 3 s offline
-    held = Mock(power=power, computing_w=lambda share: 0.0)
+    state = Mock(cpu_s=0.0, declared_cpu_s=0.0, in_use_s=(0.0,), wall_s=5.0, age_s=8.0)  # 3 s offline
+    held = Mock(power=power, core_w=(1.0,))
     running = Mock(_held=[held], _traffic=[Mock(state=sent)], scale=Mock(value=1.0))
-    running._declared_share.return_value = 1.0
     used_j = RunningPhones._energy_j(running, 0, state)
     assert used_j == pytest.approx(0.5 * 8.0 + 100.0 * sent.up_s + sent.down_s)
+
+
+def test_each_core_draws_power_while_it_is_in_use() -> None:
+    """One thread for 6 wall seconds and eight for 4 s, on three cores; the phone got 90% of its CPU time.
+
+    Mutant: the power at the mean share of 0.48, which is 2.6 W; the mean power is 2.8 W.
+    """
+    account = Account((0.4, 0.1, 0.1), now_ns=0, used_ns=0)
+    for threads, now_s in ((1, 6), (8, 10)):
+        account.follow(threads)
+        account.ahead_ns(now_s * 10**9, 0)
+    declared_s = account.achieved().declared_cpu_s
+    state = Mock(
+        cpu_s=0.9 * declared_s, declared_cpu_s=declared_s, age_s=10.0,
+        in_use_s=[each / 1e9 for each in account.in_use_ns],
+    )  # fmt: skip
+    power = Power(idle_w=0.5, busy_w=9.0, down_w=0.0, up_w=0.0, capacity_j=1.0, least_j=0.0, charge_w=0.0)
+    held, traffic = Mock(power=power, core_w=(1.0, 2.0, 2.5)), Mock(state=Mock(up_s=0.0, down_s=0.0))
+    running = Mock(_held=[held], _traffic=[traffic], scale=Mock(value=2.0))
+    used_j = RunningPhones._energy_j(running, 0, state)
+    assert used_j == pytest.approx((0.5 * 10 + 0.9 * (10 * 1.0 + 4 * (2.0 + 2.5))) / 2)

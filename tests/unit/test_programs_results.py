@@ -141,7 +141,8 @@ def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[s
     states = {
         number: PhoneState(
             phone=number, state="ended" if number < 5 else "running", wall_s=10.0, age_s=10.0, cpu_s=0.5,
-            wanting_s=10.0, declared_cpu_s=0.5, rss_mib=12.0, peak_mib=12.0, stops=0, processes=1,
+            wanting_s=10.0, declared_cpu_s=0.5, in_use_s=(10.0,), rss_mib=12.0, peak_mib=12.0, stops=0,
+            processes=1,
         )
         for number in range(30)
     }  # fmt: skip

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -101,3 +102,25 @@ def test_processes_are_listed_again_only_if_one_was_started_or_has_ended(
         with pytest.raises(ProcessLookupError):
             kept.cpu_ns()
         kept.close()
+
+
+def test_a_shell_that_was_only_continued_has_no_thread_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell waits for its busy child. SIGCONT wakes both, and the child has the only free core.
+
+    Mutants: the shell counts as soon as it is woken; a process that waits longer for a core no longer counts.
+    """
+    shell, child = Mock(runnable=lambda: states[0]), Mock(runnable=lambda: states[1])
+    schedules = {1: b"100 0 1", 2: b"100 0 1"}
+    monkeypatch.setattr(tree, "_only_thread", schedules.__getitem__)
+    monkeypatch.setattr(ProcessTree, "_refresh_if_more", lambda _: None)
+    kept = ProcessTree(os.getpid())
+    kept._members = {1: shell, 2: child}
+    states = (0, 1)
+    assert kept.runnable() == 1
+    kept.resume()
+    states = (1, 1)
+    assert kept.runnable() == 1
+    schedules[1] = b"200 0 2"  # the shell has run, so it does something itself
+    assert kept.runnable() == 2
+    kept.resume()
+    assert kept.runnable() == 2
