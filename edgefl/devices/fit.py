@@ -70,9 +70,9 @@ NOISE: Final = 0.03
 """Standard deviation of the logarithm of a step's time if its costs are known and do not vary between
 networks: five phones of one model differed by 2.5%."""
 VARIATION: Final = 0.2
-"""Standard deviation of a cost's logarithm between networks before any row is used."""
+"""Prior median of the standard deviation of a cost's logarithm between networks."""
 VARIED: Final = 1.0
-"""Standard deviation of the logarithm of a variance between networks before any row is used."""
+"""Prior standard deviation of the logarithms of these variances, and of that of `NOISE`."""
 FOLDS: Final = 50
 """Maximum number of fits from which the error on held-out networks is estimated."""
 FEW_NETWORKS: Final = 10
@@ -343,7 +343,7 @@ class _LeftOut(NamedTuple):
         return scores
 
     def variances(self) -> Array:
-        """Estimate the variances v by maximum posterior density.
+        """Return the maximum a posteriori estimate of the variances v.
 
         Errors are regarded as independent and normal, and the logarithms of the variances as normal around
         those of `NOISE` and `VARIATION`.

@@ -73,7 +73,7 @@ class Account:
         self._used_before_ns = self.used_ns = used_ns
         self._declared_ns = self._allowed_ns = self._granted_ns = 0.0
         self._busy_ns = [0] * len(self.cores)
-        """Wall time by the number of cores in use, minus 1, in ns."""
+        """Wall time in ns during which n + 1 cores were in use, at index n."""
 
     @property
     def in_use_ns(self) -> tuple[int, ...]:
