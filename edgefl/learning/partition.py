@@ -4,7 +4,7 @@
 `dirichlet`  as in Hsu et al. 2019 and FedBuff, every client holds the same number of examples (± 1), with
              class shares drawn from Dirichlet(α · p), where p contains the share of each class in the data.
              Examples are drawn without replacement; when a class is used up, the client gets more examples
-             of its other classes, in proportion to their shares.
+             of its other classes, in proportion to their shares (drawn again if they are all 0).
 `shards`     every client holds ``classes_per_client`` different classes; every class is held by equally many
              clients (± 1) and split evenly among them, as in DeFedAvg with two classes per client.
 `by-device`  the clients of a device profile named in ``labels`` hold the labels listed there; each label is
@@ -248,15 +248,15 @@ def _dirichlet(
     left = np.array([len(pool) for pool in pools])
     present = np.flatnonzero(left)
     alpha = min(max(alpha, 1e-300), 1e300)  # beyond these, the next line gives 0 or infinity
-    prior = alpha * left[present] / len(labels)
+    priors = alpha * left / len(labels)
     quotas = np.full(clients, len(labels) // clients)
     quotas[rng.permutation(clients)[: len(labels) % clients]] += 1
     parts: list[Rows] = [np.empty(0, np.int64)] * clients
     # The last clients get the classes that remain; the random order spreads them over device profiles.
     for client in rng.permutation(clients):
         shares = np.zeros(classes)
-        shares[present] = rng.dirichlet(prior)
-        counts = _draw(shares, left, int(quotas[client]), rng)
+        shares[present] = rng.dirichlet(priors[present])
+        counts = _draw(shares, priors, left, int(quotas[client]), rng)
         parts[client] = np.concatenate(
             [pools[c][left[c] - counts[c] : left[c]] for c in np.flatnonzero(counts)]
         )
@@ -264,17 +264,25 @@ def _dirichlet(
     return parts
 
 
-def _draw(shares: NDArray[np.float64], left: Rows, quota: int, rng: np.random.Generator) -> Rows:
+def _draw(
+    shares: NDArray[np.float64],
+    priors: NDArray[np.float64],
+    left: Rows,
+    quota: int,
+    rng: np.random.Generator,
+) -> Rows:
     """Draw the number of examples that a client gets from each class, according to ``shares``.
 
-    The client gets ``quota`` examples in total, and at most ``left[c]`` from class c.
+    The client gets ``quota`` examples in total, and at most ``left[c]`` from class c. If the shares of all
+    classes that have examples left are 0, they are drawn again from Dirichlet(``priors``) of these classes,
+    which is the distribution of the shares of some classes relative to each other.
     """
     counts = np.zeros_like(left)
     while (need := quota - int(counts.sum())) > 0:
         free = left - counts
         weights = np.where(free > 0, shares, 0.0)
         if not weights.sum() > 0.0:
-            weights = free.astype(np.float64)
+            weights[free > 0] = rng.dirichlet(priors[free > 0])
         counts += np.minimum(rng.multinomial(need, weights / weights.sum()), free)
     return counts
 

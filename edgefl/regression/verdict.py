@@ -313,7 +313,7 @@ class Compared(NamedTuple):
 
     def __str__(self) -> str:
         unit = "s" if self.metric == "cpu_s" else "MiB"
-        share = share_text(self.before, self.now, LITTLE[self.metric]) or "from none"
+        share = share_text(self.before, self.now, LITTLE[self.metric]) or "grew"
         in_mib = self.least > self.tolerance * self.before
         allowed = f"{figure(self.least)} MiB" if in_mib else f"{self.tolerance:.1%}"
         return (
@@ -358,7 +358,7 @@ def more_flop(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> st
     """
     if now.flop <= before.flop * (1 + tolerance):
         return None
-    share = share_text(before.flop, now.flop) or "from none"
+    share = share_text(before.flop, now.flop) or "grew"
     return f"counted FLOP {share} on {now.device}: {figure(before.flop)} → {figure(now.flop)}"
 
 

@@ -150,6 +150,14 @@ def test_an_extreme_alpha_gives_the_shares_of_a_small_or_large_one(alpha, like):
     assert all(map(np.array_equal, one, other))
 
 
+@pytest.mark.parametrize("alpha", [1e-5, 1e-300])
+def test_with_a_tiny_alpha_each_client_gets_one_class_also_after_others_are_used_up(alpha):
+    """A client whose class was used up got examples of all classes that remained."""
+    labels = balanced(10_000, 10)
+    parts = partition(Data(partition="dirichlet", alpha=alpha), labels, [FAST] * 100, 10, seed=1)
+    assert [len(np.unique(labels[part])) for part in parts] == [1] * 100
+
+
 def test_dirichlet_shares_follow_the_data():
     # A class that is 1% of the data must not be a tenth of what clients hold, whatever α.
     labels = np.repeat(np.arange(2), (9900, 100))

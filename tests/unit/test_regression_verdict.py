@@ -127,11 +127,11 @@ def test_growth_below_the_tolerance_and_faster_code_pass() -> None:
         (10, 13.9, 0.01, ""),
         (10, 30, 0.01, "peak memory +"),
         (1000, 1020, 0.01, ""),  # 5%
-        (0, 20, 0.01, "peak memory from none on pixel-3a: 0.07 → 20.07 MiB"),
+        (0, 20, 0.01, "peak memory grew on pixel-3a: 0.07 → 20.07 MiB"),
         (0, 0, 0, ""),
         (0, 3.9, 0, ""),
         (30, 0, 0, ""),
-        (0, 30, 0, "peak memory from none on pixel-3a: 0 → 30 MiB"),
+        (0, 30, 0, "peak memory grew on pixel-3a: 0 → 30 MiB"),
     ],
 )
 def test_memory_may_grow_by_4_mib_or_the_tolerance(
@@ -165,7 +165,7 @@ def test_counted_flop_are_compared_exactly() -> None:
     assert verdict.more_flop(before, before) is None
     assert verdict.more_flop(before, more) == "counted FLOP +6.0% on pixel-3a: 4e+06 → 4.24e+06"
     assert verdict.more_flop(before, more, tolerance=0.1) is None
-    assert "from none" in (verdict.more_flop(before._replace(flop=0.0), before) or "")
+    assert "FLOP grew on" in (verdict.more_flop(before._replace(flop=0.0), before) or "")
 
 
 def test_more_devices_need_more_evidence() -> None:
