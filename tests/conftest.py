@@ -242,7 +242,7 @@ class Held(NamedTuple):
             processes=frozenset(psutil.Process().children(recursive=True)),
             threads=frozenset(_threads()),
             descriptors=frozenset(_descriptors()),
-            shared=frozenset(_entries("/dev/shm")),
+            shared=frozenset(_shared()),
             folders=frozenset(name for name in _entries(folder) if name.startswith("edgefl-")),
             groups=frozenset(_groups()),
         )
@@ -317,6 +317,26 @@ def _descriptors() -> Iterator[tuple[str, str]]:
             yield number, os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue  # the descriptor of the listing itself
+
+
+def _shared() -> Iterator[str]:
+    """Find named shared memory, except what processes that are not of this session map or other users own."""
+    names = set(_entries("/dev/shm"))
+    if not names:
+        return
+    own = {os.getpid(), *(process.pid for process in psutil.Process().children(recursive=True))}
+    for pid in set(psutil.pids()) - own:
+        try:
+            mapped = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        except OSError:
+            continue  # it has ended, or is another user's
+        names -= {line.rpartition("/dev/shm/")[2] for line in mapped.splitlines() if "/dev/shm/" in line}
+    for name in names:
+        try:
+            if os.stat(f"/dev/shm/{name}").st_uid == os.getuid():
+                yield name
+        except OSError:
+            continue  # it was removed
 
 
 def _groups() -> Iterator[str]:

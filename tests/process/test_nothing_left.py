@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import mmap
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,16 @@ LEAKS = {
     "memfd": ("KEPT.append(os.memfd_create('x'))", "descriptors: * /memfd:x*"),
     "context": ("KEPT.append(zmq.Context()); KEPT[-1].socket(zmq.PULL)", "*threads: ZMQbg/*"),
     "shared": ("open('/dev/shm/edgefl-test-left', 'w').close()", "shared: edgefl-test-left"),
+    "mapped": (
+        "with open('/dev/shm/edgefl-test-mapped', 'w+b', 0) as file: "
+        "file.truncate(9); KEPT.append(mmap.mmap(file.fileno(), 9))",
+        "shared: edgefl-test-mapped",
+    ),
     "folder": ("tempfile.mkdtemp(prefix='edgefl-')", "folders: edgefl-*"),
 }
 """The body of each test of the inner session, and a pattern of the message about it."""
 TESTS = """
-import conftest, os, pytest, subprocess, sys, tempfile, threading, zmq
+import conftest, mmap, os, pytest, subprocess, sys, tempfile, threading, zmq
 KEPT = []
 
 @pytest.fixture
@@ -39,6 +44,10 @@ def test_of_what_ends_by_itself(nothing_left):
 def test_that_fails_says_nothing_more(no_patience, nothing_left):
     KEPT.append(os.open(os.devnull, 0))
     assert False
+
+def test_of_other_processes():
+    assert "edgefl-test-other" in os.listdir("/dev/shm")
+    assert "edgefl-test-other" not in conftest._shared()
 
 def test_of_data(data_dir):
     pass
@@ -73,10 +82,14 @@ def test_the_fixture_finds_all_leaks_and_nothing_else(
     monkeypatch.delenv("EDGEFL_DATA", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # conftest's helpers
     try:
-        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs")
+        with open("/dev/shm/edgefl-test-other", "w+b", 0) as file:
+            file.truncate(9)
+            with mmap.mmap(file.fileno(), 9):
+                result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs")
     finally:
-        os.unlink("/dev/shm/edgefl-test-left")
-    result.assert_outcomes(passed=len(LEAKS) + 2, failed=1, skipped=2, errors=len(LEAKS) + 1)
+        for path in Path("/dev/shm").glob("edgefl-test-*"):
+            path.unlink()
+    result.assert_outcomes(passed=len(LEAKS) + 3, failed=1, skipped=2, errors=len(LEAKS) + 1)
     for name, (_, found) in LEAKS.items():
         result.stdout.fnmatch_lines(
             [f"*ERROR at teardown of test_{name} *", f"*left behind: *{found.lstrip('*')}*"]
