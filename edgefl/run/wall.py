@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from edgefl.core.deaths import consequence
 from edgefl.core.events import Died, Failed, Joined, Left, Ticked
 from edgefl.devices.fleet import joins_at_s
 from edgefl.parameters.buffer import TripPhase
@@ -174,10 +175,11 @@ class WallTimeline(Timeline):
 
     def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
         client, now_s = peer.number, self.clock.now_s()
-        declared, why = self._declares_death(client), self._leaving.pop(client, None)
+        died = Died(client, now_s, end.reason, self._declares_death(client))
+        why = self._leaving.pop(client, None)
         self._dead[client] = peer
-        yield Died(client, now_s, end.reason, declared)
-        if not self._private or declared:
+        yield died
+        if consequence(died, private=self._private) is not None:
             self._failed.pop(client, None)
         elif why is not None:
             yield Left(client, now_s, why)
