@@ -115,6 +115,11 @@ class Slots:
         """Unassign a task from its peer; the peer's further reports on this task have no effect."""
         self.leases[task].holder = -1
 
+    def reclaim(self, task: int) -> None:
+        """Unassign a task from a peer that can no longer write to its slot; the slot is incomplete again."""
+        self.unassign(task)
+        self.buffer.state[self.leases[task].slot] = SlotState.LEASED
+
     def delivered(self, slot: int) -> None:
         """Record that the update in this slot is complete, so that its client no longer reads the model."""
         self._bases.pop(slot, None)
@@ -163,7 +168,7 @@ class Slots:
         slot = self.leases[task].slot
         self.fetched(slot)
         self.delivered(slot)
-        self.buffer.state[slot] = SlotState.LEASED
+        self.reclaim(task)
         self._write(slot, task, 0)
 
     def _write(self, slot: int, task: int, update: Raw | int) -> None:

@@ -19,7 +19,7 @@ from edgefl.core.events import Died, Failed, Joined, Left, Ticked
 from edgefl.devices.fleet import joins_at_s
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import ConfigError, RunError
-from edgefl.parameters.buffer import SlotState, TripPhase
+from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due, VirtualClock
 from edgefl.run.dispatch import Dispatch, FatalTask
@@ -127,12 +127,11 @@ class VirtualTimeline(Timeline):
         if not self.lifecycle.retry(peer, blamed=computing is None):
             raise RunError(f"worker {peer.number} died too often; the record of the run lists its deaths")
         self._withdrawn.pop(peer.number, None)
-        dispatch, buffer = self._dispatch, self.aggregator.buffer
+        dispatch = self._dispatch
         orphans = dispatch.tasks_of(peer.number)
         dispatch.worker_died(peer.number, computing, end.reason)
         for task in orphans:
-            self.aggregator.unassign(task.task)
-            buffer.state[task.slot] = SlotState.LEASED  # the dead worker no longer writes to it
+            self.aggregator.reclaim(task.task)
             if task.task in dispatch.results:
                 self.aggregator.fetched(task.slot)
             elif self._running_trips[task.task].cancelled:
