@@ -6,13 +6,14 @@ are scheduled in an agenda and processed as soon as their results are computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgefl.core import Core
 from edgefl.core.events import Event, Train
-from edgefl.devices.dynamics import Dynamics
+from edgefl.devices.dynamics import Dynamics, Transition
 from edgefl.devices.fleet import Trips
 from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
@@ -20,7 +21,7 @@ from edgefl.parameters.checkpoint import SavedState
 from edgefl.results.store import Store
 from edgefl.run import control, messages
 from edgefl.run.aggregator import Aggregator
-from edgefl.run.clock import TICK, Agenda, Due, WallClock
+from edgefl.run.clock import JOIN, LEAVE, TICK, Agenda, Due, WallClock
 from edgefl.run.dispatch import FatalTask
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate, TaskReturned
@@ -112,6 +113,27 @@ class Timeline:
         if plan is None:
             plan = self.trips.plan(task.client, task.trip, None if task.cut is None else task.cut.end)
         return plan
+
+    def _next_change(self, client: int) -> Due | None:
+        """Return the next join or leave of a client; None if `dynamics` does not track the client."""
+        if self.dynamics is None or client not in self.dynamics:
+            return None
+        move = self.dynamics.move(client)
+        return Due(self._change_s(client, move), JOIN if move.joins else LEAVE, client)
+
+    def _change_s(self, client: int, move: Transition) -> float:
+        """Return the emulated time for which a client's join or leave is scheduled; ∞ if it is not."""
+        raise NotImplementedError
+
+    def _schedule_changes(self) -> None:
+        """Schedule the next join or leave of each client whose dynamics have changed."""
+        for client in () if self.dynamics is None else self.dynamics.moved():
+            if (change := self._next_change(client)) is not None:
+                self._schedule(change)
+
+    def _schedule(self, change: Due) -> None:
+        if change.at_s < math.inf:
+            self.agenda.add(change)
 
     def wake(self, at_s: float) -> None:
         """Schedule a `Ticked` event."""

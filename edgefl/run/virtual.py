@@ -16,6 +16,7 @@ import numpy as np
 
 from edgefl import failpoints
 from edgefl.core.events import Died, Failed, Joined, Left, Ticked
+from edgefl.devices.dynamics import Transition
 from edgefl.devices.fleet import joins_at_s
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import ConfigError, RunError
@@ -250,8 +251,10 @@ class VirtualTimeline(Timeline):
                 if not (dispatch.worker_of(task) is None if trip.cancelled else computed):
                     return  # not computed yet, or cancelled while a worker may still write into its slot
             agenda.pop()
-            if kind in (JOIN, LEAVE) and not self._still_due(due):
-                continue
+            if kind in (JOIN, LEAVE) and (change := self._next_change(client)) is not None:
+                if due != change:
+                    continue
+                self._count_change()
             self.clock.advance(at_s)
             if kind == ARRIVAL:
                 yield self._ended(due)
@@ -285,13 +288,11 @@ class VirtualTimeline(Timeline):
         return Failed(client, task, at_s, result.reason)
 
     def rejoin(self, client: int, at_s: float) -> None:
-        if self.dynamics is None or client not in self.dynamics:
-            self._schedule_join(client, at_s)
+        if self._next_change(client) is None:
+            self._schedule(Due(self._not_before(client, at_s), JOIN, client))
 
-    def _schedule_join(self, client: int, at_s: float) -> None:
-        at_s = self._not_before(client, at_s)
-        if at_s < math.inf:
-            self.agenda.add(Due(at_s, JOIN, client))
+    def _change_s(self, client: int, move: Transition) -> float:
+        return self._not_before(client, move.at_s) if move.joins else max(move.at_s, self.clock.now_s())
 
     def _not_before(self, client: int, at_s: float) -> float:
         return max(at_s, self.clock.now_s(), self.core.deaths.returns_s(client))
@@ -354,34 +355,14 @@ class VirtualTimeline(Timeline):
                 raise ConfigError(f"the checkpoint lacks version {version} for task {number}")
         return iter(())
 
-    def _schedule_changes(self) -> None:
-        """Schedule the next join or leave of each client whose dynamics have changed."""
-        dynamics = self.dynamics
-        if dynamics is None:
-            return
-        for client in dynamics.moved():
-            at_s, why = dynamics.move(client)
-            if why == "back":
-                self._schedule_join(client, at_s)
-            elif at_s < math.inf:
-                self.agenda.add(Due(max(at_s, self.clock.now_s()), LEAVE, client))
-
-    def _still_due(self, due: Due) -> bool:
-        """Return True if a scheduled join or leave is still valid. Raises RunError if no event can follow."""
-        if self.dynamics is None or due.client not in self.dynamics:
-            return True
-        move = self.dynamics.move(due.client)
-        now_s = self.clock.now_s()
-        at_s = self._not_before(due.client, move.at_s) if move.joins else max(move.at_s, now_s)
-        if move.joins != (due.kind == JOIN) or at_s != due.at_s:
-            return False
+    def _count_change(self) -> None:
+        """Count a declared join or leave. Raises RunError if nothing but joins and leaves can follow."""
         self._idle_changes += 1
         if self._idle_changes > STALL_LIMIT * len(self.trips.data.final) and not self.core.training:
             raise RunError(
                 f"no client is training and none will start: phones joined or left {self._idle_changes} "
                 f"times since the last new task, {len(self.core.held)} updates wait in the buffer"
             )
-        return True
 
     def _leave(self, due: Due) -> Iterator[TimelineEvent]:
         assert self.dynamics is not None

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 from edgefl.core.deaths import consequence
 from edgefl.core.events import Died, Failed, Joined, Left, Ticked
+from edgefl.devices.dynamics import Transition
 from edgefl.devices.fleet import joins_at_s
 from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
-from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due
+from edgefl.run.clock import ARRIVAL, JOIN, TICK, Due
 from edgefl.run.engine import WriteAhead
 from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import Peer
@@ -64,7 +65,7 @@ class WallTimeline(Timeline):
 
     def start(self) -> None:
         for peer in self.peers.of(control.CLIENT):
-            if self.dynamics is None or peer.number not in self.dynamics:
+            if self._next_change(peer.number) is None:
                 self._schedule_join(peer.number, joins_at_s(self.experiment, peer.number))
 
     def assign(self, task: messages.Task) -> None:
@@ -165,13 +166,13 @@ class WallTimeline(Timeline):
         client = peer.number
         if peer.role != control.CLIENT:
             return
-        if self.dynamics is None or client not in self.dynamics:
-            if self._not_before(client, now_s := self.clock.now_s()) > now_s:
-                self._schedule_join(client, now_s)
-            else:
-                yield from self._join(client, 0.0)
-        elif self.dynamics.move(client).joins:
-            self._schedule_join(client, self.dynamics.move(client).at_s)
+        if (change := self._next_change(client)) is not None:
+            if change.kind == JOIN:
+                self._schedule(change)
+        elif self._not_before(client, now_s := self.clock.now_s()) > now_s:
+            self._schedule_join(client, now_s)
+        else:
+            yield from self._join(client, 0.0)
 
     def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
         client, now_s = peer.number, self.clock.now_s()
@@ -222,7 +223,7 @@ class WallTimeline(Timeline):
             elif due.kind == JOIN:
                 if self._next_join_s.get(due.client) == due.at_s:
                     del self._next_join_s[due.client]
-                if self._joins(due):
+                if self._next_change(due.client) in (None, due):
                     yield from self._join(due.client, due.at_s)
             elif due.kind == ARRIVAL:
                 if due.client in self._failed and self._failed[due.client][0] == due.task:
@@ -231,32 +232,24 @@ class WallTimeline(Timeline):
                         yield self._left(due.client, why)
                     else:
                         yield Failed(due.client, due.task, self.clock.now_s(), reason)
-            else:
-                yield from self._leave(due)
+            elif due == self._next_change(due.client):
+                yield from self._leave(due.client)
             self._schedule_changes()
 
-    def _schedule_changes(self) -> None:
-        if self.dynamics is None:
-            return
-        for client in self.dynamics.moved():
-            move = self.dynamics.move(client)
-            if move.joins:
-                self._schedule_join(client, move.at_s)
-            elif move.why != "died" and move.at_s < math.inf:  # a client that must die kills its own process
-                self.agenda.add(Due(move.at_s, LEAVE, client))
+    def _change_s(self, client: int, move: Transition) -> float:
+        if move.joins:
+            return self._not_before(client, move.at_s)
+        return math.inf if move.why == "died" else move.at_s  # a client that must die kills its own process
 
     def _schedule_join(self, client: int, at_s: float) -> None:
-        at_s = self._not_before(client, at_s)
-        if at_s < math.inf and self._next_join_s.get(client) != at_s:
-            self._next_join_s[client] = at_s
-            self.agenda.add(Due(at_s, JOIN, client))
+        self._schedule(Due(self._not_before(client, at_s), JOIN, client))
 
-    def _joins(self, due: Due) -> bool:
-        """Return True if a scheduled join is still valid."""
-        if self.dynamics is None or due.client not in self.dynamics:
-            return True
-        move = self.dynamics.move(due.client)
-        return move.joins and due.at_s == self._not_before(due.client, move.at_s)
+    def _schedule(self, change: Due) -> None:
+        if change.kind == JOIN and change.at_s < math.inf:
+            if self._next_join_s.get(change.client) == change.at_s:
+                return
+            self._next_join_s[change.client] = change.at_s
+        super()._schedule(change)
 
     def _not_before(self, client: int, at_s: float) -> float:
         return max(at_s, self._returns_s.get(client, at_s))
@@ -267,10 +260,10 @@ class WallTimeline(Timeline):
         if peer is not None and peer.ready and self.core.stopped is None and not here:
             yield Joined(client, max(at_s, self.clock.now_s()))
 
-    def _leave(self, due: Due) -> Iterator[TimelineEvent]:
+    def _leave(self, client: int) -> Iterator[TimelineEvent]:
         assert self.dynamics is not None
-        client, core, move = due.client, self.core, self.dynamics.move(due.client)
-        if move.joins or move.at_s != due.at_s or core.stopped is not None or client in self._leaving:
+        core, move = self.core, self.dynamics.move(client)
+        if core.stopped is not None or client in self._leaving:
             return
         if move.why != "offline":
             self.store.incident(self.clock.now_s(), client, move.why, "as declared")
