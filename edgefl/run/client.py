@@ -54,17 +54,14 @@ class ClientProcess:
         self._server = Connection(spec, experiment.server.heartbeat_s, lifeline)
         self._witness = Witness(spec.peer)
         self._transport = CLIENT_ENDS[experiment.server.transport](buffer, self._server.send)
-        self._marks_written = experiment.server.transport == "shm"
         wait = (lambda _: self._server.check()) if spec.as_is else self._server.wait_until
         self._pacer = Pacer(time_scale=spec.time_scale, wait=wait)
         # The base model of the update: the version in the ring of the parameter buffer if that entry is
         # kept for the whole trip, otherwise a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
         self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
-        # The update is written in one pass into its slot, or into private memory for sending.
         self._update = UpdateMaker(workload, buffer)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
-        self._own: Raw | None = None
         self._memory, self._growth = limits.limit(), Growth()
         self._throttle, self._governor = limits.throttle, limits.governor
         step_s = workload.step_s(spec.peer)
@@ -92,7 +89,7 @@ class ClientProcess:
     def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> None:
         pacer = self._pacer
         base = self._base = self._model(task, frames)
-        self._raw = self._room(task)
+        self._raw = self._transport.room(task)
         end = None if task.cut is None else task.cut.end
         plan = self._workload.plan(task.client, task.trip, end, task.condition)
         begins_ns = received_ns + round(task.wait_s * pacer.ns_per_emulated_s)
@@ -178,9 +175,9 @@ class ClientProcess:
             self._transport.base(task.entry, task.version, frames)  # raises if the entry was overwritten
         checksum = self._update.checksum(self._raw)
         if failpoints.hit("alter", task.client, task.trip):
-            self._transport.put(task, 0, ~self._raw[:1])
-        if self._marks_written:
-            self._buffer.written(task.slot, task=task.task, checksum=checksum)
+            self._raw[:1] = ~self._raw[:1]
+            self._transport.send(task, 0, 1)
+        self._transport.finish(task, checksum)
         return up, checksum
 
     def _model(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
@@ -194,14 +191,6 @@ class ClientProcess:
         np.copyto(self._copy, base)
         self._transport.base(task.entry, task.version, frames)  # raises if the entry changed during the copy
         return self._copy
-
-    def _room(self, task: messages.Task) -> Raw:
-        """Return the memory into which the update is written: its slot, or private memory."""
-        if (room := self._transport.room(task)) is not None:
-            return room
-        if self._own is None:
-            self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
-        return self._own
 
     def _watch_memory(self) -> None:
         if self._memory is not None and self._memory.over():
@@ -229,8 +218,7 @@ class ClientProcess:
 
     def _send_update(self, task: messages.Task, start: int, stop: int) -> None:
         self._update.write(self._raw, task.client, task.task, self._base, start, stop, task.cohort)
-        if self._raw is self._own:
-            self._transport.put(task, start, self._raw[start:stop])
+        self._transport.send(task, start, stop)
 
 
 def _spent(phase: PhaseTime) -> messages.Spent:

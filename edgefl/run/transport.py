@@ -8,6 +8,7 @@ of an update into the same slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -114,17 +115,20 @@ class ShmClient:
         """Return True if the array from `base` is not overwritten before the task's update is complete."""
         return bool(self._buffer.lent[task.slot])
 
-    def room(self, task: Task) -> Raw | None:
-        """Return the slot if the update may be written there directly, or None if `put` must send it."""
+    def room(self, task: Task) -> Raw:
+        """Return the memory into which the update must be written."""
         return self._buffer.raw(task.slot)
 
     def begin(self, task: Task) -> None:
         """Mark the slot as incomplete when a worker begins the task, possibly for the second time."""
         self._buffer.state[task.slot] = SlotState.LEASED
 
-    def put(self, task: Task, start: int, part: Raw) -> None:
-        """Send ``part``, the bytes of the update that begin at ``start``."""
-        self._buffer.raw(task.slot)[start : start + part.size] = part
+    def send(self, task: Task, start: int, stop: int) -> None:
+        """Send bytes ``start`` to ``stop`` of the update, which were written into its `room`."""
+
+    def finish(self, task: Task, checksum: int) -> None:
+        """Mark the update as complete, after all of its parts were sent."""
+        self._buffer.written(task.slot, task=task.task, checksum=checksum)
 
 
 class WireClient(ShmClient):
@@ -140,13 +144,20 @@ class WireClient(ShmClient):
     def keeps(self, task: Task) -> bool:
         return True  # the frame is in this process's own memory
 
-    def room(self, task: Task) -> Raw | None:
-        return None
+    @cached_property
+    def _own(self) -> Raw:
+        return np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
 
-    def put(self, task: Task, start: int, part: Raw) -> None:
-        for at in range(0, part.size, PART_BYTES):
-            head = encode(Chunk(task=task.task, slot=task.slot, offset=start + at))
-            self._send([head, part[at : at + PART_BYTES].data])
+    def room(self, task: Task) -> Raw:
+        return self._own
+
+    def send(self, task: Task, start: int, stop: int) -> None:
+        for at in range(start, stop, PART_BYTES):
+            head = encode(Chunk(task=task.task, slot=task.slot, offset=at))
+            self._send([head, self._own[at : min(at + PART_BYTES, stop)].data])
+
+    def finish(self, task: Task, checksum: int) -> None:
+        """Do nothing: the server marks the slot when it receives the client's report."""
 
 
 SERVER_ENDS = {"shm": ShmServer, "wire": WireServer}

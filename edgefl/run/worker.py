@@ -13,7 +13,7 @@ import numpy as np
 
 from edgefl import failpoints
 from edgefl.errors import SlotError, WireError
-from edgefl.parameters.buffer import ParameterBuffer, Raw
+from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control, messages
 from edgefl.run.connection import Cancelled, Connection, Leave
 from edgefl.run.transport import CLIENT_ENDS
@@ -43,13 +43,11 @@ class VirtualWorker:
     ) -> None:
         """``begun`` is shared memory with the number of the task that this process began last; the zygote
         reads it if this process dies."""
-        self._workload, self._buffer, self._begun = workload, buffer, begun
+        self._workload, self._begun = workload, begun
         server = workload.experiment.server
         self._server = Connection(spec, server.heartbeat_s, lifeline)
-        self._shared = server.transport == "shm"
         self._transport = CLIENT_ENDS[server.transport](buffer, self._server.send)
         self._update = UpdateMaker(workload, buffer)
-        self._own: Raw = np.zeros(0 if self._shared else buffer.shape.update_bytes, dtype=np.uint8)
         self._queue: deque[tuple[messages.Task, Sequence[Frame]]] = deque()
         self._cancelled = False
         self._results: list[messages.TaskResult] = []
@@ -130,16 +128,14 @@ class VirtualWorker:
             raise SlotError("trip ended by a failpoint")
         if failpoints.hit("nan", *place):
             vector[0] = np.nan
-        raw = self._buffer.raw(task.slot) if self._shared else self._own
+        raw = self._transport.room(task)
         self._update.write(raw, task.client, task.task, base, cohort=task.cohort)
         checksum = self._update.checksum(raw)
         self._transport.base(task.entry, task.version, frames)  # raises if the entry was overwritten
         if failpoints.hit("alter", *place):
             raw[:1] = ~raw[:1]
-        if self._shared:
-            self._buffer.written(task.slot, task=task.task, checksum=checksum)
-        else:
-            self._transport.put(task, 0, raw)
+        self._transport.send(task, 0, raw.size)
+        self._transport.finish(task, checksum)
         cpu_s = time.thread_time() - cpu_started
         self._results.append(self._update.result(task, trained, checksum, cpu_s))
 

@@ -106,12 +106,12 @@ def test_both_transports_carry_the_bits_of_any_parts_in_any_order(trip: tuple[Mo
             task = there.lease(40, slot=1)
             got = there.client.base(task.entry, task.version, there.server.model_frames(task.entry))
             assert bits(got) == bits(model)
-            scratch = np.empty(model.size, np.float32)
+            room = there.client.room(task)
             for start, stop in parts:
-                part = scratch[: stop - start]
-                part[:] = update[start:stop]
-                there.client.put(task, 4 * start, part.view(np.uint8))
-                part[:] = -1.0  # a client reuses its memory at once
+                room.view(np.float32)[start:stop] = update[start:stop]
+                there.client.send(task, 4 * start, 4 * stop)
+                if kind == "wire":
+                    room[:] = 255  # a client reuses its memory at once
             there.deliver()
             assert bits(there.buffer.slot(1)) == bits(update)
             assert bits(there.buffer.slot(0)) == bits(there.buffer.slot(2)) == bits(np.full_like(model, 7.0))
@@ -193,7 +193,8 @@ def test_parts_of_a_finished_update_and_of_a_slots_former_task_are_refused(wired
     for offset in (0, 40):  # an empty part changes nothing
         wired.server.accept(messages.Chunk(40, 1, offset), b"")
     assert not wired.buffer.slot(1).any()
-    wired.client.put(task, 0, np.arange(10, dtype=np.float32).view(np.uint8))
+    wired.client.room(task).view(np.float32)[:] = np.arange(10)
+    wired.client.send(task, 0, 40)
     wired.deliver()
     wired.buffer.written(1, task=40, checksum=1)
     assert wired.buffer.state[1] == SlotState.WRITTEN
@@ -216,10 +217,9 @@ def test_models_of_another_size_are_refused(frames: Sequence[bytes]) -> None:
 
 def test_a_large_update_is_sent_in_parts_of_cache_size() -> None:
     sizes: list[int] = []
-    buffer = ParameterBuffer.create(Shape(10, 2, 1))
+    buffer = ParameterBuffer.create(Shape(2 * PART_BYTES // 4 + 1, 2, 1))
     client = WireClient(buffer, lambda frames: sizes.append(len(frames[1])))
-    task = messages.Task(0, 40, 0, 0, 0, 1, None, None)
-    client.put(task, 0, np.zeros(2 * PART_BYTES + 4, np.uint8))
+    client.send(messages.Task(0, 40, 0, 0, 0, 1, None, None), 0, 2 * PART_BYTES + 4)
     buffer.close()
     assert sizes == [PART_BYTES, PART_BYTES, 4]
 
