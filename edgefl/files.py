@@ -139,6 +139,19 @@ def write_bytes(path: Path, content: bytes) -> Path:
         raise RunError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def create_secret(path: Path, size: int) -> None:
+    """Create a file with ``size`` random bytes that only its owner can read, and flush it to disk.
+
+    Raises FileExistsError if there is already a file.
+    """
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(number, "wb") as file:
+        file.write(os.urandom(size))
+        file.flush()
+        os.fsync(number)
+    flush_folder(path.parent)
+
+
 def make_folder(folder: Path) -> None:
     """Create ``folder`` and its missing parent folders, and flush their names to disk."""
     missing = [folder, *folder.parents]

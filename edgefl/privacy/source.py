@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import secrets
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +12,7 @@ import numpy as np
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
-from edgefl.files import flush_folder, read
+from edgefl.files import create_secret, read
 from edgefl.kernels.arguments import Floats
 from edgefl.seeds import stream
 
@@ -116,12 +114,7 @@ def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> S
         return Seeded(experiment.seed)
     if fresh:
         path.unlink(missing_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(file, "wb") as key:
-            key.write(secrets.token_bytes(KEY_BYTES))
-            key.flush()
-            os.fsync(file)
-        flush_folder(folder)
+        create_secret(path, KEY_BYTES)
     try:
         return Secret(read(path, KEY_BYTES))
     except (OSError, ValueError):

@@ -13,8 +13,6 @@ import hashlib
 import importlib
 import importlib.util
 import math
-import os
-import secrets
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -26,7 +24,7 @@ from edgefl import kernels
 from edgefl.core.events import Cohort
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Secure
-from edgefl.files import flush_folder, read
+from edgefl.files import create_secret, read
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, Raw
 from edgefl.secure import ID_BYTES, SECRET_FILE, SecureError, SecureRules
@@ -214,12 +212,7 @@ def phones_secret(experiment: Experiment, folder: Path, *, begun: bool = True) -
             raise ConfigError(
                 f"{path} is missing: without it, the updates held for the next version cannot be decrypted"
             )
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(file, "wb") as key:
-            key.write(secrets.token_bytes(SECRET_BYTES))
-            key.flush()
-            os.fsync(file)
-        flush_folder(folder)
+        create_secret(path, SECRET_BYTES)
     return read(path, SECRET_BYTES)
 
 
