@@ -30,6 +30,8 @@ DATA_FILES = "data-*.safetensors"
 files."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
 """Names of the files that are created from the record at the end of a run."""
+SECRETS = (KEY_FILE, SECRET_FILE, USED_FILE)
+"""Names of the files that belong to secret noise and masks; they are deleted when the run has ended."""
 
 
 @contextlib.contextmanager
@@ -203,7 +205,7 @@ def forget_noise(folder: Path) -> None:
     """Delete the keys of a run's secret noise and masks if the run has ended."""
     with Record(folder) as record:
         if record.meta.status == "done":
-            for name in (KEY_FILE, SECRET_FILE, USED_FILE):
+            for name in SECRETS:
                 (folder / name).unlink(missing_ok=True)
 
 
@@ -246,7 +248,7 @@ def clear(folder: Path) -> None:
         partial.unlink()
     with contextlib.suppress(OSError):  # the folder does not exist, or holds other files
         (folder / CHECKPOINTS).rmdir()
-    for name in (KEY_FILE, SECRET_FILE, USED_FILE):
+    for name in SECRETS:
         (folder / name).unlink(missing_ok=True)
     for ending in ("-journal", "-wal", "-shm", "-seal", ""):
         (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
