@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sized
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,18 @@ class Command:
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def named(self, name: str) -> list[psutil.Process]:
+        """The run's processes with this name, such as ``edgefl-worker``, that have not ended."""
+        found = []
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                if process.name().startswith(name):
+                    found.append(process)
+        return found
+
     def child(self, name: str) -> psutil.Process:
         """The run's process with this name, such as ``edgefl-server``."""
-        return next(process for process in self.family() if process.name().startswith(name))
+        return self.named(name)[0]
 
 
 def phone(*command: str, **changes: object) -> Phone:

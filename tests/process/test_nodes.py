@@ -172,7 +172,7 @@ def test_a_node_that_joins_later_has_its_own_workers_and_those_of_a_lost_node(
 
         def two_workers(command: Command) -> bool:
             with suppress(psutil.NoSuchProcess):
-                return sum(one.name().startswith("edgefl-worker") for one in command.family()) == 2
+                return len(command.named("edgefl-worker")) == 2
             return False
 
         def later() -> None:

@@ -118,8 +118,7 @@ def _kill_one(command: Command, killed: list[int], draw: np.random.Generator) ->
     """Kill a running worker as soon as there is one; return its process id."""
     while command.process.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            there = [each for each in command.family() if each.name().startswith("edgefl-worker")]
-            running = [each for each in there if each.pid not in killed]
+            running = [each for each in command.named("edgefl-worker") if each.pid not in killed]
             if running:
                 chosen = running[int(draw.integers(len(running)))]
                 chosen.kill()

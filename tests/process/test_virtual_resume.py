@@ -310,7 +310,7 @@ def test_a_run_interrupted_in_its_last_evaluation_is_evaluated_after_a_resume(tm
     folder, again = tmp_path / "cut", tmp_path / "go"
     command = Command.run(wanted, folder)
     wait_for(lambda: versions_of(folder) == 20 and (tmp_path / "evaluates").exists(), "its end", command)
-    wait_for(lambda: not any("worker" in one.name() for one in command.family()), "its workers'", command)
+    wait_for(lambda: not command.named("edgefl-worker"), "its workers'", command)
     of_a_busy_host = incidents_of(folder)  # a worker that did not get a core for a while counts as hung
     assert {row.kind for row in of_a_busy_host} <= {"hang"}
     until_s = time.monotonic() + 5 * wanted.server.heartbeat_s
