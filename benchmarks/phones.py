@@ -1,14 +1,15 @@
 """Compare FedStaleWeight with FedBuff on phones (experiments/phones.toml), over plausible fleets and seeds.
 
-    python -m benchmarks.phones [--world mixed] [--fleets 20] [--seeds 5] [--out runs/phones]
+    python -m benchmarks.phones [--world mixed] [--fleets 20] [--seeds 5] [--mutants] [--out runs/phones]
 
 The speeds of a plausible fleet are drawn from the intervals in the device profiles. There are two
 distributions of the data (worlds). In ``mixed``, the classes of each phone are drawn (Dirichlet, α = 0.3),
 regardless of its speed. In ``slow-hold``, only the slowest third of the phones holds classes 0 to 2. The step
 sizes of each strategy are tuned first: the values of `GRID` with the best mean accuracy over a run, with two
 other seeds. The table in docs/findings.md compares the emulated time and the energy until the target in each
-world: in how many plausible fleets FedStaleWeight is ahead, and the ratio over seeds. Runs that the folder
-already contains are not repeated.
+world: in how many plausible fleets FedStaleWeight is ahead, and the ratio over seeds. With ``--mutants``,
+wrong implementations of FedStaleWeight (`edgefl.lab.mutants`) are compared with FedBuff as well, with the
+same step sizes and fleets. Runs that the folder already contains are not repeated.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from edgefl.devices.energy import PowerDraw, draw_of
 from edgefl.devices.profiles import bundled_names, load_device, load_network
 from edgefl.errors import ProfileError
 from edgefl.experiment import Experiment
+from edgefl.lab.mutants import MUTANTS
 from edgefl.results.energy import energy_of
 from edgefl.results.fleets import ahead
 from edgefl.results.record import Record
@@ -123,44 +125,43 @@ def tuned(experiment: Experiment, world: str, strategy: str, out: Path) -> Steps
     return max(means, key=lambda steps: means[steps])
 
 
-def raced(
-    experiment: Experiment, world: str, strategy: str, steps: Steps, out: Path, **how: Any
-) -> list[Record]:
-    """Run one strategy with each seed or fleet; return the records of the runs."""
-    grid: dict[str, list[Any]] = {
-        "strategy.name": [strategy],
-        **{key: [value] for key, value in zip(GRID, steps, strict=True)},
-    }
+def raced(experiment: Experiment, world: str, name: str, steps: Steps, out: Path, **how: Any) -> list[Record]:
+    """Run the experiment with each seed or fleet; return the records of the runs.
+
+    The folder of the runs is named after ``world`` and ``name``.
+    """
+    grid = {key: [value] for key, value in zip(GRID, steps, strict=True)}
     found = edgefl.sweep(
-        experiment, out / f"{world}-{strategy}-{'-'.join(how)}", grid=grid, partition=WORLDS[world], **how
+        experiment, out / f"{world}-{name}-{'-'.join(how)}", grid=grid, partition=WORLDS[world], **how
     )
     return [run.result.record for run in found.runs]
 
 
-def compared(world: str, target: float, runs: dict[str, list[Record]]) -> Iterator[str]:
+def compared(world: str, target: float, fedbuff: list[Record], other: list[Record]) -> Iterator[str]:
     """Yield one table row for the time and one for the energy until the target accuracy.
 
-    A row has the mean for each strategy, how often FedStaleWeight is ahead, and the ratio of the strategies.
+    A row has the means for FedBuff and for the ``other`` strategy, how often the other is ahead, and the
+    other's cost over FedBuff's.
     """
     goal = RaceTarget(target, "given")
     for cost in ("time", "energy"):
-        costs, ends = dict[str, list[float]](), dict[str, list[float]]()
-        for strategy, records in runs.items():
+        costs, ends = list[list[float]](), list[list[float]]()
+        for records in (fedbuff, other):
             reached = [goal.reached(record, "at_s") for record in records]
             end = [goal.curve(record, "at_s").end for record in records]
             if cost == "energy":
                 reached = [joules(*pair) for pair in zip(records, reached, strict=True)]
                 end = [joules(*pair) for pair in zip(records, end, strict=True)]
-            costs[strategy], ends[strategy] = reached, end
-        first, other = STRATEGIES
+            costs.append(reached)
+            ends.append(end)
         unit = "s" if cost == "time" else "J"
-        there = {name: [each for each in costs[name] if each > 0.0] for name in STRATEGIES}
+        there = [[each for each in one if each > 0.0] for one in costs]
         means = [
-            f"{estimate(found or [math.nan])} {unit} ({len(found)} of {len(costs[name])})"
-            for name, found in there.items()
+            f"{estimate(found or [math.nan])} {unit} ({len(found)} of {len(one)})"
+            for found, one in zip(there, costs, strict=True)
         ]
-        lead = ahead(costs[other], costs[first], ends[other], ends[first])
-        over = ratio(costs[other], costs[first], ends[other], ends[first])
+        lead = ahead(costs[1], costs[0], ends[1], ends[0])
+        over = ratio(costs[1], costs[0], ends[1], ends[0])
         relation = ratio_text(over) if over else "not settled"
         yield f"| {world} | {target:.0%} | {cost} | {' | '.join(means)} | {lead} | {relation} |"
 
@@ -170,10 +171,15 @@ def main() -> None:
     parser.add_argument("--world", choices=sorted(WORLDS), action="append")
     parser.add_argument("--fleets", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--mutants", action="store_true", help="also compare wrong forms of FedStaleWeight")
     parser.add_argument("--out", type=Path, default=Path("runs/phones"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
-    experiment = config.load(EXPERIMENT, options.set)
+
+    def _with(*changes: str) -> Experiment:
+        return config.load(EXPERIMENT, [*options.set, *changes])
+
+    experiment = _with()
     for world in options.world or WORLDS:
         steps = {name: tuned(experiment, world, name, options.out) for name in STRATEGIES}
         print(world, steps)
@@ -182,10 +188,18 @@ def main() -> None:
             ("seeds", {"seeds": range(1, options.seeds + 1)}),
         ):
             runs = {
-                name: raced(experiment, world, name, steps[name], options.out, **how) for name in STRATEGIES
+                name: raced(_with(f"strategy.name={name}"), world, name, steps[name], options.out, **how)
+                for name in STRATEGIES
             }
-            rows = (row for target in TARGETS[world] for row in compared(world, target, runs))
-            print(kind, *rows, sep="\n", flush=True)
+            if options.mutants and kind == "fleets":
+                for at, wrong in enumerate(MUTANTS["fedstaleweight"]):
+                    changed = _with("strategy.name=fedstaleweight", *wrong.changes)
+                    step = steps["fedstaleweight"]
+                    runs[wrong.label] = raced(changed, world, f"mutant-{at}", step, options.out, **how)
+            for name in list(runs)[1:]:
+                pair = runs["fedbuff"], runs[name]
+                rows = (row for target in TARGETS[world] for row in compared(world, target, *pair))
+                print(f"{kind}: FedBuff against {name}", *rows, sep="\n", flush=True)
             for name, records in runs.items():
                 last = [record.evaluations[-1] for record in records]
                 slow = [sum(row.correct[:SLOW_CLASSES]) / sum(row.total[:SLOW_CLASSES]) for row in last]

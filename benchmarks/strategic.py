@@ -5,20 +5,27 @@
 Two thirds of the clients are fast and the others are slow, as in section 6.2 of the FedStaleWeight paper.
 Some of the fast clients (``count``) take ``slowed`` times as long as they could. Nothing is trained. The
 table shows the weight and the number of trips of these clients, in per cent of the values at full speed in
-the same emulated time.
+the same emulated time. The last line gives the energy that one phone saves at half its speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from edgefl import config
+from edgefl.devices.energy import draw_of
+from edgefl.devices.fleet import Trips, device_of, fleet_of
+from edgefl.devices.profiles import load_network
 from edgefl.experiment import Stop
 from edgefl.lab.influence import FAST, SLOW, arrivals
+from edgefl.learning.models import mlp
+from edgefl.learning.work import batch_work
 from edgefl.results.statistics import estimate
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.fedbuff import FedBuff
@@ -70,6 +77,30 @@ def gain(
     return left[0], left[1]
 
 
+class HalfSpeed(NamedTuple):
+    """Energy of a phone that takes twice as long for its trips, because its cores wait half of the time."""
+
+    idle: float
+    """Share of the energy of a trip at full speed that the idle phone would use, too."""
+    saved: float
+    """Share of its energy that the phone saves in the same time, in which it makes half as many trips."""
+
+
+def half_speed(device: str = "pixel-4", network: str = "lte") -> HalfSpeed:
+    """Compute the energy that a phone in ``experiments/phones.toml`` saves at half its speed."""
+    kind = (f'fleet={{devices={{{device}=1}}, network="{network}", units="identical", variation=0.0}}',)
+    experiment = config.load(Path(__file__).parents[1] / "experiments" / "phones.toml", kind)
+    clients = fleet_of(experiment)
+    model = mlp((28, 28), 10, **experiment.model.args)
+    size = 4 * sum(one.numel() for one in model.parameters())
+    trip = Trips(experiment, clients, [600], batch_work(model, (28, 28)), size, size).plan(0, 0)
+    draw = draw_of(device_of(experiment, 0, device), load_network(network))
+    assert draw is not None
+    full = draw.energy(compute_s=trip.compute_s, download_s=trip.down_s, upload_s=trip.up_s)
+    waited = draw.energy(idle_s=trip.down_s + trip.compute_s + trip.up_s)
+    return HalfSpeed(full.idle_j / full.total_j, 0.5 - 0.5 * waited.total_j / full.total_j)
+
+
 def main(slowed: float = 2.0, seeds: tuple[int, ...] = (1, 2, 3)) -> None:
     """Print the table."""
     print("| clients | a contributor starts again | who slow down | " + " | ".join(FORMS) + " | trips |")
@@ -82,6 +113,10 @@ def main(slowed: float = 2.0, seeds: tuple[int, ...] = (1, 2, 3)) -> None:
             left.append([100.0 * trips for _, trips in found["FedBuff"]])
             row = [str(clients), restart, str(count), *(estimate(values).at(".0f") for values in left)]
             print("| " + " | ".join(row) + " |", flush=True)
+    energy = half_speed()
+    print(
+        f"Pixel 4 on LTE: idle {energy.idle:.1%} of a trip's joules; half the speed saves {energy.saved:.0%}"
+    )
 
 
 if __name__ == "__main__":

@@ -345,7 +345,7 @@ def condition_13(quick: bool = False) -> Finding:
         f"λ = {delay}; at most {max(parts):.2g} of the bound with F times L·σ²; the run diverges from "
         f"{largest / (edge.server * edge.local):.1f} times this step size on",
         max(parts) <= 1.0
-        and max(len(out.delays) - 1 for out in runs) <= delay
+        and max(len(out.delays) - 1 for out in runs) == delay
         and edge.local <= 1.0 / (4.0 * math.sqrt(3.0))
         and beyond(edge, strategy, largest, 1),
     )
@@ -393,7 +393,7 @@ def condition_11(quick: bool = False) -> Finding:
         f"{most / (edge.server * local):.0f} times this step size on; clients that wait have λ = {waits}, "
         f"for which (11) requires {fewer:,.0f} times as many versions",
         max(parts) <= 1.0
-        and max(len(out.delays) - 1 for out in runs) <= delay
+        and max(len(out.delays) - 1 for out in runs) == delay
         and max(out.squares.max() for out in runs) <= largest
         and local <= 0.125
         and beyond(edge, strategy, most, 1),

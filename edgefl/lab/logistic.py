@@ -144,7 +144,7 @@ def logistic(quick: bool = False) -> Finding:
     floor = noise(problem, versions, rate * steps, size * steps)
     falling = descent(problem, versions, rate * steps)
     whole, still, parts, largest = [], [], [], 0
-    for seed in range(1, 2 if quick else 6):
+    for seed in range(1, 2 if quick else 21):
         found, staleness = run(problem, strategy, versions, rate, steps, np.zeros(16), seed)
         whole.append(found / (falling + floor))
         still.append(run(problem, strategy, versions, rate, steps, problem.optimum, seed)[0] / floor)

@@ -18,7 +18,7 @@ from edgefl import RunError, experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Sum
 from edgefl.devices.schema import Delay
-from edgefl.lab import convergence, theory, unbounded
+from edgefl.lab import convergence, delays, theory, unbounded
 from edgefl.lab.convergence import Ratio, composition, weight_bounds
 from edgefl.lab.influence import Outcome, simulate, staleness_by_buffer
 from edgefl.lab.logistic import Logistic
@@ -330,6 +330,16 @@ def test_a_finding_is_reproduced_but_not_with_its_mutants(name: str) -> None:
     found = dict(mutated(name, CAUGHT[name]))
     assert {mutant: one.ours for mutant, one in found.items() if one.verdict != "not reproduced"} == {}
     assert JUDGES[name](True).verdict == "reproduced"  # after all mutants are undone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["condition_11", "condition_13"])
+def test_a_condition_on_the_step_is_not_reproduced_with_twice_the_measured_delay(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = delays.largest_delay
+    monkeypatch.setattr(delays, "largest_delay", lambda *given: 2 * right(*given))
+    assert JUDGES[name](True).verdict == "not reproduced"
 
 
 @pytest.mark.parametrize("name", soaked(REFUTED))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+from theory_mutants import MUTANTS
 
+from benchmarks import phones, strategic
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.lab import incentive, short_batches, stragglers
+from edgefl.devices.profiles import load_device
+from edgefl.lab import delays, incentive, short_batches, stragglers
 from edgefl.strategies import Client
 from edgefl.strategies.fedstaleweight import FedStaleWeight
 from edgefl.testing import run_in_memory
@@ -79,3 +84,55 @@ def test_equation_9_without_replacement_excludes_clients_that_are_in_the_buffer(
     twos = 0.5 / (1.0 * 0.25 + (3 + 1 / 2 + 1 / 2) * 0.5 + 3.0)
     mean = (ones + 4 * both + 4 * twos) / 9
     assert incentive.utility(0.5, groups, 3, again=True)[0] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "share"),
+    [("steps_in_full", 1.0), ("steps_by_the_root", math.sqrt(0.5)), ("steps_by_the_square", 0.25)],
+)
+def test_the_mutants_of_learning_rate_normalisation_make_the_steps_that_they_name(
+    mutant: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 4 of 8 examples; a full step divides the distance 4 from the optimum by 1/0.8, and L² = 4."""
+    assert short_batches.measured([4, 4], 1).descent == pytest.approx(64 * (1 + 0.9**2) / 2, rel=1e-5)
+    MUTANTS[mutant](monkeypatch)
+    wrong = short_batches.measured([4, 4], 1).descent
+    assert wrong == pytest.approx(64 * (1 + (1 - 0.2 * share) ** 2) / 2, rel=1e-5)
+
+
+def test_the_step_limits_and_the_bound_on_delays_of_defedavg_are_those_of_its_paper() -> None:
+    """Condition (11) with L = K = 1, and Assumption 4 for 10 of 100 clients."""
+    assert delays.step_limit(2, 1.0, 1.0) == pytest.approx((2 + 1) / (8 * 2 + 4 * 4))
+    assert delays.step_limit(2, 0.5, 4.0) == pytest.approx((1 + 4) / (8 * 0.5 * 2 + 4 * 4 * 4))
+    assert delays.step_limit(3, 1.0, 0.0) == pytest.approx(1 / 12)  # both terms are 1/(4λ)
+    assert delays.chance() == pytest.approx(1 - 0.99**10)
+    assert delays.bound_of_delays(1_000, 0.01) == pytest.approx((1 + math.log(1e7)) / (1 - 0.99**10))
+
+
+@pytest.mark.parametrize("delay", [1, 2, 5])
+def test_the_largest_step_under_a_fixed_delay_is_that_of_control_theory(delay: int) -> None:
+    """The recursion e_{t+1} = e_t − a·e_{t−τ} is stable below a = 2·sin(π/(2(2τ + 1))) (Levin and May 1976)."""
+    shares = np.array([0.0] * delay + [1.0])
+    limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
+    assert delays.Response(shares, 0.1).largest_step() == pytest.approx(limit)
+    below, above = (np.abs(delays.Response(shares, part * limit).path(400, 1.0)) for part in (0.9, 1.1))
+    assert below[-20:].max() < 0.1
+    assert above[-20:].max() > 10.0
+
+
+def test_half_the_speed_saves_half_of_what_is_not_idle_power() -> None:
+    found = strategic.half_speed()
+    assert found.idle == pytest.approx(0.0214, abs=5e-4)  # as in docs/findings.md
+    assert found.saved == pytest.approx(0.489, abs=1e-3)
+
+
+def test_only_the_slowest_third_of_the_phones_holds_the_first_classes() -> None:
+    profiles = ["pixel-4", "moto-g4", "pixel-4", "nexus-6", "pixel-4", "pixel-4"]
+    labels = np.repeat(np.arange(10), 30)
+    parts = phones.slow_hold(labels, profiles, np.random.default_rng(1))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(300))
+    rates = [load_device(name).cpu.rate_gflops.train for name in profiles]
+    slow = sorted(range(6), key=rates.__getitem__)[:2]
+    for client, part in enumerate(parts):
+        assert set(labels[part]) == ({0, 1, 2} if client in slow else set(range(3, 10)))
+        assert len(part) == pytest.approx(45 if client in slow else 210 / 4, abs=1)

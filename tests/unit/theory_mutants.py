@@ -141,8 +141,8 @@ def targets(change: Callable[[float], float]) -> Mutant:
 def scales(step: Callable[[float], float]) -> Mutant:
     """Makes steps of η·step(b/B) on a batch of b of B examples."""
 
-    def wrong(right: Any, self: Any, rule: Any, terms: Any) -> Callable[[float], None]:
-        descend = right(self, rule, terms)
+    def wrong(right: Any, self: Any, rule: Any, *more: Any) -> Callable[[float], None]:
+        descend = right(self, rule, *more)
         return lambda rate: descend(rule.lr * step(rate / rule.lr))
 
     return method(Trainer, "_stepper", wrong)
