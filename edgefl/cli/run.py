@@ -339,14 +339,17 @@ def _free(out: Path) -> Path:
 
 def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid: bool) -> int:
     """Call ``run``, print the outcome (only problems if ``quiet``), and return the exit code."""
-    try:
-        summary = run().summary()
-    except KeyboardInterrupt:
-        from edgefl.results.run_folder import EXPERIMENT_FILE
+    from edgefl.results.result import summary_in
+    from edgefl.results.run_folder import EXPERIMENT_FILE, is_done
 
-        begun = (folder / EXPERIMENT_FILE).is_file()
-        way_on = f"; carry on with: edgefl resume {folder}" if begun else " before anything was written"
-        raise Interrupted(f"interrupted{way_on}") from None
+    try:
+        run()
+    except KeyboardInterrupt:
+        if not is_done(folder):  # if it is, the signal came too late to change anything
+            begun = (folder / EXPERIMENT_FILE).is_file()
+            way_on = f"; carry on with: edgefl resume {folder}" if begun else " before anything was written"
+            raise Interrupted(f"interrupted{way_on}") from None
+    summary = summary_in(folder)
     fidelity = summary["fidelity"]
     if summary["stop_reason"].startswith(TOO_FEW_CLIENTS):
         say(f"edgefl: the run ended early: {summary['stop_reason']}", err=True)

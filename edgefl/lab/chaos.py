@@ -31,7 +31,7 @@ from edgefl.lab import outcome
 from edgefl.lab.outcome import KINDS, PLACES, DisturbedRun, Findings, Kill
 from edgefl.results.record import Record
 from edgefl.results.rows import FILE_NAME
-from edgefl.results.run_folder import EXPERIMENT_FILE
+from edgefl.results.run_folder import EXPERIMENT_FILE, is_done
 from edgefl.run.client import WITNESS
 from edgefl.seeds import stream
 
@@ -525,7 +525,7 @@ class _Round:
             self._violated(
                 f"edgefl {what}, with {_in_words(killed) or 'nothing'} killed, printed a traceback: {last}"
             )
-        if code == 0 or outcome.over(self._run):
+        if code == 0 or is_done(self._run):
             return True
         if code == 2:
             self._violated(

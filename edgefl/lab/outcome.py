@@ -7,7 +7,6 @@ once, and the model must follow from the journal (`edgefl.lab.verify`).
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from edgefl.parameters import checkpoint
 from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.rows import FATES
-from edgefl.results.run_folder import CHECKPOINTS, RESULTS, missing_results
+from edgefl.results.run_folder import CHECKPOINTS, RESULTS
 
 TRIP = (
     "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight", "fate",
@@ -48,13 +47,6 @@ def counts(folder: Path) -> tuple[int, int]:
             return int(record.versions["version"].max(initial=0)), len(record.trips["task"])
     except ConfigError:
         return 0, 0
-
-
-def over(folder: Path) -> bool:
-    """Return True if the run in ``folder`` is done and its results are written."""
-    with contextlib.suppress(ConfigError), Record(folder) as record:
-        return record.meta.status == "done" and not missing_results(folder)
-    return False
 
 
 def unreadable(folder: Path) -> Iterator[str]:

@@ -193,6 +193,13 @@ def begin(folder: Path, base: Path) -> None:
         store.set_meta(base=str(base), toml=toml)
 
 
+def is_done(folder: Path) -> bool:
+    """Return True if the run in ``folder`` has ended and its results are written."""
+    with contextlib.suppress(ConfigError), Record(folder) as record:  # no record if the run was killed early
+        return record.meta.status == "done" and not missing_results(folder)
+    return False
+
+
 def missing_results(folder: Path) -> list[str]:
     """Return the names of the result files that an ended run lacks; empty if the run has not ended."""
     with contextlib.suppress(ConfigError), Record(folder) as record:

@@ -28,9 +28,8 @@ from edgefl.host.children import Exit, end_child
 from edgefl.host.fork_server import ForkedChild, ForkServer, FromForkServer
 from edgefl.host.process import become_child
 from edgefl.processes import usable_cores
-from edgefl.results.record import Record
 from edgefl.results.result import Result
-from edgefl.results.run_folder import EXPERIMENT_FILE
+from edgefl.results.run_folder import EXPERIMENT_FILE, is_done
 from edgefl.run import supervisor
 from edgefl.run.hosting import Hosts
 from edgefl.terminal import printable
@@ -82,10 +81,7 @@ def existing(wanted: Experiment, folder: Path, base: Path) -> Result | None:
         raise ConfigError(
             f"{folder} holds a run with different settings; use a different --out, or delete the folder"
         )
-    with suppress(ConfigError), Record(folder) as record:  # no record if the run was killed early
-        if record.meta.status == "done" and (folder / "summary.json").is_file():
-            return Result(folder)
-    return None
+    return Result(folder) if is_done(folder) else None
 
 
 class Forks(msgspec.Struct, frozen=True, tag="forks"):

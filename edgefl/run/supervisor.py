@@ -92,7 +92,8 @@ def run(
     ``passing`` is True for one run of many: its panel on the terminal disappears when the run ends.
 
     Raises `ConfigError` before anything starts if the experiment cannot be run, `RunError` if the run fails,
-    and KeyboardInterrupt after Ctrl-C; the run is then on disk and can be resumed.
+    and KeyboardInterrupt after Ctrl-C; the run is then on disk and can be resumed, or is complete if the
+    signal came at its end.
     """
     base, out = (base or Path.cwd()).absolute(), out.absolute()
     _require_text(base, out)
@@ -254,7 +255,7 @@ class _Supervisor:
             self._view.judged = verdict_of(self._write_results())
         if self._broken:
             raise self._error(self._broken)
-        if self._end.interrupted:
+        if self._end.interrupted or self._interrupts:  # also if the run had ended before the signal came
             raise KeyboardInterrupt
         return Result(self._folder)
 

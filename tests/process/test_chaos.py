@@ -19,6 +19,7 @@ from edgefl.lab import outcome
 from edgefl.lab.chaos import Command as Killable
 from edgefl.lab.chaos import Plan, _RandomKiller, _Round
 from edgefl.lab.outcome import PLACES, Findings
+from edgefl.results.run_folder import is_done
 from edgefl.results.store import Store
 from edgefl.seeds import stream
 from tests.reports import version
@@ -168,7 +169,7 @@ def test_the_first_figure_that_differs_is_named(finished: Path, tmp_path: Path) 
     other = tmp_path / "run"
     shutil.copytree(finished, other)
     assert list(outcome.differences(finished, other)) == list(outcome.unreadable(other)) == []
-    assert outcome.over(other)
+    assert is_done(other)
     sql(other, "UPDATE trips SET staleness = staleness + 1 WHERE task = 6")
     sql(other, "DELETE FROM versions WHERE version = 12")
     assert [line.split("the first: ")[1] for line in outcome.differences(finished, other)] == [

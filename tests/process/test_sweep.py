@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -205,6 +206,53 @@ def test_an_interrupted_or_killed_sweep_is_resumed_by_the_same_command(tmp_path:
     undisturbed = edgefl.run(config.change(long, ["seed=2"]), tmp_path / "undisturbed")
     found = Sweep(out).runs[1].result.summary()
     assert found["model_sha256"] == undisturbed.summary()["model_sha256"]
+
+
+def interrupt_finished_runs(patch: pytest.MonkeyPatch) -> None:
+    """Send SIGINT to this process when the server has ended a run, before the results are written."""
+    right = supervisor._Supervisor._handle
+
+    def handle(self: Any, message: Any, sender: Any) -> None:
+        if isinstance(message, control.Finished):
+            signal.raise_signal(signal.SIGINT)
+        right(self, message, sender)
+
+    patch.setattr(supervisor._Supervisor, "_handle", handle)
+
+
+def interrupt_results(patch: pytest.MonkeyPatch) -> None:
+    """Send SIGINT to this process when the results of a run are being written."""
+
+    def write_results(folder: Path, *which: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+
+    patch.setattr(supervisor, "write_results", write_results)
+
+
+@pytest.mark.parametrize("interrupt", [interrupt_finished_runs, interrupt_results])
+def test_a_signal_at_the_end_of_a_run_ends_the_sweep_and_not_the_run(
+    interrupt: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server had ended the run when the signal came, so the run was complete, and the next one began."""
+    with monkeypatch.context() as patch:
+        interrupt(patch)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(SHORT, tmp_path / "sweep", seeds=[1, 2])
+    first, second = (tmp_path / "sweep" / "runs" / f"fedbuff-seed-{seed}" for seed in (1, 2))
+    with Record(first) as record:
+        assert record.meta.status == "done"
+    assert not second.exists()
+    sweep(SHORT, tmp_path / "sweep", seeds=[1, 2])
+    assert summary(first)["versions"] == summary(second)["versions"] == 4
+
+
+def test_a_run_that_had_ended_when_the_signal_came_is_a_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt_finished_runs(monkeypatch)
+    (tmp_path / "short.toml").write_text(config.dump(SHORT))
+    assert cli.main(["run", str(tmp_path / "short.toml"), "--out", str(tmp_path / "run")]) == 0
+    assert "interrupted" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.slow

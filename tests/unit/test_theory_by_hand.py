@@ -93,7 +93,7 @@ def test_equation_9_without_replacement_excludes_clients_that_are_in_the_buffer(
 def test_the_mutants_of_learning_rate_normalisation_make_the_steps_that_they_name(
     mutant: str, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch of 4 of 8 examples; a full step divides the distance 4 from the optimum by 1/0.8, and L² = 4."""
+    """Two batches of 4 of 8 examples: a full step multiplies the distance 4 from the optimum by 0.8."""
     assert short_batches.measured([4, 4], 1).descent == pytest.approx(64 * (1 + 0.9**2) / 2, rel=1e-5)
     MUTANTS[mutant](monkeypatch)
     wrong = short_batches.measured([4, 4], 1).descent
@@ -111,7 +111,7 @@ def test_the_step_limits_and_the_bound_on_delays_of_defedavg_are_those_of_its_pa
 
 @pytest.mark.parametrize("delay", [1, 2, 5])
 def test_the_largest_step_under_a_fixed_delay_is_that_of_control_theory(delay: int) -> None:
-    """The recursion e_{t+1} = e_t − a·e_{t−τ} is stable below a = 2·sin(π/(2(2τ + 1))) (Levin and May 1976)."""
+    """e_{t+1} = e_t − a·e_{t−τ} is stable below a = 2·sin(π/(2(2τ + 1))) (Levin and May 1976)."""
     shares = np.array([0.0] * delay + [1.0])
     limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
     assert delays.Response(shares, 0.1).largest_step() == pytest.approx(limit)
