@@ -2,6 +2,7 @@
 
 process          starts a process of edgefl and configures the current one; `child` is the entry point
 children         forks, reaps and kills children of this process, with their descendants
+forked           calls a function in a forked child of this process
 fork_server      starts processes by forking one that has imported everything
 channel          exchanges messages and file descriptors between two processes of one machine
 pacing           slows real work to a device's speed by waiting for absolute deadlines; needs no privileges

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import platform
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,7 @@ import torch
 
 from edgefl.devices.measurements import IMAGE
 from edgefl.errors import RunError
+from edgefl.host.forked import call_forked
 from edgefl.lab.bench import Say, silent
 from edgefl.lab.truth import NETWORKS
 from edgefl.learning.flat import FlatModel
@@ -127,16 +127,7 @@ def _status_mib(name: str) -> float:
 
 def _in_fork(measure: Callable[[], list[float]]) -> list[float]:
     """Call ``measure`` in a forked process and return its result."""
-    reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            os.write(writing, msgspec.json.encode(measure()))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        data = pipe.read()
-    os.waitpid(pid, 0)
+    data, _ = call_forked("edgefl-memory", lambda: msgspec.json.encode(measure()))
     if not data:
         raise RunError("a process that measured memory ended early")
     return msgspec.json.decode(data, type=list[float])

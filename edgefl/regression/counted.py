@@ -13,7 +13,6 @@ import inspect
 import os
 import random
 import resource
-import select
 import sys
 import sysconfig
 import tracemalloc
@@ -28,13 +27,13 @@ import torch
 
 from edgefl.devices.code import clusters_of, throughput
 from edgefl.devices.schema import Device
-from edgefl.host.children import collect, fork, waiting_for_children
+from edgefl.host.forked import call_forked
 from edgefl.host.process import keep_stops
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
 from edgefl.regression.bytecode import CodeName, NotCounted, count_instructions
 from edgefl.regression.counts import BY_TORCH, CountedRun, Counts
-from edgefl.regression.process import Failure, failure_of
+from edgefl.regression.process import Failure, result_of
 from edgefl.regression.repetition import DeviceCall, DeviceHandle, device_s, error_factor, used_s
 
 BY_ENVIRONMENT = frozenset((
@@ -49,7 +48,7 @@ _LIBRARY = sysconfig.get_paths()["stdlib"]
 _PACKAGES = ("site-packages", "dist-packages")
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True):
+class _Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
     """The counts that one counter returns."""
 
     figures: dict[str, int] = {}
@@ -148,59 +147,16 @@ def _steady(counter: PartCounter, run: Callable[[], Any], handle: DeviceHandle) 
 
 def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
     """Run ``measure`` in a forked process whose output is discarded; return the result, or why it failed."""
-    read, write = os.pipe()
     restore_stops = keep_stops()
 
-    def main() -> None:
+    def call() -> bytes:
         restore_stops()
-        restore_sigchld()
-        os.close(read)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        own = os.getpid()
-        part, failure = None, None
-        try:
-            part = measure()
-        except BaseException as error:
-            failure = failure_of(error)
-        if os.getpid() == own:  # not true in a process that the function forked and that returned here
-            with os.fdopen(write, "wb") as pipe:
-                pipe.write(msgspec.msgpack.encode((part, failure)))
+        return msgspec.msgpack.encode(result_of(measure))
 
-    with waiting_for_children() as restore_sigchld:
-        pid = fork("edgefl-count", main)
-        os.close(write)
-        data = _written(read, pid)
-        end = collect(pid)
+    data, end = call_forked("edgefl-count", call)
     if not data:
         return Failure("signal" if end.signal else "raised", str(end))
-    part, failure = msgspec.msgpack.decode(data, type=tuple[_Part | None, Failure | None])
-    found = part or failure
-    assert found is not None
-    return found
-
-
-def _written(read: int, pid: int) -> bytes:
-    """Return what a child wrote into a pipe until it ended, and close the pipe.
-
-    Processes that the child leaves running may keep the other end open.
-    """
-    data, child, poller = bytearray(), os.pidfd_open(pid), select.poll()
-    try:
-        for descriptor in (read, child):
-            poller.register(descriptor, select.POLLIN)
-        while ready := {descriptor for descriptor, _ in poller.poll()}:
-            if read not in ready:  # the child has ended, and all that it wrote has been read
-                break
-            part = os.read(read, 1 << 16)
-            data += part
-            if not part:
-                poller.unregister(read)
-    finally:
-        os.close(child)
-        os.close(read)
-    return bytes(data)
+    return msgspec.msgpack.decode(data, type=_Part | Failure)
 
 
 # ---- counters ------------------------------------------------------------------------------------

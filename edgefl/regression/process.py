@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -50,6 +50,7 @@ few thousand calls."""
 AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
 
 
+R = TypeVar("R")
 RestClass = Literal["interpreter", "integer", "memory", "crypto", "division", "float"]
 
 
@@ -175,6 +176,14 @@ def failure_of(error: BaseException) -> Failure:
     """Return why a function failed: lack of memory, or its exception with the frames of the user's code."""
     found = _failure_of(error)
     return Failure(found.kind, encodable(found.why))
+
+
+def result_of(call: Callable[[], R]) -> R | Failure:
+    """Return the result of a call, or why it failed."""
+    try:
+        return call()
+    except BaseException as error:
+        return failure_of(error)
 
 
 def _failure_of(error: BaseException) -> Failure:

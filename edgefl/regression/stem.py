@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import random
-import select
 import site
 import sys
 import sysconfig
@@ -27,12 +26,13 @@ import msgspec
 
 from edgefl.errors import ConfigError
 from edgefl.host.channel import Channel, Closed
-from edgefl.host.children import collect, end_children, fork, waiting_for_children
+from edgefl.host.children import end_children, fork
+from edgefl.host.forked import call_forked
 from edgefl.host.process import adopt_orphans, become_child, keep_freed_memory, outlive_parent
 from edgefl.regression import sides
 from edgefl.regression.calls import bound, takes_device
 from edgefl.regression.memory import Peak, TreeWatch
-from edgefl.regression.process import Failure, FunctionLocation, failure_of, find
+from edgefl.regression.process import Failure, FunctionLocation, find, result_of
 from edgefl.regression.usage import ProcessUsage, children_ns
 from edgefl.regression.worker import become_forkable, inherit_stops
 
@@ -151,33 +151,19 @@ class SideBranch:
         if (why := self.foreign()) is not None:
             return Failure("foreign", why)
         self._watch.reset()
+        running = _Function(self, self._channel, request, self._watch, early=self._early)
 
-        def main() -> None:
-            restore_sigchld()
-            _Function(self, self._channel, request, self._watch, early=self._early).serve(function, setup)
+        def call() -> bytes:
+            inherit_stops()
+            failure = result_of(partial(running.serve, function, setup))
+            return b"" if failure is None else msgspec.msgpack.encode(failure)
 
-        with waiting_for_children() as restore_sigchld:
-            pid = fork("edgefl-device", main)
-            child = os.pidfd_open(pid)
-            try:
-                self._wait(child)
-                end = collect(pid)
-            finally:
-                os.close(child)
-                end_children()
+        data, end = call_forked(
+            "edgefl-device", call, caller=self._channel.fileno(), look=self._watch.look, end_all=True
+        )
+        if data:
+            return msgspec.msgpack.decode(data, type=Failure)
         return sides.Ended() if not end.code else Failure("signal", str(end))
-
-    def _wait(self, child: int) -> None:
-        """Wait for the end of the function's process; raise `Closed` if the test's process has ended."""
-        poller = select.poll()
-        poller.register(child, select.POLLIN)
-        poller.register(self._channel.fileno(), select.POLLRDHUP)
-        while True:
-            ready = {descriptor for descriptor, _ in poller.poll(min(1e6, self._watch.look() * 1e3))}
-            if child in ready:
-                return
-            if ready:
-                raise Closed
 
     def _find(self, where: FunctionLocation) -> Callable[..., Any]:
         here = msgspec.structs.replace(where, file=moved(where.file, self._files)[0])
@@ -313,20 +299,6 @@ class _Function:
         """True if the import of the function changed environment variables."""
 
     def serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
-        inherit_stops()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in (1, 2):
-            os.dup2(nowhere, descriptor)
-        own = os.getpid()
-        try:
-            self._serve(function, setup)
-        except Closed:
-            pass
-        except BaseException as error:
-            if os.getpid() == own:
-                self._channel.tell(failure_of(error))
-
-    def _serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
         if self._request.core is not None:
             os.sched_setaffinity(0, {self._request.core})
         rng = random.Random(self._request.layout)

@@ -11,10 +11,8 @@ import ctypes
 import gc
 import importlib
 import os
-import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,8 @@ import psutil
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.host.channel import Channel, Closed
-from edgefl.host.children import collect, end_children, fork, has_children, waiting_for_children
+from edgefl.host.children import end_children, has_children
+from edgefl.host.forked import call_forked
 from edgefl.host.process import adopt_orphans, become_child, keep_stops, outlive_parent
 from edgefl.regression import process
 from edgefl.regression.counts import CountedRun
@@ -125,53 +124,30 @@ class RegressionWorker:
         """
         assert self._watch is not None
         self._watch.reset()
-        read, write = os.pipe()
 
-        def main() -> None:
-            restore_sigchld()
-            os.close(read)
+        def call() -> bytes:
             self._channel.close()
-            _be_device(write, measure, quiet)
+            inherit_stops()
+            return _encode(process.result_of(measure))
 
-        with waiting_for_children() as restore_sigchld:
-            pid = fork("edgefl-device", main)
-            os.close(write)
-            child = os.pidfd_open(pid)
-            try:
-                return self._answer(read, child, pid, self._watch)
-            finally:
-                os.close(child)
-                os.close(read)
-                end_children()
-
-    def _answer(self, read: int, child: int, pid: int, watch: TreeWatch) -> process.Answer:
-        """Return the result that the process wrote before it ended.
-
-        This does not wait for the end of the pipe, because the process's children may keep the pipe open.
-        """
-        until_s = time.monotonic() + self._limit_s
-        data = bytearray()
-        poller = select.poll()
-        for descriptor in (read, child, self._channel.fileno()):
-            poller.register(descriptor, select.POLLIN)
-        while (left_s := until_s - time.monotonic()) > 0:
-            ready = {descriptor for descriptor, _ in poller.poll(min(left_s, watch.look()) * 1e3)}
-            if self._channel.fileno() in ready:
-                raise Closed  # the test's process sends nothing while it waits, so it has ended
-            if read in ready:
-                part = os.read(read, 1 << 16)
-                data += part
-                if not part:
-                    poller.unregister(read)
-            elif child in ready:
-                end = collect(pid)
-                if data:
-                    return _decoder.decode(data)
-                if end.signal:
-                    known = (one.name for one in signal.Signals if one == end.signal)
-                    return process.Failure("signal", next(known, str(end)))
-                return process.Failure("raised", f"the function ended its process with {end}")
-        return process.Failure("late", f"{self._limit_s:g}")
+        try:
+            data, end = call_forked(
+                "edgefl-device",
+                call,
+                quiet=quiet,  # print the function's output once, not once for each repetition
+                limit_s=self._limit_s,
+                caller=self._channel.fileno(),
+                look=self._watch.look,
+                end_all=True,
+            )
+        except TimeoutError:
+            return process.Failure("late", f"{self._limit_s:g}")
+        if data:
+            return _decoder.decode(data)
+        if end.signal:
+            known = (one.name for one in signal.Signals if one == end.signal)
+            return process.Failure("signal", next(known, str(end)))
+        return process.Failure("raised", f"the function ended its process with {end}")
 
 
 def _import_all(names: Iterable[str]) -> None:
@@ -182,27 +158,6 @@ def _import_all(names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-
-
-def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
-    """Run one repetition in this forked process and write its result."""
-    inherit_stops()
-    own = os.getpid()
-    if quiet:  # print the function's output once, not once for each repetition
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-    result = _result(measure)
-    if os.getpid() == own:  # not true in a process that the function forked and that returned here
-        with os.fdopen(write, "wb") as pipe:
-            pipe.write(_encode(result))
-
-
-def _result(measure: Callable[[], Any]) -> Any:
-    try:
-        return measure()
-    except BaseException as error:
-        return process.failure_of(error)
 
 
 def num_threads() -> int:
