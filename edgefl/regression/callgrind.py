@@ -144,10 +144,6 @@ def _children(folder: str) -> Iterator[Path]:
 
 
 def _handle(request: PrepareRequest) -> object:
-    from edgefl.devices import load_device, load_network
     from edgefl.regression.repetition import DeviceHandle
 
-    network = None if request.network is None else load_network(request.network)
-    handle = DeviceHandle(load_device(request.device), network, 0)
-    handle.begin(None)
-    return handle
+    return DeviceHandle.named(request.device, request.network)

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from edgefl.devices import load_device, load_network
 from edgefl.devices.code import clusters_of, throughput
 from edgefl.devices.link import Disconnected, Link
 from edgefl.devices.schema import Device, Network
@@ -357,6 +358,11 @@ class DeviceHandle:
         self._clock: DeviceClock | None = None
         self.sent_bytes = 0
 
+    @classmethod
+    def named(cls, device: str, network: str | None) -> DeviceHandle:
+        """Return the handle of the device and the network with these names."""
+        return cls(load_device(device), None if network is None else load_network(network), 0)
+
     def begin(self, clock: DeviceClock | None) -> None:
         """Begin a call, and reset the number of sent bytes. If ``clock`` is None, transfers do not wait."""
         self._clock = clock
@@ -368,8 +374,7 @@ class DeviceHandle:
         Returns after the time that the link takes; the result is this time in emulated seconds. Raises
         TypeError if ``data`` is not a buffer, and `Disconnected` if the link breaks.
 
-        >>> from edgefl.devices import load_device, load_network
-        >>> handle = DeviceHandle(load_device("pi-4"), load_network("defedavg-400"), 0)
+        >>> handle = DeviceHandle.named("pi-4", "defedavg-400")
         >>> round(handle.send(bytes(2_200_000)), 3), handle.sent_bytes
         (0.044, 2200000)
         """

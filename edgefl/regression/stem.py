@@ -305,11 +305,9 @@ class _Function:
         held = [bytes(rng.randrange(1, MOST_PADDING)) for _ in range(BLOCKS)]
         handle: DeviceHandle | None = None
         if takes_device(function):
-            from edgefl.devices import load_device, load_network
             from edgefl.regression.repetition import DeviceHandle
 
-            network = None if self._request.network is None else load_network(self._request.network)
-            handle = DeviceHandle(load_device(self._request.device), network, 0)
+            handle = DeviceHandle.named(self._request.device, self._request.network)
         run = bound(function, setup, self._request.args, self._request.kwargs, handle)
         peak = Peak(self._watch)
         run()
