@@ -25,7 +25,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,7 +83,8 @@ def _socket(kind: int, mark: int) -> zmq.Socket[bytes]:
     return socket
 
 
-def _through_zeromq(case: LimitCase) -> float:
+def _through_zeromq(case: LimitCase, folder: str) -> float:
+    address = f"ipc://{folder}/router"
     model = np.ones(case.parameters, np.float32).tobytes() if case.transport == "wire" else b""
     parts = [model[at : at + PART_BYTES] for at in range(0, len(model), PART_BYTES)]
     task = [TASK, model] if model else [TASK]
@@ -99,28 +99,26 @@ def _through_zeromq(case: LimitCase) -> float:
             dealer.send(DONE)
         dealer.context.destroy(linger=0)
 
-    with tempfile.TemporaryDirectory(prefix="edgefl-bare-") as folder:
-        address = f"ipc://{folder}/router"
-        with _clients(case.clients, life) as processes:
-            router = _socket(zmq.ROUTER, 8)
-            router.router_mandatory = True  # wait at the high-water mark; the default drops messages
-            router.bind(address)
-            peers = {router.recv_multipart()[0] for _ in processes}
-            for peer in peers:
-                router.send_multipart([peer, *task])
+    with _clients(case.clients, life) as processes:
+        router = _socket(zmq.ROUTER, 8)
+        router.router_mandatory = True  # wait at the high-water mark; the default drops messages
+        router.bind(address)
+        peers = {router.recv_multipart()[0] for _ in processes}
+        for peer in peers:
+            router.send_multipart([peer, *task])
 
-            def trip() -> None:
-                while (frames := router.recv_multipart())[1] != DONE:
-                    pass
-                router.send_multipart([frames[0], *task])
+        def trip() -> None:
+            while (frames := router.recv_multipart())[1] != DONE:
+                pass
+            router.send_multipart([frames[0], *task])
 
-            rate = _rate(trip, case.seconds)
-            for peer in peers:
-                router.send_multipart([peer, LEAVE])
-            while any(process.is_alive() for process in processes):
-                if router.poll(20):  # a client may be waiting for room to send
-                    router.recv_multipart()
-            router.context.destroy(linger=0)
+        rate = _rate(trip, case.seconds)
+        for peer in peers:
+            router.send_multipart([peer, LEAVE])
+        while any(process.is_alive() for process in processes):
+            if router.poll(20):  # a client may be waiting for room to send
+                router.recv_multipart()
+        router.context.destroy(linger=0)
     return rate
 
 
@@ -189,10 +187,11 @@ def _rate(call: Callable[[], None], seconds: float) -> float:
     return calls / spent
 
 
-def main(what: Limit, transport: Transport, *figures: str) -> None:
+def main(folder: str, what: Limit, transport: Transport, *figures: str) -> None:
+    """Measure a limit and print it. Sockets are created in ``folder``, which the caller deletes."""
     parameters, clients, updates = map(int, figures[:3])
     case = LimitCase(what, transport, parameters, clients, updates, float(figures[3]))
-    print(_through_zeromq(case) if what == "socket" else _through_memory(case))
+    print(_through_zeromq(case, folder) if what == "socket" else _through_memory(case))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,8 +196,9 @@ def _long_enough(
 
 def limit_of(case: LimitCase) -> float:
     """Measure, in a separate process, how many trips per second the limit allows."""
-    command = [sys.executable, "-m", "edgefl.lab.bare", *map(str, case)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(prefix="edgefl-bare-") as folder:  # Ctrl-C kills the process at once
+        command = [sys.executable, "-m", "edgefl.lab.bare", folder, *map(str, case)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         _, _, why = done.stderr.strip().rpartition("\n")
         raise RunError(f"ingest: the limit {case.what} cannot be measured: {why}")

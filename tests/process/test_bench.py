@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -166,11 +168,24 @@ def test_bare_trips_use_all_slots_in_turns_and_copy_or_compute_an_update() -> No
 def test_clients_of_a_limit_end_when_its_process_is_killed() -> None:
     """The fixture `nothing_left` checks that the clients have ended."""
     case = bare.LimitCase("passes", "shm", 1000, clients=2, updates=1, seconds=1e4)
-    process = psutil.Popen([sys.executable, "-m", "edgefl.lab.bare", *map(str, case)])
+    process = psutil.Popen([sys.executable, "-m", "edgefl.lab.bare", "nowhere", *map(str, case)])
     while len(process.children()) < case.clients:
         assert process.is_running()
     process.kill()
     process.wait()
+
+
+def test_an_interrupted_measurement_of_a_limit_leaves_no_folder(tmp_path: Path) -> None:
+    """Its folder was that of the process that measures, which is killed."""
+    case = bare.LimitCase("socket", "shm", 9, clients=1, updates=1, seconds=1e4)
+    code = f"from edgefl.lab.bare import LimitCase; from edgefl.lab import ingest; ingest.limit_of({case})"
+    process = psutil.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
+    while not any(tmp_path.glob("edgefl-bare-*/router")):
+        with pytest.raises(psutil.TimeoutExpired):
+            process.wait(0.05)
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_spawn_reports_its_measurements(capsys: pytest.CaptureFixture[str]) -> None:
