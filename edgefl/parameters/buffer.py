@@ -44,6 +44,8 @@ RING_MIN, RING_MAX = 5, 16
 MAGIC = 0x6564676566_6C31
 LAYOUT = 7
 PAGE = 4096
+TINY = np.float32(1e-20)
+"""Weights below this count as 0 in `ParameterBuffer.weights_digest`."""
 
 _SHAPE = "size ring slots vectors format clients kept tail extra statistics"
 _FIELDS = ("magic", "layout", *_SHAPE.split(), "latest_version", "latest_entry")
@@ -260,6 +262,18 @@ class ParameterBuffer:
     def digest(self) -> str:
         """Return the SHA-256 hash of the parameters of the latest version, in hexadecimal digits."""
         return hashlib.sha256(self.model(self.latest[1]).data).hexdigest()
+
+    def weights_digest(self, statistics: int) -> str:
+        """Return a SHA-256 hash of the latest version's weights, to see whether training has changed them.
+
+        The last ``statistics`` elements, which are running statistics, are left out. Values below `TINY`
+        count as 0, because a step that is too small to change other weights changes a weight of 0.
+        """
+        model, found = self.model(self.latest[1]), hashlib.sha256()
+        for at in range(0, len(model) - statistics, 1 << 20):
+            part = model[at : min(at + (1 << 20), len(model) - statistics)]
+            found.update(np.where(np.abs(part) < TINY, np.float32(0.0), part).data)
+        return found.hexdigest()
 
     def vectors(self, entry: int) -> list[Floats]:
         """Return the state vectors of the server's optimiser in a ring entry."""

@@ -285,8 +285,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     test_examples: int = 0
     model: str = ""
     parameters: int = 0
-    first_model_sha256: str = ""
-    """SHA-256 of version 0 of the model."""
+    first_weights_sha256: str = ""
+    """Hash of the weights of version 0 (`ParameterBuffer.weights_digest`)."""
     model_sha256: str = ""
     aggregation: Aggregation = Aggregation()
     server_trip_us: float | None = None

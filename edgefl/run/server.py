@@ -268,7 +268,7 @@ class ServerLoop:
         self._gate.dismiss(*CLIENTS, control.EVALUATOR)
         aggregator, watch = self._aggregator, self._watch
         model_sha256 = aggregator.buffer.digest()
-        no_progress = "" if interrupted else self._no_progress(reason, model_sha256)
+        no_progress = "" if interrupted else self._no_progress(reason)
         together_s = (watch.ns.get("record", 0) + watch.ns.get("send", 0)) / 1e9
         self._store.set_meta(
             status="interrupted" if interrupted else "done",
@@ -287,13 +287,16 @@ class ServerLoop:
         self._report()
         self._channel.tell(control.Finished(reason, interrupted, no_progress))
 
-    def _no_progress(self, reason: str, model_sha256: str) -> str:
+    def _no_progress(self, reason: str) -> str:
         """Return the reason why an ended run has no result, or "" if it has one."""
         if reason.startswith(NO_PROGRESS):
             return reason.removeprefix(f"{NO_PROGRESS}: ")
         version = self._core.version
         if version and not self._core.learned:
             return "all trips failed or gave a bad update"
-        if model_sha256 != self._store.meta("first_model_sha256"):
+        aggregator = self._aggregator
+        weights_sha256 = aggregator.buffer.weights_digest(aggregator.statistics)
+        if weights_sha256 != self._store.meta("first_weights_sha256"):
             return ""
-        return f"version {version:,} equals version 0, bit for bit" if version else "no version was made"
+        same = f"the weights of version {version:,} equal those of version 0"
+        return same if version else "no version was made"

@@ -145,7 +145,7 @@ def build(
     else:
         aggregator.begin()
         describe(store, plan, strategy, trips)
-        store.set_meta(first_model_sha256=buffer.digest())
+        store.set_meta(first_weights_sha256=buffer.weights_digest(aggregator.statistics))
     store.set_meta(status="running")
     if plan.resume and not plan.restarts:
         if plan.code_change:

@@ -30,7 +30,7 @@ from edgefl.run import control, lanes, supervisor
 from edgefl.run.sweep import sweep
 from tests.reports import Page
 
-from .runs import Command, experiment, summary, virtual, wait_for_versions
+from .runs import BATCH_NORMALISED, Command, experiment, summary, virtual, wait_for_versions
 
 GRID = {"strategy.server_lr": ["0.5", "1.0"]}
 SHORT = virtual(stop=Stop(versions=4), evaluation=edgefl.Evaluation(every_versions=2))
@@ -397,7 +397,7 @@ def test_runs_without_progress_are_not_ranked(tmp_path: Path, capsys: pytest.Cap
     figures = {rate: found[rate].summary() for rate in rates}
     assert [figures[rate]["versions"] for rate in rates] == [4, 4, 0]
     assert [figures[rate]["no_progress"] for rate in rates] == [
-        "", "version 4 equals version 0, bit for bit",
+        "", "the weights of version 4 equal those of version 0",
         f"{figures['3e38']['dropped_updates']} tasks in a row failed or gave a bad update",
     ]  # fmt: skip
     assert figures["3e38"]["dropped_updates"] == figures["3e38"]["client_trips"] > 100
@@ -408,3 +408,10 @@ def test_runs_without_progress_are_not_ranked(tmp_path: Path, capsys: pytest.Cap
         assert cli.main(["verify", str(found[rate].dir)]) == 0
         assert cli.main(["resume", str(found[rate].dir)]) == 2
         assert "<b>No progress.</b>" in (found[rate].dir / "report.html").read_text()
+
+
+def test_a_model_of_which_only_running_statistics_change_makes_no_progress(tmp_path: Path) -> None:
+    (tmp_path / "own_net.py").write_text(BATCH_NORMALISED)
+    wanted = config.change(SHORT, ['model={name="own_net:net"}', "training.lr=1e-30"])
+    found = supervisor.run(wanted, tmp_path / "run", quiet=True, base=tmp_path).summary()
+    assert found["no_progress"] == "the weights of version 4 equal those of version 0"
