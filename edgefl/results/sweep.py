@@ -113,8 +113,9 @@ class Sweep:
 
         The metrics are the accuracy, the loss, the numbers of versions and client trips, the emulated and
         wall seconds, the staleness, the accuracy and the applied weight of slow phones, the cost of
-        reaching the target (NaN if it was not reached), the target, and ``valid``, which is 1.0 for a valid
-        run and otherwise 0.0.
+        reaching the target (NaN if it was not reached), the target, ``valid``, which is 1.0 for a valid run
+        and otherwise 0.0, and ``no_progress``, which is 1.0 for a run whose metrics are not a result, because
+        its model did not learn.
         """
         compared = {
             (row["label"], seed): found
@@ -131,6 +132,7 @@ class Sweep:
         target = self._summary["comparison"]["target"]
         table["target"] = column([target and target["value"]] * len(self.runs))
         table["valid"] = column(float(bool(each["fidelity"]["valid"])) for each in rows)
+        table["no_progress"] = column(float(bool(each["no_progress"])) for each in rows)
         return table
 
     def fleets(self) -> Table:
@@ -159,7 +161,7 @@ class Sweep:
         """Return one row per label, with the mean of each metric over seeds.
 
         A column ``…_half_95`` is half the width of the mean's 95% interval (Student's t); it is NaN if there
-        is only one seed.
+        is only one seed. ``no_progress`` is 1.0 if the model of any run did not learn; the row is not ranked.
         """
         rows = self._summary["comparison"]["rows"]
         names = dict.fromkeys(name for row in rows for name in row["figures"])
@@ -171,6 +173,7 @@ class Sweep:
             figures = [row["figures"].get(name, {}) for row in rows]
             table[name] = column(figure.get("mean") for figure in figures)
             table[f"{name}_half_95"] = column(figure.get("half_95") for figure in figures)
+        table["no_progress"] = column(float(row["no_progress"]) for row in rows)
         return table
 
     def evaluations(self) -> Table:

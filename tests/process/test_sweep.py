@@ -403,6 +403,9 @@ def test_runs_without_progress_are_not_ranked(tmp_path: Path, capsys: pytest.Cap
     assert figures["3e38"]["dropped_updates"] == figures["3e38"]["client_trips"] > 100
     comparison = Sweep(out).summary()["comparison"]
     assert [row["no_progress"] for row in comparison["rows"]] == [False, True, True]
+    for table in (Sweep(out).table(), Sweep(out).means()):
+        assert table["no_progress"].tolist() == [0.0, 1.0, 1.0]
+    assert (out / "runs.csv").read_text().splitlines()[0].endswith(",valid,no_progress")
     assert "<b>No progress</b>, so not ranked: lr=1e-30, lr=3e38." in (out / "report.html").read_text()
     for rate in rates[1:]:
         assert cli.main(["verify", str(found[rate].dir)]) == 0
