@@ -340,7 +340,7 @@ def _highest(rows: Sequence[RunGroup]) -> str:
     text = f"At the end {_leaders(rows, 'accuracy')} the highest accuracy"
     text += f": {percent(first.figures['accuracy'].mean)}"
     gap = _gap(first, second, "accuracy")
-    if gap is None or _level(first, second, "accuracy"):
+    if gap is None or gap.mean == 0.0 or _level(first, second, "accuracy"):
         return text
     if gap.mean < 0.0:  # possible if the rows have different seeds
         gap = gap._replace(mean=-gap.mean)

@@ -24,6 +24,7 @@ from edgefl.results.statistics import (
     estimate,
     learning_curve,
     ratio,
+    ratio_digits,
     smoothed,
 )
 from edgefl.results.summary import rounded, value_of
@@ -317,7 +318,12 @@ def _order_in_words(
     times = times.replace("> ", "at least ").replace("< ", "at most ")
     text += f"; {second} took {times} as long" if base == first else f", {times} the time of {second}"
     if math.isinf(known.high) and known.low == 0.0:
-        return f"{text}. That is one seed: another may reverse the order."
+        order = ""  # the rows are in the order of their means, which may include other seeds
+        if ratio_digits(known.mean) == "1.00":
+            order = " On the seed that both have, they took equally long."
+        elif known.mean < 1.0 if base == first else known.mean > 1.0:
+            order = f" On the seed that both have, {second} is first."
+        return f"{text}.{order} That is one seed: another may reverse the order."
     certain = known.low > 1.0 if base == first else known.high < 1.0
     if known.high < 1.0 if base == first else known.low > 1.0:
         return f"{text}. So on the seeds that both have, {second} is first."

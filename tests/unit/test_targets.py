@@ -458,6 +458,21 @@ def test_rows_of_different_seeds_are_ordered_by_the_seeds_that_both_have(tmp_pat
         assert f"{highest}fedavg ×2 is 5.0 ±0.0 points above fedbuff ×3." in text
 
 
+@pytest.mark.parametrize(
+    ("pace", "ratio", "order"),
+    [(16.0, "0.80×", "fedavg is first"), (19.99, "1.00×", "they took equally long")],
+)
+def test_rows_with_one_seed_in_common_are_ordered_by_that_seed(
+    pace: float, ratio: str, order: str, tmp_path: Path
+) -> None:
+    """Regression: the row with the lower mean was called first, and the other "took 0.80× as long"."""
+    folders = [
+        run_of(tmp_path / str(seed), "fedbuff", seed, linear(each)) for seed, each in ((1, 2.0), (2, 20.0))
+    ]
+    text = text_of([*folders, run_of(tmp_path / "other", "fedavg", 2, linear(pace))], 0.5)
+    assert f"fedavg took {ratio} as long. On the seed that both have, {order}. That is one seed" in text
+
+
 def test_small_times_and_ratios_keep_their_digits(tmp_path: Path) -> None:
     paces = {"fedavg": (1000.0, 1100.0, 1050.0), "fedbuff": (5.0, 5.02, 5.01)}
     folders = [
