@@ -343,16 +343,18 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid
     from edgefl.results.run_folder import EXPERIMENT_FILE, is_done
 
     try:
-        run()
+        summary = run().summary()
     except KeyboardInterrupt:
-        if not is_done(folder):  # if it is, the signal came too late to change anything
+        if not is_done(folder):
             begun = (folder / EXPERIMENT_FILE).is_file()
             way_on = f"; carry on with: edgefl resume {folder}" if begun else " before anything was written"
             raise Interrupted(f"interrupted{way_on}") from None
-    summary = summary_in(folder)
+        summary = summary_in(folder)  # the run had ended when the signal came
     fidelity = summary["fidelity"]
     if summary["stop_reason"].startswith(TOO_FEW_CLIENTS):
         say(f"edgefl: the run ended early: {summary['stop_reason']}", err=True)
+    if summary["stop_reason"] == "participations":
+        say("edgefl: the run ended because too few clients may still participate (see [privacy])", err=True)
     if no_progress := summary["no_progress"]:
         say(f"edgefl: {NO_PROGRESS}: {no_progress}; the figures are not a result", err=True)
     if not fidelity["valid"]:

@@ -84,7 +84,10 @@ class Slots:
         """
         if not self._free:
             taken = f"all {self.buffer.shape.slots} are taken"
-            raise SlotError(f"no update slot is free for task {task}; {taken}")
+            why = (
+                "the strategy holds updates that it neither uses nor discards, or more than its max_held says"
+            )
+            raise SlotError(f"no update slot is free for task {task}; {taken}: {why}")
         slot = self._free.pop()
         # Let the client read from the entry if enough other entries can be overwritten.
         lent = self.lends and entry >= 0

@@ -185,6 +185,14 @@ def test_an_invalid_emulation_is_reported_even_if_quiet(
     assert "INVALID, error median" in capsys.readouterr().out
 
 
+def test_a_run_without_participations_left_says_why_it_ended(
+    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SUMMARY, "stop_reason", "participations")
+    assert main(["run", "e.toml", "-q"]) == 0
+    assert "ended because too few clients may still participate" in capsys.readouterr().err
+
+
 def test_computed_times_are_not_called_measured(
     here: Path, runs: Calls, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
