@@ -87,6 +87,14 @@ accuracy, accuracy_over, emulated_s, metric, min_improvement, patience_evaluatio
         raise Fault(key, f"{key}{': ' if key else ''}{error}") from None
 
 
+def from_json(text: bytes | str, what: str, of: Any = Any, error: type[ConfigError] = ConfigError) -> Any:
+    """Parse JSON as type ``of``. Raises ``error``, whose message starts with ``what``, if it is invalid."""
+    try:
+        return msgspec.json.decode(text, type=of)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
+        raise error(f"{what}: {why}") from None
+
+
 def faults(value: Any, of: Any, key: str = "") -> Iterator[Fault]:
     """Yield a `Fault` for each unknown key, each missing key, and each value that has a wrong type or is out
     of bounds, at any depth of nesting.

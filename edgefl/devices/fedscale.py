@@ -30,6 +30,7 @@ from edgefl.devices.imports import (
     read_bytes,
 )
 from edgefl.errors import ProfileError
+from edgefl.validation import from_json
 
 Client = TypeVar("Client")
 LIMIT_MIB = 256
@@ -64,10 +65,7 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
     The fleet has one device and one network per client. At most ``options.clients`` clients are imported,
     evenly spaced in a list ordered by speed (for capacities) or by client id (for behaviors).
     """
-    try:
-        clients = msgspec.json.decode(read_bytes(path, LIMIT_MIB))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: not JSON: {error}") from None
+    clients = from_json(read_bytes(path, LIMIT_MIB), f"{path}: not JSON", error=ProfileError)
     if not isinstance(clients, dict) or not clients:
         raise ProfileError(f"{path}: must be an object with an entry for each client")
     most = CLIENTS if options.clients is None else options.clients

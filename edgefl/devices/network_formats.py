@@ -24,6 +24,7 @@ from edgefl.devices.imports import ImportOptions, ImportResult, checked, pick, p
 from edgefl.devices.link import constant_trace, read_trace, trace_text
 from edgefl.devices.schema import Direction, Network
 from edgefl.errors import ProfileError
+from edgefl.validation import from_json
 
 Bits = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 Throughput = Annotated[float, msgspec.Meta(ge=-1, lt=1e12)]
@@ -140,10 +141,7 @@ class LighthouseThrottling(msgspec.Struct):
 
 def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
     """Import each preset as a network."""
-    try:
-        value = msgspec.json.decode(read_text(path))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProfileError(f"{path}: not JSON: {error}") from None
+    value = from_json(read_text(path), f"{path}: not JSON", error=ProfileError)
     presets = list(_presets(path, value, options.name or path.stem))
     if not presets:
         allowed = "tables with download, upload and latency, with downloadThroughput, or with throttling"

@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from edgefl.errors import ConfigError
 from edgefl.files import read as read_file
 from edgefl.learning.dataset import Dataset, Examples, Images, Tokens
+from edgefl.validation import from_json
 
 MOST_BYTES = 4 << 30
 
@@ -247,10 +248,6 @@ class _User(msgspec.Struct):
     y: list[Any]
 
 
-_file = msgspec.json.Decoder(_File)
-_user = msgspec.json.Decoder(_User)
-
-
 def find_leaf(folder: Path) -> list[Path] | None:
     """Return [``folder``] if it contains LEAF's two folders, each with at least one JSON file; else None."""
     return [folder] if all(any((folder / split).glob("*.json")) for split in SPLITS) else None
@@ -296,10 +293,7 @@ def _users(folder: Path) -> Iterator[tuple[str, _User]]:
             seen.add(user)
             if user not in found.user_data:
                 raise ConfigError(f"{where}: listed in users, but not in user_data")
-            try:
-                data = _user.decode(found.user_data[user])
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{where}: must hold lists x and y: {error}") from None
+            data: _User = from_json(found.user_data[user], f"{where}: must hold lists x and y", _User)
             if not len(data.x) == len(data.y) == count:
                 got = f"{len(data.x)} and {len(data.y)}"
                 raise ConfigError(f"{where}: num_samples is {count}, but x and y have {got} entries")
@@ -308,10 +302,11 @@ def _users(folder: Path) -> Iterator[tuple[str, _User]]:
 
 
 def _read(file: Path) -> _File:
+    what = f"{file}: not in LEAF's format"
     try:
-        found = _file.decode(read_file(file, MOST_BYTES))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file}: not in LEAF's format: {error}") from None
+        found: _File = from_json(read_file(file, MOST_BYTES), what, _File)
+    except OSError as error:
+        raise ConfigError(f"{what}: {error}") from None
     if len(found.users) != len(found.num_samples):
         got = f"{len(found.users)} users and {len(found.num_samples)} counts"
         raise ConfigError(f"{file}: users and num_samples must have the same length (got {got})")
