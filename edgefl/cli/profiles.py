@@ -44,9 +44,8 @@ class Search(NamedTuple):
 
     def fits(self, device: Device) -> bool:
         """Return True for a device that matches all conditions."""
-        clusters = device.cpu.clusters if device.cpu else ()
-        texts = (device.id, device.name, device.kind, device.soc or "", *(each.uarch for each in clusters))
-        text = " ".join(texts).lower()
+        cores = (each.uarch for each in device.clusters)
+        text = " ".join((device.id, device.name, device.kind, device.soc or "", *cores)).lower()
         ram_mib = device.memory.ram_mib if device.memory else None
         return (
             all(word in text for word in (self.words or "").lower().split())

@@ -197,8 +197,7 @@ def like_of(like: str | None, device: str, command: list[str]) -> str:
 
     if like not in (None, "auto"):
         return like
-    cpu = load_device(device).cpu
-    known = like == "auto" or (cpu is not None and cpu.clusters)
+    known = load_device(device).clusters or like == "auto"
     return class_of(command) if known else TORCH
 
 

@@ -363,7 +363,7 @@ def read_clusters(text: str, aes: bool = True) -> tuple[CodeCluster, ...]:
 
 def clusters_of(device: Device) -> tuple[CodeCluster, ...]:
     """Return a device profile's clusters. Raises `ConfigError` if it lists none or if a core is unknown."""
-    if device.cpu is None or not device.cpu.clusters:
+    if not device.clusters:
         raise ConfigError(
             f"device {device.id!r}: its profile lists no cpu.clusters, so its cores are unknown"
         )
@@ -377,7 +377,7 @@ def clusters_of(device: Device) -> tuple[CodeCluster, ...]:
             aes,
             None if bandwidth is None else 1e3 * bandwidth,
         )
-        for each in device.cpu.clusters
+        for each in device.clusters
     )
 
 

@@ -274,7 +274,7 @@ def masking_time_s(device: Device, rules: SecureRules) -> float:
     AES-256-CBC and of memcpy on the device's fastest core. The time is 0 if the profile lists no cores, or
     if a delay model sets the trip's time.
     """
-    if device.timed_by_draw or device.cpu is None or not device.cpu.clusters:
+    if device.timed_by_draw or not device.clusters:
         return 0.0
     clusters = code.clusters_of(device)
     cipher, copy = (code.throughput(clusters, kind, 1).value * 1e6 for kind in _MASKING)

@@ -155,10 +155,9 @@ def _put(text: str, old: str, new: str, sources: str) -> str:
 
 def _core(device: Device) -> str:
     """Return the type of the cores with the highest clock, as Arm's short name (such as A76) if possible."""
-    clusters = device.cpu.clusters if device.cpu is not None else ()
-    if not clusters:
+    if not device.clusters:
         raise ConfigError(f"{device.id}: no cpu.clusters, so a similar measured device cannot be chosen")
-    fastest = max(clusters, key=lambda each: each.max_mhz)
+    fastest = max(device.clusters, key=lambda each: each.max_mhz)
     cortex = re.search(r"Cortex-(\w+)", fastest.uarch)
     return cortex[1] if cortex else fastest.uarch
 

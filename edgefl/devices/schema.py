@@ -279,6 +279,11 @@ class Device(_Table, frozen=True, kw_only=True):
         return self.cpu.rate_gflops.train * 1e9 if self.cpu is not None else math.inf
 
     @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """The cores; () if the profile lists none."""
+        return () if self.cpu is None else self.cpu.clusters
+
+    @property
     def runtime_name(self) -> str | None:
         """The runtime that clients use; None for a profile without runtimes."""
         return self.default_runtime or min(self.runtime, default=None)
@@ -344,10 +349,10 @@ class Device(_Table, frozen=True, kw_only=True):
         """
         if self.thermal is not None and self.thermal.busy_w is not None:
             return self.thermal.busy_w
-        clusters = () if self.cpu is None else self.cpu.clusters
-        if not clusters or any(cluster.max_ma is None for cluster in clusters):
+        if not self.clusters or any(cluster.max_ma is None for cluster in self.clusters):
             return None
-        return sum(cluster.cores * (cluster.max_ma or 0.0) for cluster in clusters) / 1e3 * self.voltage_v
+        current_ma = sum(cluster.cores * (cluster.max_ma or 0.0) for cluster in self.clusters)
+        return current_ma / 1e3 * self.voltage_v
 
     @property
     def core_w(self) -> tuple[float, ...]:
@@ -360,20 +365,17 @@ class Device(_Table, frozen=True, kw_only=True):
         >>> [round(watts, 2) for watts in load_device("pixel-4").core_w]
         [0.86, 1.16, 1.16, 1.16, 0.33, 0.33, 0.33, 0.33]
         """
-        clusters = () if self.cpu is None else self.cpu.clusters
-        if self.busy_w is None or not clusters:
+        if self.busy_w is None:
             return ()
-        known = all(cluster.max_ma for cluster in clusters)
-        parts = [
-            (cluster.max_ma or 0.0) if known else 1.0 for cluster in clusters for _ in range(cluster.cores)
-        ]
+        cores = [cluster for cluster in self.clusters for _ in range(cluster.cores)]
+        known = all(core.max_ma for core in cores)
+        parts = [(core.max_ma or 0.0) if known else 1.0 for core in cores]
         return tuple(self.busy_w * part / sum(parts) for part in parts)
 
     @property
     def core_mhz(self) -> tuple[float, ...]:
         """Maximum clock of each core in MHz, in the order of the clusters; () if there are none."""
-        clusters = () if self.cpu is None else self.cpu.clusters
-        return tuple(cluster.max_mhz for cluster in clusters for _ in range(cluster.cores))
+        return tuple(cluster.max_mhz for cluster in self.clusters for _ in range(cluster.cores))
 
     @property
     def fastest_core_w(self) -> float | None:

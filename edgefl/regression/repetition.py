@@ -149,8 +149,8 @@ def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float
     """Return the 90% error factor of the sum of ``model_s`` (for torch's ``work``) and ``rest_s`` (for other
     code)."""
     device = call.device
-    model, clusters = device.time_model(), () if device.cpu is None else device.cpu.clusters
-    if model is None or not clusters or not model_s + rest_s:
+    model = device.time_model()
+    if model is None or not device.clusters or not model_s + rest_s:
         return None
     spread = throughput(clusters_of(device), call.like, 1).spread
     logs = model_s * math.log(model.error_factor_of(work)), rest_s * math.log(spread)
@@ -420,7 +420,7 @@ class ReferenceWork(NamedTuple):
         """
         if self.work.calls and (seconds := device_s(device, self.work)):
             return seconds
-        if not self.work.calls and device.cpu is not None and device.cpu.clusters:
+        if not self.work.calls and device.clusters:
             return INTERPRETED_STEPS / throughput(clusters_of(device), "interpreter", 1).value
         return self.flop / device.train_flop_per_s
 
