@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from edgefl.kernels.field import Words
 from edgefl.parameters.buffer import ParameterBuffer, Raw
 from edgefl.run.hidden import Ask, Helpers, Members, Phones, Scheme, Trip, id_of
 from edgefl.run.secure_parties import SumReply, Used
-from edgefl.secure import ID_BYTES, SecureError
+from edgefl.secure import ID_BYTES, SecureError, digest_of
 from edgefl.secure.fixed import FixedPoint
 from edgefl.secure.keys import KEY_BYTES
 from edgefl.secure.pairwise import (
@@ -220,7 +220,7 @@ class Participants:
     def reply(self, members: Members, online: Collection[int]) -> SumReply:
         try:
             rules, uploads = uploads_of(self._rules, self._buffer, members)
-            digest = _digest(uploads.values())
+            digest = digest_of(b"%d %d " % (one.client, one.weight) + one.name for one in uploads.values())
             if self.used.of[0].get(rules.name, digest) != digest:
                 raise SecureError("the clients of this round have revealed their shares for another sum")
             adverts, revealed = self._revealed(rules, uploads, online)
@@ -249,12 +249,6 @@ class Participants:
                     client.receive(sender, boxes[number], content)
         arrived = frozenset(uploads)
         return list(adverts.values()), [client.reveal(arrived) for client in clients.values()]
-
-
-def _digest(uploads: Iterable[Upload]) -> bytes:
-    """Return a digest of the clients, weights and updates of a sum, independent of their order."""
-    parts = sorted(b"%d %d " % (one.client, one.weight) + one.name for one in uploads)
-    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def helpers_of(

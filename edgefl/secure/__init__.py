@@ -22,6 +22,8 @@ Privacy-Preserving Machine Learning*, CCS 2017, doi:10.1145/3133956.3133982.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from typing import Protocol
 
 from edgefl.errors import EdgeflError
@@ -34,6 +36,11 @@ deleted when the run is done."""
 USED_FILE = "phones.used"
 """Name of the file, in a run's folder, that lists the used masks. Each line contains the index of a holder (a
 client that stores shares of masks), the id of a mask, and the digest of the sum."""
+
+
+def digest_of(members: Iterable[bytes]) -> bytes:
+    """Return a digest of the members of a sum; their order has no effect on the digest."""
+    return hashlib.sha256(b"".join(sorted(members))).digest()
 
 
 class SecureRules(Protocol):

@@ -26,7 +26,7 @@ import numpy as np
 from edgefl import kernels
 from edgefl.kernels.arguments import Floats
 from edgefl.kernels.field import PRIME, Words
-from edgefl.secure import ID_BYTES, SecureError, masks
+from edgefl.secure import ID_BYTES, SecureError, digest_of, masks
 from edgefl.secure.coding import Code
 from edgefl.secure.fixed import FixedPoint
 from edgefl.secure.keys import TAG_BYTES, KeyPair
@@ -193,7 +193,7 @@ class Holder:
     def _sum(self, request: Request) -> Words:
         rules, members = self._rules, request.members
         check_members(rules, [(one.client, one.mask, one.weight) for one in members])
-        digest = _digest(members)
+        digest = digest_of(b"%d %d " % (one.client, one.weight) + one.mask for one in members)
         for one in members:
             if self.used.get(one.mask, digest) != digest:
                 raise SecureError(f"the mask of client {one.client} was used in another sum")
@@ -231,12 +231,6 @@ def check_members(rules: Rules, members: Sequence[tuple[int, bytes, int]]) -> No
         raise SecureError(
             f"the weights add up to {total}, above {rules.fixed.total_weight}: the sum could overflow"
         )
-
-
-def _digest(members: Iterable[Member]) -> bytes:
-    """Return a digest of a sum's clients, masks and weights; their order has no effect on the digest."""
-    parts = sorted(b"%d %d " % (one.client, one.weight) + one.mask for one in members)
-    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def _words(raw: bytes, size: int, name: str) -> Words:

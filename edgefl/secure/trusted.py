@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
 from edgefl import kernels
 from edgefl.kernels.arguments import Floats
-from edgefl.secure import ID_BYTES, SecureError
+from edgefl.secure import ID_BYTES, SecureError, digest_of
 from edgefl.secure.keys import TAG_BYTES, KeyPair
 
 
@@ -130,7 +130,7 @@ class TrustedAggregator:
             raise SecureError(
                 f"the sum includes updates from {clients} clients; at least {required} are required"
             )
-        digest = _digest(updates)
+        digest = digest_of(b"%d " % one.client + struct.pack("<d", one.weight) + one.name for one in updates)
         for one in updates:
             if self.used.get(one.name, digest) != digest:
                 raise SecureError(f"the update of client {one.client} was used in another sum")
@@ -148,9 +148,3 @@ class TrustedAggregator:
         if len(opened) != 4 * self._rules.size:
             raise SecureError(f"the update of client {one.client} has {len(opened)} bytes")
         return np.frombuffer(opened, np.float32)
-
-
-def _digest(updates: Iterable[SealedUpdate]) -> bytes:
-    """Return a digest of a sum's clients, updates and weights; their order has no effect on the digest."""
-    parts = sorted(b"%d " % one.client + struct.pack("<d", one.weight) + one.name for one in updates)
-    return hashlib.sha256(b"".join(parts)).digest()
