@@ -13,7 +13,6 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -252,10 +251,10 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def published_figures(path: Path | None = None) -> dict[str, dict[str, list[float]]]:
+def published_figures() -> dict[str, dict[str, list[float]]]:
     """Read the logarithms of published rates per MHz, keyed by class of code and then by core type."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    with (path or bundled_folder() / "code" / "published.csv").open(encoding="utf-8", newline="") as file:
+    with (bundled_folder() / "code" / "published.csv").open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             log = math.log(float(line["value"]) / float(line["mhz"]))
             found[line["class"]][find_core(line["core"])].append(log)

@@ -30,8 +30,8 @@ class Logistic:
     The features are Gaussian, and their mean differs from client to client.
     """
 
-    def __init__(self, clients: int, examples: int, features: int, scale: float, seed: int = 0) -> None:
-        draws = stream(seed, "logistic")
+    def __init__(self, clients: int, examples: int, features: int, scale: float) -> None:
+        draws = stream(0, "logistic")
         true = draws.normal(size=features) / scale
         centres = 0.3 * draws.normal(size=(clients, 1, features))
         self.x = scale * (centres + draws.normal(size=(clients, examples, features)))

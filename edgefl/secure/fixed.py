@@ -51,21 +51,19 @@ class FixedPoint(NamedTuple):
         """Largest magnitude of an encoded element: ⌈clip / step⌉."""
         return math.ceil(float(np.float32(self.clip)) / self.step)
 
-    def encode(self, out: Words, update: Floats, mask: Words, backend: str | None = None) -> int:
+    def encode(self, out: Words, update: Floats, mask: Words) -> int:
         """Write the encoded ``update`` plus ``mask`` to ``out``; return the number of elements that were
         clipped."""
-        return kernels.field_encode(out, update, mask, self.clip, 1.0 / self.step, backend)
+        return kernels.field_encode(out, update, mask, self.clip, 1.0 / self.step)
 
-    def decode(
-        self, out: Floats, total: Words, mask: Words, weights: Sequence[int], backend: str | None = None
-    ) -> None:
+    def decode(self, out: Floats, total: Words, mask: Words, weights: Sequence[int]) -> None:
         """Subtract ``mask``, the sum of the masks, from the masked ``total``, and write the decoded sum
         Σ n_k Δ_k to ``out``.
 
         Raises `SecureError` if an element is larger than the ``weights`` allow, which shows that the masks do
         not cancel.
         """
-        largest = kernels.field_decode(out, total, mask, self.step, backend)
+        largest = kernels.field_decode(out, total, mask, self.step)
         allowed = sum(weights) * self.levels
         if largest > allowed:
             out[:] = 0.0
