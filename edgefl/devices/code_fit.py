@@ -77,14 +77,9 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]
 """Logarithms of rates per MHz, keyed by core type and then by board."""
 
 
-def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
-    """Fit all rates to measured boards and to published values.
-
-    ``published`` contains the published values for each class of code and core type; the default is the
-    bundled values.
-    """
-    published = published_figures() if published is None else published
-    narrow = arm32(boards)
+def fit(boards: Sequence[Board]) -> CoreTable:
+    """Fit all rates to measured boards and to published values."""
+    narrow, published = arm32(boards), published_figures()
     good = [_plausible(board, usual) for usual in [_usual(boards, narrow)] for board in boards]
     rates: dict[str, dict[str, CodeRate]] = {}
     for name in ("integer", "memory", "copy", "crypto", "crypto_without_aes"):
