@@ -35,7 +35,7 @@ from edgefl.lab.workloads import EXERCISE, PRODUCT_FLOP, ExerciseArgs
 from edgefl.learning.operations import StepWork
 from edgefl.processes import usable_cores
 from edgefl.results import tables
-from edgefl.results.summary import fidelity_of
+from edgefl.results.summary import ACHIEVED, fidelity_of
 
 Throttle = Literal["paced", "cgroup", "sigstop"]
 Link = Mapping[str, Mapping[str, float | str]]
@@ -194,14 +194,6 @@ def _loss(name: str, run: TripTimes) -> Judged:
 
 # ---- runs ---------------------------------------------------------------------------------------
 
-TIMES = {
-    "compute": ("compute_declared_s", "compute_s"),
-    "down": ("down_declared_s", "down_s"),
-    "up": ("up_declared_s", "up_s"),
-    "delay": ("delay_declared_s", "delay_s"),
-    "trip": ("trip_declared_s", "trip_achieved_s"),
-}
-
 
 class TripTimes(NamedTuple):
     """Times of the finished trips of a run, in emulated seconds, and the state of the host during the run."""
@@ -223,8 +215,7 @@ class TripTimes(NamedTuple):
         If ``name`` is given, only the trips with this device profile or network are included.
         """
         chosen = self.of(name) if name else slice(None)
-        declared, achieved = TIMES[quantity]
-        return self.columns[declared][chosen], self.columns[achieved][chosen]
+        return self.columns[f"{quantity}_declared_s"][chosen], self.columns[ACHIEVED[quantity]][chosen]
 
 
 def trial(
@@ -268,7 +259,8 @@ def trial(
         with bench.run_record(experiment, EXERCISE, folder / "run") as record:
             trips, conditions = record.trips, fidelity_of(record)
             ended = ~np.isnan(trips["trip_achieved_s"])
-            wanted = [*(column for pair in TIMES.values() for column in pair), "steps", "work_s", "sent_s"]
+            declared = (f"{quantity}_declared_s" for quantity in ACHIEVED)
+            wanted = [*declared, *ACHIEVED.values(), "steps", "work_s", "sent_s"]
             return TripTimes(
                 columns={column: np.asarray(trips[column][ended], dtype=np.float64) for column in wanted},
                 client=trips["client"][ended],

@@ -35,13 +35,14 @@ from edgefl.results.rows import FATES, EvaluationRow, SecureCost
 from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.spending import Spending, spending, summary_of
 
-_ACHIEVED = {
+ACHIEVED = {
     "compute": "compute_s",
     "down": "down_s",
     "up": "up_s",
     "delay": "delay_s",
     "trip": "trip_achieved_s",
 }
+"""The column of trips with the achieved time of each part; ``{part}_declared_s`` has the declared time."""
 _OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock", "seed", "processes", "data",
             "model", "parameters", "time_scale", "model_sha256")  # fmt: skip
 _LONG_TRAINING_S = 0.01
@@ -83,8 +84,8 @@ def fidelity_of(record: Record) -> dict[str, Any]:
     own_pace = as_they_are(record)
     ended = ~np.isnan(trips["arrived_s"]) & ~own_pace
     reported = ended & ~np.isnan(trips["trip_achieved_s"]) & ~np.isnan(trips["trip_declared_s"])
-    declared = {part: trips[f"{part}_declared_s"][reported] for part in _ACHIEVED}
-    achieved = {part: trips[name][reported] for part, name in _ACHIEVED.items()}
+    declared = {part: trips[f"{part}_declared_s"][reported] for part in ACHIEVED}
+    achieved = {part: trips[name][reported] for part, name in ACHIEVED.items()}
     declared["round"] = declared["trip"]
     round_s = (trips["arrived_s"] - trips["sent_s"])[reported]
     achieved["round"] = np.full(len(round_s), np.nan) if virtual else round_s

@@ -8,15 +8,16 @@ import pytest
 from edgefl.devices.thermal import ThermalModel
 from edgefl.host.verdict import Conditions
 from edgefl.lab import fidelity
-from edgefl.lab.fidelity import JITTER, TIMES, TripTimes, stepped
+from edgefl.lab.fidelity import JITTER, TripTimes, stepped
+from edgefl.results.summary import ACHIEVED
 
 
 def played(factors: list[float], **conditions: float) -> TripTimes:
     """Trips of one client, declared as one second each and achieved in ``factors`` seconds."""
     achieved = np.array(factors)
     columns = {}
-    for declared, found in TIMES.values():
-        columns[declared], columns[found] = np.ones(len(factors)), achieved
+    for part, found in ACHIEVED.items():
+        columns[f"{part}_declared_s"], columns[found] = np.ones(len(factors)), achieved
     client = np.zeros(len(factors), dtype=np.int64)
     return TripTimes(columns, client, [("pi-4", "home")], 1.0, Conditions(**conditions))
 
