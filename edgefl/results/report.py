@@ -35,7 +35,7 @@ from edgefl.results.tables import FittedTable, figure, many, number, percent, se
 
 FILE_NAME = "report.html"
 INCIDENTS = 12
-PARTS_J = ("compute_j", "download_j", "upload_j", "idle_j")
+ENERGY_J = ("compute_j", "download_j", "upload_j", "idle_j", "total_j")
 PARTS = {"compute": "Training", "down": "Download", "up": "Upload", "delay": "Link delay",
          "trip": "Whole trip", "round": "Seen by the server"}  # fmt: skip
 
@@ -294,7 +294,7 @@ def _energy(found: dict[str, Any]) -> list[str]:
     if not found["by_profile"]:
         return []
     rows = [
-        [name, *(number(one[part]) for part in PARTS_J), number(one["total_j"]), _range(one)]
+        [name, *(number(one[key]) for key in ENERGY_J), f"{number(one['low_j'])} to {number(one['high_j'])}"]
         for name, one in (*found["by_profile"].items(), ("all", found))
     ]
     head = [
@@ -309,10 +309,6 @@ def _energy(found: dict[str, Any]) -> list[str]:
     unknown = f" {found['unknown_trips']:,} trips are missing, because their devices state no power draw."
     about = "Energy of completed trips, from the profiles' currents or a metered radio: docs/profiles.md."
     return [page.card("Energy", about + (unknown if found["unknown_trips"] else ""), html_table(head, rows))]
-
-
-def _range(one: dict[str, float]) -> str:
-    return f"{number(one['low_j'])} to {number(one['high_j'])}"
 
 
 def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float], enforced: bool) -> str:
