@@ -140,6 +140,21 @@ def near(got: str, allowed: Iterable[str]) -> str:
 
 
 @contextmanager
+def as_config_error(what: object, *faults: type[Exception]) -> Iterator[None]:
+    """Turn ``faults`` into a `ConfigError` whose message starts with ``what``.
+
+    >>> with as_config_error("a.csv, line 2", ValueError):
+    ...     int("x")
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: a.csv, line 2: invalid literal for int() with base 10: 'x'
+    """
+    try:
+        yield
+    except faults as error:
+        raise ConfigError(f"{what}: {error}") from None
+
+
+@contextmanager
 def damaged(what: str) -> Iterator[None]:
     """Turn errors caused by corrupt data in ``what`` into a one-line `ConfigError`.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +20,7 @@ import msgspec
 from edgefl.devices.csv_lines import csv_lines
 from edgefl.devices.fit import Row
 from edgefl.devices.kit_result import MOST_S, KitResult, check_seconds
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, as_config_error
 from edgefl.learning.operations import StepWork
 from edgefl.validation import convert, wrong
 
@@ -65,26 +64,26 @@ def read(path: Path, only: Kind | None = None) -> tuple[MeasuredStep, ...]:
 
     Raises `ConfigError` if the file is invalid or if a network in it is unknown.
     """
-    with _located(path, *UNREADABLE):
+    with as_config_error(path, *UNREADABLE):
         return tuple(_kit(path, only) if path.suffix == ".json" else _table(path, only))
 
 
 def keys(path: Path) -> set[tuple[str, ...]]:
     """Return the keys of the steps in a CSV file, without counting their work."""
-    with _located(path, *UNREADABLE):
+    with as_config_error(path, *UNREADABLE):
         return {(*kind, _name(line), str(float(line["measured_s"]))) for _, line, kind in _lines(path)}
 
 
 def kinds(path: Path) -> set[Kind]:
     """Return the profiles and runtimes of the steps in a file. Raises `ConfigError` for an invalid file."""
-    with _located(path, *UNREADABLE):
+    with as_config_error(path, *UNREADABLE):
         if path.suffix == ".json":
             return {("", _read_kit(path).runtime_name)}
         return {kind for _, _, kind in _lines(path)}
 
 
 def _read_kit(path: Path) -> KitResult:
-    with _located(path, ConfigError):
+    with as_config_error(path, ConfigError):
         return convert(json.loads(path.read_text("utf-8-sig")), KitResult)
 
 
@@ -92,7 +91,7 @@ def _kit(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
     result = _read_kit(path)
     if only not in (None, ("", result.runtime_name)):
         return
-    with _located(path, ConfigError):
+    with as_config_error(path, ConfigError):
         rows = result.rows()
     for row in rows:
         yield MeasuredStep(
@@ -103,7 +102,7 @@ def _kit(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
 def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
     """Yield the location of each line, the line, and its profile and runtime."""
     for place, line in csv_lines(path, ("profile", "runtime")):
-        with _located(place, *WRONG):
+        with as_config_error(place, *WRONG):
             words = line["runtime"].replace("-", " ").replace(",", " ").split()
             if not words:
                 raise wrong("runtime", "the name of a library, such as torch", line["runtime"])
@@ -120,7 +119,7 @@ def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
     for place, line, kind in _lines(path):
         if only not in (None, kind):
             continue
-        with _located(place, *WRONG):
+        with as_config_error(place, *WRONG):
             key = tuple(line.get(name) for name in ("workload", "network", "kind", "layer", "inputs",
                                                     "outputs", "batch", "steps"))  # fmt: skip
             if key not in _counted:
@@ -134,15 +133,6 @@ def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
                 device=line["device"], profile=kind[0], runtime=kind[1], source=line["source"], row=row
             )
         yield step
-
-
-@contextmanager
-def _located(place: object, *faults: type[Exception]) -> Iterator[None]:
-    """Re-raise ``faults`` as a one-line ConfigError, prefixed with ``place``."""
-    try:
-        yield
-    except faults as error:
-        raise ConfigError(f"{place}: {error}") from None
 
 
 def _name(line: Mapping[str, str]) -> str:

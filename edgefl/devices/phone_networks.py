@@ -20,7 +20,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from edgefl.devices.csv_lines import csv_lines
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, as_config_error
 from edgefl.learning.operations import StepWork
 from edgefl.validation import convert
 
@@ -100,10 +100,8 @@ def read_networks(path: Path) -> dict[str, tuple[Layer, ...]]:
 
 def _layer(line: Mapping[str, str], place: str) -> Layer:
     sizes = {name: line[name] for name in Layer.__struct_fields__ if name != "kind"}
-    try:
+    with as_config_error(place, ConfigError, ValueError, TypeError):
         return convert({"kind": line["kind"], **{name: int(size) for name, size in sizes.items()}}, Layer)
-    except (ConfigError, ValueError, TypeError) as error:
-        raise ConfigError(f"{place}: {error}") from None
 
 
 def counts(layers: Iterable[Layer]) -> Counter[str]:

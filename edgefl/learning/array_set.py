@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, as_config_error
 from edgefl.files import write_bytes
 from edgefl.learning.dataset import Dataset
 
@@ -25,12 +25,10 @@ PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 def load_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a file's arrays, keyed by name, and its metadata. Raises `ConfigError` if the file is invalid."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"data.path: {path} cannot be read as safetensors: {error}") from None
+    what, faults = "cannot be read as safetensors", (SafetensorError, OSError, ValueError, TypeError)
+    with as_config_error(f"data.path: {path} {what}", *faults), safe_open(path, framework="numpy") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() or {}
     if missing := [name for name in PARTS if name not in found]:
         raise ConfigError(f"data.path: {path} lacks {', '.join(missing)}")
     return found, metadata

@@ -36,7 +36,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, as_config_error
 from edgefl.files import read as read_file
 from edgefl.learning.dataset import Dataset, Examples, Images, Tokens
 from edgefl.validation import from_json
@@ -221,11 +221,9 @@ class Photos(Kind):
     def _picture(self, file: Path, where: str) -> NDArray[np.uint8]:
         from PIL import Image  # imported only for photos, because every client is forked from this process
 
-        try:
-            with Image.open(file) as photo:
-                whole = photo.convert("RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ConfigError(f"{where}: {file.name} cannot be read: {error}") from None
+        faults = OSError, ValueError, SyntaxError, Image.DecompressionBombError
+        with as_config_error(f"{where}: {file.name} cannot be read", *faults), Image.open(file) as photo:
+            whole = photo.convert("RGB")
         scale = self._size / min(whole.size)
         width, height = (max(self._size, round(side * scale)) for side in whole.size)
         left, top = (width - self._size) // 2, (height - self._size) // 2
@@ -303,10 +301,8 @@ def _users(folder: Path) -> Iterator[tuple[str, _User]]:
 
 def _read(file: Path) -> _File:
     what = f"{file}: not in LEAF's format"
-    try:
+    with as_config_error(what, OSError):
         found: _File = from_json(read_file(file, MOST_BYTES), what, _File)
-    except OSError as error:
-        raise ConfigError(f"{what}: {error}") from None
     if len(found.users) != len(found.num_samples):
         got = f"{len(found.users)} users and {len(found.num_samples)} counts"
         raise ConfigError(f"{file}: users and num_samples must have the same length (got {got})")

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, as_config_error
 from edgefl.learning.dataset import Dataset, Images
 from edgefl.seeds import stream
 
@@ -148,11 +148,9 @@ def load_idx(name: str, files: Sequence[Path]) -> Dataset:
 
 def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
     """Read a uint8 array with this number of dimensions from an IDX file, or raise `ConfigError`."""
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            return _parse_idx(file, stream, dimensions)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    readable = as_config_error(f"{file}: cannot be read", OSError, EOFError, zlib.error)
+    with readable, gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        return _parse_idx(file, stream, dimensions)
 
 
 def _parse_idx(file: Path, stream: gzip.GzipFile | IO[bytes], dimensions: int) -> NDArray[np.uint8]:
@@ -209,10 +207,8 @@ def load_cifar(files: Sequence[Path]) -> Dataset:
 
 
 def _read_batch(file: Path) -> Batch:
-    try:
+    with as_config_error(f"{file}: cannot be read", OSError):
         raw = np.fromfile(file, np.uint8)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
     if raw.size == 0 or raw.size % RECORD_BYTES:
         raise ConfigError(f"{file}: must be whole records of {RECORD_BYTES} bytes (got {raw.size} bytes)")
     records = raw.reshape(-1, RECORD_BYTES)

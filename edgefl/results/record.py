@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgefl.core.deaths import consequence
 from edgefl.core.events import Died, Event, Joined, Left, event_decoder
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, as_config_error
 from edgefl.results import seal
 from edgefl.results.rows import (
     APPLICATION_ID,
@@ -128,10 +128,8 @@ class Record:
         self.path = self.folder / FILE_NAME
         if not self.path.is_file():
             raise ConfigError(f"{self.folder} is not a run's folder: no {FILE_NAME} in it")
-        try:
-            self._db = self._open()
-        except sqlite3.Error as error:  # for example, if too many files are open
-            raise ConfigError(f"run record {self.path} cannot be read: {error}") from None
+        with as_config_error(f"run record {self.path} cannot be read", sqlite3.Error):
+            self._db = self._open()  # fails, for example, if too many files are open
         with self._errors():
             check_file(self._db, self.path)
             seal.check(self.path)

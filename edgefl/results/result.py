@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.errors import ConfigError, damaged
+from edgefl.errors import ConfigError, as_config_error, damaged
 from edgefl.results import columns
 from edgefl.results.columns import Table
 from edgefl.results.record import Record
@@ -127,7 +127,5 @@ class Result:
         file = self.dir / CHECKPOINTS / "final.safetensors"
         if not file.is_file():
             raise ConfigError(f"{self.dir} has no {file.relative_to(self.dir)}: the run did not end")
-        try:
+        with as_config_error(f"{file} cannot be read", SafetensorError, OSError, ValueError):
             return read_sealed(file)[1]
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ConfigError(f"{file} cannot be read: {error}") from None

@@ -21,7 +21,7 @@ from msgspec import convert
 from msgspec.structs import astuple
 
 from edgefl.core.events import Event, event_encoder
-from edgefl.errors import ConfigError, FolderError
+from edgefl.errors import ConfigError, FolderError, as_config_error
 from edgefl.results import seal
 from edgefl.results.record import check_file, read_events
 from edgefl.results.rows import (
@@ -99,10 +99,8 @@ class Store:
         if not (create or self.path.is_file()):
             raise FolderError(f"run record {self.path} not found: it was removed")
         fresh = not self.path.exists() or self.path.stat().st_size == 0
-        try:
+        with as_config_error(f"run record {self.path} cannot be opened", sqlite3.Error):
             self._db = sqlite3.connect(self.path, timeout=WAIT_MS / 1000, isolation_level=None)
-        except sqlite3.Error as error:
-            raise ConfigError(f"run record {self.path} cannot be opened: {error}") from None
         try:
             if fresh:
                 seal.lift(self.path)
