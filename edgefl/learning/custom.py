@@ -247,9 +247,7 @@ class CustomTrainer:
         sizes = list(rule.batches(len(rows), steps))
         context = Context(client, trip, given, rule, rng, sizes, self._criterion, done)
         if sizes:
-            flat.prepare()
-            flat.training_mode()
-            flat.push()
+            flat.begin_training()
             try:
                 with torch_seed(int(rng.integers(2**63)), device):
                     self._call(ClientExamples(x, y, rows, context, self._tensors), context)

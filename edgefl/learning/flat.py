@@ -180,10 +180,12 @@ class FlatModel:
             for name, first in self._fixed:
                 self.module.get_buffer(name).copy_(first)
 
-    def training_mode(self) -> None:
-        """Call `nn.Module.train` unless all submodules are in training mode, because the check is faster."""
-        if not all(module.training for module in self._modules):
+    def begin_training(self) -> None:
+        """Call `prepare` and `push`, and put all submodules in training mode."""
+        self.prepare()
+        if not all(module.training for module in self._modules):  # faster than `nn.Module.train`
             self.module.train()
+        self.push()
 
     def discard_gradients(self) -> None:
         """Let the next backward pass allocate the gradients, which is faster than adding them to zeros."""

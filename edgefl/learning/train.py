@@ -85,9 +85,7 @@ class Trainer:
         if len(own) == 0:
             raise ValueError("rows must contain at least one example (got none)")
         flat, arithmetic, device = self._flat, self._arithmetic, self._flat.vector.device
-        flat.prepare()
-        flat.training_mode()
-        flat.push()
+        flat.begin_training()
         terms = _VectorTerms(flat, rule.terms, given) if rule.terms.vectors else None
         step = self._stepper(rule, terms, given)
         module, loss_of = flat.module, self._loss
