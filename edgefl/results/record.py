@@ -36,7 +36,7 @@ from edgefl.results.rows import (
 
 
 def check_file(db: sqlite3.Connection, path: Path) -> None:
-    """Raise a one-line `ConfigError` unless ``db`` is a run record that this version of edgefl can read."""
+    """Raise a one-line `ConfigError` unless ``db`` is an undamaged run record of this version of edgefl."""
     try:
         stamp = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -58,6 +58,7 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
         )
     if missing := {*TABLES, "meta", "journal", "sums"} - tables:
         raise ConfigError(f"run record {path} is damaged: no table {', '.join(sorted(missing))}")
+    seal.check(path)
 
 
 def read_events(db: sqlite3.Connection, until: int = 2**63 - 1) -> Iterator[tuple[int, Event]]:
@@ -132,7 +133,6 @@ class Record:
             self._db = self._open()  # fails, for example, if too many files are open
         with self._errors():
             check_file(self._db, self.path)
-            seal.check(self.path)
             if self._db.execute("PRAGMA journal_mode").fetchone() == ("wal",):
                 # In one read transaction, all columns come from the same snapshot even while the run
                 # continues. A record without a write-ahead log belongs to an ended run. It needs no

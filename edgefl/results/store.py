@@ -106,7 +106,6 @@ class Store:
                 seal.lift(self.path)
             else:
                 check_file(self._db, self.path)
-                seal.check(self.path)
             # with a write-ahead log, readers never wait for the writer, and a commit is one append
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
