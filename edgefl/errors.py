@@ -139,6 +139,11 @@ def near(got: str, allowed: Iterable[str]) -> str:
     return f" did you mean {found[0]!r}?" if found else ""
 
 
+def described(error: BaseException) -> str:
+    """Return an exception's class and message in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 @contextmanager
 def as_config_error(what: object, *faults: type[Exception]) -> Iterator[None]:
     """Turn ``faults`` into a `ConfigError` whose message starts with ``what``.

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgefl.errors import ConfigError, listed, unknown
+from edgefl.errors import ConfigError, described, listed, unknown
 
 KEYS = (
     "strategy.name",
@@ -100,7 +100,7 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{key}: {name!r} raised {type(error).__name__}: {_line(error)}") from error
+        raise ConfigError(f"{key}: {name!r} raised {described(error)}") from error
 
 
 def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -181,7 +181,7 @@ def _import(name: str, key: str, folders: Sequence[str]) -> Any:
             raise ConfigError(f"{module} not found; looked in {looked} and Python's path") from None
         raise ConfigError(f"{module} needs {error.name!r} (not installed)") from error
     except Exception as error:
-        raise ConfigError(f"{module} cannot be imported: {type(error).__name__}: {_line(error)}") from error
+        raise ConfigError(f"{module} cannot be imported: {described(error)}") from error
     finally:
         importing.pop()
 
@@ -196,7 +196,3 @@ def _forget_other_folder(top: str) -> None:
     if found is not None and found.origin is not None and Path(found.origin) != Path(origin):
         for name in [name for name in sys.modules if name == top or name.startswith(top + ".")]:
             del sys.modules[name]
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())

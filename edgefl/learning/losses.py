@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from edgefl.errors import ConfigError, unknown
+from edgefl.errors import ConfigError, described, unknown
 from edgefl.learning.dataset import Dataset
 from edgefl.loading import load_attribute
 
@@ -102,8 +102,7 @@ def _own(function: Any, name: str) -> Loss:
         try:
             loss = function(outputs, targets)
         except Exception as error:
-            line = " ".join(str(error).split())
-            raise ConfigError(f"{KEY}: {name!r} raised {type(error).__name__}: {line}") from error
+            raise ConfigError(f"{KEY}: {name!r} raised {described(error)}") from error
         if not isinstance(loss, Tensor) or loss.dim():
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(

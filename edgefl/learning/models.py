@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgefl.errors import ConfigError, near, unknown
+from edgefl.errors import ConfigError, described, near, unknown
 from edgefl.experiment import Model
 from edgefl.learning import networks
 from edgefl.learning.arithmetic import torch_seed
@@ -149,9 +149,8 @@ def timm_network(name: str, input_shape: Shape, classes: int, **args: Any) -> nn
     try:
         network: nn.Module = timm_module().create_model(name, **arguments)
     except Exception as error:
-        line = " ".join(str(error).split())
         shape = "×".join(map(str, input_shape))
-        raise ConfigError(f"timm:{name} for {shape}: {type(error).__name__}: {line}") from error
+        raise ConfigError(f"timm:{name} for {shape}: {described(error)}") from error
     return network
 
 

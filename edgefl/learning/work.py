@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, described
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.live import LiveTensors, live_lines
 from edgefl.learning.operations import BatchWork, StepWork
@@ -194,11 +194,8 @@ class _Step(msgspec.Struct, frozen=True):
         except ConfigError:
             raise
         except Exception as error:
-            line = " ".join(str(error).split())
-            verb = "run" if self.inference else "train"
-            raise ConfigError(
-                f"model: cannot {verb} on inputs of shape {self.input_shape}: {type(error).__name__}: {line}"
-            ) from error
+            what = f"cannot {'run' if self.inference else 'train'} on inputs of shape {self.input_shape}"
+            raise ConfigError(f"model: {what}: {described(error)}") from error
 
     def count(self, module: nn.Module, device: str) -> tuple[StepWork, list[int]]:
         """Return the step's work, and the number of live bytes after each operation.
