@@ -125,14 +125,13 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
     """
     problems = log_problems(account, folder)
     with Record(folder) as record:
-        names = ("task", "fate", "reason", "arrived_s", "uses")
         problems += [
             f"{row.kind}: {row.detail}"
             for row in record.incidents
             if row.kind in ALTERED or (row.kind == "refused" and REPEATED in row.detail)
         ]
-        columns = [record.trips[name].tolist() for name in names]
-        rows = {task: row for task, *row in zip(*columns, strict=True)}
+        columns = record.trips.rows("task", "fate", "reason", "arrived_s", "uses")
+        rows = {task: row for task, *row in columns}
         summed = Counter(task for _, tasks, _ in record.sums() for task in set(tasks.tolist()))
     for each in read_log(account):
         fate, reason, arrived_s, _ = rows.get(each.task, ("", "", 0.0, 0))
@@ -185,8 +184,7 @@ def log_problems(path: Path, folder: Path) -> list[str]:
         arrivals = Counter(
             (event.client, event.task) for _, event in record.events() if type(event) is Arrived
         )
-        trips = record.trips
-        sent = dict(zip(trips["task"].tolist(), trips["checksum_sent"].tolist(), strict=True))
+        sent = dict(record.trips.rows("task", "checksum_sent"))
     found = [
         f"task {task} of client {client} arrived {times} times"
         for (client, task), times in arrivals.items()

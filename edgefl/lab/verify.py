@@ -133,9 +133,8 @@ class _Replay:
 
     def run(self, folder: Path, say: Say | None) -> Verdict:
         record, trips = self._record, self._record.trips
-        columns = [trips[name].tolist() for name in ("task", "checksum_sent", *_ARRIVAL)]
-        rows = {task: row for task, *row in zip(*columns, strict=True)}
-        made_at_s = dict(zip(*(record.versions[name].tolist() for name in ("version", "at_s")), strict=True))
+        rows = {task: row for task, *row in trips.rows("task", "checksum_sent", *_ARRIVAL)}
+        made_at_s = dict(record.versions.rows("version", "at_s"))
         measured = {row.version: row for row in record.evaluations}
         self._measure(measured.get(0))
         sums = {version: (tasks.tolist(), weights.tolist()) for version, tasks, weights in record.sums()}

@@ -26,8 +26,8 @@ def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | N
     """
     trips, fleet, power = record.trips, record.fleet, record.meta.power
     kinds: dict[tuple[str, str], list[int]] = {}
-    for client, *kind in zip(fleet["client"], fleet["profile"], fleet["network"], strict=True):
-        kinds.setdefault((str(kind[0]), str(kind[1])), []).append(int(client))
+    for client, profile, network in fleet.rows("client", "profile", "network"):
+        kinds.setdefault((profile, network), []).append(client)
     arrived = trips["arrived_s"] <= until_s  # False for a trip that did not arrive
     known, unknown = dict[str, dict[str, float]](), 0
     for (profile, network), clients in kinds.items():

@@ -103,6 +103,10 @@ class Columns(dict[str, NDArray[Any]]):
         self[name] = values
         return values
 
+    def rows(self, *names: str) -> Iterator[tuple[Any, ...]]:
+        """Return the values of the columns ``names``, row by row."""
+        return zip(*(self[name].tolist() for name in names), strict=True)
+
 
 R = TypeVar("R", bound=msgspec.Struct)
 

@@ -445,7 +445,7 @@ def _memory(record: Record) -> dict[str, Any]:
     memory, peak, grew = record.meta.memory, record.trips["peak_mib"], record.trips["process_grew_mib"]
     sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
-    limit = dict(zip(record.fleet["profile"].tolist(), record.fleet["memory_mib"].tolist(), strict=True))
+    limit = dict(record.fleet.rows("profile", "memory_mib"))
     return {
         **{name: size for name, size in msgspec.structs.asdict(memory).items() if name != "clients_mib"},
         "per_process_mib": rounded(np.mean(sizes)) if sizes else None,

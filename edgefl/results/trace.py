@@ -118,8 +118,7 @@ def _counter(name: str, pid: int, time_s: float, value: float) -> Event:
 
 def _server(record: Record, pid: int) -> Iterator[Event]:
     scale = record.meta.time_scale
-    names = ("version", "at_s", "updates", "weight_sum", "sum_s", "wall_s")
-    rows = list(zip(*(record.versions[name].tolist() for name in names), strict=True))
+    rows = list(record.versions.rows("version", "at_s", "updates", "weight_sum", "sum_s", "wall_s"))
     for k, (version, at_s, updates, weight, sum_s, wall_s) in enumerate(rows):
         start = _us(at_s)
         # the sum's wall time is converted to emulated time, and cut at the next version
@@ -151,10 +150,9 @@ def _buffer(record: Record) -> list[tuple[float, int]]:
     The change is +1 when an update arrives, and −1 when the update is applied or dropped in the step that
     publishes a version.
     """
-    at_s = dict(zip(record.versions["version"].tolist(), record.versions["at_s"].tolist(), strict=True))
+    at_s = dict(record.versions.rows("version", "at_s"))
     changes: list[tuple[float, int]] = []
-    columns = (record.trips[name].tolist() for name in ("arrived_s", "applied_version", "fate"))
-    for arrived, version, fate in zip(*columns, strict=True):
+    for arrived, version, fate in record.trips.rows("arrived_s", "applied_version", "fate"):
         if arrived == arrived and (fate in ("applied", "") or version >= 0):
             changes.append((arrived, 1))
             if fate and version in at_s:
