@@ -46,7 +46,8 @@ def measure(
         raise ModuleNotFoundError(name="torch")
     given = {"--threads": threads, "--minutes": minutes}
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
-    result = remote.run([*options, *(["--quick"] if quick else [])], _tell, ssh or "", python or "")
+    options += ["--quick"] if quick else []
+    result = remote.run(options, lambda line: say(line, err=True), ssh or "", python or "")
     text = json.dumps(result, indent=1) + "\n"
     if out is None:
         say(text, end="")
@@ -57,10 +58,6 @@ def measure(
         say(text, end="")
         raise
     say(f"wrote {out}; next: edgefl profiles fit {out} --out {out.with_suffix('.toml')}")
-
-
-def _tell(line: str) -> None:
-    say(line, err=True)
 
 
 def calibrate(

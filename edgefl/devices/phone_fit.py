@@ -136,7 +136,7 @@ def _table(data: Matrix, known: Sequence[Phone] = (), source: str = "") -> Phone
     log_s = data.log_s + _common(neighbours, data, weights, mean)
     found = _together(plain, log_s)
     units = {
-        about: Unit(ms=_ms(costs), error_factor=1.0)
+        about: Unit(ms=_rounded(np.exp(costs) * 1e3), error_factor=1.0)
         for about, costs in zip(data.units, found.costs, strict=True)
     }
     return PhoneTable(
@@ -154,10 +154,6 @@ def _table(data: Matrix, known: Sequence[Phone] = (), source: str = "") -> Phone
 
 def _rounded(values: Array) -> tuple[float, ...]:
     return tuple(float(f"{value:.4g}") for value in values)
-
-
-def _ms(costs: Array) -> tuple[float, ...]:
-    return _rounded(np.exp(costs) * 1e3)
 
 
 def _phones(units: dict[About, Unit], known: Sequence[Phone]) -> tuple[Phone, ...]:

@@ -70,7 +70,8 @@ def facts(table: PhoneTable, phone: Phone, trains: TimeModel, source: str) -> di
         maker = f"; number of such cores by the specification of the {phone.soc}"
         sources["cpu.clusters"] = f"core and clock: {source}{maker}"
     if phone.ram_gib:
-        known["memory"] = {"ram_mib": phone.ram_gib * 1024, "app_limit_mib": _heap_mib(phone.ram_gib)}
+        heap_mib = SMALL_HEAP_MIB if phone.ram_gib < SMALL_RAM_GIB else LARGE_HEAP_MIB
+        known["memory"] = {"ram_mib": phone.ram_gib * 1024, "app_limit_mib": heap_mib}
         sources |= {"memory.ram_mib": source, "memory.app_limit_mib": HEAP_SOURCE}
         uncertainty["memory.app_limit_mib"] = HEAP_FACTOR
     return {
@@ -108,10 +109,6 @@ def _units(phone: Phone) -> dict[str, float]:
 def _uarch(phone: Phone) -> str:
     family = phone.about().family
     return f"{phone.core} (Cortex-{family})" if phone.core.startswith("Kryo ") else phone.core
-
-
-def _heap_mib(ram_gib: float) -> float:
-    return SMALL_HEAP_MIB if ram_gib < SMALL_RAM_GIB else LARGE_HEAP_MIB
 
 
 def _plain(model: TimeModel) -> dict[str, Any]:

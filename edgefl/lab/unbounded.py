@@ -78,10 +78,6 @@ def _setting(problem: Quadratic, versions: int, steps: int, size: int, gain: flo
     return QuadraticRun(expected, FedBuff(buffer_size=size, exponent=0.0, server_lr=gain), bounded)
 
 
-def _total(expected: Expected) -> float:
-    return expected.descent() + expected.floor()
-
-
 def _stalest(runs: Sequence[Sequence[Trajectory]]) -> int:
     return max(out.staleness for row in runs for out in row)
 
@@ -147,7 +143,8 @@ def remark_1(quick: bool = False) -> Finding:
 
     factor, slopes = lengths[1] / lengths[0], []
     for first in range(0, len(cases), 2):
-        low, high = (_total(one.expected) for one in settings[first : first + 2])
+        pair = (one.expected for one in settings[first : first + 2])
+        low, high = (expected.descent() + expected.floor() for expected in pair)
         steepness = math.log(high / low) / math.log(factor)
         slopes.append(slope("T", runs, (first, first + 1), factor, steepness).ratios)
     part = of_bound(runs, bound)
