@@ -80,7 +80,8 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]
 def fit(boards: Sequence[Board]) -> CoreTable:
     """Fit all rates to measured boards and to published values."""
     narrow, published = arm32(boards), published_figures()
-    good = [_plausible(board, usual) for usual in [_usual(boards, narrow)] for board in boards]
+    usual = _medians(_samples("integer", boards, narrow))
+    good = [_plausible(board, usual) for board in boards]
     rates: dict[str, dict[str, CodeRate]] = {}
     for name in ("integer", "memory", "copy", "crypto", "crypto_without_aes"):
         rates[name] = _class_rates(name, _samples(name, good, narrow))
@@ -147,8 +148,7 @@ def arm32(boards: Sequence[Board]) -> dict[str, CodeRate]:
     return found
 
 
-def _usual(boards: Sequence[Board], narrow: Mapping[str, CodeRate]) -> dict[str, float]:
-    samples = _samples("integer", boards, narrow)
+def _medians(samples: Samples) -> dict[str, float]:
     return {core: median(fmean(logs) for logs in own.values()) for core, own in samples.items()}
 
 
@@ -190,7 +190,7 @@ def _relatives_mean(
 
 def _class_rates(name: str, samples: Samples) -> dict[str, CodeRate]:
     prior = PRIORS[name]
-    known = {core: median(fmean(logs) for logs in own.values()) for core, own in samples.items()}
+    known = _medians(samples)
     middle = median(known.values())
     found = {}
     for core, lineage in lineages().items():
