@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,6 @@ SEED_BYTES = 32
 _CHUNK = 1 << 15
 """Number of words generated at a time: few enough to stay in the CPU's cache until they are checked."""
 _ZEROS = bytes(4 * _CHUNK)
-
-
-def new_seed() -> bytes:
-    """Return a random seed from the operating system's generator."""
-    return secrets.token_bytes(SEED_BYTES)
 
 
 def expand(seed: bytes, size: int) -> Words:
