@@ -6,7 +6,7 @@ This module does not import torch. A trip is a client's download, training and u
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -114,9 +114,7 @@ def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) ->
             )
     elif terms.lr is not None and len(terms.lr) != len(profiles):
         raise ConfigError(f"{kind}.local_rule: lr: must be {len(profiles)} factors, got {len(terms.lr)}")
-    factors: Iterable[Any] = terms.lr.values() if isinstance(terms.lr, Mapping) else ()
-    if terms.lr is not None and not isinstance(terms.lr, Mapping):
-        factors = terms.lr
-    for factor in factors:
+    factors: Any = terms.lr.values() if isinstance(terms.lr, Mapping) else terms.lr
+    for factor in () if factors is None else factors:
         if not (isinstance(factor, int | float) and 0 < factor < math.inf):
             raise ConfigError(f"{kind}.local_rule: lr: factors must be finite and above 0, got {factor!r}")
