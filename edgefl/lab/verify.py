@@ -232,7 +232,7 @@ class _Replay:
         except ConfigError as error:
             raise RunError(str(error)) from None
         for part in self._workload.flat.layout:
-            here = model[part.offset : part.offset + part.size]
+            here = model[part.part]
             there = saved.get(part.name)
             if there is None or there.shape != part.shape or there.tobytes() != here.tobytes():
                 raise RunError(f"{folder}: {part.name} of the final model is not that of version {version}")
