@@ -145,8 +145,10 @@ def described(error: BaseException) -> str:
 
 
 @contextmanager
-def as_config_error(what: object, *faults: type[Exception]) -> Iterator[None]:
-    """Turn ``faults`` into a `ConfigError` whose message starts with ``what``.
+def as_config_error(
+    what: object, *faults: type[Exception], kind: type[ConfigError] = ConfigError
+) -> Iterator[None]:
+    """Turn ``faults`` into a `ConfigError` of this ``kind`` whose message starts with ``what``.
 
     >>> with as_config_error("a.csv, line 2", ValueError):
     ...     int("x")
@@ -156,7 +158,7 @@ def as_config_error(what: object, *faults: type[Exception]) -> Iterator[None]:
     try:
         yield
     except faults as error:
-        raise ConfigError(f"{what}: {error}") from None
+        raise kind(f"{what}: {error}") from None
 
 
 @contextmanager

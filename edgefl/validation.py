@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import inspect
 
-from edgefl.errors import ConfigError, listed, near, shortened
+from edgefl.errors import ConfigError, as_config_error, listed, near, shortened
 from edgefl.toml import pieces
 
 T = TypeVar("T")
@@ -87,12 +87,10 @@ accuracy, accuracy_over, emulated_s, metric, min_improvement, patience_evaluatio
         raise Fault(key, f"{key}{': ' if key else ''}{error}") from None
 
 
-def from_json(text: bytes | str, what: str, of: Any = Any, error: type[ConfigError] = ConfigError) -> Any:
-    """Parse JSON as type ``of``. Raises ``error``, whose message starts with ``what``, if it is invalid."""
-    try:
+def from_json(text: bytes | str, what: str, of: Any = Any, kind: type[ConfigError] = ConfigError) -> Any:
+    """Parse JSON as type ``of``. Invalid text raises an error of this ``kind`` that starts with ``what``."""
+    with as_config_error(what, msgspec.DecodeError, UnicodeDecodeError, RecursionError, kind=kind):
         return msgspec.json.decode(text, type=of)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
-        raise error(f"{what}: {why}") from None
 
 
 def faults(value: Any, of: Any, key: str = "") -> Iterator[Fault]:

@@ -25,7 +25,7 @@ import msgspec
 from edgefl.devices.imports import ImportOptions, ImportResult, checked, pick, profile_file, read_text
 from edgefl.devices.profiles import Kind, load_device, read_tables
 from edgefl.devices.schema import NOMINAL_V, to_json
-from edgefl.errors import ProfileError
+from edgefl.errors import ProfileError, as_config_error
 
 TRAIN_SHARE = 0.07
 CPU_FLOP_PER_CYCLE = 32
@@ -259,10 +259,8 @@ def _items(path: Path) -> Items:
     text = read_text(path)
     if "<!DOCTYPE" in text:
         raise ProfileError(f"{path}: has a document type; power profiles have none")
-    try:
+    with as_config_error(f"{path}: not XML", ElementTree.ParseError, kind=ProfileError):
         root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise ProfileError(f"{path}: not XML: {error}") from None
     found: Items = {}
     for element in root if root.tag == "device" else ():
         values = element.findall("value") if element.tag == "array" else [element]

@@ -65,7 +65,7 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
     The fleet has one device and one network per client. At most ``options.clients`` clients are imported,
     evenly spaced in a list ordered by speed (for capacities) or by client id (for behaviors).
     """
-    clients = from_json(read_bytes(path, LIMIT_MIB), f"{path}: not JSON", error=ProfileError)
+    clients = from_json(read_bytes(path, LIMIT_MIB), f"{path}: not JSON", kind=ProfileError)
     if not isinstance(clients, dict) or not clients:
         raise ProfileError(f"{path}: must be an object with an entry for each client")
     most = CLIENTS if options.clients is None else options.clients

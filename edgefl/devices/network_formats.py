@@ -141,7 +141,7 @@ class LighthouseThrottling(msgspec.Struct):
 
 def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
     """Import each preset as a network."""
-    value = from_json(read_text(path), f"{path}: not JSON", error=ProfileError)
+    value = from_json(read_text(path), f"{path}: not JSON", kind=ProfileError)
     presets = list(_presets(path, value, options.name or path.stem))
     if not presets:
         allowed = "tables with download, upload and latency, with downloadThroughput, or with throttling"
