@@ -15,7 +15,7 @@ from typing import Any
 
 import edgefl
 from edgefl import config
-from edgefl.results.grouping import group, load
+from edgefl.results.grouping import grouped, load, rows_of
 from edgefl.results.statistics import share
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "attacks.toml"
@@ -50,7 +50,7 @@ def attacked(out: Path, name: str, seeds: range, changes: list[str]) -> dict[str
     found = edgefl.sweep(experiment, out, seeds=seeds, grid={"strategy": kinds}, quiet=False)
     runs = zip(STRATEGIES, found.results().values(), strict=True)
     return {
-        strategy: share(group(load([run.dir for run in ones]))[0].figures["accuracy"])
+        strategy: share(rows_of(grouped(load([run.dir for run in ones])))[0].figures["accuracy"])
         for strategy, ones in runs
     }
 

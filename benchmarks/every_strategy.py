@@ -18,7 +18,7 @@ from typing import Any
 
 import edgefl
 from edgefl import config
-from edgefl.results.grouping import Run, group, load
+from edgefl.results.grouping import Run, grouped, load, rows_of
 from edgefl.results.statistics import estimate, share
 from edgefl.results.targets import RaceTarget
 from edgefl.strategies import names
@@ -71,7 +71,7 @@ def seconds(runs: Sequence[Run]) -> str:
 
 def row(name: str, runs: Sequence[Run]) -> str:
     """Return the strategy's row of the table, in Markdown."""
-    (found,) = group(runs)
+    (found,) = rows_of(grouped(runs))
     fields = ", ".join(f"`{key} = {value}`" for key, value in SETTINGS[name].items())
     figures = found.figures
     stale = f"{figures['staleness_mean'].mean:.1f} / {figures['staleness_max'].mean:.0f}"

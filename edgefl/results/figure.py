@@ -127,8 +127,8 @@ def _by_label(runs: Mapping[str, Runs] | Runs) -> dict[str, list[Result]]:
         for label in runs:
             require("runs", label, isinstance(label, str), "a mapping from names")
         return {label: _results(f"runs of {label!r}", found) for label, found in runs.items()}
-    rows = grouping.group(grouping.load([run.dir for run in _results("runs", runs)]))
-    return {row.label: [Result(run.folder) for run in row.runs] for row in rows}
+    rows = grouping.grouped(grouping.load([run.dir for run in _results("runs", runs)]))
+    return {label: [Result(run.folder) for run in part] for label, part in rows.items()}
 
 
 def _results(what: str, runs: Any) -> list[Result]:

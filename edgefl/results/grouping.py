@@ -136,16 +136,11 @@ def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | Non
     return target_of([run.record for run in runs if run.ranked], given)
 
 
-def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
-    """Return a row for each set of runs that differ only in their seed.
-
-    If two runs of a set have the same seed, each run of the set gets a separate row.
-    """
-    return rows_of(grouped(runs), target)
-
-
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each row that `group` returns, keyed by the row's label."""
+    """Return the runs of each row, which differ only in their seed, keyed by the row's label.
+
+    If two runs of a row would have the same seed, each of its runs gets a separate row.
+    """
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         kinds.setdefault(kind(run.record), []).append(run)
@@ -160,7 +155,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     }
 
 
-def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:
+def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None = None) -> list[RunGroup]:
     """Return one row per label, with the runs' mean of each metric and their cost of reaching the target."""
     rows: list[RunGroup] = []
     first: list[Record] = []

@@ -22,7 +22,7 @@ from edgefl.devices import load_device, load_network
 from edgefl.devices.energy import PowerDraw, draw_of
 from edgefl.results.compare import compare
 from edgefl.results.energy import energy_of
-from edgefl.results.grouping import FIGURES, group, load
+from edgefl.results.grouping import FIGURES, grouped, load, rows_of
 from edgefl.results.groups import applied_weight
 from edgefl.results.record import Record
 from edgefl.results.report import write_report
@@ -171,10 +171,10 @@ def test_the_comparison_fits_a_terminal(runs: Path) -> None:
 
 
 def test_runs_with_different_seeds_are_one_row(runs: Path, tmp_path: Path) -> None:
-    rows = group(load([runs / "fair-0", runs / "fair-1", runs / "fedbuff"]))
+    rows = rows_of(grouped(load([runs / "fair-0", runs / "fair-1", runs / "fedbuff"])))
     assert [(row.label, len(row.runs)) for row in rows] == [("fedstaleweight ×2", 2), ("fedbuff", 1)]
     again = shutil.copytree(runs / "fair-1", tmp_path / "again")
-    rows = group(load([runs / "fair-1", again]))
+    rows = rows_of(grouped(load([runs / "fair-1", again])))
     assert [row.label for row in rows] == ["fedstaleweight fair-1", "fedstaleweight again"]
     assert rows[0].figures["accuracy"].half is None
 

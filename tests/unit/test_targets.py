@@ -20,9 +20,10 @@ from rich.console import Console
 from edgefl import toml
 from edgefl.cli import main
 from edgefl.errors import ConfigError
+from edgefl.results import grouping
 from edgefl.results.compare import compare
 from edgefl.results.figure import _by_label, look, plot
-from edgefl.results.grouping import goal_of, group, load
+from edgefl.results.grouping import goal_of, grouped, load
 from edgefl.results.groups import slow_group
 from edgefl.results.record import Record
 from edgefl.results.statistics import summary_curve
@@ -90,8 +91,12 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def groups(folders: Sequence[Path], target: RaceTarget | None = None) -> list[grouping.RunGroup]:
+    return grouping.rows_of(grouped(load(folders)), target)
+
+
 def labels(folders: Sequence[Path]) -> list[str]:
-    return [row.label for row in group(load(folders))]
+    return [*grouped(load(folders))]
 
 
 # ---- groups of runs ------------------------------------------------------------------------------
@@ -207,7 +212,7 @@ def test_a_run_that_has_not_ended_is_not_ranked_and_the_comparison_tells_how_to_
     found = read_json(tmp_path / "out" / "summary.json")
     assert [run["status"] for run in found["runs"]] == [status, "done", "done"]
     assert not any(row["no_progress"] for row in found["comparison"]["rows"])
-    assert [row.verdict == "unfinished" for row in group(load([other, *done]))] == [True, False, False]
+    assert [row.verdict == "unfinished" for row in groups([other, *done])] == [True, False, False]
     assert f"Unfinished: {other} has not ended" in page_of(tmp_path / "out")
 
 
@@ -286,7 +291,7 @@ def test_the_default_target_is_that_of_stop_or_derived_from_the_runs(
     assert target is not None
     assert (str(target), target.window) == (says, window)
     assert ("no target was given" in target.why) == (stop == "versions = 3")
-    assert [row.to_target.reached for row in group(load(folders), target) if row.to_target] == [1, 1]
+    assert [row.to_target.reached for row in groups(folders, target) if row.to_target] == [1, 1]
 
 
 def test_a_loss_reaches_its_target_from_above(tmp_path: Path) -> None:
@@ -362,7 +367,7 @@ def test_runs_that_stop_at_an_accuracy_are_ranked_by_time_and_not_by_accuracy(tm
 
 def test_runs_that_did_not_reach_the_target_are_counted_and_bound_the_ratio(tmp_path: Path) -> None:
     folders = two(tmp_path, (0.9, 1.0, 1.3), end=36)
-    slow = group(load(folders), goal_of(load(folders), 0.8))[1].to_target
+    slow = groups(folders, goal_of(load(folders), 0.8))[1].to_target
     assert slow is not None
     assert slow.passed == "2 of 3"
     assert slow.costs["at_s"][:2] == pytest.approx((28.8, 32.0))
