@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from edgefl.experiment import Stop
-from edgefl.lab.convergence import Ratio, bounded, judged
+from edgefl.lab.convergence import Ratio, judged
 from edgefl.lab.quadratic import play
 from edgefl.lab.study import Finding
 from edgefl.lab.unbounded import SOURCE, Constants, gradient_bound, least_versions
@@ -101,7 +101,7 @@ def run(
         strategy,
         clients,
         Stop(versions=versions),
-        lambda client, number: bounded(delays[client], client),
+        lambda client, number: float(delays[client].uniform(0.75, 1.25)),  # a staleness of at most 2
         seed,
         model=start,
         trip=trip,

@@ -1,19 +1,22 @@
 """Measures the time per update, and the size of contributing clients, in synchronous rounds and in FedBuff.
 
-This tests appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022. The duration of the trips of client i is
-exponential with mean λ·n_i, where n_i is the client's number of examples. Clients do not train.
+This tests appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022. The clients have the device profile
+``paper-stragglers``: the duration of the trips of client i is exponential with mean λ·n_i, where n_i is the
+client's number of examples, and λ is 1 s. Another λ would only change the unit of time. Clients do not train.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from edgefl.devices.profiles import load_device
 from edgefl.experiment import Stop
 from edgefl.lab.convergence import judged, worst
 from edgefl.lab.quadratic import play
@@ -117,20 +120,19 @@ def _mean_examples(chances: Sequence[float]) -> float:
 
 def measured(strategy: Strategy, updates: int, seed: int) -> Rates:
     """Run ``strategy`` on the fleet, without training, until it has used ``updates`` updates."""
-    examples = np.repeat(*np.array(SIZES).T)
-    size = strategy.max_held(CLIENTS)
+    examples = np.repeat(*np.array(SIZES).T).tolist()
+    size, delay = strategy.max_held(CLIENTS), load_device("paper-stragglers").delay_model
+    assert delay is not None
     run, now_s = play(
         strategy,
         CLIENTS,
         Stop(versions=updates // size),
-        lambda client, trip: float(
-            stream(seed, "trip", client, trip).exponential(STRAGGLER * float(examples[client]))
-        ),
+        lambda client, trip: delay.draw(stream(seed, "trip", client, trip), examples[client]),
         seed,
         train=lambda client, model, trip: model,
     )
     used = [update.client for _, updates in run.sums for update in updates]
-    return Rates(now_s / len(used), float(examples[used].mean()))
+    return Rates(now_s / len(used), fmean(examples[client] for client in used))
 
 
 def times(quick: bool = False) -> Finding:
