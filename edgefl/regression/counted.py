@@ -13,8 +13,10 @@ import inspect
 import os
 import random
 import resource
+import statistics
 import sys
 import sysconfig
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,16 +27,27 @@ from typing import Any
 import msgspec
 import torch
 
-from edgefl.devices.code import clusters_of, throughput
 from edgefl.devices.schema import Device
 from edgefl.host.forked import call_forked
 from edgefl.host.process import keep_stops
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
 from edgefl.regression.bytecode import CodeName, NotCounted, count_instructions
-from edgefl.regression.counts import BY_TORCH, CountedRun, Counts
+from edgefl.regression.counts import BY_TORCH, NATIVE_CODE, WAITS, WORKS_ON, CountedRun, Counts
 from edgefl.regression.process import Failure, result_of
-from edgefl.regression.repetition import DeviceCall, DeviceHandle, device_s, error_factor, used_s
+from edgefl.regression.repetition import (
+    INTERPRETED_STEPS,
+    LEAST_REST,
+    DeviceCall,
+    DeviceClock,
+    DeviceHandle,
+    beside_torch,
+    calling_s,
+    device_s,
+    error_factor,
+    make_reference,
+    used_s,
+)
 
 BY_ENVIRONMENT = frozenset((
     "asyncio", "concurrent", "contextvars", "genericpath", "importlib", "logging", "multiprocessing",
@@ -54,7 +67,8 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
     figures: dict[str, int] = {}
     instructions: dict[str, int] | None = None
     processes: bool = False
-    covered: bool = True
+    link_s: float = 0.0
+    untimed: str = ""
 
 
 PartCounter = Callable[[Callable[[], Any], DeviceHandle], _Part]
@@ -76,7 +90,7 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     gc.collect()
     gc.freeze()
     gc.disable()
-    alone = len(os.listdir("/proc/self/task")) == 1
+    alone = _alone()
     parts: list[_Part] = []
     for counter in (_work, _memory, _executed) * 2:
         if alone:
@@ -97,13 +111,18 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     step = msgspec.structs.replace(step, parameters=0.0)
     model_s, python_s = device_s(call.device, step), python_seconds(call.device, first.instructions or {})
     timed: _Part | Failure = _Part()
-    if alone and not step.calls:
-        timed = _forked(partial(_steady, partial(_timed, first.instructions or {}), run, handle))
+    if first.instructions is not None and not parts[0].processes:  # else there is no time anyway
+        timer = partial(_timed, sum(first.instructions.values()), model_s + python_s)
+        if alone:
+            timed = _forked(partial(_steady, timer, run, handle))
+        else:
+            timed = result_of(lambda: _steady(timer, call.bind(handle), handle))
+    if isinstance(timed, Failure):
+        timed = _Part(untimed="a further call failed")
     return CountedRun(
         first=first, second=second, model_s=model_s, python_s=python_s, processes=parts[0].processes,
         error_factor=error_factor(call._replace(like="interpreter"), step, model_s, python_s),
-        imported=imported,
-        covered=isinstance(timed, _Part) and timed.covered,
+        imported=imported, link_s=timed.link_s, untimed=timed.untimed,
     )  # fmt: skip
 
 
@@ -200,6 +219,10 @@ NATIVE_TIMES, SOME_S = 6, 1e-4
 """A function is treated as native code, whose time cannot be computed from counts, if its CPU time exceeds
 `NATIVE_TIMES` times the time of its counted instructions at the speed of `_ordinary`, plus `SOME_S`
 seconds."""
+AFTER_S = 0.05
+"""Time in seconds for which threads that a call left are watched after it."""
+THREAD_WAITS = 4
+"""Number of seconds for which a call may wait per CPU second of its other threads."""
 ORDINARY_STEPS = 98.0
 """Number of steps of the five-body problem in Python that take as long as `_ordinary`, measured in CPython
 3.11 on an AMD EPYC (90 to 102 in 15 repetitions)."""
@@ -216,11 +239,46 @@ def _ordinary() -> None:
         counts[rest] = counts.get(rest, 0) + (number << 1)
 
 
-def _timed(instructions: Mapping[str, int], run: Callable[[], Any], handle: DeviceHandle) -> _Part:
-    """Check whether counted instructions explain the CPU time of a function without torch operations."""
+def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: DeviceHandle) -> _Part:
+    """Check whether the counts explain a call's time; return why not, and the time of the transfers.
+
+    CPU time outside torch must be that of the instructions, and the call must hardly wait. A wait in which
+    other threads compute is not held against it, because such threads may also have waited for a core.
+    ``known_s`` is the predicted time on the device without transfers.
+    """
     ordinary_s = min(used_s(_ordinary) for _ in range(5))
-    expected_s = sum(instructions.values()) / sum(count_instructions(_ordinary).values()) * ordinary_s
-    return _Part(covered=min(used_s(run) for _ in range(3)) < NATIVE_TIMES * expected_s + SOME_S)
+    expected_s = instructions / sum(count_instructions(_ordinary).values()) * ordinary_s
+    per_call_s = calling_s()
+    native_s, waits_s, links_s = [], [], []
+    for _ in range(3):
+        clock, others_s = DeviceClock(0.0, 0.0), _others_s()
+        handle.begin(clock)
+        beside_s, all_s, calls = beside_torch(run, 1)
+        times, others_s = clock.end(0.0), _others_s() - others_s
+        outside_s = beside_s - calls * per_call_s
+        native_s.append(outside_s - max(NATIVE_TIMES * expected_s, LEAST_REST * all_s))
+        waits_s.append(times.blocked_s - THREAD_WAITS * others_s)
+        links_s.append(times.radio_s)
+    link_s = statistics.median(links_s)
+    if min(waits_s) > LEAST_REST * (known_s + link_s) + SOME_S:
+        return _Part(untimed=WAITS)
+    if min(native_s) > SOME_S:
+        return _Part(untimed=NATIVE_CODE)
+    others_s = _others_s()
+    time.sleep(0.0 if _alone() else AFTER_S)
+    if _others_s() - others_s > SOME_S:
+        return _Part(untimed=WORKS_ON)
+    return _Part(link_s=link_s)
+
+
+def _alone() -> bool:
+    """Return True if this process has one thread."""
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _others_s() -> float:
+    """Return the CPU time of this process's other threads so far, in seconds."""
+    return (time.process_time_ns() - time.thread_time_ns()) / 1e9
 
 
 # ---- code ----------------------------------------------------------------------------------------
@@ -256,13 +314,10 @@ def _owner(code: CodeName, modules: Mapping[str, str]) -> str | None:
 def python_seconds(device: Device, instructions: Mapping[str, int]) -> float:
     """Return the time in seconds that the device takes to execute the instructions outside torch.
 
-    The result is 0 if the profile lists no cores. torch's own Python code is left out, because the time
-    model's cost of an operation includes the call.
+    torch's own Python code is left out, because the time model's cost of an operation includes the call.
     """
-    if device.cpu is None or not device.cpu.clusters:
-        return 0.0
     steps = ORDINARY_STEPS * _outside(instructions) / sum(count_instructions(_ordinary).values())
-    return steps / throughput(clusters_of(device), "interpreter", 1).value
+    return steps / INTERPRETED_STEPS * make_reference("interpreted").device_s(device)
 
 
 def _outside(instructions: Mapping[str, int]) -> int:

@@ -22,6 +22,9 @@ NOT_COUNTED = (
     "not counted: there are too many (make the test's inputs smaller), or the function calls sys.settrace or "
     "catches a RecursionError, which ends the counting in Python before 3.12"
 )
+NATIVE_CODE = "native code is not counted"
+WAITS, WORKS_ON = "it sleeps or waits", "its threads work on after the call"
+"""Reasons why no time follows from the counts."""
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -124,8 +127,10 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     model_s: float
     """Time in seconds that torch's operations take on the device, according to its time model."""
     python_s: float
-    """Time in seconds that Python code outside torch takes on the device, computed from how fast the device's
-    fastest core interprets Python. Native code of other libraries is not included."""
+    """Time in seconds that Python code outside torch takes on the device, computed from how fast the device
+    interprets Python. Native code of other libraries is not included."""
+    link_s: float = 0.0
+    """Time in seconds that the device's link takes for the sent bytes."""
     error_factor: float | None
     """The times of 90% of real devices are within this factor of ``model_s`` + ``python_s``. None if the
     profile has no time model or does not list the cores, or if both times are 0."""
@@ -133,14 +138,14 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     """True if the function started processes, which are not counted here."""
     imported: list[str] = []
     """Modules of torch that the first call imported, in the order of their imports."""
-    covered: bool = True
-    """False if the function calls no torch operation and spends most of its time in native code."""
+    untimed: str = ""
+    """Why the counts do not explain the time of the call, such as `NATIVE_CODE`; empty if they do."""
 
     @property
     def seconds(self) -> float | None:
         """Predicted time on the device in seconds; None if the counts may miss most of the work."""
-        known = self.covered and not self.processes and self.first.instructions is not None
-        return self.model_s + self.python_s if known else None
+        known = not self.untimed and not self.processes and self.first.instructions is not None
+        return self.model_s + self.python_s + self.link_s if known else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
         """Return this run with ``native`` as the native instructions of both counts.
@@ -474,7 +479,7 @@ def summary(run: CountedRun) -> str:
             )
             if counts.figures.get(name)
         ),
-        "" if run.covered or counts.native is not None else "no time: native code is not counted",
+        "" if run.untimed in ("", NATIVE_CODE if counts.native else "") else f"no time: {run.untimed}",
         "its processes are not counted" if run.processes and counts.native is None else "",
     ]
     return "counted: " + ", ".join(filter(None, parts))

@@ -175,7 +175,7 @@ class TorchTimer(TorchFunctionMode):
             self.calls += 1
 
 
-def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]:
+def beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]:
     """Return a run's CPU seconds outside torch functions, all its CPU seconds, and its number of torch calls.
 
     The function is run ``times`` times; the result is from the run with the fewest seconds outside torch
@@ -189,20 +189,27 @@ def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int
     return min(found)
 
 
-def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float) -> float:
-    """Return the share of a run's ``cpu_s`` that is spent outside torch; 1 if the device has no time model.
+def calling_s() -> float:
+    """Return the CPU seconds around a call of a torch function, such as in a module's ``__call__``.
 
-    The overhead around the calls of torch functions, such as in a module's ``__call__``, counts as torch's
-    work. The overhead per call is assumed to be the same as in the reference ``train-small``.
+    They count as torch's work. They are measured in the reference ``train-small``.
+    """
+    beside_s, _, calls = beside_torch(partial(make_reference("train-small").run, 1), 20)
+    return beside_s / calls
+
+
+def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float) -> float:
+    """Return the share of a run's CPU time that is spent outside torch; 1 if the device has no time model.
+
+    ``cpu_s`` is this CPU time in seconds.
     """
     if call.device.time_model() is None:
         return 1.0
     share = 1.0
     if work.calls:
-        calling_s, _, small_calls = _beside_torch(partial(make_reference("train-small").run, 1), 20)
-        times = max(2, min(MOST_SHARES, round(TIMED_S / cpu_s)))
-        beside_s, all_s, calls = _beside_torch(run, times)
-        share = (beside_s - calls * calling_s / small_calls) / all_s
+        per_call_s = calling_s()
+        beside_s, all_s, calls = beside_torch(run, max(2, min(MOST_SHARES, round(TIMED_S / cpu_s))))
+        share = (beside_s - calls * per_call_s) / all_s
     return share if share >= LEAST_REST else 0.0
 
 

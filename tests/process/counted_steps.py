@@ -13,6 +13,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 HELD: list[Any] = []
 CALLS: list[int] = []
+POOLS: list[ThreadPoolExecutor] = []
 
 
 def prepare(batches: int) -> Any:
@@ -69,6 +71,40 @@ def evaluate(net: nn.Module, data: Any) -> float:
 
 def sorts() -> float:
     return float(np.sort(np.arange(1_000_000) % 1013)[7])
+
+
+def sorts_and_trains() -> None:
+    nn.Linear(2, 1)(torch.full((1, 2), sorts())).sum().backward()
+
+
+def pool() -> ThreadPoolExecutor:
+    if not POOLS:
+        POOLS.append(ThreadPoolExecutor(1))
+    return POOLS[0]
+
+
+def sorts_in_a_kept_thread() -> float:
+    return pool().submit(sorts).result()
+
+
+def sorts_later() -> None:
+    for _ in range(5):
+        pool().submit(sorts)
+
+
+def sleeps() -> None:
+    time.sleep(0.05)
+
+
+def trains_and_sleeps() -> None:
+    nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
+    sleeps()
+
+
+def counts_in_a_thread() -> None:
+    thread = threading.Thread(target=normalised, args=(torch.ones(1), 100_000))
+    thread.start()
+    thread.join()
 
 
 def keeps_python_objects(mib: int = 0) -> None:

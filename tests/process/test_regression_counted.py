@@ -15,7 +15,17 @@ from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, NotMet
 from edgefl.regression import baseline
 from edgefl.regression.callgrind import count_native, why_not
-from edgefl.regression.counts import INSTRUCTIONS, CountedRun, CountedVerdict, compare, entry_of
+from edgefl.regression.counts import (
+    INSTRUCTIONS,
+    NATIVE_CODE,
+    WAITS,
+    WORKS_ON,
+    CountedRun,
+    CountedVerdict,
+    compare,
+    entry_of,
+    summary,
+)
 from edgefl.regression.measure import count
 from edgefl.regression.measurement import MeasurementPlan
 from edgefl.regression.process import FunctionLocation, MeasuringProcess, PrepareRequest, locate
@@ -62,16 +72,34 @@ def unchanged(process: MeasuringProcess) -> CountedRun:
     return counted(process, steps.train)
 
 
-def test_counts_give_no_time_for_native_code_of_other_libraries(process: MeasuringProcess) -> None:
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (steps.sorts, {NATIVE_CODE}),
+        (steps.sorts_and_trains, {NATIVE_CODE}),
+        (steps.sorts_in_a_kept_thread, {NATIVE_CODE}),
+        (steps.sorts_later, {NATIVE_CODE, WAITS, WORKS_ON}),
+        (steps.sleeps, {WAITS}),
+        (steps.trains_and_sleeps, {WAITS}),
+    ],
+)
+def test_counts_give_no_time_for_native_code_and_waiting(
+    process: MeasuringProcess, function: Callable[..., Any], why: set[str]
+) -> None:
     """Sorting a million numbers executes 30 bytecode instructions, which take a phone less than 1 µs."""
-    native = counted(process, steps.sorts)
-    assert (native.covered, native.seconds) == (False, None)
+    run = counted(process, function)
+    assert (run.untimed in why, run.seconds) == (True, None)
+    assert summary(run).endswith(f", no time: {run.untimed}")
 
 
 def test_counts_give_a_time_for_torch_and_python(unchanged: CountedRun) -> None:
-    assert unchanged.covered
-    assert unchanged.seconds is not None
-    assert unchanged.seconds > 0.001
+    assert unchanged.untimed == ""
+    assert unchanged.link_s > 0
+    assert unchanged.seconds == unchanged.model_s + unchanged.python_s + unchanged.link_s > 0.001
+
+
+def test_waiting_for_a_thread_that_computes_is_no_wait(process: MeasuringProcess) -> None:
+    assert counted(process, steps.counts_in_a_thread).untimed == ""
 
 
 def test_counts_are_equal_under_other_conditions(

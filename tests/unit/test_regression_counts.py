@@ -21,7 +21,9 @@ from edgefl.regression.bytecode import CodeName, NotCounted, count_instructions
 from edgefl.regression.counted import by_owner, python_seconds
 from edgefl.regression.counts import (
     FIGURES,
+    NATIVE_CODE,
     NOT_COUNTED,
+    WAITS,
     CountedEntry,
     CountedRun,
     CountedVerdict,
@@ -235,3 +237,17 @@ def test_the_time_by_counts_is_that_of_ordinary_code() -> None:
     instructions = sum(count_instructions(lambda: python_bodies(100)).values())
     bodies_s = 100 / throughput(clusters_of(device), "interpreter", 1).value
     assert 1.5 < python_seconds(device, {"mine.step": instructions}) / bodies_s < 3.0
+
+
+def test_a_device_without_a_list_of_cores_interprets_at_its_training_rate() -> None:
+    times = [python_seconds(load_device(name), {"mine.step": 1000}) for name in ("tier-p10", "tier-p90")]
+    assert times[0] > times[1] > 0
+
+
+def test_a_summary_says_why_the_counts_give_no_time() -> None:
+    native = replace(counted(), untimed=NATIVE_CODE)
+    assert summary(native) == "counted: 100 bytecode, no time: native code is not counted"
+    assert summary(native.with_native({"sort": 7})) == "counted: 100 bytecode, 7 native"
+    assert native.with_native({"sort": 7}).seconds is None
+    assert summary(replace(counted(), untimed=WAITS)).endswith("no time: it sleeps or waits")
+    assert replace(counted(), link_s=1.0).seconds == pytest.approx(1.011)
