@@ -20,7 +20,7 @@ import pytest
 
 from edgefl.devices import load_device, load_network
 from edgefl.devices.schema import Device, Network
-from edgefl.errors import ConfigError, Invalid, NotMet, ProfileError
+from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.experiment import NonNegative
 from edgefl.host.verdict import Outcome
 from edgefl.regression import baseline, verdict
@@ -32,7 +32,7 @@ from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, Measur
 from edgefl.regression.process import PrepareRequest, RestClass, locate
 from edgefl.regression.session import Session
 from edgefl.regression.sides import CallRequest
-from edgefl.regression.verdict import BUDGETS, Family, NeedMore, Verdict, figure
+from edgefl.regression.verdict import BUDGETS, BY_TIME, Family, NeedMore, Verdict, figure
 from edgefl.validation import convert
 
 DEFAULT_REPETITIONS = 15
@@ -102,15 +102,16 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
 class DeviceResult:
     """Metrics of one function on the device: its counted work, and medians over its repetitions.
 
-    All times except ``host_cpu_s`` are seconds on the device. The function is not timed until a metric that
-    depends on its time is read.
+    All times except ``host_cpu_s`` are seconds on the device. The function is not measured until a metric is
+    read that does not follow from its counted work. The argument of ``measure`` states whether the time must
+    be precise.
     """
 
     def __init__(
         self,
         function: str,
         device: str,
-        measure: Callable[[], Measurement],
+        measure: Callable[[bool], Measurement],
         counted: CountedRun | None = None,
     ) -> None:
         self.function, self.device, self.counted = function, device, counted
@@ -123,16 +124,20 @@ class DeviceResult:
         """The metrics that were not compared with the baseline, and why; empty if all were compared."""
         self._verdicts: list[Verdict] = []
 
-    @property
-    def measured(self) -> Measurement:
-        """The measurement, which is made when this property is first read."""
-        if self.timed is None:
-            self.timed = self._measure()
+    def measurement(self, precise: bool) -> Measurement:
+        """Return the measurement. If ``precise`` is False, its time may be unreliable."""
+        if self.timed is None or (precise and not self.timed.plan.precise and self.timed.doubts):
+            self.timed = self._measure(precise)
         return self.timed
 
     @property
+    def measured(self) -> Measurement:
+        """The measurement with a precise time, which is made when this property is first read."""
+        return self.measurement(precise=True)
+
+    @property
     def repetitions(self) -> int:
-        return len(self.measured.repetitions)
+        return len(self.measurement(precise=False).repetitions)
 
     @property
     def seconds(self) -> float:
@@ -147,20 +152,17 @@ class DeviceResult:
     @property
     def peak_mib(self) -> float:
         """Median peak growth of memory in the first call of a repetition, in MiB."""
-        return statistics.median(self.measured.peak_mib)
+        return statistics.median(self.measurement(precise=False).peak_mib)
 
     @property
     def sent_mib(self) -> float:
         """Median amount of data sent per call, in MiB."""
-        return statistics.median(self.measured.sent_mib)
+        return statistics.median(self.measurement(precise=False).sent_mib)
 
     @property
     def joules(self) -> float | None:
         """Median energy that a call draws from the battery, in joules; None if the power is not known."""
-        try:
-            return statistics.median(self.measured.joules)
-        except ProfileError:
-            return None
+        return self.measured.median("joules")
 
     @property
     def note(self) -> str:
@@ -169,8 +171,9 @@ class DeviceResult:
 
     @property
     def doubt(self) -> str:
-        """The reason why the measurements are unreliable; empty if they are reliable."""
-        return "" if self.note or self.timed is None else verdict.doubted(self.timed).why
+        """The reason why the time is unreliable; empty if it is reliable, or if nothing asked for it."""
+        asked = self.timed is not None and self.timed.plan.precise and not self.note
+        return verdict.doubted(self.measured).why if asked else ""
 
     @property
     def outcome(self) -> Outcome:
@@ -199,7 +202,8 @@ class DeviceResult:
         """
         __tracebackhide__ = True
         if budgets:
-            self.require(verdict.within(self.measured, budgets, settled=bool(self.note)))
+            measured = self.measurement(not BY_TIME.isdisjoint(budgets))
+            self.require(verdict.within(measured, budgets, settled=bool(self.note)))
 
     def assert_pace(self, margin: float = 0.03) -> None:
         """Fail unless two one-sided tests at the 5% level show that the pace was kept within ± ``margin``.
@@ -224,7 +228,8 @@ class DeviceResult:
             return (
                 f"<{self.function} on {self.device}: {'' if self.counted is None else summary(self.counted)}>"
             )
-        figures = f"{figure(self.seconds)} s, {figure(self.peak_mib)} MiB, {self.repetitions} repetitions"
+        seconds = figure(statistics.median(self.timed.seconds))
+        figures = f"{seconds} s, {figure(self.peak_mib)} MiB, {self.repetitions} repetitions"
         return f"<{self.function} on {self.device}: {figures}>"
 
 
@@ -308,7 +313,9 @@ class EdgeDevice:
         if mark.counted == "native":
             self._tell(label, "counting native instructions")
             counted = counted.with_native(count_native(request))
-        result = DeviceResult(label, self.name, lambda: self._measured(label, plan), counted)
+        result = DeviceResult(
+            label, self.name, lambda precise: self._measured(label, plan._replace(precise=precise)), counted
+        )
         self.results.append(result)
         if counted.nothing:
             result.require(Verdict("FAIL", NOTHING_DONE))
@@ -316,7 +323,8 @@ class EdgeDevice:
             result.require(self._of_base(label, request))
         compared = options.save or options.compare or options.against is not None
         if options.timed or mark.budgets or not compared:
-            measured = result.measured
+            by_time = not mark.budgets or not BY_TIME.isdisjoint(mark.budgets)
+            measured = result.measurement(options.timed or by_time)
             if options.timed and (options.save or options.compare):
                 result.require(verdict.doubted(measured))
         return result
@@ -387,7 +395,9 @@ class EdgeDevice:
         if counted.outcome == "FAIL":
             result.require(counted)
         if result.timed is not None:
-            result.require(self._timed_verdict(result))
+            result.require(self._timed_verdict(result, result.timed))
+            if result.doubt:
+                result.require(Verdict("INVALID", result.doubt))
         result.require(counted)
 
     def _counted_verdict(self, result: DeviceResult) -> Verdict:
@@ -410,7 +420,7 @@ class EdgeDevice:
         more = f"; not judged: {unjudged}" if unjudged else ""
         return Verdict("FAIL", why + more, grew=tuple(one.name for one in found.grew))
 
-    def _timed_verdict(self, result: DeviceResult) -> Verdict:
+    def _timed_verdict(self, result: DeviceResult, measured: Measurement) -> Verdict:
         """Judge the measurement by the budgets, and by this host's baseline if requested."""
         __tracebackhide__ = True
         options = self.session.options
@@ -418,9 +428,9 @@ class EdgeDevice:
         samples = before.samples if isinstance(before, BaselineEntry) else before
         if options.compare and not options.timed:
             if isinstance(samples, Samples):
-                result.advice = verdict.advice(samples, baseline.samples(result.measured), options.tolerance)
+                result.advice = verdict.advice(samples, baseline.samples(measured), options.tolerance)
             samples = None
-        return self.verdict(result, samples)
+        return self.verdict(result, measured, samples)
 
     @contextlib.contextmanager
     def judged(self) -> Iterator[Reasons]:
@@ -450,8 +460,8 @@ class EdgeDevice:
                 raise
             found.invalid = f"{self.doubt}; the test's own assertion failed: {why}"
 
-    def verdict(self, result: DeviceResult, before: Samples | str | None) -> Verdict:
-        """Judge a result by its budgets and a baseline; measure again if needed."""
+    def verdict(self, result: DeviceResult, measured: Measurement, before: Samples | str | None) -> Verdict:
+        """Judge the measurement of a result by its budgets and a baseline; measure again if needed."""
         __tracebackhide__ = True
         group = f"{self._test.group} {result.function}"
         known = self.session.compared.get(group, ())
@@ -470,7 +480,7 @@ class EdgeDevice:
                 self.session.compared[group] = (*known, *found.compared)
             return found
 
-        return judged(judge, result.measured, lambda: self._measured(result.function, result.measured.plan))
+        return judged(judge, measured, lambda: self._measured(result.function, measured.plan))
 
     def entry(self, result: DeviceResult) -> BaselineEntry | None:
         """Return the baseline entry with the times of a result; None if the session does not save times."""

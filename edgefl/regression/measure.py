@@ -102,7 +102,8 @@ def measure(
 ) -> Measurement:
     """Repeat the function, at most 60 times, until its median time is known to ±1.25%.
 
-    Meanwhile, no other test measures on this host. If the result is unreliable and the time limit allows it,
+    If the plan is not ``precise``, its minimum number of repetitions is enough. Meanwhile, no other test
+    measures on this host. If the result is unreliable and the time limit allows it,
     everything is measured once more, because the disturbance may have ended. ``tell`` is called before
     each repetition. Raises `OutOfDeviceMemory` if the function exceeds the device's memory, `NotMet` if it
     raises an exception, pytest's own exception if it skips the test or calls `pytest.xfail`, and `Invalid` if
@@ -112,7 +113,7 @@ def measure(
     with alone(), limit.counted():
         before_s = limit.spent_s
         measured = _measured(process, plan, limit, tell)
-        if not measured.doubts or not limit.allows(limit.spent_s - before_s):
+        if not (plan.precise and measured.doubts) or not limit.allows(limit.spent_s - before_s):
             return measured
         tell(f"measuring once more: {measured.doubts[0]}")
         return _measured(process, plan, limit, tell)
@@ -124,7 +125,7 @@ def _measured(process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit
     trial = _ask(process, plan, plan.request)
     assert isinstance(trial, TrialRun)
     repetitions: list[Repetition] = []
-    most = max(MOST_REPETITIONS, plan.repetitions)
+    most = max(MOST_REPETITIONS if plan.precise else 0, plan.repetitions)
     for index in range(most):
         before_s = limit.spent_s
         tell(f"time on the device, repetition {index + 1} of at least {plan.repetitions} and at most {most}")

@@ -68,6 +68,8 @@ class MeasurementPlan(NamedTuple):
     repetitions: int
     """Minimum number of repetitions; more are run if the times vary."""
     time_scale: float
+    precise: bool = True
+    """False if nothing asks for the time: no repetition is made because times vary or are unreliable."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,14 @@ class Measurement:
             )
             joules.append(energy.total_j)
         return joules
+
+    def median(self, metric: str) -> float | None:
+        """Return the median of a metric over the repetitions; None if the device's power is not known."""
+        try:
+            samples: list[float] = getattr(self, metric)
+        except ProfileError:
+            return None
+        return statistics.median(samples)
 
     @property
     def pace(self) -> list[float]:

@@ -87,7 +87,8 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
         kept = baseline and result.outcome == "PASS" and not failed
         figures: dict[str, Any] = {}
         if result.timed is not None:
-            figures = {name: getattr(result, name) for name in (*_METRICS, "repetitions")}
+            figures = {name: result.timed.median(name) for name in _METRICS}
+            figures["repetitions"] = result.repetitions
         elif result.counted is not None:
             figures = {"seconds": result.counted.seconds}
         row = ResultRow(

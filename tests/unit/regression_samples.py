@@ -63,7 +63,7 @@ def measured(
 
 def result_of(one: Measurement) -> DeviceResult:
     """The result of the function with this measurement."""
-    result = DeviceResult("step", one.plan.device.id, lambda: one)
+    result = DeviceResult("step", one.plan.device.id, lambda precise: one)
     assert result.measured is one
     return result
 

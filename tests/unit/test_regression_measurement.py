@@ -197,14 +197,23 @@ def nothing_stolen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "StealMeter", lambda: SimpleNamespace(share=lambda: 0.0))
 
 
-def made(process: Any, limit_s: float | None = None, tell: Tell = lambda _: None) -> Measurement:
-    return measure(process, measured().plan, TimeLimit(limit_s), tell)
+def made(
+    process: Any, limit_s: float | None = None, tell: Tell = lambda _: None, *, precise: bool = True
+) -> Measurement:
+    return measure(process, measured().plan._replace(precise=precise), TimeLimit(limit_s), tell)
 
 
 @pytest.mark.parametrize(("spread", "asked"), [(0.0, 9), (0.035, 18), (0.1, 60)])
 def test_repetitions_end_when_the_median_is_known(spread: float, asked: int) -> None:
     process = Known(noisy(spread=spread, count=60))
     assert len(made(process).repetitions) == asked
+
+
+def test_nothing_is_repeated_for_a_time_that_nothing_asks_for() -> None:
+    process = Known(noisy(spread=0.1, count=60))
+    found = made(process, precise=False)
+    assert found.doubts
+    assert process.asked == [*range(9)]
 
 
 @pytest.mark.parametrize(("stolen", "measurements"), [([], 1), ([0.5], 2), ([0.5, 0.5, 0.0], 2)])

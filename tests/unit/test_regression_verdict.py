@@ -255,6 +255,9 @@ def test_more_flop_fail_under_any_load() -> None:
         ({"seconds": 1.0}, None, 0.5, "PASS", ""),
         ({}, None, 0.5, "INVALID", "time stolen by the hypervisor 50.0%, at most 2% is allowed"),
         ({"seconds": 0.003}, None, 0.5, "INVALID", "not below half of the budget for seconds"),
+        ({"peak_mib": 11, "seconds": 0.003}, None, 0.5, "INVALID", "half of the budget for seconds: 0.0028"),
+        ({"peak_mib": 9, "seconds": 0.003}, None, 0.5, "FAIL", "peak_mib 10 MiB (95% sure"),
+        ({"peak_mib": 9}, None, 0.5, "FAIL", "peak_mib 10 MiB (95% sure"),
         ({"seconds": 1e-3}, "none", 0.0, "FAIL", "seconds 0.002857 s (95% sure"),
         ({"seconds": 1.0}, "no baseline here", 0.0, "INVALID", "no baseline here"),
     ],
@@ -274,7 +277,11 @@ def test_a_disturbed_measurement_passes_only_strictly_below_half_of_its_budget()
     bound = median_interval(disturbed.seconds)[2]
     assert verdict.within(disturbed, {"seconds": 2 * bound}).outcome == "INVALID"
     assert verdict.within(disturbed, {"seconds": 2.001 * bound}).outcome == "PASS"
-    assert verdict.within(disturbed, {"sent_mib": 0.0}).outcome == "PASS"  # nothing was sent
+    assert verdict.within(disturbed, {"joules": 0.0}).outcome == "INVALID"
+    assert verdict.within(disturbed, {"peak_mib": 10.1, "sent_mib": 0.0}) == Verdict()
+    mixed = verdict.within(disturbed, {"seconds": 1.0, "peak_mib": 10.1})
+    assert mixed.outcome == "PASS"
+    assert mixed.note.startswith("passed on head-room: below half of each budget of time, though time stolen")
 
 
 def test_each_device_has_its_own_verdict_after_a_correction_for_all() -> None:
