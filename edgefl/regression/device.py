@@ -281,7 +281,8 @@ class EdgeDevice:
         parameter named ``edge_device``, it receives the device, and calls ``edge_device.send(data)`` to send
         data. Raises `OutOfDeviceMemory` if the device has too little memory, ConfigError for arguments that
         cannot be passed, and `Invalid` for unreliable measurements: always if they are saved or compared,
-        otherwise only if they come close to a budget or exceed it.
+        otherwise only if they come close to a budget or exceed it. Without budgets, only the work is counted,
+        and the function is measured when a metric of the result is read.
         """
         __tracebackhide__ = True
         location = locate(function)
@@ -321,10 +322,8 @@ class EdgeDevice:
             result.require(Verdict("FAIL", NOTHING_DONE))
         if options.against is not None:
             result.require(self._of_base(label, request))
-        compared = options.save or options.compare or options.against is not None
-        if options.timed or mark.budgets or not compared:
-            by_time = not mark.budgets or not BY_TIME.isdisjoint(mark.budgets)
-            measured = result.measurement(options.timed or by_time)
+        if options.timed or mark.budgets:
+            measured = result.measurement(options.timed or not BY_TIME.isdisjoint(mark.budgets))
             if options.timed and (options.save or options.compare):
                 result.require(verdict.doubted(measured))
         return result
