@@ -40,6 +40,12 @@ class Figure(NamedTuple):
     the weight is larger."""
     share: float = 0.0
     """Growth that is always ignored, as a share of the earlier amount."""
+    beside_processes: int = 0
+    """Growth that is ignored if the function starts processes, whose results arrive at varying times."""
+
+    def ignored(self, processes: bool) -> int:
+        """Return the growth that is ignored, whatever the earlier amount."""
+        return max(self.least, self.beside_processes if processes else 0)
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -71,15 +77,16 @@ FIGURES: Mapping[str, Figure] = {
     },
     "depthwise_planes": Figure("planes of depthwise convolutions"),
     "parameters": Figure("updated parameters", weight=1000),
-    "tensor_peak_bytes": Figure("peak memory of tensors", "B", weight=MIB),
+    "tensor_peak_bytes": Figure("peak memory of tensors", "B", weight=MIB, beside_processes=16 * KIB),
     "tensor_kept_bytes": Figure("memory of tensors after the call", "B", weight=MIB),
     "python_peak_bytes": Figure("peak memory of Python objects", "B", 16 * KIB, MIB),
     "python_kept_bytes": Figure("memory of Python objects after the call", "B", 16 * KIB, MIB),
     NATIVE: Figure("native instructions", weight=10**6, share=0.005),
 }
 """The metrics, keyed by name, in the order in which they are listed. The growth that is ignored covers noise:
-Python's allocations vary by a few hundred bytes, and the number of native instructions varies with the
-lengths of paths and of the environment."""
+Python's allocations vary by a few hundred bytes, the number of native instructions varies with the lengths of
+paths and of the environment, and the peak memory of tensors depends on when the workers of a DataLoader
+deliver their batches."""
 BY_TORCH = frozenset(
     name for name in FIGURES if name.endswith(("_flop", "_planes")) or name in ("calls", "parameters")
 ) | {f"{kind}_bytes" for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy")}
@@ -169,7 +176,9 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
         return {
             name: (one, other)
             for name, (one, other) in pairs.items()
-            if one is not None and other is not None and abs(one - other) > FIGURES[name].least
+            if one is not None
+            and other is not None
+            and abs(one - other) > FIGURES[name].ignored(self.processes)
         }
 
 
@@ -313,8 +322,7 @@ def compare(
     for name in FIGURES:
         if name in before.varying or not _known(name, before, now, versions):
             continue
-        new = now.first.value(name), now.second.value(name)
-        match _judged(name, before.value(name, versions), new, tolerance):
+        match _judged(name, before.value(name, versions), now, tolerance):
             case str(why):
                 unjudged.append(why)
             case Growth() as growth:
@@ -355,22 +363,20 @@ def _names(known: Mapping[str, object]) -> str:
     return "; ".join(sorted(known)) or "none"
 
 
-def _allowed(name: str, old: int, tolerance: float) -> float:
+def _allowed(name: str, old: int, tolerance: float, processes: bool) -> float:
     figure = FIGURES[name]
-    return old + max(figure.least, max(tolerance, figure.share) * old)
+    return old + max(figure.ignored(processes), max(tolerance, figure.share) * old)
 
 
-def _judged(
-    name: str, old: int | None, new: tuple[int | None, int | None], tolerance: float
-) -> Growth | str | None:
+def _judged(name: str, old: int | None, now: CountedRun, tolerance: float) -> Growth | str | None:
     """Return the growth of a metric, the reason why it cannot be judged, or None if it did not grow."""
     figure = FIGURES[name]
-    first, second = new
+    first, second = now.first.value(name), now.second.value(name)
     if first is None or second is None:
         return f"{figure.text}: {NOT_COUNTED}"
     if old is None:
         return f"{figure.text}: not counted when the baseline was saved; save it again"
-    most = _allowed(name, old, tolerance)
+    most = _allowed(name, old, tolerance, now.processes)
     if max(first, second) <= most:
         return None
     if min(first, second) > most:
@@ -390,7 +396,7 @@ def _explained(
     name = growth.name
     if name in (INSTRUCTIONS, NATIVE):
         old, new = before.parts(name, versions) or {}, now.first.parts(name) or {}
-        return _instructions(old, new, growth, _allowed(name, growth.before, tolerance))
+        return _instructions(old, new, growth, _allowed(name, growth.before, tolerance, now.processes))
     other = name in BY_TORCH and before.torch != versions.torch
     return growth, f"torch is {versions.torch}, the baseline's is {before.torch}" if other else ""
 

@@ -144,6 +144,26 @@ def test_a_figure_whose_two_counts_differ_is_judged_only_if_both_grew() -> None:
     assert found == CountedVerdict(left_out=("instructions",))  # and shown in the table
 
 
+def test_batches_of_worker_processes_may_arrive_later() -> None:
+    """The peak of a DataLoader with workers varies by a few small batches, but not what stays."""
+    few, many = 15_488, 15_488 + (16 << 10)
+    for processes in (False, True):
+        before, now, more, kept = (
+            replace(counted(9, **figures), processes=processes)
+            for figures in (
+                {"tensor_peak_bytes": few},
+                {"tensor_peak_bytes": many},
+                {"tensor_peak_bytes": many + 1},
+                {"tensor_peak_bytes": few, "tensor_kept_bytes": 8},
+            )
+        )
+        varies = replace(before, second=now.second)
+        assert bool(varies.varying()) == bool(against(before, now).grew) == (not processes)
+        assert bool(against(before, varies).unjudged) == (not processes)
+        found = [one.name for run in (more, kept) for one in against(before, run).grew]
+        assert found == ["tensor_peak_bytes", "tensor_kept_bytes"]
+
+
 def test_uncounted_figures_are_neither_compared_nor_timed() -> None:
     uncounted = run_of(None, figures={"calls": 10})
     for before in (counted(100, calls=10), uncounted):
