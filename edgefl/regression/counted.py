@@ -127,7 +127,7 @@ def count(call: DeviceCall) -> CountedRun | Failure:
 
 
 def _undone(function: Callable[..., Any], result: object) -> str:
-    """Return a description of a call's result if it is a coroutine or a generator that has not run yet.
+    """Return a description of a call's result if it is a coroutine or an iterator that has not run yet.
 
     Otherwise, return an empty string.
     """
@@ -135,8 +135,12 @@ def _undone(function: Callable[..., Any], result: object) -> str:
         result.close()
         return "which returned a coroutine that nothing awaits"
     own = getattr(inspect.unwrap(function), "__code__", None)
-    codes = getattr(result, "gi_code", None), getattr(result, "ag_code", None)
-    return "which returned a generator that nothing iterates over" if own is not None and own in codes else ""
+    name = type(result).__name__.removeprefix("async_")
+    started = inspect.isgenerator(result) and inspect.getgeneratorstate(result) != inspect.GEN_CREATED
+    lazy = inspect.isgenerator(result) or isinstance(result, map | filter | zip)
+    if (own is not None and own is getattr(result, "ag_code", None)) or (lazy and not started):
+        return f"which returned a {name} that nothing iterates over"
+    return ""
 
 
 def seed() -> None:

@@ -274,6 +274,12 @@ def locate(function: Any, name: str = "the function") -> FunctionLocation:
             raise ConfigError(
                 f"{name} must do its work when it is called, as a plain function does (got {got})"
             )
+    if isinstance(function, functools._lru_cache_wrapper):
+        got = getattr(function, "__qualname__", "a function")
+        raise ConfigError(
+            f"{name} must do its work whenever it is called (got {got}, whose results functools keeps); call "
+            f"it in a function that calls {got}.cache_clear() first"
+        )
     if (why := _hidden(function)) is not None:
         raise ConfigError(
             f"{name} must be defined at module level, so that another process can import it (got {why})"

@@ -160,6 +160,28 @@ def wrapped_generator() -> Iterator[int]:
     yield sum(range(1000))
 
 
+def returns_a_generator() -> Iterator[int]:
+    return (number**2 for number in range(1000))
+
+
+def returns_a_map() -> Iterator[str]:
+    return map(str, range(1000))
+
+
+def returns_a_filter() -> Iterator[int]:
+    return filter(None, range(1000))
+
+
+def returns_a_zip() -> Iterator[tuple[int, ...]]:
+    return zip(range(1000), range(1000), strict=True)
+
+
+def returns_the_rest_of_a_generator() -> Iterator[int]:
+    numbers = returns_a_generator()
+    sum(next(numbers) for _ in range(100))
+    return numbers
+
+
 def misses_a_file() -> None:
     raise FileNotFoundError("caf\udce9")
 

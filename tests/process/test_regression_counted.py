@@ -177,10 +177,25 @@ def test_a_function_may_be_a_coroutine_or_start_a_program_or_a_thread(process: M
     assert counted(process, steps.leaves_a_thread).varying() == {}
 
 
-@pytest.mark.parametrize("name", ["wrapped_coroutine", "wrapped_generator"])
-def test_a_function_that_does_its_work_later_is_refused(process: MeasuringProcess, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"do its work when it is called \(got {name}, which returned a"):
+@pytest.mark.parametrize(
+    ("name", "returned"),
+    [
+        ("wrapped_coroutine", "coroutine that nothing awaits"),
+        ("wrapped_generator", "generator that nothing iterates over"),
+        *((f"returns_a_{name}", f"{name} that nothing iterates over")
+          for name in ("generator", "map", "filter", "zip")),
+    ],
+)  # fmt: skip
+def test_a_function_that_does_its_work_later_is_refused(
+    process: MeasuringProcess, name: str, returned: str
+) -> None:
+    why = rf"do its work when it is called \(got {name}, which returned a {returned}\)"
+    with pytest.raises(ConfigError, match=why):
         counted(process, getattr(steps, name))
+
+
+def test_a_function_may_return_a_generator_that_it_has_started(process: MeasuringProcess) -> None:
+    assert counted(process, steps.returns_the_rest_of_a_generator).first.instructions
 
 
 @pytest.mark.parametrize(
