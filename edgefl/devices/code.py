@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import cache
 from itertools import groupby
 from typing import Literal, NamedTuple, get_args
@@ -32,7 +31,7 @@ import msgspec
 
 from edgefl.devices.profiles import bundled_folder, read_tables
 from edgefl.devices.schema import Device
-from edgefl.errors import ConfigError, listed, shortened
+from edgefl.errors import ConfigError, listed, nearest, shortened
 from edgefl.host.calibration import Calibration
 from edgefl.host.code_operations import NO_EXTENSION, SCALE_SPREADS
 
@@ -140,11 +139,10 @@ def find_core(name: str) -> str:
     """
     found = known_core(name)
     if found is None:
-        nearest = get_close_matches(reduced(name), _index(), n=1, cutoff=0.0)[0]
-        hint = _index()[nearest]
+        similar = nearest(reduced(name), _index(), least=0.0)
+        hint = f" did you mean {_index()[similar]!r}?" if similar else ""
         raise ConfigError(
-            f"core {shortened(name)!r} not found; did you mean {hint!r}? "
-            f"available: {listed(sorted(lineages()))}"
+            f"core {shortened(name)!r} not found;{hint} available: {listed(sorted(lineages()))}"
         )
     return found
 
