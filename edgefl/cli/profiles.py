@@ -203,7 +203,7 @@ def fit(
 ) -> None:
     """Make a device's profile from measured steps."""
     from edgefl.devices import fitted
-    from edgefl.devices.fit import SPREAD, summary
+    from edgefl.devices.fit import SPREAD, predicted, summary
 
     _check_name(out)
     recipe = fitted.Recipe(
@@ -216,14 +216,16 @@ def fit(
     )
     chosen = fitted.only(rows, profile, runtime)
     if all(file.suffix == ".json" for file in rows):
-        from edgefl.devices.kit_result import fit_kit
+        from edgefl.devices.kit_result import fit_kit, misfit
 
         steps = [m.row for m in chosen]
         found = fit_kit(steps, recipe.prior_model(chosen[0].runtime), recipe.spread)
-        for row in steps:
-            fitted_s = found.model.seconds(row.work)
-            ratio = fitted_s / row.seconds
-            say(f"{row.network}: {row.seconds:.4g} s measured, {fitted_s:.4g} s fitted, ratio {ratio:.2f}")
+        parts = [predicted(found.model, row) for row in steps]
+        for part in parts:
+            times = f"{part.row.seconds:.4g} s measured, {part.predicted_s:.4g} s fitted"
+            say(f"{part.row.network}: {times}, ratio {part.factor:.2f}")
+        if (line := misfit(parts)) is not None:
+            say(line)
     else:
         found = recipe.fit(chosen)
     for unseen in sorted(found.unseen, key=lambda unseen: unseen.factor):

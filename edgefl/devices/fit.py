@@ -30,6 +30,7 @@ from edgefl.devices.time_model import (
     TERMS,
     TimeModel,
     joined,
+    shares_of,
 )
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
@@ -88,6 +89,7 @@ wide if only a few networks were measured."""
 WHOLE: Final = 5.0
 """Prior standard deviation of the logarithm of the whole device's factor: so large that only the rows
 determine this factor."""
+NONE_FITS: Final = f"no time model fits these steps within a factor of {MOST_FACTOR:g}"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,7 +177,7 @@ def fit(
     problem = _Problem(prior, spread)
     amounts, seconds = _amounts(rows), np.array([row.seconds for row in rows])
     folds = list(_folds(problem, amounts, seconds, _groups(rows))) if hold_out else []
-    left = _LeftOut.of(folds, amounts, seconds) if folds else None
+    left = _Errors.of(folds, amounts, seconds) if folds else None
     networks = len({row.network for row in rows})
     few = left is None or networks < FEW_NETWORKS
     known = np.array(prior.cost_variations or [0.0] * (len(TERMS) + 1)) / NORMAL
@@ -187,9 +189,7 @@ def fit(
     usual, *varied = times * np.sqrt(variances)
     usual = max(math.exp(usual), prior.error_factor if few else 1.0)
     if (whole := joined(usual, apart)) > MOST_FACTOR or max(varied) > MOST_VARIATION:
-        raise ConfigError(
-            f"no time model fits these steps within a factor of {MOST_FACTOR:g}; check their measured_s"
-        )
+        raise ConfigError(f"{NONE_FITS}; check their measured_s")
     costs = problem.solve(amounts, seconds)
     model = _model(costs, whole, varied, unknown * problem.errors(costs, amounts, seconds))
     unseen = {
@@ -202,10 +202,31 @@ def fit(
 
 
 def predicted(model: TimeModel, row: Row) -> HeldOutPrediction:
-    """Predict the time of a row to which the model was not fitted."""
+    """Predict the time of a row."""
     return HeldOutPrediction(
         row=row, predicted_s=model.seconds(row.work), error_factor=model.error_factor_of(row.work)
     )
+
+
+def widened(model: TimeModel, rows: Sequence[Row]) -> TimeModel:
+    """Return the model with larger ``cost_variations``, so that its intervals contain 90% of these rows.
+
+    The variations are estimated from the errors of these rows, to which the model was fitted, and are then
+    scaled. If the intervals contain 90% of the rows already, the model is unchanged. Raises `ConfigError` if
+    the variation of a cost would be too large for a profile.
+    """
+    found = [predicted(model, row) for row in rows]
+    errors = np.log([one.factor for one in found])
+    known = np.log([one.error_factor for one in found])
+    squares = np.array([shares_of(model.parts(row.work)) for row in rows]) ** 2
+    weights = np.column_stack([np.ones(len(rows)), squares])
+    variances = _Errors(errors, (known / NORMAL) ** 2, weights).variances()[1:]
+    beyond = np.sqrt(np.maximum(errors**2 - known**2, 0.0) / (squares @ variances))
+    more = _holding(beyond, COVERAGE) * np.sqrt(variances)
+    varied = np.hypot(model.cost_variations or 0.0, more)
+    if varied.max() > MOST_VARIATION:
+        raise ConfigError(f"{NONE_FITS}; check their times")
+    return msgspec.structs.replace(model, cost_variations=_rounded(varied))
 
 
 def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
@@ -311,8 +332,8 @@ class _Fold(NamedTuple):
     errors: Array
 
 
-class _LeftOut(NamedTuple):
-    """All rows with their predictions by the fits that leave them out.
+class _Errors(NamedTuple):
+    """The errors of rows, in a fit with these rows or in fits that leave them out.
 
     A row's variance is w · v + the variance due to uncertain costs. Here v are the variances of a row's noise
     and of each cost between networks, and w are 1 and the squares of the costs' shares of the row's time.
@@ -326,7 +347,8 @@ class _LeftOut(NamedTuple):
     """The weights w, shape (rows, terms + 2)."""
 
     @classmethod
-    def of(cls, folds: Sequence[_Fold], amounts: Array, seconds: Array) -> _LeftOut:
+    def of(cls, folds: Sequence[_Fold], amounts: Array, seconds: Array) -> _Errors:
+        """Return the errors of all rows in the fits that leave them out."""
         found = []
         for fold in folds:
             parts = amounts[fold.out] * fold.costs
@@ -382,6 +404,12 @@ def _model(
     rows = (tuple(round(float(v), 3) for v in row[: at + 1]) for at, row in enumerate(cost_errors))
     return TimeModel(
         **{name: float(f"{value:.4g}") for name, value in values.items()},
-        cost_variations=tuple(round(float(v), 3) for v in cost_variations) if any(cost_variations) else (),
+        cost_variations=_rounded(cost_variations),
         cost_errors=tuple(rows),
     )
+
+
+def _rounded(cost_variations: Iterable[float]) -> tuple[float, ...]:
+    """Return the variations as written in a profile: none if all are 0."""
+    rounded = tuple(round(float(v), 3) for v in cost_variations)
+    return rounded if any(rounded) else ()

@@ -145,7 +145,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         parts = self.parts(work)
         seconds = sum(parts.values())
         factor = self.error_factor_of(work)
-        unsure = self._unsure(parts) if factor > WIDER * self._of_known_costs(_shares(parts)) else ()
+        unsure = self._unsure(parts) if factor > WIDER * self._of_known_costs(shares_of(parts)) else ()
         return Prediction(seconds, seconds / factor, seconds * factor, parts, unsure)
 
     def error_factor_of(self, work: StepWork) -> float:
@@ -154,7 +154,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         The contribution of ``cost_errors`` to this factor is at most a weighted mean of the factors of the
         individual costs, each of which is at most 7. The weights are the costs' shares of the step's time.
         """
-        shares = _shares(self.parts(work))
+        shares = shares_of(self.parts(work))
         known = self._of_known_costs(shares)
         if not self.cost_errors:
             return known
@@ -248,7 +248,7 @@ def _by_term(parts: Mapping[str, float]) -> list[float]:
     return [sum(parts.get(name, 0.0) for name in term) for term in (*TERMS, ("fixed",))]
 
 
-def _shares(parts: Mapping[str, float]) -> list[float]:
+def shares_of(parts: Mapping[str, float]) -> list[float]:
     """Return the shares of `TERMS` and of the fixed part in a step's time; all are 0 if it takes no time."""
     seconds = sum(parts.values())
     return [part / seconds if seconds else 0.0 for part in _by_term(parts)]

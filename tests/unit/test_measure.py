@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from edgefl.cli import app, main
 from edgefl.devices import check_file, load_device
-from edgefl.devices.fit import Row, summary
-from edgefl.devices.kit_result import KitResult, Timed, fit_kit
-from edgefl.devices.time_model import COSTS
+from edgefl.devices.fit import TYPICAL, Row, predicted, summary
+from edgefl.devices.kit_result import KIT_ERROR_FACTOR, KitResult, Timed, fit_kit
+from edgefl.devices.time_model import COSTS, TimeModel
+from edgefl.errors import ConfigError
 from edgefl.lab import truth
 from edgefl.learning.operations import StepWork
 from edgefl.measure import kit, remote
@@ -63,12 +68,80 @@ def test_the_parts_cover_each_term_of_a_time_model(result: Path) -> None:
     assert all(any(getattr(row.work, name) for row in rows) for name in COSTS)
 
 
-def test_a_devices_costs_are_fitted_from_its_times_for_the_parts() -> None:
+def parts_of(model: TimeModel, slower: Mapping[str, float] = MappingProxyType({})) -> list[Row]:
+    """The rows of a device with these costs, on which the parts in ``slower`` take so many times as long."""
     parts = dict.fromkeys(PARTS, Timed(wall_s=1.0, cpu_s=1.0))
     blank = KitResult(kit=kit.VERSION, device="", runtime="torch", threads=1, cores=1, parts=parts)
+    times = {r.network: model.seconds(r.work) * slower.get(r.network, 1.0) for r in blank.rows()}
+    return [Row(network=r.network, work=r.work, seconds=times[r.network]) for r in blank.rows()]
+
+
+def held(model: TimeModel, rows: Sequence[Row]) -> int:
+    return sum(predicted(model, row).held for row in rows)
+
+
+def test_intervals_contain_90_percent_of_the_parts_however_badly_they_fit() -> None:
+    """Mutant: the interval of each part is a factor of about 1.3, which contains 22 of the 32 parts."""
+    draw = np.random.default_rng(3)
+    rows = parts_of(TYPICAL, {part: math.exp(draw.normal(0, 0.6)) for part in PARTS})
+    model = fit_kit(rows).model
+    assert held(msgspec.structs.replace(model, cost_variations=()), rows) <= 22
+    assert held(model, rows) >= 0.9 * len(PARTS)
+    assert model.error_factor == KIT_ERROR_FACTOR
+
+
+def test_intervals_are_wide_only_for_operations_whose_parts_fit_badly() -> None:
+    """Mutant: the same larger ``error_factor`` for all operations."""
+    slower = {part: 2.5 ** (-1) ** at for at, part in enumerate(PARTS) if part.startswith("memory/")}
+    model = fit_kit(parts_of(TYPICAL, slower)).model
+    products, bytes_moved = StepWork(matmul_flop=1e12), StepWork(elementwise_bytes=1e12)
+    assert model.error_factor_of(products) < 1.6 < 1.8 < model.error_factor_of(bytes_moved)
+
+
+def test_the_interval_of_parts_that_fit_is_that_of_networks() -> None:
+    model = fit_kit(parts_of(TYPICAL)).model
+    assert (model.error_factor, model.cost_variations) == (KIT_ERROR_FACTOR, ())
+
+
+def test_pooling_has_a_cost_of_its_own() -> None:
+    """Mutant: all bytes but those of convolutions and products have one cost."""
+    slow = msgspec.structs.replace(TYPICAL, pool_gbytes_per_s=TYPICAL.pool_gbytes_per_s / 10)
+    found = fit_kit(parts_of(slow)).model
+    for step in (StepWork(pool_bytes=1e9), StepWork(elementwise_bytes=1e9), StepWork(norm_bytes=1e9)):
+        assert found.seconds(step) == pytest.approx(slow.seconds(step), rel=0.15), step
+    fast = fit_kit(parts_of(TYPICAL, {"memory/pool": 0.1})).model
+    assert fast.pool_gbytes_per_s == fast.elementwise_gbytes_per_s
+
+
+def test_times_that_no_model_fits_are_refused() -> None:
+    """Mutant: a profile that edgefl refuses, because a variation is above 5."""
+    rows = parts_of(TYPICAL, {part: 1e4 ** (-1) ** at for at, part in enumerate(PARTS)})
+    with pytest.raises(
+        ConfigError, match="no time model fits these steps within a factor of 100; check their"
+    ):
+        fit_kit(rows)
+
+
+def test_the_fit_names_the_parts_that_fit_worst(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(slower: dict[str, float]) -> list[str]:
+        parts = {row.network: {"wall_s": 1, "cpu_s": row.seconds} for row in parts_of(TYPICAL, slower)}
+        facts = {"kit": kit.VERSION, "device": "Board", "runtime": "torch", "threads": 1, "cores": 1}
+        (tmp_path / "kit.json").write_text(json.dumps({**facts, "parts": parts}))
+        out = tmp_path / f"mine-{len(slower)}.toml"
+        assert main(["profiles", "fit", str(tmp_path / "kit.json"), "--out", str(out)]) == 0
+        return capsys.readouterr().out.splitlines()[len(PARTS) : -1]
+
+    assert said({}) == []
+    (line,) = said({"depthwise/112": 0.3, "conv/groups": 1.5})
+    assert line.startswith("2 of 32 parts are not within a factor of 1.3 of the fit, worst depthwise/112 (")
+    assert ") and conv/groups (ratio 0." in line
+    assert line.endswith("); the profile's intervals contain 30 of 32")
+
+
+def test_a_devices_costs_are_fitted_from_its_times_for_the_parts() -> None:
     pi_4 = load_device("pi-4").time_model("torch")
     model = msgspec.structs.replace(pi_4, conv_gflops=5.0, matmul_gflops=90.0)
-    rows = [Row(network=r.network, work=r.work, seconds=model.seconds(r.work)) for r in blank.rows()]
+    rows = parts_of(model)
     found = fit_kit(rows, load_device("pi-5").time_model("torch")).model
     for work in ({"conv_flop": 1e9}, {"pointwise_flop": 1e9}, {"matmul_flop": 1e9}, {"parameters": 1e6}):
         step = StepWork(**work)
