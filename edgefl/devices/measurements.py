@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,7 +34,7 @@ MOST_THREADS = 1024
 the file does not state the number."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
 """Exceptions raised for a file that cannot be read or is in another format."""
-WRONG = (KeyError, ValueError, IndexError, ConfigError)
+WRONG = (ValueError, IndexError, ConfigError)
 """Exceptions raised for an invalid line of a file."""
 LEAF_FEMNIST = "LEAF FEMNIST CNN"
 LEAF_SHAKESPEARE = "Shakespeare 2-layer LSTM-256"
@@ -102,7 +103,7 @@ def _kit(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
 def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
     """Yield the location of each line, the line, and its profile and runtime."""
     for place, line in csv_lines(path, ("profile", "runtime")):
-        with as_config_error(place, *WRONG):
+        with _in_line(place):
             words = line["runtime"].replace("-", " ").replace(",", " ").split()
             if not words:
                 raise wrong("runtime", "the name of a library, such as torch", line["runtime"])
@@ -119,20 +120,28 @@ def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
     for place, line, kind in _lines(path):
         if only not in (None, kind):
             continue
-        with as_config_error(place, *WRONG):
+        with _in_line(place):
             key = tuple(line.get(name) for name in ("workload", "network", "kind", "layer", "inputs",
                                                     "outputs", "batch", "steps"))  # fmt: skip
             if key not in _counted:
                 _counted[key] = _work(line)
-            seconds = float(line["measured_s"])
-            if not 0 < seconds <= MOST_S:
-                raise wrong("measured_s", f"a number of seconds above 0 and at most {MOST_S:g}", seconds)
+            seconds = _seconds(line)
             check_seconds("measured_s", seconds, _counted[key], MOST_THREADS)
             row = Row(network=_name(line), work=_counted[key], seconds=seconds)
             step = MeasuredStep(
                 device=line["device"], profile=kind[0], runtime=kind[1], source=line["source"], row=row
             )
         yield step
+
+
+@contextmanager
+def _in_line(place: str) -> Iterator[None]:
+    """Turn errors in a line of a table into a `ConfigError` that starts with ``place``."""
+    with as_config_error(place, *WRONG):
+        try:
+            yield
+        except KeyError as error:
+            raise ConfigError(f"the column {error} is missing") from None
 
 
 def _name(line: Mapping[str, str]) -> str:
@@ -154,10 +163,25 @@ def _work(line: Mapping[str, str]) -> StepWork:
 
 
 def _size(line: Mapping[str, str], name: str) -> int:
-    size = int(line[name])
+    allowed = f"a whole number from 1 to {MOST_SIZE}"
+    try:
+        size = int(line[name])
+    except ValueError:
+        raise wrong(name, allowed, line[name]) from None
     if not 1 <= size <= MOST_SIZE:
-        raise wrong(name, f"a whole number from 1 to {MOST_SIZE}", size)
+        raise wrong(name, allowed, size)
     return size
+
+
+def _seconds(line: Mapping[str, str]) -> float:
+    allowed = f"a number of seconds above 0 and at most {MOST_S:g}"
+    try:
+        seconds = float(line["measured_s"])
+    except ValueError:
+        raise wrong("measured_s", allowed, line["measured_s"]) from None
+    if not 0 < seconds <= MOST_S:
+        raise wrong("measured_s", allowed, seconds)
+    return seconds
 
 
 def _layer_work(layer: str, batch: int, inputs: int, outputs: int, steps: int) -> StepWork:
@@ -207,7 +231,7 @@ def _named_work(workload: str, batch: int) -> StepWork:
 
     words = workload.split()
     with torch.device("meta"):
-        if words[:1] == ["MNN"] and words[2] in benchmark_networks.MNN:
+        if words[:1] == ["MNN"] and len(words) > 2 and words[2] in benchmark_networks.MNN:
             make, shape = benchmark_networks.MNN[words[2]]
             return step_work(make(), shape, batch)
         if workload.startswith(LEAF_FEMNIST):

@@ -164,9 +164,22 @@ STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
             STEP.replace("4,1", f"4,{10**30}"),
             f"line 3: batch: must be a whole number from 1 to 1000000000, got {10**30}",
         ),
+        (
+            STEP.replace("4,1", "4,16x"),
+            "line 3: batch: must be a whole number from 1 to 1000000000, got '16x'",
+        ),
+        (
+            STEP.replace("8,8", "8,"),
+            "line 3: outputs: must be a whole number from 1 to 1000000000, got ''",
+        ),
+        (
+            STEP.replace("0.5", "0.5 s"),
+            "line 3: measured_s: must be a number of seconds above 0 and at most 1e+06, got '0.5 s'",
+        ),
+        (STEP.replace("lstm", "gru"), "line 3: layer must be 'lstm' or 'softmax output', got 'gru'"),
         (STEP.replace("torch", ""), "line 3: runtime: must be the name of a library, such as torch, got ''"),
     ],
-    ids=["short", "long", "large", "inputs", "batch", "runtime"],
+    ids=["short", "long", "large", "inputs", "batch", "no-number", "empty", "unit", "layer", "runtime"],
 )
 def test_an_error_names_an_invalid_line(tmp_path: Path, edgefl: Shell, line: str, said: str) -> None:
     path = tmp_path / "steps.csv"
@@ -174,6 +187,25 @@ def test_an_error_names_an_invalid_line(tmp_path: Path, edgefl: Shell, line: str
     assert edgefl.refuses(2, "profiles", "fit", str(path), "--out", str(tmp_path / "mine.toml")).endswith(
         said
     )
+
+
+@pytest.mark.parametrize("column", ["measured_s", "steps", "source", "batch"])
+def test_an_error_names_a_missing_column(tmp_path: Path, edgefl: Shell, column: str) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(f"{FIRST.replace(column, 'other')}\n{STEP}\n", "utf-8")
+    said = edgefl.refuses(2, "profiles", "fit", str(path), "--out", str(tmp_path / "mine.toml"))
+    assert said.endswith(f"steps.csv, line 2: the column '{column}' is missing")
+
+
+def test_an_error_names_an_unknown_workload(tmp_path: Path) -> None:
+    """Mutant: "list index out of range" for a workload of MNN without a network."""
+    line = "Pixel 4,pixel-4,mnn,,MNN,train,1,0.5,mine"
+    path = tmp_path / "steps.csv"
+    path.write_text(
+        f"device,profile,runtime,network,workload,kind,batch,measured_s,source\n{line}\n", "utf-8"
+    )
+    with pytest.raises(ConfigError, match=r"steps\.csv, line 2: unknown workload 'MNN'"):
+        measurements.read(path)
 
 
 def test_times_that_no_model_fits_are_refused(tmp_path: Path, edgefl: Shell) -> None:

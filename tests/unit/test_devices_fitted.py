@@ -106,8 +106,8 @@ def test_a_fit_needs_the_rows_of_one_device(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ("lstm", "gru", "line 2: layer must be 'lstm' or 'softmax output', got 'gru'"),
-        ("0.05", "soon", "line 2: could not convert"),
-        ("measured_s", "took_s", "line 2: 'measured_s'"),
+        ("0.05", "soon", "line 2: measured_s: must be a number of seconds"),
+        ("measured_s", "took_s", "line 2: the column 'measured_s' is missing"),
     ],
 )
 def test_an_error_names_the_invalid_line(tmp_path: Path, old: str, new: str, said: str) -> None:
