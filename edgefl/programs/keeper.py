@@ -382,7 +382,7 @@ class Keeper:
                 continue
             owner.tree.ended_ns += round(end.cpu_s * 1e9)
             owner.tree.orphans.discard(pid)
-            owner.tree.unwaited.pop(pid, None)
+            owner.tree.children.pop(pid, None)
             if pid == owner.tree.root:
                 self._codes[owner.launch.phone] = end.code
         for number in [*self._codes]:

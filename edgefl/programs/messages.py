@@ -122,8 +122,8 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     """Number of absences."""
     processes: int
     uncounted_s: float = 0.0
-    """Upper estimate of the CPU time that is missing from ``cpu_s`` because it was used by children whose
-    parent ignores SIGCHLD."""
+    """Upper estimate of the CPU time that is missing from ``cpu_s`` because it was used by children that
+    no process waited for."""
 
 
 class PhoneEnded(msgspec.Struct, frozen=True, tag=True):

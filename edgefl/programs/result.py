@@ -60,8 +60,8 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     peak_mib: float
     stops: int
     uncounted_s: float = 0.0
-    """Upper estimate of the CPU time that is missing from ``cpu_s`` because it was used by children whose
-    parent ignores SIGCHLD."""
+    """Upper estimate of the CPU time that is missing from ``cpu_s`` because it was used by children that
+    no process waited for."""
     connections: int
     refused: int
     broken: int

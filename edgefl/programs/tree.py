@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 from edgefl.errors import ConfigError
@@ -55,9 +55,14 @@ class ProcessTree:
         self.root, self.stopped = root, False
         self._place, self._accounting = place, accounting
         self.uncounted_ns = 0
-        """Upper estimate of the CPU time, in ns, of children that were neither waited for nor seen."""
-        self.unwaited: dict[int, int] = {}
-        """Children that no process waits for, and the CPU time of each when it was last seen, in ns."""
+        """Upper estimate of the CPU time, in ns, of children that no process waited for, after they were last
+        seen."""
+        self.children: dict[int, Child] = {}
+        """Processes whose parent is in the tree, parents first; empty if a control group counts CPU time."""
+        self._faults_before: dict[int, int] = {}
+        """`waited_faults` of each of these parents at the last refresh."""
+        self._losing: set[int] = set()
+        """Parents that did not wait for a child."""
         self.ended_ns = 0
         """CPU time, in ns, of ended processes that no process of the tree has waited for."""
         self.orphans: set[int] = set()
@@ -93,7 +98,8 @@ class ProcessTree:
             self._refreshed_ns - self._halted_until_ns(self._refreshed_ns),
         )
         alive: dict[int, Target] = {}
-        unwaited: dict[int, int] = {}
+        parents: dict[int, int] = {}
+        faults: dict[int, int] = {}
         waiting = [self.root, *self.orphans]
         for pid in waiting:
             if pid in alive:
@@ -111,24 +117,59 @@ class ProcessTree:
                 else:
                     alive[pid] = target
                     waiting += children
-                    if children and self._accounting is None and ignores_children(pid):
-                        unwaited.update((child, self.unwaited.get(child, 0)) for child in children)
+                    if children and self._accounting is None:
+                        parents |= dict.fromkeys(children, pid)
+                        faults[pid] = waited_faults(pid) or 0  # before those of the children are read
+        self._count_lost(alive, self._awake_ns - before_ns)
         for pid, target in self._members.items():
             if pid not in alive:
                 target.close()
         self.orphans &= alive.keys()
-        # The kernel discards the CPU time of children that nobody waits for, so each refresh samples it. If
-        # such a child has ended since the last refresh, the time since then is added to the estimate. This
-        # also covers children that no refresh saw.
-        for pid in self.unwaited.keys() - alive.keys():
-            self.ended_ns += self.unwaited[pid]
-            self.uncounted_ns += self._awake_ns - before_ns
-        for pid in unwaited:
-            with contextlib.suppress(ProcessLookupError):
-                unwaited[pid] = cpu_ns(pid) + waited_for_ns(pid)
-        self.unwaited = unwaited
-        self._members = alive
-        self._waited_for_ns = sum(map(waited_for_ns, alive))
+        stats = {pid: process_stat(pid) for pid in alive}
+        self._waited_for_ns = sum(map(waited_for_ns, stats.values()))
+        self.children = {}
+        for pid, parent in parents.items():
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                used_ns = cpu_ns(pid) + waited_for_ns(stats[pid])
+                self.children[pid] = Child(parent, used_ns, sum(map(int, stats[pid][7:11])))
+        self._members, self._faults_before = alive, faults
+
+    def _count_lost(self, alive: Container[int], ran_ns: int) -> None:
+        """Count the CPU time of children that ended after the last refresh, and that no process waited for.
+
+        The kernel discards this time, and the number of the child's page faults. If a process waits for a
+        child, the kernel adds both to those of the process: the time in ticks, but the faults exactly. So if
+        fewer were added than the child had at the last refresh, no process has waited for it. ``ran_ns``, the
+        time since the last refresh, is the estimate of the time that it used since then; this also covers
+        children that no refresh saw.
+        """
+        ended = {pid: child for pid, child in self.children.items() if pid not in alive and has_ended(pid)}
+        added = {
+            pid: now - before
+            for pid, before in self._faults_before.items()
+            if ended and pid in alive and (now := waited_faults(pid)) is not None
+        }
+        for child in ended.values():
+            heirs = [pid for pid in self._ancestors(child) if pid not in ended]
+            if heirs[0] not in added:  # it is ending too, or edgefl has waited for it
+                continue
+            if heirs[0] == child.parent:  # otherwise any of them may have adopted the child
+                del heirs[1:]
+            faults = child.faults or int(child.parent in self._losing)  # 0 if it was stopped at its start
+            for pid in heirs:
+                if added.get(pid, -1) >= faults:
+                    added[pid] -= faults
+                    break
+            else:
+                self._losing.add(child.parent)
+                self.ended_ns += child.used_ns
+                self.uncounted_ns += ran_ns
+
+    def _ancestors(self, child: Child | None) -> Iterator[int]:
+        """Yield the parent of a child, the parent's parent and so on, as they were at the last refresh."""
+        while child is not None:
+            yield child.parent
+            child = self.children.get(child.parent)
 
     def _refresh_if_old(self) -> None:
         now_ns = time.monotonic_ns()
@@ -309,21 +350,40 @@ def last_pid() -> bytes:
     return b""
 
 
-def ignores_children(pid: int) -> bool:
-    """Return True if the process ignores SIGCHLD; the kernel then discards its children's CPU time."""
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"SigIgn:"):
-                return bool(int(line.split()[1], 16) >> signal.SIGCHLD - 1 & 1)
+class Child(NamedTuple):
+    """A process whose parent is in the tree, as it was last seen."""
+
+    parent: int
+    used_ns: int
+    """CPU time, including that of the children that it has waited for."""
+    faults: int
+    """Page faults, including those of the children that it has waited for."""
+
+
+def waited_faults(pid: int) -> int | None:
+    """Return the number of page faults of the children that a process has waited for; None if it has ended.
+
+    The children's own children, which they have waited for, are included.
+    """
+    stat = process_stat(pid)
+    return None if stat[:1] in ([], ["Z"], ["X"]) or stat[17] == "0" else int(stat[8]) + int(stat[10])
+
+
+def has_ended(pid: int) -> bool:
+    """Return True if a process has ended, and its parent has waited for it or does not wait for children."""
+    try:
+        cpu_ns(pid)
+    except ProcessLookupError:
+        return True
     return False
 
 
-def waited_for_ns(pid: int) -> int:
+def waited_for_ns(stat: list[str]) -> int:
     """Return the CPU time, in ns, of the children that a process has waited for, including their children.
 
     The kernel reports whole ticks, rounded down, so half a tick is added to correct the mean.
     """
-    return sum(int(ticks) * _TICK_NS + _TICK_NS // 2 for ticks in process_stat(pid)[13:15] if ticks != "0")
+    return sum(int(ticks) * _TICK_NS + _TICK_NS // 2 for ticks in stat[13:15] if ticks != "0")
 
 
 class ThreadSchedule(NamedTuple):

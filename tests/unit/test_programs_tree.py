@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ import pytest
 
 from edgefl.host.groups import GroupCpuTime, Place
 from edgefl.programs import tree
-from edgefl.programs.tree import ProcessTree, ThreadSchedule
+from edgefl.programs.tree import Child, ProcessTree, ThreadSchedule
 
 MS = 1_000_000
 HANDLER_NS = 20_000
@@ -124,3 +125,87 @@ def test_a_shell_that_was_only_continued_has_no_thread_that_can_run(monkeypatch:
     assert kept.runnable() == 2
     kept.resume()
     assert kept.runnable() == 2
+
+
+FAMILY = """
+import ctypes, os, signal, sys, time
+assert ctypes.CDLL(None).sigaction(signal.SIGCHLD, (ctypes.c_ulong * 20)(*[0] * 17, int(sys.argv[1])), 0) == 0
+(end, keep), (read, ready) = os.pipe(), os.pipe()
+if (child := os.fork()) == 0:
+    if (grandchild := os.fork()) == 0:
+        os.close(keep)
+        while time.process_time() < 5e-3:
+            pass
+        os.write(ready, b"x")
+        os.read(end, 1)
+        os._exit(0)
+    os.close(keep)
+    try:
+        os.waitpid(grandchild, 0)
+    except ChildProcessError:
+        pass
+    os._exit(0)
+os.read(read, 1)
+print("computed", flush=True)
+sys.stdin.readline()
+os.close(keep)
+for flags in (os.WNOWAIT, 0):
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | flags)
+    except ChildProcessError:
+        pass
+    print("ended", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(("flags", "lost"), [(0, False), (2, True)])  # 2 is SA_NOCLDWAIT
+def test_children_that_no_process_waits_for_are_noticed(flags: int, lost: bool) -> None:
+    """A child and a grandchild end together; the child is a zombie before its parent waits for it."""
+    command = [sys.executable, "-ISc", FAMILY, str(flags)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as root:
+        assert root.stdin
+        assert root.stdout
+        kept, sizes = ProcessTree(root.pid), []
+        for _ in range(3):
+            root.stdout.readline()
+            kept.refresh()
+            sizes.append(len(kept))
+            root.stdin.write(b"\n")
+            root.stdin.flush()
+        kept.close()
+    assert sizes == ([3, 1, 1] if lost else [3, 2, 1])
+    assert (kept.uncounted_ns > 0, kept.ended_ns >= 5 * MS) == (lost, lost)
+
+
+@pytest.mark.parametrize(
+    ("children", "waited", "lost"),
+    [
+        ({2: (1, 50), 3: (1, 60)}, {1: 110}, set()),
+        ({2: (1, 50), 3: (1, 60)}, {1: 0}, {2, 3}),
+        ({2: (1, 0), 3: (1, 60), 4: (1, 0)}, {1: 0}, {3, 4}),  # 4 is the second that its parent loses
+        ({2: (1, 50), 3: (2, 60)}, {1: 115}, set()),
+        ({2: (1, 50), 3: (2, 60)}, {1: 55}, {3}),
+        ({2: (1, 50), 3: (2, 60)}, {1: 0}, {2, 3}),
+        ({2: (1, 50)}, {1: None}, set()),  # its parent has ended too
+        ({3: (2, 60)}, {1: 0}, set()),  # its parent was a child of edgefl
+        ({2: (1, 10), 3: (2, 50), 4: (3, 60)}, {1: 60, 2: 50}, set()),  # 1 adopted it
+        ({2: (1, 10), 3: (2, 60)}, {1: 60, 2: 0}, {3}),  # 1 has waited for another child
+    ],
+)
+def test_page_faults_that_no_ancestor_got_are_those_of_lost_children(
+    children: dict[int, tuple[int, int]],
+    waited: dict[int, int | None],
+    lost: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``children`` holds the parent and the page faults of each process. All have ended that are not in
+    ``waited``, which holds the page faults that each of the others got since then."""
+    monkeypatch.setattr(tree, "waited_faults", lambda pid: None if waited[pid] is None else 7 + waited[pid])
+    monkeypatch.setattr(tree, "has_ended", lambda pid: pid not in waited)
+    kept = ProcessTree(os.getpid())
+    kept.children = {pid: Child(parent, 10**pid, faults) for pid, (parent, faults) in children.items()}
+    kept._faults_before = dict.fromkeys(waited, 7)
+    kept._count_lost(waited, 100)
+    assert kept.ended_ns == sum(10**pid for pid in lost)
+    assert kept.uncounted_ns == 100 * len(lost)
