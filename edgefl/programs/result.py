@@ -77,8 +77,9 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
         if missing <= MEAN_MAX:
             return ""
         return (
-            f"phone {self.phone}: a process ignores SIGCHLD, so the CPU time of its children is lost: up to "
-            f"{missing:.0%} of what was counted; control groups (as root, or delegated) count it"
+            f"phone {self.phone}: a process ignores SIGCHLD or has set SA_NOCLDWAIT, so the CPU time of its "
+            f"children is lost: up to {missing:.0%} of what was counted; control groups (as root, or "
+            "delegated) count it"
         )
 
     @property

@@ -375,7 +375,8 @@ def test_a_client_is_released_if_its_training_raises(kind: str) -> None:
     """Otherwise the transfers of its next task would be limited to the training's share."""
     reads, writes = os.pipe()
     client = ClientProcess.__new__(ClientProcess)
-    client._model = client._room = lambda *_: np.zeros(2, np.float32)  # type: ignore[method-assign, assignment]
+    client._model = lambda *_: np.zeros(2, np.float32)  # type: ignore[method-assign]
+    client._transport = Mock()
     client._pacer, _ = paced()
     trip = plan(device(), network(), rng())
     answers = {"plan.return_value": trip, "share.return_value": None, "flat.whole": np.zeros(2)}
