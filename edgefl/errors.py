@@ -26,6 +26,8 @@ from contextlib import contextmanager, suppress
 
 LONGEST_NAME, LONGEST_LIST = 60, 120
 """Maximum length of a name, and of a list of names, in a message, in characters."""
+SAME_BUT_A_SLIP = 0.8
+"""Similarity, as in `difflib`, of a name that is suggested before names that contain what was typed."""
 LEAST_PART = 3
 """Minimum length of a part of a name for which names that contain it are suggested, in characters."""
 
@@ -144,16 +146,18 @@ def near(got: str, allowed: Iterable[str]) -> str:
 def nearest(got: str, allowed: Iterable[str], least: float = 0.6) -> str | None:
     """Return the allowed name that is most similar to ``got``, ignoring case.
 
-    Names that contain ``got``, of `LEAST_PART` characters or more, are preferred. If there are none, and no
-    name has a similarity of at least ``least``, returns None.
+    If no name has a similarity of `SAME_BUT_A_SLIP`, names that contain ``got`` (of `LEAST_PART` characters
+    or more) are preferred. If there are none, and no similarity is at least ``least``, returns None.
 
     >>> nearest("A76", ["ARM1176", "Cortex-A76"]), nearest("PI4", ["pi-4"]), nearest("x", ["pi-4"])
     ('Cortex-A76', 'pi-4', None)
     """
     names, part = {name.lower(): name for name in allowed}, got.lower()
     containing = [name for name in names if part in name] if len(part) >= LEAST_PART else []
-    found = difflib.get_close_matches(part, containing or names, n=1, cutoff=0.0 if containing else least)
-    return names[found[0]] if found else None
+    for tried, cutoff in ((names, SAME_BUT_A_SLIP), (containing, 0.0), (names, least)):
+        if found := difflib.get_close_matches(part, tried, n=1, cutoff=cutoff):
+            return names[found[0]]
+    return None
 
 
 def described(error: BaseException) -> str:

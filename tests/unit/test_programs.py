@@ -50,7 +50,7 @@ def test_a_commands_class_of_code_is_given_or_follows_from_its_name(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"device": "mto-g4"}, "did you mean 'moto-g4'"),
+        ({"device": "moto-g5"}, "did you mean 'moto-g4'"),
         ({"command": ()}, "no command"),
         ({"command": "sleep 5"}, "command must be a sequence of strings, .*, got 'sleep 5'"),
         ({"command": ("sleep", 5)}, r"command must be a sequence of strings, .*, got \('sleep', 5\)"),
