@@ -266,7 +266,7 @@ def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: De
     link_s = statistics.median(links_s)
     if min(waits_s) > LEAST_REST * (known_s + link_s) + SOME_S:
         return _Part(untimed=WAITS)
-    if min(native_s) > SOME_S:
+    if min(native_s) > LEAST_REST * link_s + SOME_S:  # sending itself takes some CPU time
         return _Part(untimed=NATIVE_CODE)
     others_s = _others_s()
     time.sleep(0.0 if _alone() else AFTER_S)

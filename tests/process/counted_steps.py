@@ -101,6 +101,11 @@ def trains_and_sleeps() -> None:
     sleeps()
 
 
+def sends_often(edge_device: Any) -> None:
+    for _ in range(200):
+        edge_device.send(b"x")
+
+
 def counts_in_a_thread() -> None:
     thread = threading.Thread(target=normalised, args=(torch.ones(1), 100_000))
     thread.start()

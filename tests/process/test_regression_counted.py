@@ -98,8 +98,11 @@ def test_counts_give_a_time_for_torch_and_python(unchanged: CountedRun) -> None:
     assert unchanged.seconds == unchanged.model_s + unchanged.python_s + unchanged.link_s > 0.001
 
 
-def test_waiting_for_a_thread_that_computes_is_no_wait(process: MeasuringProcess) -> None:
-    assert counted(process, steps.counts_in_a_thread).untimed == ""
+@pytest.mark.parametrize("function", [steps.counts_in_a_thread, steps.sends_often])
+def test_waiting_for_a_thread_that_computes_and_sending_are_explained(
+    process: MeasuringProcess, function: Callable[..., Any]
+) -> None:
+    assert counted(process, function).untimed == ""
 
 
 def test_counts_are_equal_under_other_conditions(
