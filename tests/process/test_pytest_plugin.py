@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import scipy.stats  # noqa: F401
+import torch  # noqa: F401
 
 # pytester removes modules that a session in this process imported; compiled modules do not load twice.
 from edgefl.regression import device, gate, measurement, table  # noqa: F401
