@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +48,7 @@ def test_measured_layers_become_a_runtime_of_the_profile_that_they_name(tmp_path
 
 MEASURED = bundled_folder() / "measured"
 SLOW = pytest.mark.slow
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,10 @@ def test_the_command_in_a_profiles_source_reproduces_the_profile(
     monkeypatch.chdir(MEASURED)
     out = tmp_path / f"{name}.toml"
     run(*shlex.split(recipe.command.removeprefix("edgefl profiles fit ")), "--out", out)
-    assert out.read_text() == (MEASURED.parent / "devices" / out.name).read_text()
+    made, known = out.read_text(), (MEASURED.parent / "devices" / out.name).read_text()
+    assert NUMBER.sub("#", made) == NUMBER.sub("#", known)
+    numbers = ([float(one) for one in NUMBER.findall(text)] for text in (made, known))
+    assert next(numbers) == pytest.approx(next(numbers), rel=1e-3)  # the last digit depends on the processor
 
 
 def test_every_fitted_profile_has_its_command() -> None:
