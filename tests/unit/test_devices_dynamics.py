@@ -204,6 +204,21 @@ def test_a_dead_device_returns_after_rejoin_s(profile: str) -> None:
         assert next(back) == pytest.approx(death.at_s + 7.5)
 
 
+def test_a_device_that_dies_while_it_finishes_its_last_task_dies_once_and_returns(profile: str) -> None:
+    """It never returned, and after a resume it died again, at another time."""
+    churn = Churn(mean_online_s=8.0, mean_offline_s=2.0, die_per_trip=0.5)
+    world = World(experiment(profile, churn=churn, on_leave="finish", battery=False)).run()
+    seen = 0
+    for client in range(4):
+        moves = [event for event in world.of(Joined, Left, Died) if event.client == client]
+        for left, died, back in zip(moves, moves[1:], moves[2:], strict=False):
+            if isinstance(left, Left) and isinstance(died, Died):
+                seen += 1
+                assert isinstance(back, Joined)
+        assert world.book.move(client).at_s > moves[-1].at_s
+    assert seen >= 3
+
+
 def test_a_fleet_without_changing_conditions_has_no_dynamics(profile: str) -> None:
     wanted, infos = experiment(profile, thermal=False, battery=False), [ClientInfo(0, profile, "lte")]
     assert dynamics_of(wanted, infos, trips(wanted, infos)) is None
