@@ -81,9 +81,9 @@ class HalfSpeed(NamedTuple):
     """Energy of a phone that takes twice as long for its trips, because its cores wait half of the time."""
 
     idle: float
-    """Share of the energy of a trip at full speed that the idle phone would use, too."""
+    """Energy that the idle phone would use in the time of a trip, as a share of the trip's energy."""
     saved: float
-    """Share of its energy that the phone saves in the same time, in which it makes half as many trips."""
+    """Share of its energy that the phone saves at half its speed, at which it makes half as many trips."""
 
 
 def half_speed(device: str = "pixel-4", network: str = "lte") -> HalfSpeed:

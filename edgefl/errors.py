@@ -196,7 +196,7 @@ def damaged(what: str) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(
-            f"{what}: damaged, or mixed from several runs: {line} (EDGEFL_TRACEBACK=1 shows where)"
+            f"{what}: damaged, or mixed from several runs: {described(error)[:300]} "
+            "(EDGEFL_TRACEBACK=1 shows where)"
         ) from None

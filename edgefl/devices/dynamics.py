@@ -167,8 +167,8 @@ class Dynamics:
                 state.not_before_s = next(back_s, math.inf)
             rules = self._experiment.privacy
             follows = consequence(event, private=rules is not None and rules.central)
-            on_a_trip = state.here or state.plan is not None  # a client that left may be finishing its task
-            change = follows if follows is not None and on_a_trip else event
+            # a client that left may still be finishing its task
+            change = follows if follows is not None and (state.here or state.plan is not None) else event
         if isinstance(change, Joined | Left | Arrived | Failed) and change.client in self._states:
             self._happened(change, self._states[change.client])
             self._moved[change.client] = None

@@ -73,7 +73,7 @@ networks: five phones of one model differed by 2.5%."""
 VARIATION: Final = 0.2
 """Prior median of the standard deviation of a cost's logarithm between networks."""
 VARIED: Final = 1.0
-"""Prior standard deviation of the logarithms of these variances, and of that of `NOISE`."""
+"""Prior standard deviation of the logarithms of these variances and of the variance of a step's noise."""
 FOLDS: Final = 50
 """Maximum number of fits from which the error on held-out networks is estimated."""
 FEW_NETWORKS: Final = 10

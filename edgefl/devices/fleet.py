@@ -356,7 +356,9 @@ class Trips:
         If a delay model sets the trip's time, each example is assumed to take one second, because only the
         proportions matter.
         """
-        info = self._clients[client]
+        return self._step_s(self._clients[client], examples)
+
+    def _step_s(self, info: ClientInfo, examples: int) -> float:
         return self._model_step_s(info, examples) * self._unit(info)
 
     def _model_step_s(self, info: ClientInfo, examples: int) -> float:
@@ -550,7 +552,7 @@ class Trips:
             plan = plan._replace(steps=steps)
         if budget_s < math.inf:
             sizes = self._rule.batches(held, steps)
-            plan = plan.within(budget_s, (self.step_s(client, size) for size in sizes))
+            plan = plan.within(budget_s, (self._step_s(info, size) for size in sizes))
         chance = experiment.fleet.churn.die_per_trip
         if chance > 0.0:
             fate = stream(experiment.seed, "death", client, trip)

@@ -196,7 +196,7 @@ def begin(folder: Path, base: Path) -> None:
 def is_done(folder: Path) -> bool:
     """Return True if the run in ``folder`` has ended and its results are written."""
     with contextlib.suppress(ConfigError), Record(folder) as record:  # no record if the run was killed early
-        return record.meta.status == "done" and not missing_results(folder)
+        return record.meta.status == "done" and not _missing(folder)
     return False
 
 
@@ -204,8 +204,12 @@ def missing_results(folder: Path) -> list[str]:
     """Return the names of the result files that an ended run lacks; empty if the run has not ended."""
     with contextlib.suppress(ConfigError), Record(folder) as record:
         if record.meta.status == "done":
-            return [name for name in RESULTS if not (folder / name).is_file()]
+            return _missing(folder)
     return []
+
+
+def _missing(folder: Path) -> list[str]:
+    return [name for name in RESULTS if not (folder / name).is_file()]
 
 
 def forget_noise(folder: Path) -> None:

@@ -144,13 +144,15 @@ class Store:
         """Append ``event`` to the journal, and return its number; the first event has number 1."""
         self.seq += 1
         self._journal.append(event)
-        self._calls.append(("journal", event))
+        if self._tail is not None:
+            self._calls.append(("journal", event))
         return self.seq
 
     def trip(self, row: TripRow) -> None:
         """Add a trip whose update arrived or was lost, or replace the row of the same task."""
         self._trips.append((row, self.seq))
-        self._calls.append(("trip", row))
+        if self._tail is not None:
+            self._calls.append(("trip", row))
 
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
         """Add the tasks and weights of the updates in ``version``, which the next journaled event announces.
@@ -163,12 +165,14 @@ class Store:
         self._sums.append((version, np.array(tasks, "<i8").tobytes(), np.array(weights, "<f8").tobytes()))
         for task, weight in _by_task(tasks, weights).items():
             self._end(task).use(version, weight, self.seq + 1)
-        self._calls.append(("applied", version, tasks, weights))
+        if self._tail is not None:
+            self._calls.append(("applied", version, tasks, weights))
 
     def checksum_seen(self, task: int, checksum: int) -> None:
         """Set, in the row of a recorded trip, the checksum that the server computed from the slot."""
         self._end(task).checksum_seen = to_signed(checksum)
-        self._calls.append(("checksum_seen", task, checksum))
+        if self._tail is not None:
+            self._calls.append(("checksum_seen", task, checksum))
 
     def released(self, task: int, fate: str, reason: str = "") -> None:
         """Set the outcome of a trip; ``fate`` is one of `FATES`."""
@@ -176,7 +180,8 @@ class Store:
             raise ValueError(f"fate must be one of {', '.join(FATES)} (got {fate!r})")
         end = self._end(task)
         end.fate, end.reason = fate, reason
-        self._calls.append(("released", task, fate, reason))
+        if self._tail is not None:
+            self._calls.append(("released", task, fate, reason))
 
     def _end(self, task: int) -> _End:
         end = self._ends.get(task)
@@ -188,12 +193,14 @@ class Store:
     def version(self, row: VersionRow) -> None:
         """Add a published version, which the next journaled event announces."""
         self._rows[_insert("versions", "seq")].append((*astuple(row), self.seq + 1))
-        self._calls.append(("version", row))
+        if self._tail is not None:
+            self._calls.append(("version", row))
 
     def evaluation(self, row: EvaluationRow) -> None:
         """Add the evaluation of a version."""
         self._rows[_insert("evaluations")].append(_columns(row))
-        self._calls.append(("evaluation", row))
+        if self._tail is not None:
+            self._calls.append(("evaluation", row))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
         """Add a fault that the run handled. `truncate` keeps it: a rewind does not undo the fault."""
