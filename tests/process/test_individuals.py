@@ -39,18 +39,22 @@ def phase(folder: Path, *given: Any, **fleet: Any) -> dict[str, Any]:
     return found
 
 
+def independent(found: Mapping[str, Any]) -> bool:
+    """Return whether both shares are within the 99% intervals of independent phones."""
+    names = ("one_profile_buffers", "coincident_arrivals")
+    return all(found[name]["low"] <= found[name]["share"] <= found[name]["high"] for name in names)
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_default_fleet_acts_like_independent_phones(seed: int, tmp_path: Path) -> None:
     found = phase(tmp_path / "run", "virtual", seed)
-    for name in ("one_profile_buffers", "coincident_arrivals"):
-        assert found[name]["low"] <= found[name]["share"] <= found[name]["high"]
+    assert independent(found)
     assert found["warning"] == ""
 
 
 def test_a_default_fleet_acts_like_independent_phones_under_the_wall_clock(tmp_path: Path) -> None:
-    found = phase(tmp_path / "run", "wall")
-    assert found["one_profile_buffers"]["share"] < 0.3  # delays of a busy host change these shares
-    assert found["coincident_arrivals"]["share"] < 0.3
+    """Delays of a busy host change the shares of a run, so that one of three seeds is enough."""
+    assert any(independent(phase(tmp_path / str(seed), "wall", seed)) for seed in (1, 2, 3))
 
 
 BY_DESIGN: dict[str, dict[str, Any]] = {
@@ -78,6 +82,7 @@ def test_identical_phones_act_together_by_design_and_cause_no_warning(tmp_path: 
 
 def test_clones_in_phase_are_found(tmp_path: Path) -> None:
     found = phase(tmp_path / "run", **CLONES | {"variation": 1e-9})
+    assert not independent(found)
     assert found["one_profile_buffers"]["share"] == 1.0 > found["one_profile_buffers"]["high"]
     assert found["coincident_arrivals"]["share"] == 1.0
     assert "in phase" in found["warning"]
