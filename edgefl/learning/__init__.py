@@ -2,10 +2,10 @@
 
     flat.py        a module's parameters as views of one flat float32 vector
     models.py      built-in models by name, timm's models, and the user's own models
-    networks.py    models from papers
+    networks.py    models that were published in papers
     benchmark_networks.py  networks whose training times were measured on phones
     data.py        data sets by name, and the user's own data sets
-    published_sets.py  digits, MNIST, FashionMNIST, CIFAR-10, and diabetes, a regression data set
+    published_sets.py  digits, MNIST, FashionMNIST, CIFAR-10, and diabetes (a regression data set)
     download.py    downloads of published data sets
     hugging_face.py  images from the Hugging Face Hub
     leaf.py        the data sets of the LEAF benchmark
@@ -13,7 +13,7 @@
     dataset.py     examples in memory, converted to float32 one batch at a time
     partition.py   assigns training examples to clients
     flower_partition.py  partitioners of Flower Datasets
-    own_process.py  runs packages whose threads would not survive a fork
+    own_process.py  runs packages in separate processes, because their threads would not survive a fork
     growth.py      local data that grow during a run
     rule.py        the steps and batch sizes of a trip, as data
     losses.py      losses by name, and the user's own losses

@@ -86,7 +86,7 @@ class Arithmetic:
         if self.memory_format == "channels_last" and batch.dim() == 4:
             _, channels, height, width = batch.shape
             strides = (height * width * channels, 1, width * channels, channels)
-            # With one channel, both layouts have the same bytes, and convolutions use the strides to choose.
+            # With one channel, both layouts have the same bytes; convolutions tell them apart by the strides.
             batch = batch.contiguous(memory_format=torch.channels_last).as_strided(batch.shape, strides)
         return batch if device is None else batch.to(device)
 

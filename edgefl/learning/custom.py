@@ -75,7 +75,7 @@ class Context:
         self.counted: int | None = None
         """Number of examples by which a strategy weights the update; None for the client's total number."""
         self.stopped: BaseException | None = None
-        """Exception with which edgefl ended the trip: task cancelled, or not enough memory on the device."""
+        """Exception with which edgefl ended the trip: the task was cancelled, or device memory ran out."""
         self._sizes, self._done = sizes, done
         self._loss, self._weight = 0.0, 0
 
@@ -124,7 +124,7 @@ class Context:
             self.metrics[name] = figure if math.isfinite(figure) else math.nan
         if len(self.metrics) > MOST_METRICS or any(len(name) > LONGEST_NAME for name in metrics):
             raise ValueError(
-                f"log: at most {MOST_METRICS} metrics, with names of up to {LONGEST_NAME} letters "
+                f"log accepts at most {MOST_METRICS} metrics, with names of up to {LONGEST_NAME} letters "
                 f"(got {len(self.metrics)} metrics)"
             )
 

@@ -52,7 +52,7 @@ FOLDERS = {
     "leaf": ("leaf",),
 }
 SPLIT_HERE = ("digits", "diabetes")
-"""Data sets that were published without a split into training and test examples."""
+"""Data sets that were published without a test split; their loaders draw one themselves."""
 IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
 FILES = {
     "mnist": f"{IDX_FILES} (or .gz)",
@@ -108,7 +108,7 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
 
 def _of_arrays(spec: Data, search_path: Sequence[Path]) -> Dataset:
     if spec.path is None:
-        raise ConfigError("data.path: missing; data.name = 'arrays' needs a safetensors file")
+        raise ConfigError("data.path is missing; data.name = 'arrays' needs a safetensors file")
     homes = _homes(spec, search_path)
     file = next((path for path in homes if path.is_file()), homes[0])
     found, metadata = load_arrays(file)
@@ -142,7 +142,7 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
             return files
     looked = ", ".join(map(str, folders))
     raise ConfigError(
-        f"data.name {spec.name!r}: files not found{why}; need {FILES[spec.name]}; searched {looked} "
+        f"data.name {spec.name!r}: files not found{why}; expected {FILES[spec.name]}; searched {looked} "
         "(set data.path or EDGEFL_DATA to the folder)"
     )
 
@@ -185,7 +185,7 @@ def _validating(dataset: Dataset, fraction: float, evaluate_on: str) -> Dataset:
 
 
 def _with_train_rows(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
-    """Restrict the training part to these rows, in the order of the file."""
+    """Return the data set with only these training examples, in their original order."""
     rows, x = np.sort(rows), dataset.train_x
     few: Examples = x.take(rows) if isinstance(x, Images | Tokens) else np.asarray(x[rows])
     owners = None if dataset.owners is None else dataset.owners[rows]

@@ -27,7 +27,7 @@ Counts = NDArray[np.int64]
 KEY = "evaluation.function"
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MOST_COUNTED = 10_000
-"""Maximum number of classes for which results are counted per class; a message must hold the counts."""
+"""Maximum number of classes for which results are counted per class; the counts must fit in one message."""
 
 
 class EvalResult(NamedTuple):
@@ -65,8 +65,8 @@ class OwnEvaluation:
         """Call the user's function on the model in evaluation mode; return its finite metrics.
 
         The function receives copies of the first ``len(y)`` rows of ``x``, and of ``y``, as tensors on the
-        model's device. Its changes to the model are undone.
-        Raises a one-line `ConfigError` if it fails or does not return a mapping of names to numbers.
+        model's device. Its changes to the model are undone. Raises a one-line `ConfigError` if the function
+        fails or does not return a mapping of names to numbers.
         """
         module, device, training = flat.module, flat.vector.device, flat.module.training
         first = flat.array.copy()

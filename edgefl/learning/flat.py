@@ -280,13 +280,13 @@ def _same_layout(tensor: Tensor, view: Tensor) -> bool:
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], ...]:
-    """Return four groups of tensors in ``module``.
+    """Return four groups of tensors, keyed by name.
 
     They are the trainable parameters, the frozen parameters, the persistent float buffers and all other
-    buffers.
+    buffers of ``module``.
     """
     if isinstance(module, torch.jit.ScriptModule):
-        raise ConfigError("model: it is a TorchScript module; give the module without torch.jit")
+        raise ConfigError("model: the module is a TorchScript module; pass it without torch.jit")
     persistent = module.state_dict(keep_vars=True).keys()
     trainable: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}

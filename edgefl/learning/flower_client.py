@@ -1,7 +1,8 @@
 """Use a Flower client in edgefl: ``training.function = "flower:my_app:client_fn"``, or a `ClientApp`.
 
-For each trip (download, training and upload), Flower's own code creates one train message and answers it. The
-arrays of the model have the keys and the order of ``state_dict()``; the reply contains the trained model.
+For each trip (download, training and upload), the app receives one train message like those of Flower's own
+strategies. The message contains the model as arrays with the keys and the order of ``state_dict()``, and the
+app's reply contains the trained model.
 docs/flower.md lists what the app receives.
 """
 
@@ -193,7 +194,7 @@ def _seeded(rng: np.random.Generator) -> Iterator[None]:
 
 
 def run_config(module: str | None) -> dict[str, Any]:
-    """Return the app's table ``[tool.flwr.app.config]``, flattened as by Flower; {} if there is none."""
+    """Return the app's table ``[tool.flwr.app.config]``, flattened as Flower does; {} if there is none."""
     for folder in Path(module or "").resolve().parents:
         try:
             app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]

@@ -61,7 +61,7 @@ def _file_of(name: str) -> Path:
     """Return the path of a data set's cache file, which differs for each name and each local folder."""
     path, colon, configuration = name.removeprefix(PREFIX).partition(":")
     if not path:
-        raise ConfigError(f"data.name {name!r}: no name after {PREFIX!r}, expected one such as 'hf:cifar10'")
+        raise ConfigError(f"data.name {name!r} has no name after {PREFIX!r}; expected e.g. 'hf:cifar10'")
     identity = f"{os.path.realpath(path) if os.path.isdir(path) else path}{colon}{configuration}"
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.removeprefix(PREFIX))[-80:]
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]

@@ -177,7 +177,7 @@ class Lines(Kind):
         number = self._numbers.get(letter) if isinstance(letter, str) else None
         if number is None:
             raise ConfigError(
-                f"{where}: {what} must be one of LEAF's {len(LETTERS)} (got {repr(letter)[:40]})"
+                f"{where}: {what} must be one of LEAF's {len(LETTERS)} letters (got {repr(letter)[:40]})"
             )
         return number
 
@@ -219,7 +219,7 @@ class Photos(Kind):
         return first, second
 
     def _picture(self, file: Path, where: str) -> NDArray[np.uint8]:
-        from PIL import Image  # imported only for photos, because every client is forked from this process
+        from PIL import Image  # imported only for photos, because every forked client inherits the modules
 
         faults = OSError, ValueError, SyntaxError, Image.DecompressionBombError
         with as_config_error(f"{where}: {file.name} cannot be read", *faults), Image.open(file) as photo:
@@ -287,10 +287,10 @@ def _users(folder: Path) -> Iterator[tuple[str, _User]]:
         for user, count in zip(found.users, found.num_samples, strict=True):
             where = f"{file}: user {user!r}"
             if user in seen:
-                raise ConfigError(f"{where}: listed twice in {folder.name}")
+                raise ConfigError(f"{where} is listed twice in {folder.name}")
             seen.add(user)
             if user not in found.user_data:
-                raise ConfigError(f"{where}: listed in users, but not in user_data")
+                raise ConfigError(f"{where} is listed in users, but not in user_data")
             data: _User = from_json(found.user_data[user], f"{where}: must hold lists x and y", _User)
             if not len(data.x) == len(data.y) == count:
                 got = f"{len(data.x)} and {len(data.y)}"
@@ -300,7 +300,7 @@ def _users(folder: Path) -> Iterator[tuple[str, _User]]:
 
 
 def _read(file: Path) -> _File:
-    what = f"{file}: not in LEAF's format"
+    what = f"{file} is not in LEAF's format"
     with as_config_error(what, OSError):
         found: _File = from_json(read_file(file, MOST_BYTES), what, _File)
     if len(found.users) != len(found.num_samples):

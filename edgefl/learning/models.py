@@ -128,7 +128,7 @@ def model_to_trace(
         shape, classes = timm_input(name.removeprefix(TIMM)), 1000
     shape = input_shape or shape
     if shape is None and ":" in name:
-        raise ConfigError(f"{name}: needs its input shape: give --input 3,32,32 or torch:{name}@16x3x32x32")
+        raise ConfigError(f"{name} needs an input shape: give --input 3,32,32 or torch:{name}@16x3x32x32")
     with torch.device(device or ("meta" if name.startswith(TIMM) else "cpu")):
         return make_model(Model(name=name), shape or (), classes, seed=0), shape or ()
 

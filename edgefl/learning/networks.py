@@ -1,4 +1,4 @@
-"""Networks from papers.
+"""Networks that were published in papers.
 
 Their inputs are images of shape (batch, channels, height, width), or int64 tokens of shape (batch, length).
 """
@@ -192,7 +192,7 @@ def lstm_sent140(
     linear: int = 128,
     dropout: float = 0.1,
 ) -> nn.Module:
-    """Create FedBuff's classifier of tweets (Nguyen et al. 2022, B.1): LEAF's model, more words and dropout.
+    """Create FedBuff's tweet classifier (Nguyen et al. 2022, B.1): LEAF's model with more words and dropout.
 
     The layers are an embedding of 10,000 words (and two more tokens, for padding and unknown words) in 300
     dimensions, two LSTM layers of width 100 with a dropout of 0.1 between and after them, a linear layer with

@@ -80,8 +80,8 @@ class BatchWork(msgspec.Struct, frozen=True, kw_only=True):
     fixed: StepWork
     per_example: StepWork
     live: tuple[tuple[float, float], ...] = ()
-    """Pairs (bytes, bytes per example) of linear functions whose maximum is `live_bytes`; empty if memory was
-    not traced."""
+    """Linear functions of the batch size, as pairs (bytes, bytes per example); `live_bytes` is their maximum.
+    Empty if memory was not traced."""
 
     def live_bytes(self, batch: float) -> float:
         """Return the peak memory of a step in bytes: the batch, activations and temporary tensors.

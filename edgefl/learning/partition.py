@@ -4,9 +4,9 @@
 `dirichlet`  as in Hsu et al. 2019 and FedBuff, every client holds the same number of examples (± 1), with
              class shares drawn from Dirichlet(α · p), where p contains the share of each class in the data.
              Examples are drawn without replacement; when a class is used up, the client gets more examples
-             of its other classes, in proportion to their shares (drawn again if they are all 0).
-`shards`     every client holds ``classes_per_client`` different classes; every class is held by equally many
-             clients (± 1) and split evenly among them, as in DeFedAvg with two classes per client.
+             of its other classes, in proportion to their shares (redrawn if all these shares are 0).
+`shards`     every client holds ``classes_per_client`` different classes; every class is held by the same
+             number of clients (± 1) and split evenly among them. DeFedAvg uses two classes per client.
 `by-device`  the clients of a device profile named in ``labels`` hold the labels listed there; each label is
              split evenly, at random, among all clients that hold it. Clients of other profiles hold the
              labels that ``labels`` does not contain, or all labels if it contains every label. This split is
@@ -23,8 +23,8 @@
              clients may hold the same rows, so that a fleet may be larger than the data set.
 
 Every client holds at least one example and, except with a user's function, no example is held twice. All
-examples are assigned, except the examples of users to whom no client is assigned and the examples of labels
-that no client may hold. Such labels exist with ``shards`` if ``classes_per_client`` times the number of
+examples are assigned, except those of users that are assigned to no client, and those of labels that no
+client may hold. Such labels exist with ``shards`` if ``classes_per_client`` times the number of
 clients is less than the number of classes, and with ``by-device`` if ``labels`` contains every profile but
 not every label.
 """
@@ -69,7 +69,7 @@ class Parts(LazySequence[Rows]):
 
     @classmethod
     def evenly(cls, rows: Rows, clients: int) -> Parts:
-        """Split ``rows`` into consecutive parts of equal size; the first parts have one more if necessary."""
+        """Split ``rows`` into consecutive parts of equal size; a remainder adds a row to the first parts."""
         each, more = divmod(len(rows), clients)
         sizes = np.full(clients, each)
         sizes[:more] += 1
@@ -221,8 +221,8 @@ def _checked(name: str, parts: Sequence[NDArray[Any]], targets: Targets, profile
     for client in wrong:
         rows = parts[client]
         raise ConfigError(
-            f"data.partition: {name!r}: client {client} needs distinct whole numbers in "
-            f"[0, {len(targets)}), at least one (got {rows.dtype} of shape {rows.shape})"
+            f"data.partition: {name!r}: client {client} needs one or more distinct whole numbers in "
+            f"[0, {len(targets)}) (got {rows.dtype} of shape {rows.shape})"
         )
     return found
 
@@ -247,12 +247,12 @@ def _dirichlet(
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
     left = np.array([len(pool) for pool in pools])
     present = np.flatnonzero(left)
-    alpha = min(max(alpha, 1e-300), 1e300)  # beyond these, the next line gives 0 or infinity
+    alpha = min(max(alpha, 1e-300), 1e300)  # beyond these limits, ``priors`` would be 0 or infinite
     priors = alpha * left / len(labels)
     quotas = np.full(clients, len(labels) // clients)
     quotas[rng.permutation(clients)[: len(labels) % clients]] += 1
     parts: list[Rows] = [np.empty(0, np.int64)] * clients
-    # The last clients get the classes that remain; the random order spreads them over device profiles.
+    # The last clients get the remaining classes; the random order spreads these clients over the profiles.
     for client in rng.permutation(clients):
         shares = np.zeros(classes)
         shares[present] = rng.dirichlet(priors[present])
@@ -274,8 +274,8 @@ def _draw(
     """Draw the number of examples that a client gets from each class, according to ``shares``.
 
     The client gets ``quota`` examples in total, and at most ``left[c]`` from class c. If the shares of all
-    classes that have examples left are 0, they are drawn again from Dirichlet(``priors``) of these classes,
-    which is the distribution of the shares of some classes relative to each other.
+    classes that have examples left are 0, they are drawn again from Dirichlet(``priors``) of these classes:
+    a subset of Dirichlet-distributed shares, rescaled to the sum 1, has this distribution.
     """
     counts = np.zeros_like(left)
     while (need := quota - int(counts.sum())) > 0:

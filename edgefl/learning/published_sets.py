@@ -72,7 +72,9 @@ def _split(
 def held_out(
     labels: NDArray[np.int64], fraction: float, seed: int, purpose: str = "test-split"
 ) -> NDArray[np.bool_]:
-    """Mark the test examples, which are a ``fraction`` of each class, rounded to a whole number above 0.
+    """Mark a ``fraction`` of each class as test examples.
+
+    Of a class with two or more examples, at least one is marked and at least one is not.
 
     >>> held_out(np.array([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0).sum()
     np.int64(2)
@@ -157,18 +159,18 @@ def _parse_idx(file: Path, stream: gzip.GzipFile | IO[bytes], dimensions: int) -
     head = stream.read(4 + 4 * dimensions)
     magic = bytes([0, 0, 8, dimensions])
     if head[:4] != magic:
-        raise ConfigError(f"{file}: must be IDX and start with {magic.hex()} (got {head[:4].hex()})")
+        raise ConfigError(f"{file}: must be an IDX file and start with {magic.hex()} (got {head[:4].hex()})")
     if len(head) != 4 + 4 * dimensions:
-        raise ConfigError(f"{file}: truncated in its header ({len(head)} bytes)")
+        raise ConfigError(f"{file} has a truncated header ({len(head)} bytes)")
     shape = struct.unpack(f">{dimensions}I", head[4:])
     size = math.prod(shape)
     if not 0 < size <= MAX_BYTES:
         raise ConfigError(f"{file}: must hold 1 to {MAX_BYTES} bytes (its header declares {_by(shape)})")
     body = stream.read(size)
     if len(body) != size:
-        raise ConfigError(f"{file}: truncated: {len(body)} bytes, its header declares {_by(shape)} = {size}")
+        raise ConfigError(f"{file} is truncated: {len(body)} of the declared {_by(shape)} = {size} bytes")
     if stream.read(1):
-        raise ConfigError(f"{file}: extra bytes after the {_by(shape)} = {size} declared in its header")
+        raise ConfigError(f"{file} has extra bytes after the {_by(shape)} = {size} declared in its header")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 

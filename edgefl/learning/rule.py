@@ -69,7 +69,7 @@ class LocalRule:
     def sizes(self, examples: int, steps: int | None = None) -> dict[int, int]:
         """Return the number of steps with each batch size, for the arguments of `batches`.
 
-        The time that this takes does not depend on the number of steps.
+        This takes constant time, whatever the number of steps.
 
         >>> LocalRule(epochs=2, batch_size=4).sizes(10)
         {4: 4, 2: 2}

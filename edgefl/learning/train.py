@@ -78,8 +78,8 @@ class Trainer:
         """Run one trip from the model's current state on ``rows`` (default: all) of ``x`` and ``y``.
 
         Each epoch uses the rows in a new order. ``steps`` overrides the rule's number of steps. ``done(n)``
-        is called after each step on n examples; if it raises an exception, the training ends. The same
-        ``rng`` leads to exactly the same result, including dropout.
+        is called after each step on n examples; if it raises an exception, the training ends. With
+        the same ``rng``, the result is exactly the same, even with dropout.
         """
         own = np.arange(len(y), dtype=np.int64) if rows is None else rows
         if len(own) == 0:

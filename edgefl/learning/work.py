@@ -74,8 +74,8 @@ def step_work(
     are all parameters that require a gradient. The module and torch's random stream are not changed. The step
     runs on torch's meta device, which computes nothing, but whose imports take seconds and 80 MiB. If
     ``meta`` is False, or if a module cannot run on the meta device, the step runs on the module's device with
-    inputs of zeros. Recurrent layers always run on the meta device, because a CPU multiplies the inputs of
-    all time steps together, which changes the numbers of calls and bytes.
+    inputs of zeros. Recurrent layers always run on the meta device, because on a CPU torch multiplies the
+    inputs of all time steps at once, which changes the numbers of calls and bytes.
 
     If the module has an attribute ``flops_per_example`` (forward and backward), its value is used instead of
     a count. If a layer has this attribute, its value is added to the count of the other layers. Raises
@@ -301,7 +301,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live.release(parameter.grad)
 
     def moves(self, tensor: Tensor) -> bool:
-        """Return True if an addition or a copy read the tensor; a positional embedding is such a tensor."""
+        """Return True if an addition or a copy has read the tensor, for example a positional embedding."""
         return tensor.untyped_storage()._cdata in self._moved
 
     @property
@@ -485,7 +485,7 @@ def _bytes_kind(operation: str) -> str:
 
 
 def _convolution(packet: Any, args: Sequence[Any], out: Any) -> dict[str, float]:
-    """Return the floating-point operations of a convolution, forward or backward.
+    """Return the number of floating-point operations of a convolution, forward or backward.
 
     For a depthwise convolution, also return its planes (groups times images). Each of the three results (the
     output, the gradient of the input, the gradient of the weight) needs one multiply-add for each pair of an
@@ -523,8 +523,7 @@ class _Layers:
         self._module = module
         self._meter = meter
         self._flop: dict[str, float] = {}
-        """Floating-point operations of each layer, including its children; layers that are not used are
-        absent."""
+        """Floating-point operations of each layer, including its children; unused layers are absent."""
         self._entered: list[float] = []
         for name, part in module.named_modules():
             part.register_forward_pre_hook(lambda *_: self._entered.append(self._meter.flop))
@@ -534,7 +533,7 @@ class _Layers:
         self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
 
     def declared_flop(self) -> float:
-        """Return the operations per example that layers declare, in total.
+        """Return the total number of operations per example that the used layers declare.
 
         Raises `ConfigError` if a layer with a weight matrix neither declares its operations nor was counted.
         """

@@ -117,11 +117,11 @@ def test_plain_and_gzipped_idx_files_are_read(tmp_path, end):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        (0, lambda c: c[:-1], "train-images.*: truncated: 15679 bytes, its header declares 20×28×28 = 15680"),
+        (0, lambda c: c[:-1], "train-images.* is truncated: 15679 of the declared 20×28×28 = 15680 bytes"),
         (0, lambda c: c + b"x", "extra bytes after the 20×28×28 = 15680"),
         (0, lambda c: b"\0\0\x0d\x03" + c[4:], r"start with 00000803 \(got 00000d03\)"),
         (1, lambda c: b"\0\0\x08\x03" + c[4:], r"start with 00000801 \(got 00000803\)"),
-        (0, lambda c: c[:9], r"truncated in its header \(9 bytes\)"),
+        (0, lambda c: c[:9], r"has a truncated header \(9 bytes\)"),
         (2, lambda _: b"", r"start with 00000803 \(got \)"),
         (0, lambda c: c[:4] + b"\xff" * 12, "must hold 1 to 2147483648 bytes"),
         (3, lambda c: c[:4] + b"\0\0\0\0", "must hold 1 to"),
@@ -186,7 +186,7 @@ def test_an_error_names_the_missing_files_and_the_searched_folders(no_other_data
     message = str(caught.value)
     assert "\n" not in message
     file = "test_batch.bin" if name == "cifar-10" else "t10k-labels-idx1-ubyte"
-    found = f"data.name {name!r}: files not found and not downloaded, because EDGEFL_DATA is set; need "
+    found = f"data.name {name!r}: files not found and not downloaded, because EDGEFL_DATA is set; expected "
     for said in (found, file, str(no_other_data / "nothing"), "set data.path or EDGEFL_DATA"):
         assert said in message
 

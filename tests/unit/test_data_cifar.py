@@ -75,7 +75,7 @@ def test_files_are_missing_without_the_test_batch_or_without_any_training_batch(
     write(tmp_path)
     for name in missing:
         (tmp_path / name).unlink()
-    with pytest.raises(ConfigError, match=r"'cifar-10': files not found .*; need test_batch"):
+    with pytest.raises(ConfigError, match=r"'cifar-10': files not found .*; expected test_batch"):
         cifar(tmp_path)
 
 

@@ -214,7 +214,7 @@ def put(*place: Any, to: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
-        ("numbers", lambda c: c["user_data"].pop("user-2"), "user 'user-2': listed in users, but not in"),
+        ("numbers", lambda c: c["user_data"].pop("user-2"), "user 'user-2' is listed in users, but not in"),
         ("numbers", lambda c: c["num_samples"].pop(), "3 users and 2 counts"),
         ("numbers", lambda c: c.update(num_samples=[5, 4, 6]), "num_samples is 5, but x"),
         ("numbers", lambda c: user(c)["y"].pop(), "num_samples is 4, but x and y have 4 and 3 entries"),
@@ -237,8 +237,8 @@ def put(*place: Any, to: Any) -> Callable[[Any], None]:
         ("sent140", lambda c: user(c)["x"][1].pop(), "each x must be five strings, the last one the tweet"),
         ("sent140", put("x", 1, 4, to=7), "each x must be five strings"),
         ("shakespeare", put("x", 1, to="short"), "each x must be 80 letters (got 'short')"),
-        ("shakespeare", put("x", 1, to="ü" * 80), "a letter of x must be one of LEAF's 80"),
-        ("shakespeare", put("y", 1, to="ab"), "a label must be one of LEAF's 80 (got 'ab')"),
+        ("shakespeare", put("x", 1, to="ü" * 80), "a letter of x must be one of LEAF's 80 letters"),
+        ("shakespeare", put("y", 1, to="ab"), "a label must be one of LEAF's 80 letters (got 'ab')"),
         ("celeba", put("x", 1, to="../../secret.png"), "must be the name of a picture"),
         ("celeba", put("x", 1, to="999999.jpg"), "999999.jpg cannot be read: "),
     ],
@@ -263,7 +263,7 @@ def test_a_truncated_file_and_other_content_are_refused(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ConfigError) as caught:
             load(tmp_path)
-        assert str(caught.value).startswith(f"{file}: not in LEAF's format: ")
+        assert str(caught.value).startswith(f"{file} is not in LEAF's format: ")
         assert "\n" not in str(caught.value)
 
 
@@ -281,7 +281,7 @@ def no(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).rename(folder / "gone")
 
 
-NEEDED = "data.name 'leaf': files not found; need folders train and test with LEAF's JSON"
+NEEDED = "data.name 'leaf': files not found; expected folders train and test with LEAF's JSON"
 
 
 @pytest.mark.parametrize(

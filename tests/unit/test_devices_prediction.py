@@ -120,7 +120,7 @@ mpl -d pi-4 -> model 'mpl' not found; did you mean 'mlp'?
 mlp -d paper-exponential -> no computing rates
 mlp -d pi-4 --input 3,0 -> --input must be sizes such as 3,224,224 (got '3,0')
 mine:refuses -d pi-4 --input 4 -> cannot train on inputs of shape (4,): ValueError: no way
-mine:takes -d pi-4 -> mine:takes: needs its input shape: give --input 3,32,32 or torch:mine:takes@
+mine:takes -d pi-4 -> mine:takes needs an input shape: give --input 3,32,32 or torch:mine:takes@
 mine:takes -d pi-4 --input 13 -> cannot train on inputs of shape (13,)
 mine:idle -d tier-p50 --input 4 --inference -> mine:idle: no time can be predicted on tier-p50: the network \
 has no operations that the profile's single rate covers

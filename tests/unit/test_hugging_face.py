@@ -104,7 +104,7 @@ def test_each_data_set_has_a_separate_file(tmp_path: Path, monkeypatch: pytest.M
     assert len(set(files)) == len(files)
     assert all(len(file.name) < 128 for file in files)
     for name in ("hf:", "hf::config"):
-        with pytest.raises(ConfigError, match=f"^data.name '{name}': no name after 'hf:'"):
+        with pytest.raises(ConfigError, match=f"^data.name '{name}' has no name after 'hf:'"):
             load_data(Data(name=name), seed=0)
 
 

@@ -154,7 +154,7 @@ PLACE = r"'mine:train' \(test_learning_custom.py:\d+\)"
         (raising(KeyboardInterrupt), r"\) raised KeyboardInterrupt$"),
         (
             lambda m, e, c: c.log(**SEVENTEEN),
-            r"raised ValueError: log: at most 16 metrics, with names of .* letters \(got 17 metrics\)$",
+            r"ValueError: log accepts at most 16 metrics, with names of .* letters \(got 17 metrics\)$",
         ),
     ],
 )

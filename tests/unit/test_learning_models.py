@@ -269,7 +269,7 @@ def test_load_refuses_a_wrong_shape_or_type(source, error, message):
         (nn.Linear(2, 2).double(), "'weight' is float64; every parameter must be float32"),
         (nn.Linear(2, 2).half(), "'weight' is float16"),
         (nn.LazyLinear(2), "'weight' is a lazy parameter"),
-        (torch.jit.ScriptModule(), "TorchScript module; give the module without torch.jit"),
+        (torch.jit.ScriptModule(), "TorchScript module; pass it without torch.jit"),
         (nn.ReLU(), "ReLU has no trainable parameters"),
         (nn.Linear(2, 2).requires_grad_(False), "Linear has no trainable parameters"),
         (nn.Linear(2, 2, device="meta"), "on meta; parameters must be dense and on the CPU"),

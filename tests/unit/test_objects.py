@@ -204,7 +204,7 @@ def test_arrays_are_saved_in_a_file_named_by_their_content(tmp_path: Path) -> No
 def test_files_and_objects_without_arrays_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
     for path, words in (
-        (None, "data.path: missing; data.name = 'arrays' needs"),
+        (None, "data.path is missing; data.name = 'arrays' needs"),
         ("gone.safetensors", "gone.safetensors cannot be read"),
         (str(tmp_path / "bad.safetensors"), "cannot be read as safetensors"),
     ):
@@ -243,8 +243,8 @@ def test_a_users_partition_is_used_or_refused(tmp_path: Path) -> None:
     for name, words in (
         ("short", "one array of rows for each of 2 clients .got 1"),
         ("none", "one array of rows for each of 2 clients .got 0"),
-        ("twice", "client 0 needs distinct whole numbers in .0, 10."),
-        ("beyond", "client 0 needs distinct whole numbers in .0, 10."),
+        ("twice", "client 0 needs one or more distinct whole numbers in .0, 10."),
+        ("beyond", "client 0 needs one or more distinct whole numbers in .0, 10."),
     ):
         with pytest.raises(ConfigError, match=f"data.partition: 'splits:{name}'.*{words}"):
             split(name)
