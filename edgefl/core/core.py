@@ -7,9 +7,9 @@ the actions (Train, Sum) and events (the other names) that change them:
                 ▲                │ Left: lost         │ Summed(bad): dropped
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
-With differential privacy, participation must not depend on client data, but failures and invalid updates may.
-A failed trip (a client's download, training and upload) is therefore held as an update of zeros, and invalid
-updates are replaced with zeros (``Summed.zero``) instead of being dropped.
+With differential privacy, participation must not depend on client data, whereas failures and invalid updates
+may depend on them. A failed trip (a client's download, training and upload) is therefore held as an update of
+zeros, and invalid updates are replaced with zeros (``Summed.zero``) instead of being dropped.
 
 Each task ends in exactly one ``Release``, unless it is still running when the run ends. The same events
 always lead to the same actions, so a run can be resumed, replayed and verified from its journal alone.
@@ -54,9 +54,9 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 MOST_IDLE_WAKES = 100_000
-"""A run without ``stop.emulated_s`` ends when its strategy has been woken this many times in a row, by itself
-or by `Strategy.arrivals`, without a new version, if no client has trained in that time and none can still
-join. Held updates do not prevent this, because the strategy may never use them."""
+"""Maximum number of consecutive wake-ups (at `Strategy.wake_s` or an arrival) while no client trains and no
+version is made. A run without ``stop.emulated_s`` then ends, unless a client can still join. Held updates do
+not prevent this, because the strategy may never use them."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 
@@ -425,14 +425,14 @@ class Core(Ledger):
         for client in assigned:
             begun = self.start(client)
             if begun is None:
-                allowed = "clients that are idle, each once"
+                allowed = "idle clients, each at most once"
                 raise calls.invalid(self.strategy, "assign", allowed, f"client {client}")
             task, trip = begun
             until: Until | None = None
             if self._cuts:
                 until = calls.call(self.strategy, "until", self._state, client, self, read=calls.until)
             if until is not None and not calls.possible(until, self.now_s):
-                allowed = f"a time from now on, or 1 to {calls.MOST_STEPS:,} steps, and a finite gain"
+                allowed = f"a time that is not past, or 1 to {calls.MOST_STEPS:,} steps, and a finite gain"
                 raise calls.invalid(self.strategy, "until", allowed, repr(until))
             actions.append(Train(client, task, self.version, trip, until, cohort))
             if self.participation is not None:
@@ -483,7 +483,7 @@ class Core(Ledger):
         return None
 
     def _too_few_clients(self) -> str | None:
-        """Return the stop reason if too few clients for another version may still participate, else None."""
+        """Return the stop reason if too few clients can still participate to complete another version."""
         limits, present = self.participation, self.present
         if self.training or (limits is None and any(present)):
             return None
@@ -491,11 +491,11 @@ class Core(Ledger):
         if not self.awaits:
             enough = not any(done) or not all(one or here for one, here in zip(done, present, strict=True))
             return None if enough else "participations"
-        if self.held:  # when the ``Wake`` is due, a held update may be used
+        if self.held:  # a held update may still be used when the ``Wake`` is due
             return None
         if all(done):
             return "participations"
-        # Do not stop a run with ``stop.emulated_s``: its ``Wake`` actions end at that time.
+        # A run with ``stop.emulated_s`` need not stop here, because it ends at that time anyway.
         if self._stop.emulated_s is None and all(map(self._never_starts, range(len(present)), done)):
             return f"{TOO_FEW_CLIENTS}: {sum(present)} of {len(present)}"
         return None

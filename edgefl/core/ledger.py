@@ -18,10 +18,10 @@ from edgefl.strategies.base import Client, Update
 
 
 class Ledger:
-    """A run's clients, tasks, held updates and counters. Its methods keep them consistent; `Core` decides.
+    """A run's clients, tasks, held updates and counters, which its methods keep consistent.
 
-    A held update has arrived and still occupies memory. The class implements `edgefl.strategies.base.View`
-    without copying.
+    The subclass `Core` makes the decisions. A held update has arrived and still occupies memory. The class
+    implements `edgefl.strategies.base.View` without copying.
 
     >>> ledger = Ledger([Client(0, "pi-4", 60), Client(1, "pi-4", 60)], seed=1)
     >>> ledger.connect(1), ledger.connect(0), ledger.idle
@@ -206,7 +206,7 @@ class Ledger:
     def hold(self, event: Arrived, version: int) -> Update:
         """Hold an update that arrived; its staleness is the number of versions from its base to ``version``.
 
-        With differential privacy, also if only clients add noise, the update gets the numbers of examples and
+        With differential privacy, even if only clients add noise, the update gets the numbers of examples and
         steps that were declared for the client before the run, and its loss is NaN.
         """
         base, staleness = event.base_version, version - event.base_version

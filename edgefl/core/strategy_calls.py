@@ -92,7 +92,7 @@ def check_answers(strategy: Strategy, clients: int) -> None:
 
 
 MOST_STEPS = 10**9
-"""Maximum of `Until.steps`, as of ``training.steps``."""
+"""Maximum of `Until.steps`; ``training.steps`` has the same maximum."""
 _OPTIMIZER_NUMBERS = ("lr", "momentum", "beta1", "beta2", "epsilon")
 
 
@@ -157,7 +157,7 @@ def time_s(result: Any) -> float | None:
 
 def weights(strategy: Strategy, step: Step, holds: Callable[[Update], bool]) -> dict[int, float]:
     """Validate a step; return each task's weight, summed over all occurrences of its update in the step."""
-    got = f"{len(step.weights)} for {len(step.updates)}"
+    got = f"{len(step.weights)} weights for {len(step.updates)} updates"
     if not step.updates or len(step.updates) != len(step.weights):
         raise invalid(strategy, "step", "a weight for each of one or more updates", got)
     total: dict[int, float] = {}

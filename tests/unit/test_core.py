@@ -285,7 +285,7 @@ def unknown(view: View) -> Update:
 RAISED = "strategy Scripted.%s raised "
 NOT_ITERABLE = "TypeError: 'NoneType' object is not iterable"
 NO_FLOAT = "ValueError: could not convert string to float: "
-NOT_IDLE = "Scripted.assign must return clients that are idle, each once, got client 0"
+NOT_IDLE = "Scripted.assign must return idle clients, each at most once, got client 0"
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ NOT_IDLE = "Scripted.assign must return clients that are idle, each once, got cl
         ("cancel", lambda v: (99,), "Scripted.cancel must return clients with a task, got client 99"),
         ("step", lambda v: Step(v.held, (math.nan,)), "Scripted.step must return finite weights"),
         ("step", lambda v: Step(v.held, (1.0,), base_scale=math.inf), "with base_scale inf"),
-        ("step", lambda v: Step((), ()), "must return a weight for each of one or more updates, got 0 for 0"),
-        ("step", lambda v: Step(v.held, ()), "got 0 for 1"),
+        ("step", lambda v: Step((), ()), "a weight for each of one or more updates, got 0 weights for 0"),
+        ("step", lambda v: Step(v.held, ()), "got 0 weights for 1"),
         ("step", lambda v: Step((unknown(v),), (1.0,)), "must return updates that are held, got task 77"),
         ("step", lambda v: 7, RAISED % "step" + "TypeError: cannot unpack non-iterable int object"),
         ("step", lambda v: Step((), None), RAISED % "step" + NOT_ITERABLE),
