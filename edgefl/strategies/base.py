@@ -65,7 +65,7 @@ class Vectors(dict[str, Vector]):
         return self
 
     def __reduce__(self) -> tuple[type[Vectors], tuple[dict[str, Vector]]]:
-        """Copy and unpickle by creating the object, because an assignment needs the vector."""
+        """Copy and unpickle with the constructor, because an assignment needs an existing vector."""
         return type(self), (dict(self),)
 
 
@@ -96,7 +96,7 @@ class TripInputs(NamedTuple):
         kept: Mapping[str, Vector],
         statistics: int = 0,
     ) -> TripInputs:
-        """Create the inputs with ``start`` and ``vectors`` read-only: they may be the server's own."""
+        """Create the inputs with read-only ``start`` and ``vectors``, which may be arrays of the server."""
         common = {name: _read_only(vector) for name, vector in vectors.items()}
         return cls(version, _read_only(start), common, Vectors(send), Vectors(kept), statistics)
 
@@ -287,7 +287,7 @@ class Strategy:
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "delta"
-    """Content of an update: the trained model y_Q, or its change Δ = y_Q − w_k from the download."""
+    """Content of an update: the trained model y_Q, or its difference Δ = y_Q − w_k from the base version."""
     measures: ClassVar[bool] = False
     """Whether the server measures `Update.norm` and `Update.distance` of arriving updates. The server
     then keeps the base versions of running tasks: at most one more model per client."""
@@ -296,7 +296,7 @@ class Strategy:
     """With ``updates``, `combine` reads the parameters of a step's updates. ``[privacy]`` then requires
     that only the clients add noise, because the server's noise protects sums, not single updates."""
     vectors: ClassVar[tuple[str, ...]] = ()
-    """Names of model-sized vectors that are broadcast with the model; each update contains changes of
+    """Names of model-sized vectors that are broadcast with the model; each update contains changes to
     them."""
     server_vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that only the server keeps."""

@@ -62,7 +62,7 @@ class DeFedAvgNIID(Strategy):
     """n: number of clients drawn per step; default 10, or the whole fleet if it is smaller. n may exceed the
     size of the fleet."""
     takes: Literal["when-selected", "newest"] = "when-selected"
-    """Choice of the update of a sampled client: with ``when-selected``, the update in its send buffer when
+    """Which update of a sampled client is used: with ``when-selected``, the update in its send buffer when
     the client is selected (Algorithm 1); with ``newest``, its newest update when every sampled client has
     sent one. With ``newest`` a trip is a download, then training, then an upload, and steps and broadcasts
     take no time."""

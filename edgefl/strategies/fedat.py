@@ -1,4 +1,4 @@
-"""FedAT: synchronous rounds within tiers of similarly fast clients; tiers are asynchronous to each other.
+"""FedAT: synchronous rounds within tiers of similarly fast clients; tiers run asynchronously.
 
 Chai et al. 2021, SC, arXiv:2010.05958.
 """

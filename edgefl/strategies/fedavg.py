@@ -13,7 +13,7 @@ from edgefl.strategies.base import Sampling, Update, View
 from edgefl.strategies.rounds import Round, Rounds
 
 MIN_POISSON_COHORT = 40
-"""Minimum mean size of a Poisson cohort, which is empty with probability e⁻⁴⁰: negligible compared with δ."""
+"""Minimum mean size of a Poisson cohort. Such a cohort is empty with probability e⁻⁴⁰, far less than δ."""
 
 DRAWS_AND_SUMS = (
     *("begin", "assign", "_whole_round", "draw", "size", "members", "round_size", "until"),
@@ -50,7 +50,7 @@ class FedAvg(Rounds):
         if self.replacement and (self.over_selection != 1.0 or self.vectors or self.server_vectors):
             raise ConfigError(
                 "strategy.replacement must be false with strategy.over_selection above 1 and for strategies "
-                "whose clients or server keep vectors, got true"
+                "with broadcast or server vectors, got true"
             )
 
         if self.closed and (self.replacement or self.cohorts == "poisson"):
@@ -64,7 +64,7 @@ class FedAvg(Rounds):
                 "weighting = 'uniform'": self.weighting != "uniform",
                 "over_selection = 1": self.over_selection != 1.0,
                 "replacement = false": self.replacement,
-                "a strategy without vectors": bool(self.vectors or self.server_vectors),
+                "a strategy without broadcast or server vectors": bool(self.vectors or self.server_vectors),
                 f"a cohort of at least {MIN_POISSON_COHORT} clients (got {self.size(clients)})": (
                     self.size(clients) < MIN_POISSON_COHORT
                 ),

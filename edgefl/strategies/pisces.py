@@ -1,4 +1,4 @@
-"""Pisces: asynchronous training, clients chosen by utility (Jiang et al. 2022, SoCC, arXiv:2206.09264)."""
+"""Pisces: asynchronous training of clients chosen by utility (Jiang et al. 2022, SoCC, arXiv:2206.09264)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Pisces(Asynchronous):
 
     staleness_bound: Count = 5
     """b: the server takes about b steps while the slowest of the training clients makes one trip. This bounds
-    the staleness of its update."""
+    the staleness of that client's update."""
     staleness_penalty: NonNegative = 0.5
     """β: exponent with which staleness reduces a client's utility."""
     staleness_discount: NonNegative = 0.5
@@ -75,7 +75,7 @@ class Pisces(Asynchronous):
     exploration: Share = 0.3
     """Initial probability that a client without a utility is selected for a new trip."""
     exploration_decay: Share = 0.99
-    """Factor by which the probability ``exploration`` is multiplied each time that clients start."""
+    """Factor by which the probability ``exploration`` is multiplied each time that it is used."""
     min_exploration: Share = 0.1
     """Lower bound of the probability ``exploration`` as it decays."""
     window: Count = 5
@@ -148,7 +148,7 @@ class Pisces(Asynchronous):
     def outliers(self, losses: Mapping[int, float], neighbours: int) -> list[int]:
         """Return the clients whose losses DBSCAN classifies as noise.
 
-        A cluster needs a loss with at least ``neighbours`` neighbours.
+        A loss with at least ``neighbours`` neighbours, including itself, forms a cluster with them.
 
         >>> Pisces(outlier_distance=0.5).outliers({0: 1.0, 1: 1.2, 2: 1.1, 3: 2.0, 4: 1.4}, neighbours=3)
         [3]
@@ -159,9 +159,9 @@ class Pisces(Asynchronous):
         return [client for client, within in zip(losses, clustered.tolist(), strict=True) if not within]
 
     def _count_outliers(self, state: Profiles, update: Update, view: View) -> None:
-        """Pool the clients' latest losses from recent base versions, and count each client's outliers.
+        """Pool the clients' latest losses, and count each client's outliers.
 
-        These are the ``outlier_window`` base versions up to the base version of ``update``.
+        The pool covers the ``outlier_window`` base versions up to the base version of ``update``.
         """
         newest, size = update.base_version, self.concurrency or len(view.devices)
         state.losses.setdefault(newest, {})[update.client] = update.loss

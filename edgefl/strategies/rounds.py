@@ -33,7 +33,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Strategy):
-    """Draws the members of a round uniformly from the connected clients, and steps after ``cohort`` updates.
+    """Draws a round's members uniformly from the connected clients; takes a step after ``cohort`` updates.
 
     Members are drawn without replacement unless a subclass overrides `draw`. If a member has not delivered
     its update when the server takes the step, its task is cancelled or its update is discarded. A member that
