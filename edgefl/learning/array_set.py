@@ -1,4 +1,4 @@
-"""A data set of arrays in one safetensors file: ``data.name = "arrays"``, ``data.path`` names the file.
+"""With ``data.name = "arrays"``, the data set consists of arrays in the safetensors file ``data.path``.
 
 The file contains ``train_x``, ``train_y``, ``test_x`` and ``test_y`` as in `Dataset`, and also ``owners`` if
 each training example belongs to a user. The metadata may contain the ``name`` of the data set, and the number

@@ -58,9 +58,9 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
 def alie_z(clients: int, attackers: int) -> float:
     """Return the factor z of the attack ``alie`` for n clients and m attackers.
 
-    As in algorithm 3 of Baruch et al. 2019, z satisfies Φ(z) = (n − m − s)/(n − m), s = ⌊n/2 + 1⌋ − m:
-    the attackers and s honest clients with more extreme updates form a majority. Fewer than half of the
-    clients may be attackers.
+    As in algorithm 3 of Baruch et al. 2019, z satisfies Φ(z) = (n − m − s)/(n − m) with
+    s = ⌊n/2 + 1⌋ − m, so that the attackers and s honest clients with more extreme updates form a majority.
+    Fewer than half of the clients may be attackers.
 
     >>> round(alie_z(50, 24), 2), alie_z(10, 2)
     (1.43, 0.0)

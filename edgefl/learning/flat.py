@@ -238,7 +238,7 @@ class FlatModel:
             )
 
     def gather(self) -> None:
-        """Copy tensors that the training moved to other memory back into the vector.
+        """Copy back into the vector the tensors that the training moved to other memory.
 
         `torch.nn.utils.vector_to_parameters`, an assignment to ``parameter.data`` or a new `nn.Parameter`
         moves a tensor. Raises `ConfigError` if a tensor is missing, has another shape, or is not of a

@@ -114,7 +114,7 @@ def cnn_groupnorm(
     hidden: int = 128,
     stages: int = 2,
 ) -> nn.Module:
-    """Create a CNN from FedStaleWeight's experiments (Ma 2024, §6.2), as in the published benchmark.
+    """Create a CNN from FedStaleWeight's experiments (Ma 2024, §6.2), as in the paper's published benchmark.
 
     A stage consists of two 3×3 convolutions (``same`` padding), each followed by a ReLU and a GroupNorm with
     four channels per group, then a 2×2 max pool and channel dropout (0.3 in the first stage, 0.5 in the

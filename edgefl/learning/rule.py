@@ -67,7 +67,7 @@ class LocalRule:
             yield min(self.batch_size, examples - step % epoch * self.batch_size)
 
     def sizes(self, examples: int, steps: int | None = None) -> dict[int, int]:
-        """Return the number of steps with each batch size, for the arguments of `batches`.
+        """Return the number of steps with each batch size, for the same arguments as `batches`.
 
         This takes constant time, whatever the number of steps.
 

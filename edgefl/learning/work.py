@@ -235,7 +235,7 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
 
 
 def _copied(module: nn.Module, updated: Sequence[nn.Parameter], *, meta: bool) -> tuple[nn.Module, str]:
-    """Copy the module, so that the copy trains only ``updated``; return the copy and its device.
+    """Copy the module, and let the copy train only ``updated``; return the copy and its device.
 
     With ``meta``, the copy is on the meta device and contains no data.
     """
@@ -556,7 +556,7 @@ class _Layers:
 
 
 def _is_matrix(parameter: nn.Parameter) -> bool:
-    """Return True for weights with two or more dimensions above 1; a scale per channel has only one."""
+    """Return True if two or more dimensions are larger than 1; in a scale per channel only one is."""
     return sum(size > 1 for size in parameter.shape) > 1
 
 
