@@ -1,4 +1,4 @@
-"""AsyncFedED: step sizes from Euclidean distances, adaptive numbers of local steps.
+"""AsyncFedED: step sizes from Euclidean distances and adaptive numbers of local steps.
 
 Wang et al. 2022, arXiv:2205.13797.
 """

@@ -96,7 +96,7 @@ class TripInputs(NamedTuple):
         kept: Mapping[str, Vector],
         statistics: int = 0,
     ) -> TripInputs:
-        """Create the inputs with read-only ``start`` and ``vectors``, which may be arrays of the server."""
+        """Create the inputs with ``start`` and ``vectors`` read-only, since they may be the server's own."""
         common = {name: _read_only(vector) for name, vector in vectors.items()}
         return cls(version, _read_only(start), common, Vectors(send), Vectors(kept), statistics)
 
@@ -497,7 +497,7 @@ def _check_attributes(strategy: Strategy) -> None:
         if (value := getattr(strategy, field)) not in allowed:
             either = " or ".join(map(repr, allowed))
             raise ConfigError(f"{kind.__name__}.{field} must be {either}, got {value!r}")
-    # ``reads`` may be a property: for hyperparameters for which it is "metadata", `combine` is not used.
+    # ``reads`` may be a property that is "metadata" for some hyperparameters; `combine` is then not called.
     if kind.combine is not Strategy.combine and strategy.reads == kind.reads != "updates":
         raise ConfigError(
             f"{kind.__name__} defines combine, which needs reads = 'updates', got reads = {strategy.reads!r}"

@@ -33,7 +33,7 @@ class Buffers:
     """Time at which the broadcast ends."""
 
     def upload(self, update: Update, takes_s: float, now_s: float) -> None:
-        """Start to upload the update of a sampled client."""
+        """Start the upload of a sampled client's update."""
         self.uploads[update.client] = (update, now_s + takes_s)
 
     @property

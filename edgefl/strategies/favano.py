@@ -50,7 +50,7 @@ class FAVANO(Polled):
         step_s = device.compute_s / max(1, device.steps)
         last = 0
         if chance < 1.0:
-            # Add up polls until all K steps are done or the probability of later polls is below 1e-12.
+            # Sum over the polls until all K steps are done or the probability of later polls is below 1e-12.
             busy_s = device.down_s + device.compute_s - first_s
             bound = math.ceil(math.log(1e-12) / math.log1p(-chance))
             last = min(max(0, math.ceil(busy_s / self.interval_s - 1e-9)), bound)

@@ -33,7 +33,7 @@ class Tier:
 
     @property
     def complete(self) -> bool:
-        """True if all clients of the current round have delivered an update or were lost."""
+        """True if updates have arrived and no client of the current round is still to deliver one."""
         return bool(self.arrived) and not self.running
 
 
