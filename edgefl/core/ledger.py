@@ -126,7 +126,7 @@ class Ledger:
             self.ineligible.add(client)
 
     def update_eligibility(self) -> None:
-        """Move the clients that may start a task again from ``ineligible`` to ``idle``."""
+        """Move clients from ``ineligible`` to ``idle`` if they may now start a task."""
         if self.participation is not None and self.participation.changed:
             self.participation.changed, clients = False, sorted(self.ineligible)
             self.ineligible.clear()

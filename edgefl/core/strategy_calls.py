@@ -143,7 +143,7 @@ def until(result: Any) -> Until | None:
 def possible(until: Until, now_s: float) -> bool:
     """Return True if a task can end as ``until`` requires.
 
-    ``until`` must set from 1 to `MOST_STEPS` steps or a finite time; the time must not have passed, and the
+    ``until`` must set 1 to `MOST_STEPS` steps or a finite time; the time must not have passed, and the
     gain must be finite.
     """
     ends = until.at_s < math.inf if until.steps is None else 1 <= until.steps <= MOST_STEPS
