@@ -49,7 +49,7 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
     if not 0 < count < clients:
         raise ConfigError(
             f"fleet.attackers.share: {rules.share:g} of {clients} clients is {count} attackers, rounded; "
-            f"must be at least 1 and fewer than {clients}"
+            f"the number must be at least 1 and fewer than {clients}"
         )
     drawn = stream(seed, "attackers").choice(clients, count, replace=False)
     return tuple(sorted(drawn.tolist()))

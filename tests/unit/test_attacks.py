@@ -46,7 +46,7 @@ def test_the_seed_draws_the_attacking_share_of_the_clients() -> None:
     ("share", "clients", "count"), [(0.05, 6, 0), (0.95, 6, 6), (0.9, 1, 1), (0.5, 1, 0)]
 )
 def test_a_share_of_no_client_or_of_all_is_refused(share: float, clients: int, count: int) -> None:
-    why = f"{share} of {clients} clients is {count} attackers, rounded; must be "
+    why = f"{share} of {clients} clients is {count} attackers, rounded; the number must be "
     with pytest.raises(ConfigError) as caught:
         attacking_clients(Attackers(share=share), clients, 0)
     assert str(caught.value) == f"fleet.attackers.share: {why}at least 1 and fewer than {clients}"
