@@ -149,7 +149,7 @@ class PrivacyAccount:
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=3)
     >>> for clients in ([0, 1], [0, 2]): account.version(clients)
-    >>> account.squares.tolist(), account.participations.tolist()  # client 0: 1² / σ² + 2² / σ² of two nodes
+    >>> account.squares.tolist(), account.participations.tolist()  # client 0: 1²/σ² + 2²/σ² from two nodes
     ([1.25, 0.5, 0.25], [2, 1, 1])
     >>> round(account.epsilon(), 2)
     6.43
@@ -239,7 +239,7 @@ def composed(accounts: Sequence[PrivacyAccount], delta: float) -> float:
 
 
 def delta_warning(rules: Privacy, clients: int) -> str:
-    """Return a warning if δ is at least 1/``clients``, which would leave single clients unprotected;
+    """Return a warning if δ is at least 1/``clients``, which would leave individual clients unprotected;
     otherwise ""."""
     if not (rules.noise_multiplier or rules.local_noise_multiplier) or rules.delta < 1.0 / clients:
         return ""

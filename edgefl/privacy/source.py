@@ -118,5 +118,5 @@ def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> S
     try:
         return Secret(read(path, KEY_BYTES))
     except (OSError, ValueError):
-        missing = f"{folder}: no {KEY_FILE}, the secret noise key, which a run deletes when it is done"
-        raise ConfigError(f"{missing}: the run cannot be resumed or verified without it") from None
+        missing = f"{folder}: the secret noise key {KEY_FILE} is missing (a run deletes it when it is done)"
+        raise ConfigError(f"{missing}; without it, the run cannot be resumed or verified") from None

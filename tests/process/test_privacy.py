@@ -66,7 +66,7 @@ def test_a_resumed_private_run_keeps_its_counts_and_its_key(tmp_path: Path) -> N
     check_limits(folder, clients=6)
     assert edgefl.Result(folder).summary()["privacy"]["private"]
     assert not (folder / KEY_FILE).exists()
-    with pytest.raises(ConfigError, match=f"no {KEY_FILE}, the secret noise key"):
+    with pytest.raises(ConfigError, match=f"the secret noise key {KEY_FILE} is missing"):
         verify(folder, code=tmp_path)
     shutil.copy(key, folder / KEY_FILE)  # with the key, the whole run is reproduced bit by bit
     assert verify(folder, code=tmp_path).versions > made

@@ -515,7 +515,7 @@ def test_a_fresh_run_makes_a_key_and_a_resumed_one_needs_it(tmp_path: Path) -> N
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
     assert source_of(secret, tmp_path, fresh=True).normal(3, "a").tobytes() != made.normal(3, "a").tobytes()
     (tmp_path / KEY_FILE).unlink()
-    with pytest.raises(ConfigError, match=f"no {KEY_FILE}, the secret noise key"):
+    with pytest.raises(ConfigError, match=f"the secret noise key {KEY_FILE} is missing"):
         source_of(secret, tmp_path)
     for seeded in (wanted({}), wanted({"noise_multiplier": 1.0, "noise": "seeded"})):
         assert isinstance(source_of(seeded, tmp_path, fresh=True), Seeded)
