@@ -2,7 +2,7 @@
 
 All results of a row, in GB/s, are for the same number of bytes: (K+2)·D·4 for K float32 updates of D
 parameters, since the updates and the base model are read and the result is written. Two loops set the limits:
-one only reads as many bytes, and the other is the triad of the STREAM benchmark. The contenders
+one only reads this many bytes, and the other is the triad of the STREAM benchmark. The contenders
 (implementations and limits) take turns, so that a slowdown of the host affects all of them. Each result is
 the median of 9 turns, or of at least 3 turns if the contender is slow (marked ~). A row that the host
 disturbed is marked !, and the reason is printed.
@@ -43,9 +43,9 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 TURNS = 9
 _TURN_S = 0.004
-"""Approximate duration, in seconds, of a contender's turn, in which its call is repeated."""
+"""Approximate duration of a contender's turn, in seconds; its call is repeated to fill the turn."""
 _SLOW_S = 5.0
-"""Total time in seconds of a contender's turns above which the contender gets no turn after the third."""
+"""A contender whose turns took more seconds than this in total gets no turn after the third."""
 _CALM_S = 0.04
 """Pause in seconds after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
@@ -365,7 +365,7 @@ def show(result: dict[str, Any]) -> None:
             tables.show(f"  and {more} more: see doubts in the JSON file")
     if result["skipped"]:
         sizes = dict.fromkeys(f"{short(d)}×{k}" for d, k, *_ in result["skipped"])
-        tables.show(f"left out, because they exceed this memory or would take minutes: {', '.join(sizes)}")
+        tables.show(f"not measured, because they would need too much memory or time: {', '.join(sizes)}")
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:

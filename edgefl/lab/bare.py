@@ -1,4 +1,4 @@
-"""Programs that measure upper limits for `edgefl.lab.ingest`: they move a run's data, but without its logic.
+"""Programs that measure upper limits for `edgefl.lab.ingest`: they move a run's data, but skip its logic.
 
 They start as many client processes as the run does, and move as many bytes.
 
@@ -47,7 +47,7 @@ TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
 PATIENCE_S = 60.0
 """Seconds without a message after which a process assumes that the other side has ended."""
 LOOK_PARAMETERS = 100_000
-"""Number of parameters that are copied between two readings of the clock."""
+"""Small models make several trips between two readings of the clock: about this many parameters in all."""
 FORK = multiprocessing.get_context("fork")
 
 
@@ -123,7 +123,7 @@ def _through_zeromq(case: LimitCase, folder: str) -> float:
 
 
 def _through_memory(case: LimitCase) -> float:
-    """Time copying and then summing; return the number of trips per second at their total time."""
+    """Time copying and then summing; return the trips per second if each trip takes both times in turn."""
     slots = case.clients + case.updates
     ring = min(max(2, case.clients), ring_entries(case.parameters))
     buffer = ParameterBuffer.create(Shape(case.parameters, ring, slots))
@@ -172,7 +172,7 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
 
 
 def _repeat(call: Callable[[], None], times: int) -> None:
-    """Warm up: the first calls touch new memory and are slower, so they are not measured."""
+    """Make ``times`` calls: to warm up, because the first calls touch new memory, or as one timed unit."""
     for _ in range(times):
         call()
 

@@ -27,7 +27,7 @@ def silent(text: str) -> None:
 
 
 def machine(**more: Any) -> dict[str, Any]:
-    """Return a description of the host, its current load and the fields ``more``, for the key ``host``."""
+    """Return a description of the host, its current load and the fields ``more``: ``host`` in a result."""
     return {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), **more}
 
 

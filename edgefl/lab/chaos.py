@@ -40,7 +40,8 @@ BESIDE = ("die", *failpoints.OF_SUMS)
 PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 """Kinds of processes whose death does not end the ``edgefl`` command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
-"""Kinds of processes of which any single one can be killed without losing an update, under either clock."""
+"""Kinds of processes of which any single one can be killed without losing an update. Under the wall clock, no
+other of these kinds is killed until the run has recovered."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE = 0.25
 """Share of kills that are early: they do not wait until the run has recovered from the previous kill."""
@@ -74,7 +75,7 @@ rarely passed."""
 MOST_TURNS = 4
 """Maximum number of deaths at each failpoint in one command; after that, the run is ended and resumed."""
 MOST_FRUITLESS = 3
-"""Number of servers that fail to reach a failpoint in time before it is considered unreachable."""
+"""A failpoint is considered unreachable after this number of servers failed to reach it in time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +90,9 @@ class Plan:
     seed: int = 0
     """Seed with which the times of the kills and the processes to kill are drawn."""
     every_s: float = 1.0
-    """Mean number of seconds from a recovery, or for early kills from the previous kill, to the next kill."""
+    """Mean time in seconds from a recovery (for early kills: from the previous kill) to the next kill."""
     failpoints: int = 0
-    """Number of deaths at each failpoint that the experiment reaches; if not 0, it replaces ``kills``."""
+    """If not 0, ``kills`` is ignored, and a process dies this often at each failpoint that is reached."""
     only: frozenset[str] = frozenset()
     """Kinds of processes to kill, or failpoints to use; an empty set stands for all."""
 
@@ -131,7 +132,7 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     except KeyboardInterrupt:
         findings.interrupted = True
     with contextlib.suppress(OSError):
-        folder.rmdir()  # fails if the folder still holds that of a round with a violation
+        folder.rmdir()  # fails if the folder of a round with a violation was kept
     return findings
 
 
@@ -372,7 +373,7 @@ class _Round:
         self._waiting: list[Kill] = []
         """Kills from which the run has not yet recovered."""
         self._descriptors: dict[psutil.Process, tuple[str, int, int]] = {}
-        """Each process's kind, and its numbers of open files at the first and at the last recovery."""
+        """Each process's kind, and how many files it had open at the first and at the last recovery."""
 
     def run(self) -> None:
         self._findings.rounds.append(self._round)
@@ -438,7 +439,8 @@ class _Round:
                     last_s = now_s
                 if now_s - last_s > PATIENCE_S:
                     self._violated(
-                        f"no version for {PATIENCE_S:g} s, with {_in_words(killed) or 'nothing'} killed"
+                        f"no new version was recorded for {PATIENCE_S:g} s, with "
+                        f"{_in_words(killed) or 'nothing'} killed"
                     )
                     return False
                 waiting = [kill.kind for kill in self._waiting]
@@ -507,9 +509,8 @@ class _Round:
             if last - first > MOST_MORE_DESCRIPTORS:
                 self._violated(f"the {kind} held {last} files open, but only {first} at first")
         self._descriptors.clear()
-        self._highest = max(
-            self._highest, _versions_made(self._run)
-        )  # versions that were recorded with the last checkpoint are included
+        # Include the versions that were recorded with the last checkpoint.
+        self._highest = max(self._highest, _versions_made(self._run))
         left = [path.name for path in self._temporary.iterdir() if path.name.startswith("edgefl")]
         if left := [*left, *(path.name for path in Path("/dev/shm").glob("*edgefl*"))]:
             self._violated(f"files left behind: {', '.join(sorted(left))}")
@@ -517,7 +518,7 @@ class _Round:
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
         """Return True if the run is over, and note a violation if no kill explains why the command ended.
 
-        A command that fails and prints one line before a kill reaches it is not a violation.
+        A kill of a process other than `PEERS` explains a failure, but neither a traceback nor exit code 2.
         """
         code, output = command.process.returncode, command.output()
         last = output[-1] if output else f"exit code {code}"

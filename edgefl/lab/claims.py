@@ -181,7 +181,7 @@ def _cost(reached: Sequence[float]) -> str:
 
 
 FALSE_DISCOVERIES = 0.05
-"""Expected share of false claims among the claims that survive the correction."""
+"""Largest expected share of false claims among the claims that survive the correction."""
 
 
 def examined(
@@ -251,7 +251,7 @@ def _settled(finding: Finding, study: Study, curves: Curves) -> Finding:
         return finding._replace(verdict="same runs", note=note, p=None)
     borders = study.borders(curves.settings)
     if at := [f"{label} ({', '.join(borders[label])})" for label in arms if label in borders]:
-        note = f"best at the border of its grid: {', '.join(at)}; otherwise {finding.verdict}"
+        note = f"the best step size is at its grid's border: {', '.join(at)}; otherwise {finding.verdict}"
         return finding._replace(verdict="not settled", note="; ".join(filter(None, (finding.note, note))))
     return finding
 

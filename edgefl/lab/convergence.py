@@ -73,7 +73,7 @@ def judged(
 def exceeded(
     claim: str, source: str, paper: str, times: Sequence[float], at: str, quantity: Ratio, note: str
 ) -> Finding:
-    """Judge a bound that the runs exceed; ``times`` is measured value ÷ bound, one per seed.
+    """Judge a bound that the runs exceed; ``times`` contains measured value ÷ bound for each seed.
 
     ``quantity`` compares the measured values with our own prediction. If they disagree, the runs are no
     evidence, and the verdict is "out of reach".
@@ -100,7 +100,7 @@ class QuadraticRun(NamedTuple):
 
 
 WITHIN = 0.1
-"""Default tolerance of a `Ratio`, which allows for chance and for the effect of step size times staleness."""
+"""Default tolerance of a `Ratio`, which allows for chance and for the effect of staleness, about η·L·Q·τ."""
 
 
 def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) -> Ratio:
@@ -113,7 +113,7 @@ def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) 
 def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
     """Compare the descent, noise and shares of runs with predictions; ``runs`` has one row per seed.
 
-    Return the ratios of measured to predicted values, each for the setting in which it is farthest from 1.
+    Return the ratios measured ÷ predicted, each for the setting in which the ratio is farthest from 1.
     """
     pairs = [list(zip(settings, row, strict=True)) for row in runs]
     quantities = [
@@ -366,7 +366,7 @@ def fedstaleweight_as_printed(quick: bool = False) -> Finding:
         times,
         f"η·L = {rate:g}, τ = 0",
         Ratio("noise (η·L·σ²/(2b))", noise, WITHIN),
-        "in its T2 the squared norm of a mean stands for the mean of a squared norm, so σ_ℓ² is lost",
+        "in T2 of the proof, the squared norm of a mean replaces the mean of squared norms, which loses σ_ℓ²",
     )
 
 

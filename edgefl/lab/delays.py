@@ -88,7 +88,7 @@ def arrivals(
 
 
 SKIP = 60
-"""Number of versions at the start that are excluded from mean delays, which cannot be long yet."""
+"""Number of versions at the start that are excluded, because delays cannot be long yet."""
 
 
 def delays_iid(quick: bool = False) -> Finding:
@@ -200,7 +200,7 @@ def delays_niid(quick: bool = False) -> Finding:
         "λ = O((1 + log(NT/δ))/p)",
         [Ratio("clients per version", members, 0.02), Ratio("delay beyond 20", waits, 0.15)],
         f"λ = {min(paused)} to {max(paused)} of at most {limit:.0f} (δ = {error}) at T = {versions:,}; "
-        f"of clients that train on {min(busy)} to {max(busy)} at T = {versions // 4:,}",
+        f"if clients do not wait, λ = {min(busy)} to {max(busy)} at T = {versions // 4:,}",
         max(paused) <= limit,
     )
 
@@ -342,8 +342,8 @@ def condition_13(quick: bool = False) -> Finding:
         f"{SOURCE}, condition (13), theorem 2",
         "at most the bound (14) if η·η̄ ≤ 1/(4LKλ)",
         parts_of(found),
-        f"λ = {delay}; at most {max(parts):.2g} of the bound with F times L·σ²; the run diverges from "
-        f"{largest / (edge.server * edge.local):.1f} times this step size on",
+        f"λ = {delay}; at most {max(parts):.2g} of the bound with F times L·σ²; the run diverges above "
+        f"{largest / (edge.server * edge.local):.1f} times this step size",
         max(parts) <= 1.0
         and max(len(out.delays) - 1 for out in runs) == delay
         and edge.local <= 1.0 / (4.0 * math.sqrt(3.0))
@@ -389,8 +389,8 @@ def condition_11(quick: bool = False) -> Finding:
         f"{SOURCE}, condition (11), theorem 1",
         "at most the bound (12) if η·η̄ is small for λ; T = Ω(nKλ⁴)",
         [*parts_of(found), Ratio("sampling", sampled, 0.3)],
-        f"λ = {delay}; at most {max(parts):.2g} of the bound; the run diverges from "
-        f"{most / (edge.server * local):.0f} times this step size on; clients that wait have λ = {waits}, "
+        f"λ = {delay}; at most {max(parts):.2g} of the bound; the run diverges above "
+        f"{most / (edge.server * local):.0f} times this step size; clients that wait have λ = {waits}, "
         f"for which (11) requires {fewer:,.0f} times as many versions",
         max(parts) <= 1.0
         and max(len(out.delays) - 1 for out in runs) == delay

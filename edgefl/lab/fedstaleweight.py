@@ -40,7 +40,7 @@ def claims(curves: Curves) -> list[Finding]:
         fast, slow = weight[label, FAST], weight[label, SLOW]
         return f"fast {sum(fast) / len(fast):.2f}/n, slow {sum(slow) / len(slow):.2f}/n"
 
-    what = "the running form is ahead of the paper's, mean accuracy over the run"
+    what = "the running form is ahead of the paper's in mean accuracy over the run"
     ahead = gain(curves, RUNNING, PAPER, (what, "ours, beyond the paper", "higher"), last=0)
     fairer, seeds = difference(unfair(AVERAGE), unfair(PAPER)), len(final[PAPER])
     return [
@@ -51,7 +51,7 @@ def claims(curves: Curves) -> list[Finding]:
             "fewer",
             f"buffered FedAvg takes {trips or 'not settled'}",
             judged(trips, None),
-            f"{NEAR:.0%} of the lowest final accuracy of their runs; the paper gives no figure",
+            f"{NEAR:.0%} of the lowest final accuracy of both arms' runs; the paper gives no figure",
             (PAPER,),
             (AVERAGE,),
             p_of_ratio(trips, seeds),

@@ -126,7 +126,7 @@ def _mechanism(
 # ---- links: rates from 1 to 400 Mbps, delays, each distribution of jitter, loss -------------------
 
 SLOW_PARAMETERS = 62_500
-"""Number of parameters on slow links: a quarter of a megabyte, whose transfer takes 2 s at 1 Mbps."""
+"""Number of parameters of the model in runs with slow links: 250 kB, which take 2 s to send at 1 Mbps."""
 SLOW_WORK, FAST_WORK = ExerciseArgs(SLOW_PARAMETERS, 0.02), ExerciseArgs(1_000_000, 0.1)
 SLOW: dict[str, Link] = {
     "mbps-1": {"down": {"rate_mbps": 1.0, "delay_ms": 150.0}, "up": {"rate_mbps": 1.0}},
@@ -143,7 +143,7 @@ JITTER = {
     "uniform": (40.0, 20.0, stats.uniform(20.0, 40.0)),
     "exponential": (30.0, 10.0, stats.expon(30.0, 10.0)),
 }
-"""For each kind of jitter: the delay of uploads in ms, the delay's spread in ms, and its distribution."""
+"""For each kind of jitter: the declared delay of uploads in ms, the spread in ms, and the distribution."""
 MTU_BYTES, HEADER_BYTES = 1500, 40
 HOT_DEVICES = ("pixel-4", "pi-4", "pixel-3a", "pixel-2", "moto-g4", "poco-f3", "pi-3b-plus", "oneplus-3")
 """Devices whose profiles have a complete thermal model."""
@@ -490,7 +490,7 @@ def show(result: dict[str, Any]) -> None:
     tables.show(
         tables.table(["quantity", ">measured", "error or figure", "limit", "verdict"], rows),
         *(f"{_name(line)}: {line['why']}" for line in lines if line["why"]),
-        *(f"left out, {skipped}" for skipped in result["skipped"]),
+        *(f"not measured with {skipped}" for skipped in result["skipped"]),
         f"{bench.machine_line(facts)} before; {result['seconds']:g} s. {result['verdict']}",
     )
 

@@ -59,7 +59,7 @@ SHORT = {"of bare ZeroMQ": "sock", "of memory's limit": "mem", "of its passes": 
 FEW = 3
 """Minimum number of trips per client in a turn, on average."""
 LONGEST_S = 60.0
-"""Maximum length of a turn in seconds. If even a turn of this length has too few trips, measuring fails."""
+"""Maximum length of a turn in seconds. If even this is too short for enough trips, the measurement fails."""
 COPIES = 4
 """Number of vectors of the model's size in the memory of a client: the model, the base model, the update,
 and the vector that is sent or received."""
@@ -188,7 +188,7 @@ def _long_enough(
             return found, seconds
         if seconds >= LONGEST_S:
             raise RunError(
-                f"ingest: {found.trips} trips of {clients} clients with {parameters:,} parameters in "
+                f"ingest: {clients} clients with {parameters:,} parameters made only {found.trips} trips in "
                 f"{seconds:g} s, but at least {FEW * clients} are needed; choose smaller models"
             )
         seconds *= 2
@@ -240,7 +240,7 @@ def _figures(record: Record) -> IngestFigures:
     span_s = float(arrived[-1] - arrived[0])
     steady = arrived[np.searchsorted(arrived, arrived[0] + span_s / 3) :]
     stages = {stage: costs.get(stage, 0.0) / count * 1e6 for stage in STAGES}
-    # The stages also cover the time in which clients joined and left, so waiting is the rest of the span.
+    # The measured wait also covers the joining and leaving of clients, so use the rest of the span.
     stages["wait"] = max(0.0, span_s / count * 1e6 - sum(stages.values()) + stages["wait"])
     rate = (len(steady) - 1) / float(steady[-1] - steady[0]) if len(steady) > 1 else (count - 1) / span_s
     return IngestFigures(count, rate, float(record.meta.server_trip_us or 0.0), stages)

@@ -1,10 +1,10 @@
 """Compares the predicted memory of a training step with the measured growth of a process on this host.
 
 Each network trains in a new forked process. The prediction is made in the same way as in a run: it is the sum
-of the weights, the gradients and the bytes that are live at the same time, which are traced with two small
-batches. The growth is the peak resident memory minus the resident memory before the network was built,
-without pages of libraries. malloc is set to map each block above 64 KiB separately, so that freed memory
-returns to the system.
+of the weights, the gradients and the peak of all other live bytes, which is traced with two small batches.
+The growth is the peak resident memory minus the resident memory before the network was built, without pages
+of libraries. malloc is set to map each block above 64 KiB separately, so that freed memory returns to the
+system.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def unreadable(folder: Path) -> Iterator[str]:
             if record.meta.status != "done":
                 yield f"the record says that the run is {record.meta.status}"
             if strange := set(record.trips["fate"].tolist()) - {"", *FATES}:
-                yield f"recorded trips with unknown fates: {', '.join(sorted(map(str, strange)))}"
+                yield f"recorded trips have unknown fates: {', '.join(sorted(map(str, strange)))}"
             events = sum(1 for _ in record.events())
         checkpoint.latest(folder / CHECKPOINTS, journal_seq=events)
         Result(folder).model()
@@ -76,7 +76,7 @@ def differences(calm: Path, disturbed: Path) -> Iterator[str]:
         other = [key for key in sorted({*there, *here}) if here.get(key) != there.get(key)]
         if other:
             first = _first_difference(other[0], here.get(other[0]), there.get(other[0]))
-            yield f"{len(other)} of {len(there)} {kind} differ from the undisturbed run's, the first: {first}"
+            yield f"{len(other)} of {len(there)} {kind} differ from the undisturbed run's; the first: {first}"
 
 
 Figures = Mapping[str, Mapping[int, Mapping[str, str]]]
@@ -147,7 +147,7 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
     try:
         verify(folder, code=code)
     except EdgeflError as error:
-        yield f"recomputed from its journal: {error}"
+        yield f"the run differs when it is recomputed from its journal: {error}"
 
 
 class Acknowledged(NamedTuple):
@@ -218,7 +218,7 @@ class Kill(msgspec.Struct):
     """Index of the round's command that was running; the first command is 1."""
     at_s: float
     recovery_s: float | None = None
-    """Seconds until a version newer than all earlier ones was recorded; None if the run ended before."""
+    """Seconds until a version newer than all earlier ones was recorded; None if the run ended first."""
 
 
 class DisturbedRun(msgspec.Struct, kw_only=True):

@@ -307,7 +307,7 @@ def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) 
     release = next((line["version"] for line in printed if "version" in line), "")
     models = [line for line in printed if "trips" in line]
     if len(models) < 2:
-        raise RunError(f"only {tables.many(len(models), 'model')} in the time given; at least 2 are needed")
+        raise RunError(f"made only {tables.many(len(models), 'model')} in the time given; 2 are needed")
     first, last = models[0], models[-1]
     rate = (last["trips"] - first["trips"]) / (last["at_s"] - first["at_s"])
     start_s = max(0.0, first["at_s"] - started_s - first["trips"] / rate)

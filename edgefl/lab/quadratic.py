@@ -130,7 +130,7 @@ def descend(
     seed: int = 0,
     devices: Sequence[Client] | None = None,
 ) -> Trajectory:
-    """Run ``versions`` versions; each trip consists of ``steps`` SGD steps with the step size ``rate``.
+    """Run until version ``versions``; each trip consists of ``steps`` SGD steps with the step size ``rate``.
 
     By default, the duration of a trip is Exp(1), so that each client is equally likely to be the next whose
     update arrives, as the proofs assume. The run starts from `Quadratic.start` for ``shares``. ``devices``

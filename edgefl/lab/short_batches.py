@@ -25,7 +25,7 @@ NOISY = 256
 BATCH = 8
 """The full batch size B."""
 RATE = 0.1
-"""The learning rate η, which must be below 1/(L·(M/B + 1)); here, M is 0."""
+"""The learning rate η, which must be below 1/(L·(M/B + 1)); the theorem's constant M is 0 here."""
 
 
 class Squares(NamedTuple):

@@ -93,8 +93,8 @@ def run(
     ``rows`` contains an entry for each number of clients: ``ready_s``, the median time from the first fork
     until all clients are ready, with its ``spread``; ``ms_a_client``; and the medians over clients of
     ``proportional_mib`` and ``own_mib`` (unshared pages) after one trip of each client. ``torch`` contains
-    the import time and the memory of a process that imports torch by itself. Raises `RunError` if a client
-    ended early.
+    the import time and the memory of a process that imports torch by itself. Raises `RunError` if a run had
+    an incident, such as a client that ended early.
     """
     repetitions = repetitions or (2 if quick else 3)
     say("processes that import torch by themselves")

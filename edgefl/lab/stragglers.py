@@ -152,10 +152,10 @@ def times(quick: bool = False) -> Finding:
     return judged(
         "a round takes T_(C), FedBuff takes as long as expected, and over-selection drops large clients",
         "Nguyen 2022, appendices C.2 and C.3, figures 6 and 7",
-        "FedBuff is faster than rounds, also with over-selection, and uses larger clients",
+        "FedBuff is faster than rounds, even with over-selection, and uses larger clients",
         [worst("seconds per update", seconds, 0.08), worst("examples of a used client", examples, 0.08)],
-        f"times of rounds ÷ FedBuff's {ten.seconds / ten_fedbuff.seconds:.1f} with {few_at_once} at once, "
-        f"{many.seconds / fedbuff.seconds:.1f} with {many_at_once}, over-selected "
+        f"rounds take {ten.seconds / ten_fedbuff.seconds:.1f} times as long as FedBuff with {few_at_once} at "
+        f"once, {many.seconds / fedbuff.seconds:.1f} times with {many_at_once}, and if over-selected "
         f"{ten_selected.seconds / ten_fedbuff.seconds:.1f} and {selected.seconds / fedbuff.seconds:.1f}; "
         f"mean examples {MEAN:.2f}, of used clients {selected.examples:.2f} over-selected and "
         f"{fedbuff.examples:.2f} with FedBuff ({many_at_once} at once)",

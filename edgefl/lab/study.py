@@ -220,7 +220,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Choice of each arm's step sizes: those whose learning curve has the largest area below it are used."""
+    """How each arm's step sizes are chosen: those with the largest area under the learning curve are used."""
 
     grid: Mapping[str, tuple[float, ...]]
     """Values to try for each key of the experiment; all combinations are run."""
@@ -274,7 +274,7 @@ class Study:
             if keys == ("seed",):
                 seeds = ", ".join(map(str, self.seeds))
                 raise ConfigError(
-                    f"--set {change}: not possible, because every arm runs with the study's seeds: {seeds}"
+                    f"--set {change} is not possible, because every arm runs with the study's seeds: {seeds}"
                 )
             for arm in self.arms:
                 further = (each for steps in arm.at.values() for each in steps)
@@ -325,7 +325,7 @@ class Study:
         return toml.read(file) if file.is_file() else {}
 
     def experiment(self, arm: Arm, seed: int, settings: str = "", more: Sequence[str] = ()) -> Experiment:
-        """Return the experiment for an arm and a seed; ``more`` changes replace tuned step sizes."""
+        """Return the experiment for an arm and a seed. The changes ``more`` replace the tuned step sizes."""
         tuned = self.tuned(settings)
         steps = tuned.get(arm.steps_of or arm.label, ()) if not more else ()
         changes = (*arm.changes, *arm.at.get(settings, ()), *steps, *self.changes, *more)
@@ -333,7 +333,7 @@ class Study:
         without = not more and made.stop.accuracy is None
         if without and config.load(self.file(settings)).stop.accuracy is not None:
             given = " ".join(f"--set {change}" for change in self.changes)
-            raise ConfigError(f"{given}: removes stop.accuracy, the target accuracy of the claims; keep it")
+            raise ConfigError(f"{given} removes stop.accuracy, the target accuracy of the claims; keep it")
         return made
 
     def run(
@@ -345,11 +345,11 @@ class Study:
         say: Callable[[str], None],
         quiet: bool = True,
     ) -> Curves:
-        """Execute all runs of the arms that the folder ``out`` does not contain yet; return all records.
+        """Execute the runs that the folder ``out`` does not contain yet; return the records of all runs.
 
         By default, all arms of the study are run. Unless ``quiet`` is True, the progress of each run is shown
         on a terminal. Raises `ConfigError` if the data is missing, `RunError` if a run could not continue,
-        and `KeyboardInterrupt` after Ctrl-C. After an interruption, the same command continues.
+        and `KeyboardInterrupt` after Ctrl-C. After an interruption, the same call continues the runs.
         """
         arms = self.arms_of(settings) if arms is None else arms
         records: dict[str, list[Record]] = {arm.label: [] for arm in arms}

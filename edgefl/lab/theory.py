@@ -85,8 +85,8 @@ def staleness_over_k(quick: bool = False) -> Finding:
         "Nguyen 2022, appendix A",
         "every trip",
         [worst("mean · K divided by the mean for K = 1", [means], 0.05)],
-        f"{'every' if exact and shrinks else 'not every'} one of {len(one):,} trips, and as counted by hand; "
-        f"K = {', '.join(map(str, LARGER))}",
+        f"{'every' if exact and shrinks else 'not every'} one of {len(one):,} trips is within the bound and "
+        f"agrees with a separate count; K = {', '.join(map(str, LARGER))}",
         exact and shrinks,
     )
 
@@ -143,7 +143,7 @@ def expected_staleness(quick: bool = False) -> Finding:
 
 
 def waiting_staleness(quick: bool = False) -> Finding:
-    """Test equation 6 if clients wait for the next version before they restart.
+    """Test equation 6 for clients that wait for the next version before they restart.
 
     Client i then contributes an update to one in E[τ_i] + 1 versions.
     """
@@ -154,7 +154,7 @@ def waiting_staleness(quick: bool = False) -> Finding:
 
     strategy = FedStaleWeight(**WAITING)
     return judged(
-        "a client that waits for the step is in one of E[τ_i] + 1 versions, and that weight gives it 1/n",
+        "a client that waits for the step is in 1 of E[τ_i] + 1 versions; the weight E[τ_i] + 1 gives it 1/n",
         "Ma 2024, appendix A and algorithm 1",
         "1 of E[τ_i] + 1 versions; 1/n of the weight",
         [
@@ -229,7 +229,7 @@ def slowing_down(quick: bool = False) -> Finding:
         "Ma 2024, sections 4.1 and 4.2.1",
         "1× before normalisation, less after it",
         [worst("gain before", fair, 0.05), worst("gain after", ratios, 0.05)],
-        f"at {'×, '.join(f'{by:g}' for by in SLOWED)}× slower, after: {means}; n = 15",
+        f"gain after normalisation, {'×, '.join(f'{by:g}' for by in SLOWED)}× slower: {means}; n = 15",
     )
 
 
@@ -314,7 +314,7 @@ def credit_reaches_it(quick: bool = False) -> Finding:
         for each in ([one.running for one in rows], [one.credit for one in rows])
     )
     return judged(
-        "with credit slow clients have 1/n each, or all that max_step = 2 lets any weights give them",
+        "with credit, slow clients get 1/n each, or the most that any weights can give under max_step = 2",
         "ours, beyond the paper",
         "at most c·φ per version, where φ is the share of versions with their updates",
         [worst("weight of slow clients", ratios, 0.04)],

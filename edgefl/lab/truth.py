@@ -44,13 +44,14 @@ def run(
     """Compare all steps; return plain values for `show`, `draw` and a JSON file.
 
     ``files`` are CSV files of measured steps. By default, all files bundled with edgefl are used, and this
-    host is also measured. ``quick`` skips this host and the fits without a network. In the result, ``steps``
-    contains an entry for each measured step, ``groups`` an entry for each device and class of networks,
-    ``limits`` an entry for each metric that has a limit, and ``rates`` the result of `board_truth.run`.
+    host is also measured. ``quick`` skips this host and the fits that leave out a network. In the result,
+    ``steps`` contains an entry for each measured step, ``groups`` an entry for each device and class of
+    networks, ``limits`` an entry for each metric that has a limit, and ``rates`` the result of
+    `board_truth.run`.
     """
     began_s = time.monotonic()
     if not files:
-        timm_module()  # an error now, and not after a minute of work
+        timm_module()  # if timm is missing, fail now and not after a minute of work
     measured: list[MeasuredStep] = []
     for file in files or sorted((bundled_folder() / "measured").glob("*.csv")):
         say(f"counting the work of the steps in {file.name}")
@@ -82,7 +83,7 @@ def _of_one_runtime(measured: Iterable[MeasuredStep]) -> Iterable[list[MeasuredS
 def compared(measured: Sequence[MeasuredStep], quick: bool = False, say: Say = silent) -> list[ComparedStep]:
     """Compare measured steps of one device and runtime with two predictions.
 
-    One is by the device's profile, and the other by a fit without the steps of the same network."""
+    One uses the device's profile, and the other uses a fit without the steps of the same network."""
     name, runtime = measured[0].profile, measured[0].runtime
     device = load_device(name)
     known = runtime in device.runtime
@@ -183,7 +184,7 @@ def _errors(predictions: Sequence[HeldOutPrediction]) -> dict[str, Any] | None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the errors of steps to which profiles were fitted and of others, the limits, and board rates."""
+    """Print tables of errors (steps that profiles were fitted to, other steps), limits and board rates."""
     fitted, others = ([g for g in result["groups"] if g["fitted"] is seen] for seen in (True, False))
     four = [">median", ">90%", ">worst", ">held"]
     if fitted:

@@ -66,7 +66,7 @@ def tune(
     with contextlib.suppress(OSError):
         make_folder(file.parent)
     if not os.access(file.parent, os.W_OK):  # fail now, not after runs that take hours
-        raise ConfigError(f"{file}: cannot be written")
+        raise ConfigError(f"{file} cannot be written")
     with warm() as fork_server:
         for number, (arm, steps) in enumerate(points, 1):
             found = []

@@ -192,7 +192,7 @@ def remark_2(quick: bool = False) -> Finding:
     ]
     part = of_bound(runs, lambda at, out: gradient_bound(uniform[at], versions, out.staleness, steps))
     return judged(
-        "the clients' diversity counts by its mean: neither its largest value nor n multiplies it",
+        "only the mean of the clients' diversity counts: not its largest value, and not n times the mean",
         f"{SOURCE}, remark 2",
         "with γ² the largest diversity of a client, n·γ² is γ²",
         [worst("sampling", sampled, 0.3)],

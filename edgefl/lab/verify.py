@@ -85,7 +85,7 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
     with Record(folder) as record:
         run_folder.check_experiment(folder, record.meta.toml)
         if (status := record.meta.status) not in ("done", "interrupted"):
-            raise ConfigError(f"{folder}: this run has not ended (its status is {status}): nothing to verify")
+            raise ConfigError(f"{folder}: the run has not ended (status {status}) and cannot be verified")
         experiment = config.load(folder / run_folder.EXPERIMENT_FILE, recorded=True)
         if (keys := own_code(msgspec.to_builtins(experiment))) and code is None:
             raise ConfigError(
@@ -127,7 +127,7 @@ class _Replay:
         self._aggregator.begin()
         self._update = UpdateMaker(workload, buffer)
         self._trained: dict[int, tuple[Train, Floats]] = {}
-        """The order to train and the base model of each running task, keyed by the task's index."""
+        """The `Train` action and the base model of each running task, keyed by the task's index."""
         self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
 
@@ -155,7 +155,7 @@ class _Replay:
                         what = f"version {order.version} cannot be recomputed"
                         raise RunError(f"{what}: an update is not finite")
                     if (list(order.tasks), list(found.weights or order.weights)) != sums.get(version):
-                        wrong = "is made of other updates or weights than the record says"
+                        wrong = "was made from other updates or weights than the record says"
                         raise RunError(f"version {order.version} {wrong}")
                     self._measure(measured.get(version))
                     if say is not None:
@@ -235,7 +235,7 @@ class _Replay:
             here = model[part.part]
             there = saved.get(part.name)
             if there is None or there.shape != part.shape or there.tobytes() != here.tobytes():
-                raise RunError(f"{folder}: {part.name} of the final model is not that of version {version}")
+                raise RunError(f"{folder}: {part.name} of the final model differs from version {version}")
         check_results(folder, self._record)
         return Verdict(version, self._updates, made)
 
@@ -246,9 +246,9 @@ def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
     if path.exists():
         return read(path, SECRET_BYTES), True
     if isinstance(source, Secret):
-        missing = f"{folder}: no {SECRET_FILE}, the secret of the phones' keys"
+        missing = f"{folder}: {SECRET_FILE}, the secret of the phones' keys, is missing"
         raise ConfigError(
-            f"{missing}: the secret noise depends on the hidden updates, which differ without it"
+            f"{missing}; without it, the hidden updates differ, and the secret noise depends on them"
         )
     return secrets.token_bytes(SECRET_BYTES), False
 

@@ -46,7 +46,7 @@ def test_a_turn_with_too_few_trips_is_repeated_with_twice_the_length(monkeypatch
     found, seconds = ingest._long_enough("shm", 1000, CLIENTS, 0.2)
     assert (found.trips, seconds) == (16, 1.6)
     with pytest.raises(
-        RunError, match="600 trips of 300 clients with 1,000 parameters in 60 s, but at least 900"
+        RunError, match="300 clients with 1,000 parameters made only 600 trips in 60 s, but at least 900"
     ):
         ingest._long_enough("shm", 1000, 300, 60.0)
 

@@ -454,7 +454,7 @@ CHANGES = [
     (sql("UPDATE trips SET checksum_sent = NULL WHERE task = 4"), "the update of task 4"),
     (
         sql("UPDATE sums SET weights = zeroblob(24) WHERE version = 3"),
-        "version 3 is made of other updates",
+        "version 3 was made from other updates",
     ),
     (sql("UPDATE meta SET value = '\"00\"' WHERE key = 'model_sha256'"), "the record says 00"),
     (sql("UPDATE trips SET arrived_s = arrived_s + 1 WHERE task = 4"), "task 4 has arrived_s"),
@@ -463,7 +463,7 @@ CHANGES = [
     (sql("UPDATE versions SET at_s = at_s / 2 WHERE version = 3"), "version 3 was made at"),
     (sql("UPDATE evaluations SET accuracy = 1.0 WHERE version = 0"), "version 0 has accuracy"),
     (sql("UPDATE evaluations SET loss = 0.0 WHERE version = 12"), "version 12 has loss"),
-    (other_model, "is not that of version 12"),
+    (other_model, "differs from version 12"),
     (no_model, "cannot be read"),
     (other_summary, "summary.json does not match the record"),
     (other_report, "report.html was changed after it was written"),

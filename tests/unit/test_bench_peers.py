@@ -63,7 +63,7 @@ def test_speed_is_measured_from_the_first_model() -> None:
     rounds = [{"trips": 50, "at_s": 20.0}, {"trips": 100, "at_s": 24.0}, {"trips": 150, "at_s": 30.0}]
     turn = peers.speed([{"version": "2"}, *rounds], started_s=8.0, peak_mib=1.0)
     assert turn == ("2", 10.0, 7.0, 1.0)  # 100 trips in 10 s, so the first model's 50 took 5 of its 12 s
-    with pytest.raises(RunError, match="only 1 model in the time given; at least 2 are needed"):
+    with pytest.raises(RunError, match="only 1 model in the time given; 2 are needed"):
         peers.speed(rounds[:1], started_s=8.0, peak_mib=1.0)
 
 

@@ -453,5 +453,5 @@ def test_tuning_is_refused_before_it_starts_if_its_file_cannot_be_written(
     monkeypatch.setattr(Study, "steps_file", lambda *_: tmp_path / "tuned" / "steps.toml")
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(tuning, "finished", Mock(side_effect=AssertionError))
-    with pytest.raises(ConfigError, match=r"steps\.toml: cannot be written"):
+    with pytest.raises(ConfigError, match=r"steps\.toml cannot be written"):
         tuning.tune(load("fedbuff"), tmp_path, "quick", say=print)

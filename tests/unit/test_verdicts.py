@@ -144,7 +144,8 @@ def test_a_claim_whose_step_sizes_are_at_the_border_of_the_grid_is_not_settled()
     first, second = found(study)
     assert first.verdict == "reproduced"
     assert second.says == "not settled"
-    assert second.note == "best at the border of its grid: FedProx (training.lr); otherwise reproduced"
+    note = "the best step size is at its grid's border: FedProx (training.lr); otherwise reproduced"
+    assert second.note == note
     assert found(replace(ONE, border={"FedBuff": ("training.lr",)}, made=[]))[0].verdict == "not settled"
 
 
