@@ -12,7 +12,7 @@
     counts      counted work, and pure functions that compare it with a baseline
     counted     counts the work of a call; each counter runs in its own forked process
     bytecode    counts the bytecode instructions that each function executes
-    callgrind   counts the native instructions that each function executes, in Valgrind
+    callgrind   counts the native instructions that each function executes, under Valgrind
     valgrind    requests to Valgrind from a program that runs under Valgrind
     measurement the metrics of a function on a device
     process     the test's interface to the measuring process: function locations, requests and answers

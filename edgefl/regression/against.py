@@ -65,7 +65,7 @@ BROKEN_BASE = (
 )
 SIDES = ("base", "head")
 SENT_GROWTH = 0.01
-"""Maximum growth of the number of sent bytes, as a share of the base's number."""
+"""Allowed growth in sent bytes, as a share of the base's number."""
 LEAST_LAYOUTS = SCHEDULE[0][0]
 MOST_PAIRS = math.prod(SCHEDULE[-1])
 PADDING = 97
@@ -311,7 +311,7 @@ class _RunningPair:
                 raise _Fault(side, Failure("late", f"{self._limit_s:g}"))
             answer = channel.receive()
         except Closed:
-            answer = Failure("signal", "the end of its parent")
+            answer = Failure("signal", "its parent's exit")
         if isinstance(answer, kind):
             return answer
         assert isinstance(answer, Failure)
@@ -327,7 +327,7 @@ def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
     if kind == "foreign":
         return Comparison(base, unjudged=f"{why}; {EDITABLE}")
     failed = {
-        "late": f"did not finish after {why} s; set a larger limit_s= in the mark",
+        "late": f"did not finish within {why} s; set a larger limit_s= in the mark",
         "memory": "ran out of memory",
         "signal": f"was ended by {why}",
         "refused": f"cannot be measured: {why}",

@@ -76,7 +76,7 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for name in variables
         }
         found = [f"{name}: {there} there, {now} here" for name, (there, now) in pairs.items() if there != now]
-        return found or ["edgefl's calibration of hosts has changed"]
+        return found or ["edgefl's host calibration has changed"]
 
 
 class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,8 +123,8 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return f"the profile of {self.device} or its network has changed since the baseline was saved"
         if self.reference.version != REFERENCE_VERSION:
             return (
-                f"stale calibration: the baseline was measured against {self.reference.against.reference} of "
-                f"version {self.reference.version}, but the version is now {REFERENCE_VERSION}"
+                f"stale calibration: the baseline was measured against version {self.reference.version} of "
+                f"{self.reference.against.reference}, but the current version is {REFERENCE_VERSION}"
             )
         if len(self.cpu_s) < LEAST_REPETITIONS:
             return f"the baseline has {len(self.cpu_s)} repetitions, but {LEAST_REPETITIONS} are needed"
@@ -261,11 +261,11 @@ def _load(path: Path) -> BaselineFile:
 
 
 def parse(text: bytes, path: Path) -> BaselineFile:
-    """Return the baselines in the text of a file. Raises ConfigError if the text is invalid."""
+    """Parse the text of a baseline file. Raises ConfigError if the text is invalid."""
     try:
         plain = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a file of baselines: {error}") from None
+        raise ConfigError(f"{path}: not a baseline file: {error}") from None
     try:
         file = convert(plain, BaselineFile)
     except ConfigError as error:
@@ -288,7 +288,7 @@ def _require_single(name: str, entries: Sequence[CountedEntry | BaselineEntry], 
     for place, one in enumerate(entries):
         if (first := places.setdefault(one.key, place)) != place:
             raise ConfigError(
-                f"{path}: {name}[{place}] and {name}[{first}] are both of {one.function} in {one.test}; "
+                f"{path}: {name}[{place}] and {name}[{first}] are both for {one.function} in {one.test}; "
                 "keep one of them"
             )
 

@@ -51,7 +51,7 @@ def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[Code
 
 
 class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
-    """Counters of instructions, keyed by the ids of code objects.
+    """Instruction counters, keyed by the ids of code objects.
 
     The code objects themselves are not the keys, because their hash depends on all instructions and is slow.
     """

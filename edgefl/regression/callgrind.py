@@ -1,6 +1,6 @@
 """Count native instructions of a function and of all programs that it starts, with Valgrind's Callgrind.
 
-A separate program, which runs in Callgrind, calls the function twice and counts only the second call. The
+A separate program, which runs under Callgrind, calls the function twice and counts only the second call. The
 hash seed and Valgrind's memory layout are fixed. Valgrind's emulated processor has the same instruction sets
 on every x86-64 host with AVX2. The program imports torch only if the function's module does.
 """
@@ -46,7 +46,7 @@ def why_not() -> str:
 
 
 def environment() -> str:
-    """Return the environment on which these counts depend: machine, C library and version of Python."""
+    """Return the environment on which native counts depend: machine, C library and version of Python."""
     return f"{platform.machine()}, {' '.join(platform.libc_ver())}, Python {platform.python_version()}"
 
 
@@ -81,7 +81,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
         failed = Path(folder, "failed")
         if failed.exists() or process.returncode:
             why = failed.read_text() if failed.exists() else f"exit code {process.returncode}"
-            raise NotMet(f"{name} failed in Valgrind:\n{why}")
+            raise NotMet(f"{name} failed under Valgrind:\n{why}")
         found: Counter[str] = Counter()
         for path in Path(folder).glob("out.*"):
             if path.name != f"out.{process.pid}":  # this file counts the code after the measured call

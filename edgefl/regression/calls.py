@@ -39,6 +39,6 @@ def bound(
 
 
 def _awaited(run: Callable[[], Coroutine[Any, Any, object]]) -> object:
-    import asyncio  # in Valgrind, this takes longer than all other imports
+    import asyncio  # under Valgrind, this takes longer than all other imports
 
     return asyncio.run(run())

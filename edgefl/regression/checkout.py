@@ -70,7 +70,7 @@ def find_base(ref: str, folder: Path) -> Base:
     if base == head and not git(repository, "status", "--porcelain").stdout:
         what = f"{ref!r} and HEAD are the same commit" if commit == head else f"{ref!r} contains HEAD"
         raise ConfigError(
-            f"{OPTION}: {what}, and no file was changed since, so there is nothing to compare; change a "
+            f"{OPTION}: {what}, and no file has changed since, so there is nothing to compare; change a "
             f"file, or name an earlier commit, such as {OPTION}=HEAD~1"
         )
     return Base(ref, base, repository)
@@ -95,7 +95,8 @@ def _commit(ref: str, repository: Path) -> str:
     names = git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
     known = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     raise ConfigError(
-        f"{why};{near(ref, names)} available: {known or 'none'}; if it is not fetched, run: git fetch origin"
+        f"{why};{near(ref, names)} available: {known or 'none'}; if it has not been fetched, run: "
+        "git fetch origin"
     )
 
 
@@ -148,7 +149,7 @@ def _build(command: str, root: Path) -> None:
 
 
 def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git without hooks, and without variables such as GIT_DIR, which a git hook sets for the tests."""
+    """Run git without hooks, and without variables such as GIT_DIR, which git sets for its hooks."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     return subprocess.run(
         command,

@@ -111,7 +111,7 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     step = msgspec.structs.replace(step, parameters=0.0)
     model_s, python_s = device_s(call.device, step), python_seconds(call.device, first.instructions or {})
     timed: _Part | Failure = _Part()
-    if first.instructions is not None and not parts[0].processes:  # else there is no time anyway
+    if first.instructions is not None and not parts[0].processes:  # otherwise no time can be predicted
         timer = partial(_timed, sum(first.instructions.values()), model_s + python_s)
         if alone:
             timed = _forked(partial(_steady, timer, run, handle))
@@ -224,7 +224,7 @@ NATIVE_TIMES, SOME_S = 6, 1e-4
 `NATIVE_TIMES` times the time of its counted instructions at the speed of `_ordinary`, plus `SOME_S`
 seconds."""
 AFTER_S = 0.05
-"""Time in seconds for which threads that a call left are watched after it."""
+"""Time in seconds for which threads that a call left running are watched after the call."""
 THREAD_WAITS = 4
 """Number of seconds for which a call may wait per CPU second of its other threads."""
 ORDINARY_STEPS = 98.0
@@ -246,8 +246,8 @@ def _ordinary() -> None:
 def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: DeviceHandle) -> _Part:
     """Check whether the counts explain a call's time; return why not, and the time of the transfers.
 
-    CPU time outside torch must be that of the instructions, and the call must hardly wait. A wait in which
-    other threads compute is not held against it, because such threads may also have waited for a core.
+    The instructions must explain the CPU time outside torch, and the call must hardly wait. Waits during
+    which other threads compute are tolerated, because these threads may also have waited for a core.
     ``known_s`` is the predicted time on the device without transfers.
     """
     ordinary_s = min(used_s(_ordinary) for _ in range(5))

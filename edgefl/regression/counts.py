@@ -23,8 +23,8 @@ NOT_COUNTED = (
     "catches a RecursionError, which ends the counting in Python before 3.12"
 )
 NATIVE_CODE = "native code is not counted"
-WAITS, WORKS_ON = "it sleeps or waits", "its threads work on after the call"
-"""Reasons why no time follows from the counts."""
+WAITS, WORKS_ON = "it sleeps or waits", "its threads go on working after the call"
+"""Reasons why the time cannot be predicted from the counts."""
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -36,8 +36,8 @@ class Figure(NamedTuple):
     """``B`` for bytes; empty for plain numbers."""
     least: int = 0
     weight: int = 10
-    """Messages sort metrics by their growth relative to the earlier amount, or relative to this weight if
-    the weight is larger."""
+    """In messages, metrics are sorted by their growth divided by the earlier amount or by this weight,
+    whichever is larger."""
     share: float = 0.0
     """Growth that is always ignored, as a share of the earlier amount."""
     beside_processes: int = 0
@@ -165,13 +165,13 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
     @property
     def nothing(self) -> bool:
-        """True if the function does not do anything."""
+        """True if the function does nothing."""
         executed = self.first.value(INSTRUCTIONS)
         idle = executed is not None and executed <= NOTHING
         return idle and not any(self.first.figures.get(name) for name in ("calls", "sent_bytes"))
 
     def varying(self) -> dict[str, tuple[int, int]]:
-        """Return the metrics that differ between the two counts."""
+        """Return the metrics whose two counts differ by more than the ignored amount, with both counts."""
         pairs = {name: (self.first.value(name), self.second.value(name)) for name in FIGURES}
         return {
             name: (one, other)
@@ -295,7 +295,7 @@ class Growth(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """Growth relative to the earlier amount, or relative to the metric's ``weight`` if this is larger."""
+        """Growth divided by the earlier amount or by the metric's ``weight``, whichever is larger."""
         return (self.now - self.before) / max(self.before, FIGURES[self.name].weight)
 
 
@@ -355,7 +355,7 @@ def _absent(before: CountedEntry, now: CountedRun, versions: Versions) -> Iterat
     if now.first.native is not None and versions.native not in before.native:
         yield (
             f"native instructions: the baseline contains them for {_names(before.native)}, but not for "
-            f"{versions.native}; save it once there, too"
+            f"{versions.native}; save it once in this environment, too"
         )
 
 
@@ -383,9 +383,9 @@ def _judged(name: str, old: int | None, now: CountedRun, tolerance: float) -> Gr
         return Growth(name, old, min(first, second))
     return (
         f"{figure.text}: two counts of one call differ ({amount(first, figure.unit)} and "
-        f"{amount(second, figure.unit)}), around the baseline's {amount(old, figure.unit)}; does it depend "
-        "on time, threads or random numbers? seed the random numbers, or allow more growth with tolerance= "
-        "in the mark"
+        f"{amount(second, figure.unit)}), around the baseline's {amount(old, figure.unit)}; does the "
+        "count depend on time, threads or random numbers? seed the random numbers, or allow more growth "
+        "with tolerance= in the mark"
     )
 
 
@@ -486,6 +486,6 @@ def summary(run: CountedRun) -> str:
             if counts.figures.get(name)
         ),
         "" if run.untimed in ("", NATIVE_CODE if counts.native else "") else f"no time: {run.untimed}",
-        "its processes are not counted" if run.processes and counts.native is None else "",
+        "its child processes are not counted" if run.processes and counts.native is None else "",
     ]
     return "counted: " + ", ".join(filter(None, parts))

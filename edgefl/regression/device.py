@@ -39,12 +39,12 @@ DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
 MOST_LIMIT_S = 86_400
 NOTHING_DONE = (
-    "nothing was measured: the function executes no more than an empty function, calls no torch operation "
-    "and sends nothing; pass the function that does the work to run()"
+    "nothing was measured: the function executes no more instructions than an empty function, calls no torch "
+    "operation and sends nothing; pass the function that does the work to run()"
 )
 BASELINE_TIMES = 2
-"""Ratio of the number of repetitions for a baseline to that for other measurements. A baseline needs more
-repetitions, because many measurements are compared with it."""
+"""Factor by which the number of repetitions is increased for a baseline. A baseline needs more repetitions,
+because many measurements are compared with it."""
 
 
 class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,11 +63,11 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sent_mib: NonNegative | None = None
     joules: NonNegative | None = None
     end: Literal["middle", "slow"] = "middle"
-    """The real devices on which the time must stay within the budget ``seconds``: devices in the middle of
-    the time model's 90% interval, or devices at its slow end."""
+    """Which real devices must meet the budget ``seconds``: those in the middle of the time model's 90%
+    interval, or also those at its slow end."""
     counted: Literal["python", "native"] = "python"
-    """With ``native``, native instructions are also counted, in Valgrind, including those of all programs
-    that the function starts."""
+    """With ``native``, native instructions are also counted (under Valgrind), including those of all
+    programs that the function starts."""
     tolerance: NonNegative = 0.0
     """Percentage by which each counted metric may grow."""
 
@@ -102,9 +102,8 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
 class DeviceResult:
     """Metrics of one function on the device: its counted work, and medians over its repetitions.
 
-    All times except ``host_cpu_s`` are seconds on the device. The function is not measured until a metric is
-    read that does not follow from its counted work. The argument of ``measure`` states whether the time must
-    be precise.
+    All times except ``host_cpu_s`` are seconds on the device. The function is not measured until a metric
+    other than its counted work is read. ``measure`` is called with True if the time must be precise.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class DeviceResult:
 
     @property
     def peak_mib(self) -> float:
-        """Median peak growth of memory in the first call of a repetition, in MiB."""
+        """Median, over the repetitions, of the peak memory growth during the first call, in MiB."""
         return statistics.median(self.measurement(precise=False).peak_mib)
 
     @property
@@ -171,7 +170,7 @@ class DeviceResult:
 
     @property
     def doubt(self) -> str:
-        """The reason why the time is unreliable; empty if it is reliable, or if nothing asked for it."""
+        """Why the time is unreliable; empty if it is reliable, not requested or far below the budgets."""
         asked = self.timed is not None and self.timed.plan.precise and not self.note
         return verdict.doubted(self.measured).why if asked else ""
 
@@ -276,13 +275,14 @@ class EdgeDevice:
         """Run ``function(*args, **kwargs)`` at this device's pace, in separate processes.
 
         The function must be at the top level of a module; its arguments must be JSON values: 64-bit numbers,
-        strings, lists, dicts. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but
-        within the device's memory; its result is the function's first argument. If the function has a
-        parameter named ``edge_device``, it receives the device, and calls ``edge_device.send(data)`` to send
-        data. Raises `OutOfDeviceMemory` if the device has too little memory, ConfigError for arguments that
-        cannot be passed, and `Invalid` for unreliable measurements: always if they are saved or compared,
-        otherwise only if they come close to a budget or exceed it. Without budgets, only the work is counted,
-        and the function is measured when a metric of the result is read.
+        strings, lists, dicts. ``setup(*args, **kwargs)`` runs before it in each repetition; it is not
+        measured, but the device's memory limit applies to it. Its result is passed as the function's first
+        argument. If the function has a parameter named ``edge_device``, this receives the device; the
+        function calls ``edge_device.send(data)`` to send data. Raises `OutOfDeviceMemory` if the device has
+        too little memory, ConfigError for arguments that cannot be passed, and `Invalid` for unreliable
+        measurements: always if they are saved or compared, otherwise only if they come close to a budget or
+        exceed it. Without budgets, only the work is counted, and the function is measured when a metric of
+        the result is read.
         """
         __tracebackhide__ = True
         location = locate(function)
@@ -371,8 +371,8 @@ class EdgeDevice:
         __tracebackhide__ = True
         if not (self._calls or self.results):
             raise NotMet(
-                "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: "
-                "then the test itself runs on the device"
+                "edge_device: nothing was run; call edge_device.run(function, …), or omit the fixture, so "
+                "that the test itself runs on the device"
             )
         failed: list[str] = []
         invalid: list[str] = []
@@ -433,10 +433,11 @@ class EdgeDevice:
 
     @contextlib.contextmanager
     def judged(self) -> Iterator[Reasons]:
-        """Judge the test that runs in this context; on exit, fill the yielded `Reasons` for the verdict.
+        """Judge the test that runs in this context, and write the reasons to the yielded `Reasons` on exit.
 
-        edgefl's exceptions are recorded as reasons. Other exceptions propagate, except that an AssertionError
-        makes the test INVALID if the measurements are unreliable.
+        `Invalid`, ConfigError and a `NotMet` of `judge` are only recorded. Other exceptions are recorded and
+        propagate, except that an AssertionError of the test makes it INVALID if the measurements are
+        unreliable.
         """
         found = Reasons()
         try:
@@ -537,7 +538,7 @@ def _plain(name: str, value: Any) -> Any:
         same = False
     if not same:
         raise ConfigError(
-            f"{name} must be a JSON value, to be sent to another process: 64-bit numbers, "
-            f"strings, lists, tables (got a {type(value).__name__}); create anything else in setup="
+            f"{name} must be a JSON value, so that it can be sent to another process: 64-bit numbers, "
+            f"strings, lists, dicts (got a {type(value).__name__}); create anything else in setup="
         )
     return value

@@ -102,15 +102,15 @@ class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_results(path: Path) -> GateResults:
-    """Read a file of results. Raises ConfigError if it cannot be read or does not contain results."""
+    """Read a results file. Raises ConfigError if it cannot be read or does not contain results."""
     try:
         return convert(msgspec.json.decode(read(path, MOST_BYTES)), GateResults)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a file of results (pytest --edgefl-json): {error}") from None
+        raise ConfigError(f"{path}: not a results file (pytest --edgefl-json): {error}") from None
     except ConfigError as error:
-        raise ConfigError(f"{path}: not a file of results (pytest --edgefl-json): {error}") from None
+        raise ConfigError(f"{path}: not a results file (pytest --edgefl-json): {error}") from None
 
 
 def place_of(file: Path, top: Path) -> str:

@@ -40,7 +40,7 @@ def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
     }
     base = f"Compared with {results.base}" if results.base else "Device tests"
     history = (
-        "Each point is a commit that changed a baseline. A dashed line is a change of level by 2% or more."
+        "Each point is a commit that changed a baseline. A dashed line marks a change of level by 2% or more."
     )
     footer = history if series else ""
     return page("edgefl · device tests", results.headline, f"{base}, {when}", headline, sections, footer)
@@ -67,7 +67,7 @@ def _table(rows: Iterable[GateRow]) -> str:
 
 def _figure(series: Series) -> str:
     last = [series.points[place] for place in series.steps[-1:]]
-    about = "".join(f"Level changed last at {point.commit}: {point.subject}" for point in last)
+    about = "".join(f"Level last changed at {point.commit}: {point.subject}" for point in last)
     name = series.test if series.function in series.test else f"{series.test}: {series.function}"
     return figure(f"{name}: {series.figure}", about or "No change of level.", _picture(series))
 

@@ -1,4 +1,4 @@
-"""Reads the history of metrics from the baselines in git, and finds the commits that changed their level."""
+"""Reads metrics' history from the baselines in git, and finds the commits that changed a metric's level."""
 
 from __future__ import annotations
 

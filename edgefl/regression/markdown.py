@@ -15,8 +15,8 @@ MOST_CHARACTERS = 60_000
 
 
 def workflow_commands(results: GateResults) -> Iterator[str]:
-    """Yield GitHub's workflow commands: an error for each row that fails the session, otherwise a warning for
-    each row that could not be judged.
+    """Yield GitHub's workflow commands: an error for each row that fails the session, and a warning for each
+    other row that could not be judged.
 
     >>> row = GateRow(test="t.py::test_a", function="a", device="pi-4", outcome="REGRESSION",
     ...     why="time +9%", file="t.py", line=3)

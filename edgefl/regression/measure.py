@@ -33,8 +33,8 @@ PRECISE = 0.0125
 median."""
 
 COUNTED_CALLS = 10
-"""Time limit for counting, as a multiple of the time limit for one process. To count, the function is called
-up to ten times, and a counter slows down most of these calls."""
+"""Time limit for counting, as a multiple of the time limit for one process. Counting calls the function up to
+ten times, and a counter slows down most of these calls."""
 
 Tell = Callable[[str], None]
 
@@ -102,12 +102,12 @@ def measure(
 ) -> Measurement:
     """Repeat the function, at most 60 times, until its median time is known to ±1.25%.
 
-    If the plan is not ``precise``, its minimum number of repetitions is enough. Meanwhile, no other test
-    measures on this host. If the result is unreliable and the time limit allows it,
-    everything is measured once more, because the disturbance may have ended. ``tell`` is called before
-    each repetition. Raises `OutOfDeviceMemory` if the function exceeds the device's memory, `NotMet` if it
-    raises an exception, pytest's own exception if it skips the test or calls `pytest.xfail`, and `Invalid` if
-    fewer than nine repetitions fit into the limit.
+    The plan sets the minimum number of repetitions, which may exceed 60, and is enough if the plan is not
+    ``precise``. No other test measures on this host at the same time. If the result is unreliable and the
+    time limit allows it, everything is measured once more, because the disturbance may have ended. ``tell``
+    is called before each repetition. Raises `OutOfDeviceMemory` if the function exceeds the device's memory,
+    `NotMet` if it raises an exception, pytest's own exception if it skips the test or calls `pytest.xfail`,
+    and `Invalid` if fewer than nine repetitions fit into the limit.
     """
     __tracebackhide__ = True
     with alone(), limit.counted():
@@ -162,7 +162,7 @@ def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> 
         case "signal":
             raise NotMet(f"{name} on {device}: its process was ended by {why}")
         case "late":
-            raise NotMet(f"{name} on {device}: not finished after {why} s; set a larger limit_s= in the mark")
+            raise NotMet(f"{name} on {device}: not finished in {why} s; set a larger limit_s= in the mark")
         case "skipped":
             pytest.skip(why)
         case "expected":

@@ -69,7 +69,7 @@ class MeasurementPlan(NamedTuple):
     """Minimum number of repetitions; more are run if the times vary."""
     time_scale: float
     precise: bool = True
-    """False if nothing asks for the time: no repetition is made because times vary or are unreliable."""
+    """False if no precise time is needed: times that vary or are unreliable then add no repetitions."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class TreeWatch:
         return own_kib(kib("status", pid)) + others if others else 0
 
     def _others(self, own: int) -> Iterator[int]:
-        """Yield the ids of all processes that the call started; orphans become children of this process."""
+        """Yield the ids of all processes that the call started; the measuring process adopts orphans."""
         waiting = [self._measuring]
         for pid in waiting:
             waiting += children_of(pid) or ()
@@ -87,7 +87,7 @@ class TreeWatch:
 
 
 class Peak:
-    """Highest growth of private and shared memory since this object was created.
+    """Peak growth of private and shared memory since this object was created.
 
     The kernel reports the peak of this process; ``watch`` samples the memory of the processes it started.
 
@@ -117,7 +117,7 @@ def kib(file: str, pid: int | str = "self") -> dict[str, int]:
     The result is empty if the process has ended.
     """
     with contextlib.suppress(OSError):
-        # Skip the first line, because a process's name may have any bytes.
+        # Skip the first line, because a process's name may contain any bytes.
         lines = Path(f"/proc/{pid}/{file}").read_bytes().split(b"\n")[1:]
         words = (line.decode().split() for line in lines if line.endswith(b" kB"))
         return {name.removesuffix(":"): int(count) for name, count, _ in words}

@@ -1,4 +1,4 @@
-"""Pure functions that compare head and base from measurements of pairs of processes by `against`.
+"""Pure functions that compare head and base, using `against`'s measurements of pairs of processes.
 
 A pair consists of one process of the base and one of the head, with the same memory layout. It yields one
 value, log(head's time / base's time). The statistics use one sample per layout, the mean of its values,
@@ -28,9 +28,9 @@ class ProcessPair(NamedTuple):
     head_s: float
     """Median time of a call of the head in seconds: CPU time plus blocked time."""
     base_mib: float
-    """Peak growth of memory in the first call of the base, in MiB."""
+    """Peak memory growth during the first call of the base, in MiB."""
     head_mib: float
-    """Peak growth of memory in the first call of the head, in MiB."""
+    """Peak memory growth during the first call of the head, in MiB."""
     base_sent_mib: float
     head_sent_mib: float
 

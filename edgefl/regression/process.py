@@ -63,7 +63,7 @@ class FunctionLocation(msgspec.Struct, frozen=True):
 
 
 class ShotSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference that is timed in turns with a function, and the shot sizes of both.
+    """The reference that is timed alternately with a function, and the shot sizes of both.
 
     A shot is ``units`` units of the reference's work, or ``calls`` calls of the function, timed together.
     """
@@ -141,14 +141,15 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     cpu_s: list[float]
     """CPU time of each shot of the function."""
     reference_cpu_s: list[float]
-    """CPU time of each shot of the reference, which is before, between or after shots of the function."""
+    """CPU time of each shot of the reference. These shots alternate with those of the function, and come
+    first and last."""
     rest_cpu_s: list[float]
     """CPU time of each unit of the stand-in program (`repetition.RestWork`); empty if there is no such
     program."""
     blocked_s: float
     """Time during which the first call neither computed nor waited for a core or the link."""
     peak_mib: float
-    """Peak growth of memory in the first call, in MiB."""
+    """Peak memory growth during the first call, in MiB."""
     sent_bytes: int
     """Number of bytes that the first call sent."""
     radio_s: float
@@ -277,8 +278,8 @@ def locate(function: Any, name: str = "the function") -> FunctionLocation:
     if isinstance(function, functools._lru_cache_wrapper):
         got = getattr(function, "__qualname__", "a function")
         raise ConfigError(
-            f"{name} must do its work whenever it is called (got {got}, whose results functools keeps); call "
-            f"it in a function that calls {got}.cache_clear() first"
+            f"{name} must do its work whenever it is called (got {got}, whose results functools caches); "
+            f"call it in a function that calls {got}.cache_clear() first"
         )
     if (why := _hidden(function)) is not None:
         raise ConfigError(
@@ -306,7 +307,7 @@ def _hidden(function: Any) -> str | None:
     except AttributeError:
         found = raw = None
     if owners and not isinstance(raw, staticmethod) and not _is_simple(owner):
-        return f"{qualname}, a method, and no object can be made for it without arguments"
+        return f"{qualname}, a method whose class cannot be instantiated without arguments"
     if found is not function or not inspect.getsourcefile(function):
         return f"{function.__module__}.{qualname}, but this name refers to another object"
     return None

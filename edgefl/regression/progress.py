@@ -1,4 +1,4 @@
-"""The progress of measuring: on a terminal, a line that is rewritten; elsewhere, a line every ten seconds."""
+"""Measurement progress: on a terminal, a line that is rewritten; elsewhere, a line every ten seconds."""
 
 from __future__ import annotations
 

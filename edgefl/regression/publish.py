@@ -1,4 +1,4 @@
-"""Publishes the results of a session as a file, as a page, and as GitHub's annotations and summary."""
+"""Publishes a session's results as a JSON file, an HTML page, and GitHub's annotations and summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One repetition, in its own process: a call at the device's pace, then calls in turns with a reference.
+"""One repetition, in its own process: a call at the device's pace, then calls alternating with a reference.
 
 Device time = t_model + t_rest + blocked + transfers. t_model is the time of the torch operations according
 to the device's time model. t_rest is the CPU time of the code outside torch, multiplied by the ratio of this
@@ -52,22 +52,22 @@ from edgefl.regression.usage import ProcessUsage, cpu_ns
 from edgefl.seeds import stream
 
 INTERPRETED_FLOP = 1.5e6
-"""Number of FLOP that is assumed for a unit of interpreted code, about as many as in a training step of the
-same duration."""
+"""Number of FLOP assumed for a unit of interpreted code: about as many as in a training step of the same
+duration."""
 INTERPRETED_STEPS = 100
 """Number of steps of the five-body problem in a unit of interpreted code. The rates of the class
 ``interpreter`` are in steps of the same program, so that no conversion between programs is needed."""
 LEAST_REST = 0.1
 """If the time outside torch is below this share of the CPU time, it is treated as overhead of torch calls."""
 LITTLE = 0.1
-"""A function is treated as interpreted code if its FLOP per CPU second are below this share of a small
-training step's."""
+"""A function is treated as interpreted code if it executes fewer FLOP per CPU second than this share of the
+rate of a small training step."""
 SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
-"""CPU time in seconds of a shot of the function (calls that are timed together), and the maximum for a
-shot of the reference, before rounding to whole calls."""
+"""Target CPU time of a shot of the function (calls that are timed together), and maximum CPU time of a shot
+of the reference, in seconds; the numbers of calls and units are then rounded to whole numbers."""
 TIMED_S, WAITING_S = 0.12, 0.3
-"""CPU time and wall-clock time for which each repetition times the function, in seconds; a single call may
-exceed them."""
+"""Maximum CPU time and wall-clock time for which each repetition times the function, in seconds; a single
+call may exceed them."""
 MOST_PAIRS = 60
 REST_S = 0.06
 """Approximate CPU time in seconds, per repetition, of the stand-in program (`RestWork`); a single unit of
@@ -176,7 +176,7 @@ class TorchTimer(TorchFunctionMode):
 
 
 def beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]:
-    """Return a run's CPU seconds outside torch functions, all its CPU seconds, and its number of torch calls.
+    """Return a run's CPU seconds outside torch functions and in total, and its number of torch calls.
 
     The function is run ``times`` times; the result is from the run with the fewest seconds outside torch
     functions.
@@ -190,9 +190,9 @@ def beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]
 
 
 def calling_s() -> float:
-    """Return the CPU seconds around a call of a torch function, such as in a module's ``__call__``.
+    """Return the CPU seconds spent around each call of a torch function, such as in a module's ``__call__``.
 
-    They count as torch's work. They are measured in the reference ``train-small``.
+    This time counts as torch's work. It is measured in the reference ``train-small``.
     """
     beside_s, _, calls = beside_torch(partial(make_reference("train-small").run, 1), 20)
     return beside_s / calls
@@ -201,7 +201,7 @@ def calling_s() -> float:
 def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float) -> float:
     """Return the share of a run's CPU time that is spent outside torch; 1 if the device has no time model.
 
-    ``cpu_s`` is this CPU time in seconds.
+    ``cpu_s`` is the run's whole CPU time in seconds.
     """
     if call.device.time_model() is None:
         return 1.0
@@ -223,7 +223,7 @@ class RestWork(NamedTuple):
     device_s: float
 
     def slowdown(self) -> float:
-        """Return the ratio of the device's time to this host's CPU time."""
+        """Return the ratio of a unit's time on the device to its CPU time on this host."""
         return self.device_s / min(used_s(self.run) for _ in range(5))
 
 
@@ -311,7 +311,7 @@ class CallTimes(NamedTuple):
 
 
 class DeviceClock:
-    """Keeps one call, which starts now, at the device's pace.
+    """Keeps one call at the device's pace. The call starts when this object is created.
 
     ``slowdown`` is the number of emulated seconds per CPU second of this host for work outside torch. If
     ``time_scale`` is 0, the clock never waits.
@@ -335,7 +335,7 @@ class DeviceClock:
         self._wait(due_s)
 
     def end(self, model_s: float) -> CallTimes:
-        """Wait until the device would have ended the call, whose torch operations take ``model_s`` there."""
+        """Wait until the device would have finished the call; its torch operations take ``model_s`` there."""
         used = ProcessUsage.now().since(self._began)
         # A process that never gave up its core was not blocked: any remaining wall time is clock error.
         idle_ns = used.wall_ns - used.cpu_ns - used.runnable_ns - self._away_ns

@@ -40,7 +40,7 @@ class Session:
         self._file: Path | None = None
         self.compared: dict[str, tuple[Compared, ...]] = {}
         """Comparisons of each device's first measurement with its baseline, keyed by test and function. Each
-        key holds the comparisons of all devices of the test."""
+        value holds the comparisons of all devices of the test."""
         self._against = None if options.against is None else AgainstBase(options.against, options.build)
         self.of_base: dict[str, Verdict] = {}
         """Verdicts of comparisons with the base, keyed by test and function. A verdict holds for all devices

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from edgefl.regression.repetition import DeviceHandle
 
 WARM_S = 0.05
-"""Minimum duration of the calls before the first shot, in seconds; there are at least two of these calls."""
+"""Minimum total duration, in seconds, of the warm-up calls (at least two) before the first shot."""
 MOST_PADDING = 1 << 16
 """Maximum size in bytes of each of the memory blocks that shift the heap of a function's process."""
 BLOCKS = 8

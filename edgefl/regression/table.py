@@ -46,7 +46,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     grew: bool = False
     """True if a metric grew since the baseline."""
     expected: bool = False
-    """True if the mark ``xfail`` of the test, or `pytest.xfail`, expects it to fail."""
+    """True if the test is expected to fail, because of its mark ``xfail`` or a call of `pytest.xfail`."""
     counts: str = ""
     """The counted work, in one line."""
     figures: dict[str, int] = {}
@@ -121,7 +121,7 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
 
 
 def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
-    """Yield the properties of a row for a JUnit file, as pairs of a name and a value."""
+    """Yield the properties of a row for a JUnit file, as (name, value) pairs."""
     name = PROPERTIES + (f"{row.device}.{row.function}" if row.function else row.device)
     yield f"{name}.outcome", row.outcome
     for metric in _METRICS:

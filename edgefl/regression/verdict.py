@@ -27,7 +27,7 @@ TOLERANCE = 0.05
 DOUBTFUL = 0.5
 """If the first measurement shows growth above this share of the tolerance, a second measurement is made."""
 LEAST_MIB = 4.0
-"""Growth of memory, in MiB, that is always ignored, however large it is relative to the baseline."""
+"""Memory growth, in MiB, that is always ignored, however large it is relative to the baseline."""
 HEAD_ROOM = 2.0
 """Even unreliable measurements pass if the ratio of the budget to their upper bound exceeds this."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
@@ -223,7 +223,7 @@ def grown(
         return Verdict("FAIL", why, grew=metrics, compared=first)
     for one in compared:
         if one.undecided:
-            why = f"{one}; the host's load has changed, which makes that uncertain by {one.drift:.1%}"
+            why = f"{one}; the host's load has changed, which makes this result uncertain by {one.drift:.1%}"
             return Verdict("INVALID", why, compared=first)
     return Verdict(compared=first)
 
@@ -253,7 +253,7 @@ def loads_apart(before: Samples, now: Samples) -> str | None:
 
 
 def drift(before: Samples, now: Samples) -> float:
-    """Return the fraction by which a changed load of the host may have changed the CPU time, or 0."""
+    """Return the fraction by which a change in the host's load may have changed the CPU time."""
     slower = max(0.0, abs(math.log(_load(before, now))) - math.log(LOAD_SAME))
     return DRIFT * slower + DRIFT_WAITED * abs(now.waited - before.waited)
 
@@ -272,8 +272,8 @@ def holm(p_values: Sequence[float], tests: int) -> list[float]:
     """Return p-values adjusted by Holm's step-down method.
 
     If all hypotheses with an adjusted p-value of at most α are rejected, the probability of any false
-    rejection is at most α. ``tests`` is the total number of tests. Tests that have not been made yet are
-    given p = 1, so that they cannot revoke a rejection.
+    rejection is at most α. ``tests`` is the total number of tests. Tests that have not been run yet count
+    as p = 1, so that they cannot revoke a rejection.
     """
     adjusted = [1.0] * len(p_values)
     worst = 0.0
@@ -376,5 +376,5 @@ def changed(known: Sequence[Compared], tests: int) -> list[bool]:
 
 
 def figure(value: float) -> str:
-    """Format a number with four significant digits, or as a whole number if it is 1,000 to a million."""
+    """Format a number with four significant digits, or as a whole number between 1,000 and a million."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"

@@ -168,7 +168,7 @@ def num_threads() -> int:
 def refuse_started(file: str, threads: int = 1) -> None:
     """Raise ConfigError if the user's module started processes or threads.
 
-    This process has ``threads`` threads of its own.
+    ``threads`` is the number of threads of this process that the user's code did not start.
     """
     if has_children():
         raise ConfigError(
@@ -194,7 +194,7 @@ def become_forkable(file: str, threads: int = 1) -> None:
 
 
 def restart_without_randomness(module: str) -> None:
-    """Restart ``python -m module`` once, with addresses and hashes that are not random."""
+    """Restart ``python -m module`` once, without randomized addresses and hashes."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         personality = ctypes.CDLL(None).personality
         if (current := personality(0xFFFFFFFF)) >= 0:  # if the system allows a process to change this

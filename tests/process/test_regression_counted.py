@@ -246,5 +246,6 @@ def test_a_failure_in_valgrind_is_reported(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "valgrind").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
     (tmp_path / "valgrind").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(NotMet, match=r"fails_when_it_is_called_again failed in Valgrind:(.|\n)*called again"):
+    why = r"fails_when_it_is_called_again failed under Valgrind:(.|\n)*called again"
+    with pytest.raises(NotMet, match=why):
         count_native(asked(natives.fails_when_it_is_called_again))

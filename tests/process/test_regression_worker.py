@@ -205,7 +205,7 @@ def test_a_function_that_hangs_is_ended_at_its_limit(process: MeasuringProcess) 
     with pytest.raises(NotMet) as caught:
         measure(process, plan(steps.leaves_a_daemon_and_hangs, limit_s=0.2), TimeLimit())
     assert str(caught.value).startswith(
-        "leaves_a_daemon_and_hangs on pixel-3a: not finished after 0.2 s; set a larger limit_s="
+        "leaves_a_daemon_and_hangs on pixel-3a: not finished in 0.2 s; set a larger limit_s="
     )
     assert psutil.Process(process.popen.pid).children() == []
 

@@ -377,11 +377,11 @@ def test_an_unfit_baseline_is_not_compared(run: Run, baseline: Path, monkeypatch
     check(run(TEST, "--edgefl-compare"), "*two counts differed * of a later", passed=1)
     for kind in ("counted", "entries"):
         baseline.write_text(json.dumps(known | {kind: known[kind] * 2}))  # merged by hand
-        both = f"{kind}[[]1] and {kind}[[]0] are both of step in test_step[[]pixel-4]; keep one of them"
+        both = f"{kind}[[]1] and {kind}[[]0] are both for step in test_step[[]pixel-4]; keep one of them"
         check(run(TEST, *TIMED), f"{baseline}: {both}", failed=1)
 
     baseline.write_text("{")
     for option in ("--edgefl-compare", "--edgefl-save"):
-        why = f"{baseline}: not a file of baselines: Input data was truncated"
+        why = f"{baseline}: not a baseline file: Input data was truncated"
         check(run(TEST, option), why, failed=1)
     assert baseline.read_text() == "{"

@@ -118,7 +118,7 @@ def test_the_command_comments_and_refuses_other_files(
     for text in ("{", "[]", '{"rows": [{"test": 1}]}'):
         file.write_text(text)
         assert main(["gate", "comment", str(file)]) == 2
-        assert "not a file of results" in capsys.readouterr().err
+        assert "not a results file" in capsys.readouterr().err
     assert main(["gate", "comment", str(tmp_path / "none.json")]) == 2
     assert "none.json: cannot be read" in capsys.readouterr().err
 
@@ -208,7 +208,7 @@ def test_the_page_has_outcomes_history_and_no_scripts() -> None:
     assert "<script" not in page
     assert not re.search(r"(?:src|href)=\"https?:", page)
     assert "COULD NOT BE JUDGED" in page
-    assert "Level changed last at c2: commit &lt;2&gt;" in page
+    assert "Level last changed at c2: commit &lt;2&gt;" in page
     assert page.count("<svg") == 1
     assert "RED" in page
     assert "GREEN" in gate_page(GateResults(rows=(row(),)), [], "2026-11-26")

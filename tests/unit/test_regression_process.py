@@ -111,7 +111,7 @@ def test_a_method_of_a_class_that_needs_no_arguments_is_bound_to_a_new_object() 
 
 LOST = "must be defined at module level, so that another process can import it (got "
 LATE = "must do its work when it is called, as a plain function does (got "
-KEPT = "must do its work whenever it is called (got cached, whose results functools keeps); "
+KEPT = "must do its work whenever it is called (got cached, whose results functools caches); "
 NONE = "must be a function at the top of a module (got "
 
 
@@ -122,8 +122,8 @@ NONE = "must be a function at the top of a module (got "
         (functools.partial(at_the_top), f"{LOST}a partial)"),
         (cached, f"{KEPT}call it in a function that calls cached.cache_clear() first"),
         (Step(1).run, f"{LOST}a method)"),
-        (Step.run, f"{LOST}Step.run, a method, and no object can be made for it without arguments)"),
-        (Abstract.run, f"{LOST}Abstract.run, a method, and no object can be made for it without arguments)"),
+        (Step.run, f"{LOST}Step.run, a method whose class cannot be instantiated without arguments)"),
+        (Abstract.run, f"{LOST}Abstract.run, a method whose class cannot be instantiated without arguments)"),
         (Step, f"{LOST}a type)"),
         (inner(), f"{LOST}inner.function, which is inside another function)"),
         (globals()["impostor"], f"{LOST}{__name__}.renamed, but this name refers to another object)"),

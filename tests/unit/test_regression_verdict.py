@@ -438,13 +438,13 @@ def test_a_changed_metric_is_one_changed_line_of_a_readable_file(path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "not a file of baselines: Input data was truncated"),
+        ("", "not a baseline file: Input data was truncated"),
         ("[]", "must be a table, got []"),
         ("{}", "edgefl_baselines: missing; must be 1"),
         ('{"edgefl_baselines": 1, "entries": [{}]}', "entries[0].test: missing"),
         ('{"edgefl_baselines": 1, "entries": [], "x": 1}', "unknown key 'x'"),
         ('{"edgefl_baselines": 3, "entries": []}', "edgefl_baselines: must be 1 or 2, got 3"),
-        ('{"edgefl_baselines": "\udcff"}', "not a file of baselines: 'utf-8' codec can't decode byte 0xff"),
+        ('{"edgefl_baselines": "\udcff"}', "not a baseline file: 'utf-8' codec can't decode byte 0xff"),
     ],
 )
 def test_the_error_for_a_broken_file_is_one_line_and_the_file_stays(
