@@ -1,7 +1,7 @@
 """The keeper is the process that starts the phones' commands, limits them, and ends all their processes.
 
 It is the parent of every command, and orphaned descendants become its children, so no process escapes. If its
-channel is closed, edgefl's main process is dead; the keeper then kills all phones. If the keeper dies, the
+channel is closed, edgefl's main process has ended; the keeper then kills all phones. If the keeper dies, the
 kernel kills the first process of each command.
 """
 
@@ -60,10 +60,10 @@ class KeptPhone:
         self.why = ""
         self._account: Account | None = None
         self.begun_ns = 0
-        """Time at which the run began for this phone, whether it was online or not."""
+        """Start of the run for this phone, on the monotonic clock, even if the phone was offline then."""
         self._began_ns = self._away_ns = self._left_ns = 0
         self._before: tuple[int, ...] = (0,) * (5 + len(launch.cores))
-        """Sums of `_times` over earlier starts of the command."""
+        """Totals over the earlier runs of the command, in the order of `_times`."""
         self._peak_mib = 0.0
         self._memory: GroupMemory | None = None
         if group is not None and launch.memory == "cgroup" and launch.limit_mib is not None:
@@ -168,8 +168,8 @@ class KeptPhone:
         """Return totals for this phone so far, in ns.
 
         They are the wall time, the CPU time, the time during which the phone ran or waited for a core, the
-        CPU time that its cores in use allowed during that time, the CPU time that was not counted, and the
-        time during which each core was in use.
+        CPU time that its share allowed during that time, the CPU time that was not counted, and the time
+        during which each core was in use.
         """
         if self.tree is None or self._account is None:
             return self._before
@@ -302,7 +302,7 @@ class Keeper:
             self._queue.add(phone.throttled, time.monotonic_ns())
 
     def _follow_presence(self) -> int:
-        """Take phones offline or online if it is time; return the time of the next change, in ns."""
+        """Take phones offline or online as scheduled; return the monotonic time of the next call, in ns."""
         next_ns = time.monotonic_ns() + REPORT_NS
         if self._begin is None or self._begin.absence is None:
             return next_ns
@@ -345,7 +345,7 @@ class Keeper:
     def _check(self) -> None:
         """Check the phones' memory, and assign orphans to their phones."""
         for why in self._queue.trouble.values():
-            raise RunError(f"a phone's share cannot be enforced any more: {why}")
+            raise RunError(f"a phone's share can no longer be enforced: {why}")
         strangers = set(children_of(os.getpid()) or [])
         for phone in self._phones.values():
             phone.watch()

@@ -107,7 +107,7 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     wall_s: float
     """Time since the start of the command, excluding absences."""
     age_s: float
-    """Time since the start of the run, or until the phone ended, including absences."""
+    """Time from the start of the run to now, or to the end of the phone, including absences."""
     cpu_s: float
     wanting_s: float
     """Part of ``wall_s`` during which the phone ran or waited for a core."""
@@ -150,7 +150,7 @@ class TrafficState(msgspec.Struct, frozen=True, tag=True):
     """Number of connections broken by packet loss, the phone's absence, or a server that stopped reading."""
     up_s: float
     down_s: float
-    """Emulated seconds in which bytes were on the link, upwards (``up_s``) and downwards (``down_s``)."""
+    """Emulated seconds during which the uplink (``up_s``) and downlink (``down_s``) were sending bytes."""
     out_of_files: bool = False
     """True if connections were refused or delayed because the relay could open no more files."""
 

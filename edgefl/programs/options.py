@@ -39,10 +39,10 @@ class ProgramOptions(NamedTuple):
     """Initial battery charge as a share of the capacity. Phones with a low battery are killed. If None, the
     battery never runs low."""
     out: Path | None = None
-    """Folder of the results; if None, nothing is written."""
+    """Results folder; if None, nothing is written."""
     print_lines: bool = True
     """True to print the phones' lines on this process's own output. With several phones, each line is
-    prefixed with the phone."""
+    prefixed with the phone's number and device."""
     awake: bool = False
     """True to keep this host's cores from going idle while phones are stopped (`edgefl.host.awake`)."""
 
@@ -51,7 +51,7 @@ DEFAULTS = ProgramOptions()
 
 
 def checked(options: ProgramOptions) -> ProgramOptions:
-    """Return the options with the mechanisms that this host allows, and create the folder of the results.
+    """Check the options, and create the results folder; return the options with the mechanisms to use.
 
     Raises `ConfigError` for the first invalid option.
     """
@@ -87,7 +87,7 @@ def checked(options: ProgramOptions) -> ProgramOptions:
 def scale_for(held: Sequence[HeldPhone], options: ProgramOptions) -> TimeScale:
     """Return the time scale of these phones.
 
-    Raises `ConfigError` if the initial charge or a phone's share of a core does not allow it to run.
+    Raises `ConfigError` if a phone cannot run with the initial charge or with its share of a core.
     """
     if options.charge is not None:
         check_charge(held, options.charge)
@@ -95,8 +95,8 @@ def scale_for(held: Sequence[HeldPhone], options: ProgramOptions) -> TimeScale:
     scale = choose_time_scale([Demand(one.all_cores, 1.0) for one in limited], scale=options.time_scale)
     for number, one in enumerate(limited):
         if (share := one.cores[0] / scale.value) < LEAST_SHARE:
-            gets = f"phone {number}: gets {share:g} cores of this host at time_scale {scale.value:g}"
-            raise ConfigError(f"{gets}; must be at least {LEAST_SHARE:g}, or it would hardly ever run")
+            gets = f"phone {number} gets {share:g} cores of this host at time_scale {scale.value:g}"
+            raise ConfigError(f"{gets}; it needs at least {LEAST_SHARE:g}, or it would hardly ever run")
     return scale
 
 

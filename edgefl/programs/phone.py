@@ -42,7 +42,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a device profile, or the path of a profile file."""
     command: tuple[str, ...]
     network: str | None = None
-    """Name or path of a network profile; None for the network in the device's profile, or else no limits."""
+    """Name or path of a network profile. If None, that of the device, or no limits if it has none."""
     environment: dict[str, str] = {}
     """Environment variables that are added to those of this process."""
     connects: dict[int, str] = {}
@@ -150,7 +150,7 @@ def check_charge(phones: Sequence[HeldPhone], charge: float) -> None:
     for held, power in zip(phones, powers, strict=True):
         if power is not None and charge * power.capacity_j <= power.least_j:
             least = f"the min_soc of {held.device.id!r}, {power.least_j / power.capacity_j:g}"
-            raise ConfigError(f"charge {charge:g}: must be above {least}, or the phone is off at once")
+            raise ConfigError(f"charge {charge:g}: must be above {least}, or the phone starts switched off")
 
 
 def _check_command(phone: Phone, where: str) -> None:

@@ -38,7 +38,7 @@ from edgefl.programs.way import LinkWay, Transmission
 from edgefl.seeds import stream
 
 AHEAD_S = 0.02
-"""Emulated seconds by which data may be read before the link is free to send it."""
+"""Maximum time, in emulated seconds, between reading data and the time at which the link can send it."""
 LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 18, 1 << 24
 """Bounds of the window: the number of bytes that may be in transit in one direction of a connection."""
 STALL_S = 20.0
@@ -258,11 +258,11 @@ async def carry(
     from_s: float,
     resets: dict[socket.socket, OSError],
 ) -> None:
-    """Forward the stream from ``source`` to ``target`` from the time ``from_s`` on, including its end.
+    """Forward the stream from ``source`` to ``target``, including its end, starting at the time ``from_s``.
 
     If the source resets its connection, the error is raised when all earlier data has arrived. A socket
-    reports a reset only once: if a write raises the error, a later read returns the end of the stream. Errors
-    of writes are therefore stored in ``resets``, keyed by socket, for the task that reads from the socket.
+    reports a reset only once: if a write raises the error, a later read returns the end of the stream. Write
+    errors are therefore stored in ``resets``, keyed by socket, for the task that reads from the socket.
     """
     way = flow.way
     wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
@@ -332,7 +332,7 @@ async def carry(
 
 
 async def _read(source: socket.socket, most: int) -> tuple[bytes, bool]:
-    """Return up to ``most`` bytes (b"" at the end of the stream), and whether no wait was needed."""
+    """Return up to ``most`` bytes (b"" at the end of the stream), and True if they were available at once."""
     try:
         return source.recv(most), True
     except BlockingIOError:

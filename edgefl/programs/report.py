@@ -48,14 +48,14 @@ def programs_page(result: ProgramsResult, name: str) -> str:
         ),
         headline,
         sections,
-        "The errors are enforcement errors, without the error of the device model: docs/programs.md",
+        "The errors are enforcement errors, without the error of the device model; see docs/programs.md",
         banner="" if result.held.valid else invalid,
     )
 
 
 _COMPUTING = (
-    "Cores of this host declared for each phone, and achieved while it could run. A positive error means "
-    "slower than declared."
+    "The speed of each phone in cores of this host: declared, and achieved while it ran or waited for a "
+    "core. A positive error means slower than declared."
 )
 _CPU = (
     "Phone", ">Exit code", ">Wall time, s", ">CPU time, s", ">Cores declared", ">Cores achieved", ">Error",

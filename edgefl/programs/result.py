@@ -16,8 +16,8 @@ from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
 from edgefl.programs.phone import HeldPhone
 
 LEAST_CPU_S = 0.05
-"""Minimum CPU seconds for judging a phone's rate. With less CPU time, a single time slice is an error of
-several percent."""
+"""Minimum CPU seconds for judging a phone's rate. With less CPU time, one time slice more or less is an
+error of several percent."""
 
 
 class WayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelError(NamedTuple):
-    """90% of real devices of this name run code of this class within ``factor`` of the emulated speed."""
+    """90% of real devices of this model run this code within a factor ``factor`` of the emulated speed."""
 
     code: str
     device: str
@@ -134,7 +134,7 @@ class ProgramsResult(NamedTuple):
     memory: str
     held: HeldVerdict
     model_errors: tuple[ModelError, ...] = ()
-    """Errors of the devices' models for the classes of code that the phones run; empty without a class."""
+    """Errors of the devices' models for the code that the phones run; empty if all shares were given."""
     awake: bool = False
     """True if this host's cores were kept from going idle."""
 

@@ -52,7 +52,8 @@ LONGEST_LINE = 1 << 16
 MOST_KEPT = 20_000
 """Maximum number of transmissions recorded per link direction; later ones are not recorded."""
 OUT_OF_FILES = (
-    "edgefl ran out of open files, so connections were refused or delayed; raise the hard limit (ulimit -Hn)"
+    "edgefl reached its limit on open files, so connections were refused or delayed; raise the hard limit "
+    "(ulimit -Hn)"
 )
 AWAKE_ENDED = "the process that keeps the host's cores busy ended early"
 ENDING_S = 20.0
@@ -63,7 +64,7 @@ def run(
 ) -> ProgramsResult:
     """Run the phones' commands until all have ended.
 
-    SIGINT and SIGTERM are forwarded to the commands; a second such signal kills the phones.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the commands; a second such signal kills the phones.
 
     Raises `ConfigError` for invalid phones or options, `RunError` if one of edgefl's own processes dies, and
     `UnwrittenRecord`, which holds the result, if the record cannot be written.
@@ -321,7 +322,7 @@ class RunningPhones:
         )
 
     def _declared_share(self, number: int, state: messages.PhoneState) -> float:
-        """Return the mean declared share of the cores that a phone's threads used, in cores of this host."""
+        """Return a phone's mean declared share, in cores of this host, while it ran or waited for a core."""
         cores = self._held[number].cores
         if len(cores) > 1 and state.wanting_s > 0:
             return state.declared_cpu_s / state.wanting_s

@@ -34,14 +34,14 @@ _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 REFRESH_NS = 40_000_000
 """Age at which the list of processes is refreshed, in ns, unless it is known to be complete."""
 LONGEST_NS = 10 * REFRESH_NS
-"""Age at which it is always refreshed: in some containers, /proc/loadavg does not show the newest pid."""
+"""Age at which the list is always refreshed: in some containers, /proc/loadavg lacks the newest pid."""
 MEMORY_PAUSE = 20
-"""Minimum pause between readings of the memory, divided by the CPU time that a reading took."""
+"""Ratio of the minimum pause after a memory reading to the CPU time that the reading took."""
 RUN_VARIABLE = "EDGEFL_RUN"
 """Environment variable that marks every process of a run, so that all are found if the keeper is killed."""
 _ASLEEP = (["S"], ["D"], ["Z"])
 CERTAIN = 0.05
-"""Maximum share of an interval without CPU use at which the processes are assumed not to have slept."""
+"""If the CPU time is at least 1 − ``CERTAIN`` of an interval, the processes are assumed not to have slept."""
 
 
 class ProcessTree:
@@ -55,12 +55,12 @@ class ProcessTree:
         self.root, self.stopped = root, False
         self._place, self._accounting = place, accounting
         self.uncounted_ns = 0
-        """Upper estimate of the CPU time, in ns, of children that no process waited for, after they were last
-        seen."""
+        """Upper estimate, in ns, of the CPU time that is lost because no process waited for a child: the time
+        that such children used after they were last seen."""
         self.children: dict[int, Child] = {}
         """Processes whose parent is in the tree, parents first; empty if a control group counts CPU time."""
         self._faults_before: dict[int, int] = {}
-        """`waited_faults` of each of these parents at the last refresh."""
+        """The result of `waited_faults` at the last refresh, for each parent of one of ``children``."""
         self._losing: set[int] = set()
         """Parents that did not wait for a child."""
         self.ended_ns = 0
@@ -75,9 +75,9 @@ class ProcessTree:
         self._unchanged: list[str] = []
         """Threads that did not run between the last two updates of `_threads`."""
         self._ran: set[int] = set()
-        """Processes with threads that counted at the last call of `runnable`."""
+        """Processes whose threads were counted by the last call of `runnable`."""
         self._continued: dict[int, bytes] = {}
-        """Scheduling statistics of the other processes with one thread, when they were continued."""
+        """Scheduling statistics of single-threaded processes not in `_ran`, when they were last resumed."""
         self._memory_mib, self._memory_due_ns = 0.0, 0
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
         self._seen = time.monotonic_ns(), 0, 0  # time, CPU time and stopped time at the last `wanting_ns`
@@ -119,7 +119,8 @@ class ProcessTree:
                     waiting += children
                     if children and self._accounting is None:
                         parents |= dict.fromkeys(children, pid)
-                        faults[pid] = waited_faults(pid) or 0  # before those of the children are read
+                        # Read before the children's, so that a child reaped in between does not seem lost.
+                        faults[pid] = waited_faults(pid) or 0
         self._count_lost(alive, self._awake_ns - before_ns)
         for pid, target in self._members.items():
             if pid not in alive:
@@ -137,11 +138,11 @@ class ProcessTree:
     def _count_lost(self, alive: Container[int], ran_ns: int) -> None:
         """Count the CPU time of children that ended after the last refresh, and that no process waited for.
 
-        The kernel discards this time, and the number of the child's page faults. If a process waits for a
-        child, the kernel adds both to those of the process: the time in ticks, but the faults exactly. So if
-        fewer were added than the child had at the last refresh, no process has waited for it. ``ran_ns``, the
-        time since the last refresh, is the estimate of the time that it used since then; this also covers
-        children that no refresh saw.
+        The kernel discards the CPU time and the page faults of such a child. If a process waits for a child,
+        the kernel adds both to the totals of the process: the time in ticks, but the faults exactly. So if
+        fewer faults were added than the child had at the last refresh, no process has waited for it. The
+        upper estimate of the CPU time that it used since then is ``ran_ns``, the time since the last refresh
+        without stops; this also covers children that no refresh saw.
         """
         ended = {pid: child for pid, child in self.children.items() if pid not in alive and has_ended(pid)}
         added = {
@@ -257,7 +258,7 @@ class ProcessTree:
         self._slept_ns += unsure_ns - self._unsure_ns
 
     def _waited_since_ns(self) -> int:
-        """Return for how many ns since the last call threads could have run, but had no core or quota."""
+        """Return how long threads were ready to run but had no core or quota since the last call, in ns."""
         before, self._threads = self._threads, dict(seen for pid in self._members for seen in threads_of(pid))
         self._unchanged = [name for name, seen in self._threads.items() if before.get(name, seen) == seen]
         now = (

@@ -62,7 +62,7 @@ class LinkWay:
         self.free_s = self.due_s = -math.inf
         """Times at which all bytes so far have been sent (``free_s``) and have arrived (``due_s``)."""
         self.busy_s = 0.0
-        """Emulated seconds in which bytes were on the wire."""
+        """Emulated seconds during which the link was sending bytes."""
         self.now: Transmission | None = None
         self.round_trip_s = (network.down.delay_ms + network.up.delay_ms) / 1e3
 
