@@ -175,7 +175,9 @@ class _Node:
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
             case control.Adopt():
                 self._usage.begin()
-            case control.Spawn(address=address):  # its host may be 0.0.0.0 or behind a tunnel
+            case control.Spawn(address=address):
+                # Use the host at which this node reaches the run. That in ``address`` may be 0.0.0.0, or
+                # it may not be reachable because this node uses a tunnel.
                 port = address.rpartition(":")[2]
                 where = self._address.rpartition(":")[0]
                 message = msgspec.structs.replace(message, address=f"{where}:{port}")

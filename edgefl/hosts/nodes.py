@@ -41,21 +41,21 @@ from edgefl.zeromq.sockets import Full, Unreachable
 ALIVE_MS = 1000
 """Interval between checks that the nodes are still connected, in milliseconds."""
 GRACE_S = 15.0
-"""Time limit in seconds for the nodes to end their peers. It exceeds a node's own limit for its zygote."""
+"""Seconds that `Nodes.close` waits for the nodes to end. A node's own limit for its zygote is shorter."""
 ENDING_S = 40.0
-"""Seconds that a node may take to end a process that the run has given up. A node that takes longer is
-stopped, or hangs, and counts as lost. TCP takes as long to detect that a host has disappeared."""
+"""Seconds that a node may take to end a process when the run requests it. A node that takes longer counts as
+lost: it is suspended or hangs. TCP takes equally long to detect that a host has disappeared."""
 MOST_BYTES = 4 * 2**20
 """Maximum size of a message from a node, in bytes."""
 BITS = ("python", "torch", "numpy")
-"""Names of the software, besides edgefl, on which the bits of a training result depend."""
+"""Software, besides edgefl, whose version can change the bits of training results."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _decoder = msgspec.msgpack.Decoder(list[messages.FromNode])
 encode = msgspec.msgpack.encode
 
 
 def software() -> dict[str, str]:
-    """Return the versions that must be the same on a node as on this host, keyed by package name."""
+    """Return the versions of edgefl, Python, torch and numpy on this host, keyed by name."""
     found = {"python": platform.python_version()}
     for name in ("edgefl", "torch", "numpy"):
         try:
@@ -84,7 +84,7 @@ def on_nodes(experiment: Experiment, base: Path) -> Experiment:
 def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = False) -> Iterator[Nodes]:
     """Open a run's door, the socket at which nodes join, with the keys in ``folder``; close it at the end.
 
-    If ``folder`` is None, anybody who reaches the address may join. Raises `ConfigError` if the keys are
+    If ``folder`` is None, anybody who can reach the address may join. Raises `ConfigError` if the keys are
     invalid, if anybody on the network could join and ``insecure`` is False, or if ``insecure`` is given with
     keys.
     """
@@ -94,15 +94,15 @@ def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = Fals
     if folder is None and host not in LOOPBACK:
         if not insecure:
             raise ConfigError(
-                f"--bind {bind}: anybody who reaches it could join the run in place of its clients; give "
-                "--keys DIR (edgefl keygen DIR NAME creates the keys), or --insecure"
+                f"--bind {bind}: anybody who can reach this address could join and host the run's clients; "
+                "give --keys DIR (edgefl keygen DIR NAME creates the keys), or --insecure"
             )
-        terminal.say(f"edgefl: anybody who reaches {bind} may join this run", err=True)
+        terminal.say(f"edgefl: anybody who can reach {bind} may join this run", err=True)
     known = None if folder is None else keys.read_server(folder)
     if known is not None and (there := len(known[1])) < wanted:
         raise ConfigError(
-            f"{folder}: {many(there, 'node key')}, but the run waits for {many(wanted, 'node')}, each "
-            f"with its own key; to make more: edgefl keygen {folder} NAME"
+            f"{folder} contains {many(there, 'node key')}, but the run waits for {many(wanted, 'node')}, "
+            f"each with its own key; create more keys with: edgefl keygen {folder} NAME"
         )
     with contextlib.ExitStack() as stack:
         try:
@@ -130,11 +130,11 @@ class Node:
     hosted: set[int] = field(default_factory=set)
     """IDs of all peers that the node has ever hosted."""
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
-    """For each peer that is ended because it moves to another node, the reason, keyed by role and ID. The
-    peer's current task does not count as failed."""
+    """Why each peer that is being moved to another node is ended, keyed by role and ID. The current task of
+    such a peer does not count as failed."""
     ending: dict[tuple[control.Role, int] | None, float] = field(default_factory=dict)
-    """Time of the monotonic clock at which the node was told to end each peer that has not ended yet. The key
-    None stands for all peers of a killed server."""
+    """Monotonic time at which the node was told to end each peer that has not ended yet. The key None stands
+    for all peers of a killed server."""
     cleared: int = 0
     outbox: deque[messages.ToNode] = field(default_factory=deque)
 
@@ -240,7 +240,7 @@ class Nodes:
         return on_nodes(experiment, base)
 
     def open(self, fd: int, say: Callable[[str], None]) -> None:
-        self.say = lambda text: say(shortened(text, MOST_DETAIL))  # nodes send the names and reasons in it
+        self.say = lambda text: say(shortened(text, MOST_DETAIL))  # contains text from nodes
         self._door.watch(fd)
         if self.invitation:
             terminal.say(self.invitation, err=True)
@@ -276,7 +276,7 @@ class Nodes:
                 yield from self._lose(node.name, "its connection broke")
 
     def _lose_stopped(self, late_s: float) -> Iterator[control.FromHosts]:
-        """Give up the nodes that have not ended a process in time.
+        """Treat nodes that have not ended a process in time as lost.
 
         ``late_s`` is the delay of this check. If it is long, this process itself was held up and has not read
         the nodes' answers yet, so the delay does not count.
@@ -286,8 +286,8 @@ class Nodes:
             if late_s > 2 * ALIVE_MS / 1000:
                 node.ending = {who: min(now, since_s + late_s) for who, since_s in node.ending.items()}
             if now - min(node.ending.values()) > ENDING_S:
-                why = f"it has not ended a process of the run for {ENDING_S:g} s, as if it were stopped"
-                self._answer(node.name, why)  # it ends if it goes on
+                why = f"it did not end a process of the run within {ENDING_S:g} s"
+                self._answer(node.name, why)  # a suspended node that is resumed receives this and exits
                 yield from self._lose(node.name, why)
 
     def _update_wanted(self) -> Iterator[control.FromHosts]:
@@ -384,7 +384,7 @@ class Nodes:
         for name, agreed in list(self._waiting.items()):
             del self._waiting[name]
             if agreed.fingerprint.data != self._expected.data:
-                self._refuse(name, "its data, their split or its first model differ from this host's")
+                self._refuse(name, "its data, their split or its initial model differ from this host's")
             elif why := self._reserve(self._nodes[name]):
                 self._refuse(name, why)
             elif self._same_bits and agreed.fingerprint.training != self._expected.training:
@@ -417,7 +417,7 @@ class Nodes:
         if self._adopt is not None:
             node.outbox.append(self._adopt)
             unplaced, self._unplaced = self._unplaced, []
-            for spawn in unplaced:  # peers that the node cannot host continue to wait
+            for spawn in unplaced:  # a peer that still has no node is queued again
                 self.spawn(spawn)
         yield control.Gathered(len(self.agreed))
         if self._same_bits:
@@ -475,12 +475,12 @@ class Nodes:
             node.outbox.append(self._adopt)
 
     def spawn(self, spawn: control.Spawn) -> None:
-        """Start a peer on the node with the lowest load relative to its capacity. If there is no node, the
-        peer waits for one."""
+        """Start a peer on the node with the lowest load relative to its capacity. If no node can host it, it
+        waits until one can."""
         node = self._host_of(spawn.peer, {node.name: len(node.peers) for node in self.agreed})
         if node is None:
             if not self._unplaced:
-                self.say("some clients have no node: waiting for one to join")
+                self.say("some clients have no node; waiting for a node to join")
             self._unplaced.append(spawn)
             return
         spawn = msgspec.structs.replace(spawn, as_is=node.about.as_is)

@@ -26,7 +26,7 @@ CONNECT_S = 60
 START_S = 60.0
 """Seconds that a node may take to free its cores and start a process."""
 RESTARTS = 3
-"""Maximum number of times that Ray restarts an actor whose process was killed while its node is alive."""
+"""Maximum number of times that Ray restarts an actor whose process was killed on a live node."""
 PASSED_ON = ("EDGEFL_DATA", "EDGEFL_MIRROR", "EDGEFL_MODULES", "EDGEFL_OFFLINE")
 """Names of the environment variables that actors inherit from this process unless their node sets them."""
 
@@ -99,7 +99,7 @@ def _drive(channel: Channel[Opened], address: str, code: str) -> None:
     actors = {name: _actor(*node) for name, node in nodes.items()}
     absent = dict(_unavailable(actors))
     for name in absent:
-        ray.kill(actors.pop(name))  # or it would take the node's cores later
+        ray.kill(actors.pop(name))  # otherwise the actor would take the node's cores later
     secrets = {name: os.urandom(32) for name in actors}
     if not secrets:
         why = "; ".join(f"node {name}: {why}" for name, why in absent.items()) or "none has CPU cores"

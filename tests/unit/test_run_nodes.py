@@ -136,7 +136,7 @@ def test_the_workers_of_a_stopped_node_go_to_another(world: World, monkeypatch: 
     assert list(world.receive()) == []
     monkeypatch.setattr("edgefl.hosts.nodes.ENDING_S", -1.0)
     world._next_check_s = time.monotonic()
-    why = "node a is lost: it has not ended a process of the run for -1 s, as if it were stopped"
+    why = "node a is lost: it did not end a process of the run within -1 s"
     assert list(world.receive()) == [control.Departed("worker", number, 0, why) for number in (0, 2)]
     world.sent_to("b")
     world.spawn(spawn(0, epoch=1))
@@ -215,7 +215,7 @@ def test_a_new_server_waits_for_the_nodes_that_had_joined_before(world: World) -
     [
         (True, SAME, {"torch": "1.0"}, "it has torch 1.0, but this host has"),
         (False, SAME, {"edgefl": "0.0"}, "it has edgefl 0.0, but this host has"),
-        (False, control.Fingerprint("other", "training"), {}, "its data, their split or its first model"),
+        (False, control.Fingerprint("other", "training"), {}, "its data, their split or its initial model"),
         (True, control.Fingerprint("data", "other"), {}, "its training steps give different bits"),
         (False, control.Fingerprint("data", "other"), {"torch": "1.0"}, ""),
     ],
@@ -295,7 +295,7 @@ def test_the_usage_of_a_run_is_that_of_its_busiest_machine(
 @pytest.mark.parametrize(
     ("bind", "line"),
     [
-        ("tcp://0.0.0.0:*", "anybody who reaches it could join"),
+        ("tcp://0.0.0.0:*", "anybody who can reach this address could join"),
         ("0.0.0.0:7000", "must be tcp://HOST:PORT"),
         ("tcp://127.0.0.1:port", "must be tcp://HOST:PORT"),
         ("tcp://127.0.0.1:70000", "port must be from 1 to 65534"),
@@ -382,7 +382,7 @@ def test_opened_nodes_have_an_address_and_missing_keys_are_refused(tmp_path: Pat
 
 def test_more_nodes_than_keys_are_refused(tmp_path: Path) -> None:
     keys.make(tmp_path, ["one"])
-    line = "1 node key, but the run waits for 2 nodes, each with its own key; to make more: edgefl keygen"
+    line = "1 node key, but the run waits for 2 nodes, each with its own key; create more keys with: edgefl"
     with pytest.raises(ConfigError, match=line), opened("tcp://127.0.0.1:*", tmp_path, 2):
         pass
 
