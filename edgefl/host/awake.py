@@ -2,8 +2,8 @@
 
 A core that was idle computes more slowly for some milliseconds (docs/code.md has measurements). A throttled
 program is stopped for most of the time, so each second of its CPU time does less work than in a calibration,
-which runs without pauses. This process has a thread for each core that waits in a loop at the lowest priority
-and therefore runs only while the core has nothing else to do.
+which runs without pauses. For each core, this process has a thread that spins at the lowest priority and
+therefore runs only while the core has nothing else to do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_awake(throttle: str) -> None:
     if (quota := cpu_quota()) is not None:
         raise ConfigError(
             f"awake: cannot be used here, because control groups limit the CPU time to {quota:g} cores, "
-            "which would be used up"
+            "and keeping cores busy would use up this quota"
         )
     try:
         from edgefl.host import _code  # noqa: F401
@@ -84,7 +84,7 @@ def yield_to_sessions(setting: Path = Path("/proc/self/autogroup")) -> None:
 
 
 def _wait() -> None:
-    """Wait in a loop until the process ends."""
+    """Spin until the process ends."""
     from edgefl.host._code import spin
 
     while True:

@@ -25,7 +25,7 @@ MAX_CV = 0.10
 EXPIRES_S = 7 * 24 * 3600.0
 RECENT_S = 3600.0
 """Maximum age of the rate of a class of code, in seconds. It is short because the speed of Python code on a
-virtual machine differed by a factor of 1.4 between two days, with different guests on its host."""
+virtual machine differed by a factor of 1.4 between two days, when different guests shared its host."""
 PATIENCE_S = 300
 VERSION = 6  # version of the measuring method; calibrations of other versions are not used
 

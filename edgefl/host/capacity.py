@@ -28,7 +28,7 @@ work."""
 SERVER_TRIP_S = 0.0003
 """The part of `TRIP_OVERHEAD_S` that the server spends. The server handles clients one by one."""
 TARGET_LOAD = 0.5
-"""Share of the host's cores that a fleet should use at most. Up to this load, pacing was accurate to 0.2%."""
+"""Maximum share of the host's cores that a fleet should use. Up to this load, pacing was accurate to 0.2%."""
 LEAST_STRETCH = 1.15
 """Smallest time scale above 1 that is used to reach the target load. If a smaller one would suffice, the time
 scale stays at 1."""
@@ -128,7 +128,7 @@ def choose_time_scale(
     shares = sorted((demand.cores for demand in demands), reverse=True)
     if not all(map(math.isfinite, shares)):
         why = "a client's trip takes no emulated time but needs the host's CPU, so it cannot be paced"
-        raise ConfigError(f"clock.time_scale: {why}, use clock.kind = 'virtual'")
+        raise ConfigError(f"clock.time_scale: {why}; use clock.kind = 'virtual'")
     active = len(shares) if active is None else min(active, len(shares))
     asked, largest = sum(shares[:active]), max(shares, default=0.0)
     if scale == "auto":
@@ -285,7 +285,7 @@ def _around(controller: str) -> Iterator[Place]:
 
 
 class StealMeter:
-    """Measures the CPU time that the hypervisor gave to other machines since the meter's creation."""
+    """Measures the CPU time that the hypervisor has given to other virtual machines since its creation."""
 
     def __init__(self) -> None:
         self._start = psutil.cpu_times()

@@ -74,7 +74,7 @@ def fork(name: str, main: Callable[[], int | None]) -> int:
 
 
 def exit_with(main: Callable[[], int | None]) -> NoReturn:
-    """Run ``main`` in this forked process and exit with its result; never return into the parent's code.
+    """Run ``main`` in this forked process and exit with its result; never return to the parent's code.
 
     After an exception, the process prints a traceback and exits with code 1; after a MemoryError, it exits
     with `OUT_OF_MEMORY_EXIT`.
@@ -202,7 +202,7 @@ def kill(pid: int) -> None:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
-    """Kill processes; return those of another user (such as ``sudo``), which cannot be killed."""
+    """Kill processes; return those that belong to another user (such as ``sudo``) and cannot be killed."""
     refused: set[psutil.Process] = set()
     for process in processes:
         try:

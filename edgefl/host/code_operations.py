@@ -32,7 +32,7 @@ SCALE_SPREADS = {
     "interpreter": 1.3,
 }
 """For each class of code, the factor within which its scale is assumed to be right on 90% of hosts. The scale
-was measured on only one, busy host. The factor includes differences between compilers (``float``),
+was measured on a single busy host. The factor includes differences between compilers (``float``),
 libraries (``simd``) and Python versions (``interpreter``)."""
 CLASSES = {
     "integer": "integer",

@@ -18,7 +18,7 @@ from edgefl.host.verdict import MEAN_MAX, MEDIAN_MAX, P95_MAX, Conditions
 
 QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
 MAY_LACK = ("delay", "round")
-"""Quantities that may be missing in a trip; their value is then NaN."""
+"""Quantities that a trip may lack; their value is then NaN."""
 PHASES = {"compute": "training", "down": "download", "up": "upload"}
 SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
 """Quantities whose sums are judged, for the fleet and for each device."""
@@ -27,7 +27,7 @@ MINOR_PART = 0.05
 """Training that takes a smaller fraction of its trip than this is judged only as a part of the trip: even if
 it took twice as long, the time of the trip would change by less than `MEDIAN_MAX`."""
 PHASE_WALL_S = 0.002
-"""Wall seconds by which a busy host may wake up a process late. Smaller phase errors give no warning."""
+"""Wall seconds by which a busy host may delay a wake-up. Phase errors up to this size cause no warning."""
 Seconds = npt.NDArray[np.float64]
 
 
@@ -65,7 +65,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     def excess(self) -> float:
         """The larger of the median error and the 95th percentile, each divided by its bound.
 
-        An error of up to `PHASE_WALL_S` is treated as 0. A value above 1 gives a warning.
+        An error of up to `PHASE_WALL_S` is treated as 0. A value above 1 causes a warning.
         """
         return max(
             self.median_abs_error / MEDIAN_MAX * (self.median_wall_s > PHASE_WALL_S),

@@ -28,7 +28,7 @@ from edgefl.host.children import Child, collect, end_child, fork, kill
 from edgefl.host.process import become_child, child_environment, start_process
 
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload", "numpy.ma")
-"""Modules that a run's processes need; numpy itself would import the last one only on first use."""
+"""Modules that a run's processes need. numpy itself would import ``numpy.ma`` only on first use."""
 GRACE_S = 1.0
 """Time limit in seconds for the exit of the fork server; after that, it is killed."""
 
@@ -66,7 +66,7 @@ FromForkServer = Warm | Forked | Reaped
 
 
 class ForkServer:
-    """Starts processes with all modules already imported, and ends them when the context is left.
+    """Starts processes with all modules already imported, and ends them when the context exits.
 
     If ``channel`` is given, it is connected to a fork server that another process has started (`another`).
     Raises `RunError` if the fork server's process has ended.

@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 def find(controller: str, pid: int | str = "self") -> Place:
-    """Return the group of process ``pid`` in the hierarchy that has ``controller``: ``cpu`` or ``memory``.
+    """Return the group of process ``pid`` in the hierarchy of ``controller``, such as ``cpu`` or ``memory``.
 
     A controller belongs to a single hierarchy: the version 1 hierarchy that lists it, or else the version 2
     hierarchy. Version 2 counts CPU time (``cpuacct``) without a controller. Raises `NoGroup` if no group

@@ -30,8 +30,8 @@ from edgefl.learning.networks import cnn_femnist
 REPETITIONS = 9
 ROUNDS = 5
 """Maximum number of rounds. A noisy rate is measured again, and the least noisy round is used."""
-USUAL_S = 5.0  # minimum CPU seconds of all repetitions in `usual_rate`
-CODE_S = 2.0  # minimum CPU seconds of all repetitions for a class of code
+USUAL_S = 5.0  # minimum total CPU seconds of the repetitions in `usual_rate`
+CODE_S = 2.0  # minimum total CPU seconds of the repetitions for a class of code
 GEMM_SIZES = (64, 256, 1024)
 TRIAD_MIN_MIB = 64  # minimum size of each of the triad's three arrays
 _REPETITION_S = 0.05
@@ -105,8 +105,8 @@ def usual_rate(run: Callable[[], Any], work: float, least_s: float = USUAL_S) ->
     """Return the work per CPU second of ``run`` after a warm-up, from ``least_s`` CPU seconds of repetitions.
 
     There are at least `REPETITIONS` repetitions. The speed of a virtual machine can change by a factor of two
-    for some seconds, because it shares its cores with others. So a program's usual speed is close to this
-    median, not to the rate in the least noisy half second.
+    for some seconds, because it shares its cores with others. A program's usual speed is therefore close to
+    this median, not to the rate in the least noisy half second.
     """
     samples, spent_s = list[float](), 0.0
     for calls, took_s in _repetitions(run):

@@ -1,4 +1,4 @@
-"""Limit a process's memory, without privileges (`MemoryLimit`) or by a control group (`open_memory`)."""
+"""Limit a process's memory, without privileges (`MemoryLimit`) or with a control group (`open_memory`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Return True if Python, numpy or torch could not allocate memory."""
+    """Return True if ``error`` means that Python, numpy or torch could not allocate memory."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY in str(error))
 
 
@@ -41,7 +41,7 @@ class Growth:
     def peak_mib(self) -> float:
         """Return the growth in MiB.
 
-        The peak includes file-backed and shared pages, so their present size is subtracted.
+        The peak includes file-backed and shared pages, so their current size is subtracted.
         """
         shared = getattr(self._process.memory_info(), "shared", 0)
         grew_mib: float = peak_resident_mib() - (shared + self._start_bytes) / _MIB
@@ -61,7 +61,7 @@ def proportional_mib(pid: int | None) -> float | None:
 
 
 def private_mib(pids: Collection[int]) -> float:
-    """Return the total resident memory of processes, in MiB, without files and shared memory.
+    """Return the total resident memory of processes, in MiB, excluding files and shared memory.
 
     A page that a forked process has not copied yet belongs to both the process and its parent, but is counted
     only once. Processes that have ended count as 0. The call takes about 10 µs per process if none is a fork,
@@ -97,7 +97,7 @@ def _private_kib(pid: int) -> float:
 
 
 def _proportional_kib(pid: int) -> float:
-    """Return a process's private memory in KiB, with each page divided by the number of its users."""
+    """Return a process's private memory in KiB, each page divided by the number of processes that map it."""
     with contextlib.suppress(OSError):
         for line in read_kernel_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss_Anon:"):
@@ -129,7 +129,7 @@ class MemoryLimit:
 
     Create it in the client after the fork and after opening sockets, so that these are not counted.
 
-    ``RLIMIT_DATA`` is set to the present private writable memory plus the limit, so that an allocation beyond
+    ``RLIMIT_DATA`` is set to the current private writable memory plus the limit, so that an allocation beyond
     it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). The limit covers all mapped
     memory, even if never touched, and threads' stacks, but not shared memory. In addition, `over` and
     `used_mib` observe the growth of private resident memory, which does not include pages shared with the

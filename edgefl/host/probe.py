@@ -20,8 +20,8 @@ from edgefl.host.throttle import open as open_throttle
 SHARE = 0.25
 PROBE_S = 0.4
 WITHIN = 0.25
-"""Allowed relative error. It is large, because a short probe on a busy machine only shows that a throttle has
-an effect."""
+"""Allowed relative error. It is large, because a short probe on a busy machine can only show that a throttle
+has an effect."""
 LIMIT_MIB = 32
 LONGEST_S = 30.0  # lifetime of a busy process
 

@@ -1,6 +1,6 @@
 """Start an edgefl process with a channel, and configure the current process.
 
-A child must not outlive its parent. `edgefl.host.children` forks, reaps and kills.
+A child must not outlive its parent. `edgefl.host.children` forks, reaps and kills children.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start_process(
     *arguments: str,
     inherited: Sequence[int] = (),
 ) -> tuple[subprocess.Popen[bytes], Channel[Any]]:
-    """Start ``python -m module FD PID`` on one core; return the child and the channel to it.
+    """Start ``python -m module FD PID`` with thread pools of size one; return the child and its channel.
 
     FD is the child's end of the channel, and PID is this process. The descriptors in ``inherited`` keep their
     numbers in the child.
@@ -136,7 +136,7 @@ def _stops_blocked() -> Iterator[None]:
 
 
 def keep_stops() -> Callable[[], None]:
-    """Return a function that restores the present handlers of the stop signals after `become_child`."""
+    """Return a function that restores the current handlers of the stop signals after `become_child`."""
     handlers = {number: signal.getsignal(number) for number in STOPS}
 
     def restore() -> None:
@@ -230,7 +230,7 @@ def die_soon_after_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants whose parent ends, if the system supports it."""
+    """Make this process the new parent of descendants whose parent ends, if the system supports it."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -275,7 +275,7 @@ def ignore_stopped_children() -> None:
 def read_kernel_file(path: str | Path) -> bytes:
     """Return the content of a file in /proc or in a control group. Raises OSError if it cannot be read.
 
-    A throttle reads several such files per turn. This takes 0.5 to 0.7 times as long as
+    A throttle reads several such files per turn. This function takes 0.5 to 0.7 times as long as
     ``open(path).read()``.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

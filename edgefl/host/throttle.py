@@ -2,8 +2,8 @@
 
 An `Account` compares the CPU time that a process was allowed with the time that it has used. Based on this,
 `DutyCycle` stops and continues the process with signals, or `Quota` sets the CPU quota of its control group.
-Each check of a process is a turn, which returns the time of the next turn. A `TurnQueue` runs the turns in a
-thread of this process, or in the process that throttles a run's clients (the governor).
+Each check of a process is called a turn; it returns the time at which the next turn is due. A `TurnQueue`
+runs the turns in a thread of this process, or in the process that throttles a run's clients (the governor).
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ class Account:
         return tuple(sum(self._busy_ns[at:]) for at in range(len(self._busy_ns)))
 
     def change(self, share: float, now_ns: int) -> None:
-        """Use another share from ``now_ns`` on."""
+        """Change the share at time ``now_ns``."""
         before, self.share = self.share, checked_share(share)
         self._granted_ns += before * (now_ns - self._since_ns)
         self._since_ns = now_ns
 
     def follow(self, threads: int) -> None:
-        """Grant the cores that this number of threads can use, from the last call of `ahead_ns` on."""
+        """Grant the cores that this number of threads can use, starting at the last call of `ahead_ns`."""
         self.threads = max(1, threads)
         self.share = math.fsum(self.cores[: self.threads])
 
@@ -110,7 +110,7 @@ class Account:
         return used - self._allowed_ns
 
     def achieved(self) -> Achieved:
-        """Return the used and the declared time at the last call of `ahead_ns`."""
+        """Return the used and the declared time as of the last call of `ahead_ns`."""
         wall_ns, used_ns = self.at_ns - self._began_ns, self.used_ns - self._used_before_ns
         return Achieved(wall_ns / 1e9, used_ns / 1e9, self._declared_ns / 1e9)
 
@@ -232,7 +232,7 @@ SHORTEST_NS = 100_000
 signal takes about 20 µs."""
 LEAST_GAIN = 0.05
 """Minimum rate, in cores, at which a process is assumed to get ahead of its share."""
-IDLE = 0.1  # a process that used less than this fraction of half a slice in its last run may be asleep
+IDLE = 0.1  # a process that used less than this fraction of half a slice since it was resumed may be asleep
 
 HOST_CORES = os.cpu_count() or 1
 LONGEST_REST_NS = 10_000_000
@@ -240,7 +240,7 @@ LONGEST_REST_NS = 10_000_000
 
 
 class DutyCycle:
-    """Stops the process when it is half a slice ahead of its share, and resumes it when it is half behind.
+    """Stops the process when it is half a slice ahead of its share; resumes it when half a slice behind.
 
     A slice is an amount of CPU time. Because used CPU time is measured, the error is at most one slice,
     regardless of the run time. (With fixed time slots, the delays of the signals add up: the error was +63%
@@ -312,8 +312,8 @@ HALF_BURST_NS = 1_300_000
 """CPU time in ns by which a running process exceeds its quota on average, because the kernel preempts it only
 at a tick (Linux 6.18)."""
 BURSTS_A_TURN = 80
-"""Length of a turn in units of `HALF_BURST_NS`. In a shorter turn, the measurement would depend mainly on the
-position within a burst."""
+"""CPU time between two corrections of a quota, in units of `HALF_BURST_NS`. Over a shorter interval, the
+measurement would depend mainly on the position within a burst."""
 FOLLOW_NS = 2_000 * PERIOD_US
 """Interval in ns at which the runnable threads of a device with several cores are counted."""
 
@@ -340,7 +340,7 @@ def period(share: float) -> int:
 
 
 class Quota:
-    """Limits a process to its share by its control group's quota, corrected by the measured CPU time."""
+    """Limits a process to its share by its control group's quota, adjusted to the measured CPU time."""
 
     def __init__(self, target: ThrottleTarget, account: Account, place: Place) -> None:
         self.target, self.account, self._place = target, account, place
@@ -505,7 +505,7 @@ def open(kind: str, pid: int, share: float) -> Throttle:
     if kind not in KINDS:
         raise ConfigError(unknown("throttle", kind, KINDS))
     if kind == "sigstop" and pid == os.getpid():
-        raise ConfigError("throttle 'sigstop': a process cannot stop itself; use another process or 'cgroup'")
+        raise ConfigError("throttle 'sigstop': a process cannot stop itself; use 'cgroup' instead")
     with contextlib.ExitStack() as undo:
         target = Target(pid)
         undo.callback(target.close)
@@ -548,7 +548,7 @@ class Throttle(contextlib.AbstractContextManager["Throttle"]):
         return _thread.queue.trouble.get(self._throttled, "")
 
     def achieved(self) -> Achieved:
-        """Return the used and the declared CPU time; for ``sigstop``, those at the last stop."""
+        """Return the used and the declared CPU time; for ``sigstop``, as of the last stop."""
         if self._open and isinstance(self._throttled, Quota):
             with _thread.changed, contextlib.suppress(ProcessLookupError):  # the process has ended
                 self._throttled.measure(time.monotonic_ns())

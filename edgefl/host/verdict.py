@@ -30,7 +30,7 @@ STOLEN, THROTTLED = "time stolen by the hypervisor", "time throttled by a CPU qu
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the host during a run, as shares of its cores and of time; None if unknown."""
+    """Conditions on the host during a run, as shares of CPU time or of wall time; None if unknown."""
 
     load: float | None = None
     used: float | None = None
