@@ -130,8 +130,8 @@ class Node:
     hosted: set[int] = field(default_factory=set)
     """IDs of all peers that the node has ever hosted."""
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
-    """Why each peer that is being moved to another node is ended, keyed by role and ID. The current task of
-    such a peer does not count as failed."""
+    """Reason for ending each peer that moves to another node, keyed by role and ID. The current task of such
+    a peer does not count as failed."""
     ending: dict[tuple[control.Role, int] | None, float] = field(default_factory=dict)
     """Monotonic time at which the node was told to end each peer that has not ended yet. The key None stands
     for all peers of a killed server."""
@@ -308,7 +308,7 @@ class Nodes:
         return True
 
     def _send(self, node: Node) -> bool:
-        """Send the queued messages to a node; return False if it has not yet received earlier messages."""
+        """Send the queued messages to a node; return False if ZeroMQ's send queue is full."""
         if node.outbox:
             try:
                 self._door.send(node.name.encode(), [encode(list(node.outbox))])
@@ -394,8 +394,8 @@ class Nodes:
                 yield from self._accept(self._nodes[name], agreed)
 
     def _reserve(self, node: Node) -> str:
-        """Reserve a client for a node that hosts only one device profile. Return the reason if this is not
-        possible, else ""."""
+        """Reserve a client for a node that hosts only a client of one profile. Return the reason if this is
+        not possible, else ""."""
         device = node.about.device
         if not device:
             return ""
