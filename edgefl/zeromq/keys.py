@@ -59,7 +59,7 @@ def make(folder: Path, names: list[str]) -> list[Path]:
         if names.count(name) > 1:
             raise ConfigError(f"name {name!r} is given twice")
         if any(os.path.exists(folder / f"{name}.{kind}") for kind in ("key", "pub")):
-            raise ConfigError(f"{folder / name}.key: this key exists already")
+            raise ConfigError(f"{folder / name}.key: this key already exists")
     made: list[Path] = []
     try:
         make_folder(folder)
@@ -131,7 +131,7 @@ def _read(path: Path, field: str) -> dict[str, str]:
     with contextlib.suppress(PermissionError):  # reading the file, below, reports this error
         if not path.exists():
             folder, name = path.parent, "" if path.stem == SERVER else f" {path.stem}"
-            raise ConfigError(f"{path}: no such key; to make it: edgefl keygen {folder}{name}")
+            raise ConfigError(f"{path}: no such key; create it with: edgefl keygen {folder}{name}")
     found = toml.read(path)
     if field == "secret" and "public" in found:
         raise ConfigError(f"{path}: this is a public key; expected the secret key, {path.stem}.key")
@@ -143,7 +143,7 @@ def _read(path: Path, field: str) -> dict[str, str]:
         )
     ):
         raise ConfigError(
-            f"{path}: this is not a key of edgefl: expected a name, and 64 hexadecimal digits as {field}"
+            f"{path}: this is not an edgefl key; expected a name, and 64 hexadecimal digits as {field}"
         )
     return found
 
@@ -152,6 +152,6 @@ def _secret(path: Path, key: dict[str, str]) -> bytes:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise ConfigError(
-            f"{path}: other users can read it (mode {mode:03o}); expected 600: chmod 600 {path}"
+            f"{path}: other users can read it (mode {mode:03o}); change this with: chmod 600 {path}"
         )
     return bytes.fromhex(key["secret"])

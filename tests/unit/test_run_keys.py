@@ -37,7 +37,7 @@ def test_keygen_adds_keys_for_the_same_server(folder: Path, edgefl: Shell) -> No
     assert made == [str(folder / "three.key"), str(folder / "three.pub")]
     secret, joiners = keys.read_server(folder)
     assert (secret, set(joiners)) == (before[0], {"one", "two", "three"})
-    assert "one.key: this key exists already" in edgefl.refuses(2, "keygen", str(folder), "four", "one")
+    assert "one.key: this key already exists" in edgefl.refuses(2, "keygen", str(folder), "four", "one")
     assert not (folder / "four.key").exists()
 
 
@@ -78,10 +78,10 @@ def test_if_one_key_cannot_be_written_none_is_left(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
-        (Path.unlink, r"no such key; to make it: edgefl keygen \S+keys one"),
+        (Path.unlink, r"no such key; create it with: edgefl keygen \S+keys one"),
         (
             lambda key: key.chmod(0o640),
-            r"other users can read it \(mode 640\); expected 600: chmod 600 \S+one.key",
+            r"other users can read it \(mode 640\); change this with: chmod 600 \S+one.key",
         ),
         (
             lambda key: shutil.copy(key.with_name("one.pub"), key),
@@ -93,12 +93,12 @@ def test_if_one_key_cannot_be_written_none_is_left(folder: Path) -> None:
         ),
         (
             lambda key: key.write_text(key.read_text().replace('secret = "', 'secret = "x')),
-            "this is not a key of edgefl: expected a name, and 64 hexadecimal digits as secret",
+            "this is not an edgefl key; expected a name, and 64 hexadecimal digits as secret",
         ),
         (lambda key: key.write_bytes(b"\xff"), "line 1: not UTF-8: byte 0xff"),
         (lambda key: (key.unlink(), key.mkdir()), "a folder, expected a TOML file"),
-        (lambda key: key.write_text(key.read_text().replace("name", "what")), "this is not a key of edgefl"),
-        (lambda key: key.write_text("name = 1\nsecret = []\n"), "this is not a key of edgefl"),
+        (lambda key: key.write_text(key.read_text().replace("name", "what")), "this is not an edgefl key"),
+        (lambda key: key.write_text("name = 1\nsecret = []\n"), "this is not an edgefl key"),
     ],
 )
 def test_an_invalid_key_is_one_line(folder: Path, damage: Callable[[Path], object], line: str) -> None:
@@ -110,7 +110,7 @@ def test_an_invalid_key_is_one_line(folder: Path, damage: Callable[[Path], objec
 
 def test_an_invalid_server_folder_is_one_line(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"none/server.key: no such key; to make it: edgefl keygen \S+none$"
+        ConfigError, match=r"none/server.key: no such key; create it with: edgefl keygen \S+none$"
     ):
         keys.read_server(tmp_path / "none")
     shutil.copy(folder / "one.pub", folder / "other.pub")
