@@ -45,7 +45,7 @@ MAGIC = 0x6564676566_6C31
 LAYOUT = 7
 PAGE = 4096
 TINY = np.float32(1e-20)
-"""Weights below this count as 0 in `ParameterBuffer.weights_digest`."""
+"""Weights with a smaller magnitude than this count as 0 in `ParameterBuffer.weights_digest`."""
 
 _SHAPE = "size ring slots vectors format clients kept tail extra statistics"
 _FIELDS = ("magic", "layout", *_SHAPE.split(), "latest_version", "latest_entry")
@@ -55,8 +55,8 @@ WORDS = 8
 
 
 class TripPhase:
-    """Phase of a trip after the client has fetched the model. It is stored in the field ``fetched`` of the
-    slot header."""
+    """Phase of a trip. It is stored in the field ``fetched`` of the slot header, which is 0 until the client
+    has the model and its emulated download begins."""
 
     DOWN = 1
     COMPUTE = 2
@@ -267,7 +267,7 @@ class ParameterBuffer:
         """Return a SHA-256 hash of the latest version's weights, to see whether training has changed them.
 
         The last ``statistics`` elements, which are running statistics, are left out. Values below `TINY`
-        count as 0, because a step that is too small to change other weights changes a weight of 0.
+        count as 0, because even a step that is too small to change other weights changes a weight of 0.
         """
         model, found = self.model(self.latest[1]), hashlib.sha256()
         for at in range(0, len(model) - statistics, 1 << 20):
