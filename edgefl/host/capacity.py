@@ -144,8 +144,8 @@ def choose_time_scale(
         verdict = "overloaded"
     why = (
         f"time_scale {value:g} was {chosen}; over whole trips the fleet then uses {load:.1%} of the "
-        f"host's {cores:g} core{'' if cores == 1 else 's'}, its most demanding client {share:.1%} of a core"
-        f"{VERDICT_TEXT[verdict]}"
+        f"host's {cores:g} core{'' if cores == 1 else 's'}, and its most demanding client {share:.1%} of "
+        f"a core{VERDICT_TEXT[verdict]}"
     )
     return TimeScale(value, load, share, why, verdict)
 
@@ -162,13 +162,13 @@ def _smallest(
     shortest_s = min((demand.emulated_s for demand in demands if demand.emulated_s > 0), default=math.inf)
     half = f"at most {TARGET_LOAD:.0%} of {cores:g} is allowed"
     whole = f"a load of at most {TARGET_LOAD:.0%}: the fleet needs {asked:.2f} cores at scale 1"
-    moment = f"clients that train at the same moment and then need {coincident:.2f} cores at scale 1, {half}"
+    moment = f"clients that train at the same moment and then need {coincident:.2f} cores at scale 1 ({half})"
     alone = (
-        f"one client, which needs {largest:.0%} of a core at scale 1, at most {CLIENT_SHARE:.0%} is allowed"
+        f"one client, which needs {largest:.0%} of a core at scale 1 (at most {CLIENT_SHARE:.0%} is allowed)"
     )
     training = f"one client's training, which needs {densest:.0%} of a core at scale 1"
     answered = f"which the server takes {queue_s * 1e3:.1f} ms to answer"
-    late = f"that is {queue_s / shortest_s:.1%} of a trip, at most {MEAN_MAX:.0%} is allowed"
+    late = f"that is {queue_s / shortest_s:.1%} of a trip (at most {MEAN_MAX:.0%} is allowed)"
     rounds = f"rounds of {active} clients, {answered}, and trips of {shortest_s * 1e3:.3g} ms: {late}"
     of_all = [
         (asked / (cores * TARGET_LOAD), whole),
@@ -176,7 +176,7 @@ def _smallest(
     ]
     others = [
         (largest / (CLIENT_SHARE * one), alone),
-        (densest / (BURST_SHARE * one), f"{training}, at most {BURST_SHARE:.0%} is allowed"),
+        (densest / (BURST_SHARE * one), f"{training} (at most {BURST_SHARE:.0%} is allowed)"),
         (queue_s / (MEAN_MAX * shortest_s), rounds),
     ]
     stretch, why = max(*others, *(rule for rule in of_all if rule[0] >= LEAST_STRETCH), (1.0, ""))

@@ -138,25 +138,25 @@ def test_the_scale_is_the_smallest_that_suffices_and_its_rule_is_named(
         (
             [Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12,
             AT_FIRST,
-            "4 was chosen for clients that train at the same moment and then need 4.00 cores at scale 1, "
-            f"{HALF}; 1.5 0.2",
+            "4 was chosen for clients that train at the same moment and then need 4.00 cores at scale 1 "
+            f"({HALF}); 1.5 0.2",
         ),
         (
             [Demand(0.9, 1.0)],
             {},
-            "1.3 was chosen for one client, which needs 90% of a core at scale 1, at most 70% is allowed; "
+            "1.3 was chosen for one client, which needs 90% of a core at scale 1 (at most 70% is allowed); "
             "34.6 69.2",
         ),
         (
             [Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))],
             {},
-            "3.4 was chosen for one client's training, which needs 100% of a core at scale 1, at most 30% "
-            "is allowed; 1.5 2.9",
+            "3.4 was chosen for one client's training, which needs 100% of a core at scale 1 (at most 30% "
+            "is allowed); 1.5 2.9",
         ),
         (
             [SERVED] * 60,
             ALWAYS,
-            f"6 was chosen {SERVER}: that is 18.0% of a trip, at most 3% is allowed; 10.5 0.3",
+            f"6 was chosen {SERVER}: that is 18.0% of a trip (at most 3% is allowed); 10.5 0.3",
         ),
         ([Demand(0.1, 1.0)], {"scale": 2.0}, "2 was given; 2.5 5.0"),
     ],
@@ -167,9 +167,9 @@ def test_the_line_has_rule_load_and_share(demands: list[Demand], options: dict[s
     assert (chosen.value, chosen.verdict) == (float(rule.split()[0]), "fits")
     assert chosen.why == (
         f"time_scale {rule}; over whole trips the fleet then uses {load}% of the host's 2 cores, "
-        f"its most demanding client {share}% of a core"
+        f"and its most demanding client {share}% of a core"
     )
-    assert "of the host's 1 core, its" in choose_time_scale(demands, cores=1, scale=1.0).why
+    assert "of the host's 1 core, and its" in choose_time_scale(demands, cores=1, scale=1.0).why
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(0.25, 0.25), (1000.0, usable_cores()), (None, usable_cores())])
