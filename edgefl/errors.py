@@ -27,9 +27,9 @@ from contextlib import contextmanager, suppress
 LONGEST_NAME, LONGEST_LIST = 60, 120
 """Maximum length of a name, and of a list of names, in a message, in characters."""
 SAME_BUT_A_SLIP = 0.8
-"""Similarity, as in `difflib`, of a name that is suggested before names that contain what was typed."""
+"""Minimum similarity (see `difflib`) of a name that is suggested before any name that contains the input."""
 LEAST_PART = 3
-"""Minimum length of a part of a name for which names that contain it are suggested, in characters."""
+"""Minimum length of an input for which names that contain it are suggested, in characters."""
 
 
 class EdgeflError(Exception):
@@ -125,7 +125,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def shortened(name: str, most: int = LONGEST_NAME) -> str:
-    """Return a name, shortened to at most 60 characters, or a text to ``most`` characters.
+    """Return a name or another text, shortened to at most ``most`` characters (by default 60).
 
     >>> shortened("pixel-4"), len(shortened("k" * 4000))
     ('pixel-4', 60)
@@ -147,7 +147,7 @@ def nearest(got: str, allowed: Iterable[str], least: float = 0.6) -> str | None:
     """Return the allowed name that is most similar to ``got``, ignoring case.
 
     If no name has a similarity of `SAME_BUT_A_SLIP`, names that contain ``got`` (of `LEAST_PART` characters
-    or more) are preferred. If there are none, and no similarity is at least ``least``, returns None.
+    or more) are preferred. Return None if there are none and no similarity is at least ``least``.
 
     >>> nearest("A76", ["ARM1176", "Cortex-A76"]), nearest("PI4", ["pi-4"]), nearest("x", ["pi-4"])
     ('Cortex-A76', 'pi-4', None)
@@ -189,7 +189,7 @@ def damaged(what: str) -> Iterator[None]:
     >>> with damaged("runs/a"):
     ...     int("x")
     Traceback (most recent call last):
-    edgefl.errors.ConfigError: runs/a: damaged, or mixed from several runs: ValueError: invalid literal ...
+    edgefl.errors.ConfigError: runs/a: files are damaged, or are from several runs: ValueError: invalid ...
     """
     try:
         yield
@@ -197,6 +197,6 @@ def damaged(what: str) -> Iterator[None]:
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         raise ConfigError(
-            f"{what}: damaged, or mixed from several runs: {described(error)[:300]} "
+            f"{what}: files are damaged, or are from several runs: {described(error)[:300]} "
             "(EDGEFL_TRACEBACK=1 shows where)"
         ) from None

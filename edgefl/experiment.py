@@ -27,7 +27,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 """A number above 0 and at most 1."""
 Count = Annotated[int, Meta(ge=1, le=10**9)]
-"""A whole number of at least 1."""
+"""A whole number from 1 to 10⁹."""
 Clients = Annotated[int, Meta(ge=1, le=MAX_CLIENTS)]
 
 
@@ -283,7 +283,7 @@ class Secure(Settings, frozen=True, kw_only=True):
 
 
 class Server(Settings, frozen=True, kw_only=True):
-    """The server: transport, aggregation and time-outs."""
+    """The server: transport, aggregation and timeouts."""
 
     transport: Literal["shm", "wire"] = "shm"
     """Transport of updates: clients write them to shared memory (``shm``) or send them as ZeroMQ frames
@@ -366,7 +366,7 @@ class Privacy(Settings, frozen=True, kw_only=True):
 NO_PROGRESS = "no progress"
 """Stop reason of a run whose model did not learn. Such a run is not ranked among other runs."""
 TOO_FEW_CLIENTS = "too few clients are left"
-"""Stop reason of a run that ended because clients died and do not return."""
+"""Stop reason of a run that ended because too many clients died and will not return."""
 
 
 class MetricGoal(Settings, frozen=True, kw_only=True):

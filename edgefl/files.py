@@ -46,7 +46,7 @@ def read(path: str | Path, most_bytes: int) -> bytes:
 
 
 def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
-    """Replace the file at ``path`` by a file with the content ``pieces``.
+    """Replace the file at ``path`` with a file that contains ``pieces``.
 
     If OSError is raised, the file has either all of its old content or all of the new. A device, a pipe or an
     open file of a process (``/dev/stdout``) is written to instead.
@@ -130,7 +130,7 @@ def write_json(path: Path, document: object) -> Path:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Replace the file at ``path`` by one with this content, and create its folder if needed. Raises
+    """Replace the file at ``path`` with one that has this content, and create its folder if needed. Raises
     `RunError` if the file cannot be written."""
     try:
         make_folder(path.parent)
@@ -142,7 +142,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
 def create_secret(path: Path, size: int) -> None:
     """Create a file with ``size`` random bytes that only its owner can read, and flush it to disk.
 
-    Raises FileExistsError if there is already a file.
+    Raises FileExistsError if the file already exists.
     """
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(number, "wb") as file:

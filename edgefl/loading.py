@@ -57,7 +57,7 @@ def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) 
     3.0
     >>> load_attribute("math:squrt", "model.name")
     Traceback (most recent call last):
-    edgefl.errors.ConfigError: model.name: attribute of module 'math' 'squrt' not found; did you mean ...
+    edgefl.errors.ConfigError: model.name: module 'math': attribute 'squrt' not found; did you mean ...
     >>> del os.environ["EDGEFL_MODULES"]
     >>> load_attribute("torch.hub:load", "model.name")
     Traceback (most recent call last):
@@ -81,7 +81,7 @@ def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) 
         return getattr(module, attribute)
     except AttributeError:
         public = [other for other in vars(module) if not other.startswith("_")]
-        message = unknown(f"attribute of module {module_name!r}", attribute, public)
+        message = unknown(f"module {module_name!r}: attribute", attribute, public)
         raise ConfigError(f"{key}: {message}") from None
 
 
@@ -119,7 +119,7 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def digests() -> dict[str, str]:
-    """Return the SHA-256 of the file of each of the user's modules that this process has imported.
+    """Return the SHA-256 hashes of the user's modules that this process has imported, keyed by module.
 
     These are the modules that an experiment names, and the modules that they import from their own package or
     from the folders in which modules are searched for.
@@ -162,8 +162,8 @@ def _require_allowed(module: str, key: str, folders: Sequence[str]) -> None:
     beside = importlib.machinery.PathFinder.find_spec(top, folders) is not None
     if not beside and not allowed & {top, module} and importlib.util.find_spec(top) is not None:
         raise ConfigError(
-            f"{key}: module {module!r} is not a file beside the experiment; if you trust it with this "
-            f"experiment: EDGEFL_MODULES={module}"
+            f"{key}: module {module!r} is not a file beside the experiment; if you trust it, set "
+            f"EDGEFL_MODULES={module}"
         )
 
 

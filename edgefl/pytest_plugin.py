@@ -60,8 +60,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--edgefl-timed", action="store_true", help=timed)
     against = (
         "Fail if a function takes more time or memory, or sends more bytes, than at REF (a branch, tag or "
-        "commit). The last common commit of HEAD and REF is checked out, and its code and the present code "
-        "are measured in turns."
+        "commit). The last common commit of HEAD and REF is checked out, and its code and the current code "
+        "are measured alternately."
     )
     add("--edgefl-against", metavar="REF", help=against)
     build = "Shell command that prepares the checkout of --edgefl-against, run in its top folder."
@@ -96,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for option in ("tolerance", "time_scale", "repetitions", "limit"):
         _number(config, option)
     for option in ("json", "report"):
-        if config.getoption(f"edgefl_{option}") == "":  # an unset variable of a shell
+        if config.getoption(f"edgefl_{option}") == "":  # for example from an unset shell variable
             raise pytest.UsageError(f"--edgefl-{option}: must be the name of a file (got '')")
     config.stash[_BASE] = _base(config)
 

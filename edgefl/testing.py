@@ -111,7 +111,7 @@ def run_in_memory(
     modifies ``given``, the trip's `TripInputs`. If ``train`` or ``trip`` raises `TripFails`, the trip fails
     at its end. ``events`` are further events, such as `Left`, which happen at their own times. If ``join`` is
     True, all clients join at 0 s. Events with equal times are handled in the order of client ids. Raises
-    `ConfigError` if ``durations`` or ``steps`` has another length, `RunError` if no event is left or if there
+    `ConfigError` if ``durations`` or ``steps`` has a wrong length, `RunError` if no event is left or if there
     are more than ``max_events``, and `AssertionError` if the core breaks a rule, such as giving two tasks to
     one client.
 
@@ -185,7 +185,7 @@ class _Executor:
             if not self.queue:
                 raise RunError(f"no event is left at version {self.core.version}, {self.core.now_s:g} s")
             if len(self.result.history) >= max_events:
-                raise RunError(f"the run must stop within {max_events} events, got more")
+                raise RunError(f"the run did not stop within {max_events} events")
             self.handle(heapq.heappop(self.queue)[3])
         return self.result
 
@@ -400,13 +400,13 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     assert len(run.fates) >= len(run.owners) - clients, "a task was neither released nor running at the end"
     again = core()
     for event, actions in run.history:
-        assert again.handle(event) == actions, f"replaying {event} gave other actions"
+        assert again.handle(event) == actions, f"replaying {event} gave different actions"
         assert again.training <= strategy.max_training(clients), (
-            f"{again.training} clients train: above max_training"
+            f"{again.training} clients train, more than max_training"
         )
         assert len(again.held) <= strategy.max_held(clients), (
-            f"{len(again.held)} updates are held: above max_held"
+            f"{len(again.held)} updates are held, more than max_held"
         )
         taken = again.training + len(again.held)
-        assert taken <= strategy.slots(clients), f"{taken} tasks train or are held: above slots"
+        assert taken <= strategy.slots(clients), f"{taken} tasks train or are held, more than slots"
     return run

@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: a folder, expected a TOML file") from None
+        raise ConfigError(f"{path}: this is a folder; expected a TOML file") from None
     except (OSError, ValueError) as error:  # ValueError is raised for a NUL in the path
         name = shortened(str(path)) if len(str(path)) > MOST_PATH else path
         raise ConfigError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -61,7 +61,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     try:
         return _loads(text)
     except RecursionError:
-        raise ConfigError(f"{source}: arrays or tables are nested too deep") from None
+        raise ConfigError(f"{source}: arrays or tables are nested too deeply") from None
     except ValueError as error:  # TOMLDecodeError, or an integer of thousands of digits
         found, what = _AT.search(str(error)), _AT.sub("", str(error))
         if found is None:
@@ -116,12 +116,12 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
     value = value.strip()
     if not value:
         name = shortened(key.strip())
-        why = f"an empty string is {name}='\"\"'; --unset {name} removes the file's value"
-        raise ConfigError(f"{shown}: no value; {why}")
+        why = f"for an empty string, write {name}='\"\"'; to remove the file's value, use --unset {name}"
+        raise ConfigError(f"{shown}: the value is missing; {why}")
     try:
         table = _loads(f"value = {value}")
     except RecursionError:
-        raise ConfigError(f"{shown}: arrays or tables are nested too deep") from None
+        raise ConfigError(f"{shown}: arrays or tables are nested too deeply") from None
     except ValueError as error:
         if value[0] in "{['\"":
             raise ConfigError(f"{shown}: {_AT.sub('', str(error))}") from None
@@ -167,7 +167,8 @@ def write(tables: Mapping[str, Any]) -> str:
     """Return ``tables`` as TOML text. Single values come first, followed by one section for each table, in
     which inner tables are written inline.
 
-    Values may be of the types str, int, float and bool, and lists and tables of these. None is left out.
+    Values may be of the types str, int, float and bool, and lists and tables of these. A value of None is
+    left out together with its key.
 
     >>> print(write({"seed": 3, "fleet": {"devices": {"pi-4": 2}, "network": "lte"}}), end="")
     seed = 3

@@ -40,7 +40,7 @@ class Fault(ConfigError):
 
 
 def require(what: str, given: object, fits: bool, allowed: str) -> None:
-    """Raise `ConfigError` unless an argument of a function fits.
+    """Raise `ConfigError` if a function's argument is invalid, that is, if ``fits`` is False.
 
     >>> require("runs", 3, False, "a list of runs")
     Traceback (most recent call last):
@@ -57,7 +57,7 @@ def path(what: str, given: object) -> Path:
 
 
 def whole(what: str, given: object, least: int, most: int = sys.maxsize) -> int:
-    """Return an argument that must be a whole number, which may be of numpy, from ``least`` to ``most``."""
+    """Return an argument that must be a whole number, of Python or numpy, from ``least`` to ``most``."""
     try:
         number = None if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]
     except TypeError:
@@ -310,7 +310,7 @@ def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str])
     else:
         found = close
     hint = f" did you mean {found[0]!r}?" if found else ""
-    where = f"in [{table}]" if table else "at the top"
+    where = f"in [{table}]" if table else "at the top level"
     return Fault(key, f"unknown key {key!r};{hint} allowed {where}: {listed(fields)}")
 
 

@@ -208,7 +208,7 @@ def test_computed_times_are_not_called_measured(
     ("command", "words"),
     [
         ("run none.toml", "none.toml: no such file"),
-        ("run .", ".: a folder, expected a TOML file"),
+        ("run .", ".: this is a folder; expected a TOML file"),
         ("run e.toml --out old", "--out old: holds a run; give another folder, or carry on: edgefl resume"),
         ("run e.toml --out full", "--out full: not empty, expected a new or empty folder"),
         ("run e.toml --out e.toml", "--out e.toml: a file, expected a new or empty folder"),

@@ -156,7 +156,7 @@ def test_a_strategy_without_a_name_is_fedbuff(toml: Path) -> None:
 
 
 WRONG = r"""
-lr=3 -> unknown key 'lr'; did you mean 'training.lr'? allowed at the top: checkpoin
+lr=3 -> unknown key 'lr'; did you mean 'training.lr'? allowed at the top level: checkpoin
 training.learning_rate=3 -> unknown key 'training.learning_rate'; did you mean 'training.lr'? allowed i
 stop.version=3 -> unknown key 'stop.version'; did you mean 'stop.versions'? allowed in [stop]
 trainig.lr=3 -> unknown key 'trainig'; did you mean 'training'?
@@ -270,7 +270,7 @@ def test_an_error_names_the_file_or_the_option_at_fault(toml: Path) -> None:
         ("a..b=3", "--set 'a..b=3': 'a..b' is not a key"),
         ("a b=3", "--set 'a b=3': 'a b' is not a key"),
         ("[a]\nb=3", "--set '[a]\\nb=3': '[a]\\nb' is not a key"),
-        ("seed=", "--set 'seed=': no value; an empty string is seed='\"\"'"),
+        ("seed=", "--set 'seed=': the value is missing; for an empty string, write seed='\"\"'"),
         ("strategy.x=[1", "--set 'strategy.x=[1': "),
         ("strategy.x={a=", "--set 'strategy.x={a=': "),
         ("strategy.x='abc", '--set "strategy.x=\'abc": '),
@@ -292,12 +292,12 @@ def test_wrong_syntax_of_set_is_refused(toml: Path, override: str, words: str) -
         (b"a = 1\nb = '\xff'\n", "line 2: not UTF-8: byte 0xff"),
         (b"\x00", "line 1"),
         (b"a = " + b"1" * 5000, "Exceeds the limit"),
-        (b"a = " + b"[" * 5000, "arrays or tables are nested too deep"),
+        (b"a = " + b"[" * 5000, "arrays or tables are nested too deeply"),
         (b"#" * (1 << 20) + b"#", "cannot be read: longer than 1 MiB"),
-        (b"a" + b".a" * 16_000 + b" = 1", "arrays or tables are nested too deep"),
-        (b"[" + b"'a' . " * 40 + b"a]", "arrays or tables are nested too deep"),
-        (b"a = " + b"{a = " * 300 + b"1" + b"}" * 300, "arrays or tables are nested too deep"),
-        (b"a = " + b"[" * 300 + b"]" * 300, "arrays or tables are nested too deep"),
+        (b"a" + b".a" * 16_000 + b" = 1", "arrays or tables are nested too deeply"),
+        (b"[" + b"'a' . " * 40 + b"a]", "arrays or tables are nested too deeply"),
+        (b"a = " + b"{a = " * 300 + b"1" + b"}" * 300, "arrays or tables are nested too deeply"),
+        (b"a = " + b"[" * 300 + b"]" * 300, "arrays or tables are nested too deeply"),
         (b"\x89PNG\r\n\x1a\n", "line 1: not UTF-8: byte 0x89"),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_file_that_is_no_experiment_is_refused(tmp_path: Path, raw: bytes, wor
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert fault(tmp_path / "none.toml") == f"{tmp_path}/none.toml: no such file"
-    assert fault(tmp_path) == f"{tmp_path}: a folder, expected a TOML file"
+    assert fault(tmp_path) == f"{tmp_path}: this is a folder; expected a TOML file"
     assert "cannot be read" in fault(Path("a\0b"))
     assert "cannot be read: Not a directory" in fault(Path("/dev/null/e.toml"))
     assert fault(Path("/dev/zero")) == "/dev/zero: cannot be read: not a regular file"

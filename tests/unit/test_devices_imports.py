@@ -375,7 +375,7 @@ PASSWORDS = """<!DOCTYPE device [<!ENTITY x SYSTEM "file:///etc/passwd">]>
         ("bouquetfl", "[[gpus]]\nname = 'x'\ncuda_cores = 1\nclock_speed = true", "x: clock_speed: must be"),
         ("bouquetfl", "[[locations]]\nname = 'x'\ndownload_mbps = -1", "x: download_mbps: must be a number"),
         ("bouquetfl", "[[cpus]]\nname = 'x", "line 2"),
-        ("bouquetfl", "a = " + "[" * 5000, "nested too deep"),
+        ("bouquetfl", "a = " + "[" * 5000, "nested too deeply"),
         ("devtools", "", "not JSON"),
         ("devtools", "[]", "no preset"),
         ("devtools", "[" * 100_000, "not JSON"),

@@ -103,7 +103,7 @@ cpu = "measured" -> -> cpu.rate_gflops.train: no source; add one to [sources] fo
 cpu = "measured" -> cpu = "" -> sources.cpu: must be a string that is not empty, got ''
 [sources] -> [sources]\ngpu = "x" -> sources.gpu: not a figure of this file; available: cpu.rate_gflops.train
 [sources] -> [uncertainty]\nmemory = 0.5\n[sources] -> uncertainty.memory: must be a finite number of at least
-[memory] -> [gpu]\nx = 1\n[memory] -> unknown key 'gpu'; did you mean 'cpu'? allowed at the top: availability,
+[memory] -> [gpu]\nx = 1\n[memory] -> unknown key 'gpu'; did you mean 'cpu'? allowed at the top level: availab
 [cpu.rate_gflops]\ntrain = 1.5 -> -> cpu: missing; give it, or a delay_model with mode = "replace"
 [memory] -> [slowdown]\nlow = 3\nhigh = 1\n[memory] -> slowdown.high: must be at least low = 3.0, got 1.0
 """

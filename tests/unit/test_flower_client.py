@@ -180,7 +180,7 @@ def test_an_invalid_reply_is_a_training_error(code: str, message: str, trip: Any
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", r"^training.function: attribute of module 'apps' 'nothing' not found"),
+        ("nothing", r"^training.function: module 'apps': attribute 'nothing' not found"),
         ("seen", r"^training.function: 'flower:apps:seen' raised TypeError"),
         ("answer", r"^training.function: 'flower:apps:answer' raised ValueError: A `ClientApp` cannot"),
     ],

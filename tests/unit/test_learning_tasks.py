@@ -61,7 +61,7 @@ def test_a_named_loss_is_torchs(name: str) -> None:
         ("cross_entropy", NUMBERS, r"takes classes, but data 'mine' has float targets of shape \(2,\); use"),
         ("mse", CLASSES, "'mse' takes float targets, but data 'mine' has classes; use cross_entropy or"),
         ("mse", WORDS, r"'mse' takes float targets, but data 'mine' has token targets of shape \(5,\)"),
-        ("tried:missing", NUMBERS, "training.loss: attribute of module 'tried' 'missing' not found"),
+        ("tried:missing", NUMBERS, "training.loss: module 'tried': attribute 'missing' not found"),
         ("tried:nothing", NUMBERS, "'tried:nothing' must be a function"),
     ],
 )  # fmt: skip

@@ -96,7 +96,7 @@ def test_if_one_key_cannot_be_written_none_is_left(folder: Path) -> None:
             "this is not an edgefl key; expected a name, and 64 hexadecimal digits as secret",
         ),
         (lambda key: key.write_bytes(b"\xff"), "line 1: not UTF-8: byte 0xff"),
-        (lambda key: (key.unlink(), key.mkdir()), "a folder, expected a TOML file"),
+        (lambda key: (key.unlink(), key.mkdir()), "this is a folder; expected a TOML file"),
         (lambda key: key.write_text(key.read_text().replace("name", "what")), "this is not an edgefl key"),
         (lambda key: key.write_text("name = 1\nsecret = []\n"), "this is not an edgefl key"),
     ],

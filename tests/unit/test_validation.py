@@ -67,7 +67,7 @@ COUNT = "a whole number from 1 to 9"
         ({"inner": {"kind": 1}}, "unknown key 'inner.kind'; allowed in [inner]: alpha, beta_weight"),
         (
             {"alpha": 1},
-            "unknown key 'alpha'; did you mean 'inner.alpha'? allowed at the top: anything, count,",
+            "unknown key 'alpha'; did you mean 'inner.alpha'? allowed at the top level: anything, count,",
         ),
         ({"kind": "wal"}, "kind: must be 'virtual' or 'wall', got 'wal'; did you mean 'wall'?"),
         ({"scale": -0.5}, f"scale: must be {NUMBER} or 'auto', got -0.5"),
