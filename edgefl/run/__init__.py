@@ -20,10 +20,10 @@ hidden          implements secure aggregation: its rules, the phones' keys, and 
                 encrypted) updates (hidden_masks, hidden_pairwise and hidden_trusted implement one kind each;
                 secure_process is the process that unmasks or decrypts sums; secure_parties is the code that
                 the parties in secure_process share)
-clock           implements clocks, alarms and the agenda (progress collects the metrics for the live view and
-                the time spent in each stage)
-client, worker  are the processes that train, at the speed of the device or of the host; worker also runs the
-                evaluator (assessor evaluates a model)
+clock           implements clocks, alarms and the agenda
+progress        collects the metrics for the live view, and the time that the server spends in each stage
+client, worker  are the processes that train: a client at the speed of its device, a worker at the speed of
+                the host; worker also runs the evaluator (assessor evaluates a model)
 update          makes an update in a client or worker: it trains the model, writes the update and computes its
                 checksum
 connection      connects the server and its peers through ZeroMQ (messages defines the format of the messages;

@@ -51,11 +51,11 @@ class SumResult(msgspec.Struct):
     clip_norm: float | None = None
     salt: str = ""
     zero: tuple[int, ...] = ()
-    """Tasks whose updates were replaced by zeros, with differential privacy; see `Summed.zero`."""
+    """With differential privacy, the tasks whose updates were replaced by zeros; see `Summed.zero`."""
     weights: tuple[float, ...] = ()
     """The weights that `Strategy.combine` chose; empty if the weights of the step were used."""
     refused: str = ""
-    """Reason why a sum of hidden (masked or encrypted) updates was refused; none of the updates is used."""
+    """Reason why a sum of hidden (masked or encrypted) updates was refused. None of them is then used."""
 
 
 @dataclass
@@ -68,13 +68,13 @@ class Aggregator(Slots):
     deferred: Sum | None = None
     """Sum that waits for a free ring entry."""
     waiting: Sum | None = None
-    """Sum that waits until enough clients are online to unmask it, or until their exchange has ended."""
+    """Sum that waits until enough clients are online to unmask it, or until their exchange of shares ends."""
     exchanged: Sequence[str] = ()
     """Names of the vectors that the server and the clients exchange in addition to the model."""
     own: Sequence[str] = ()
     """Names of the vectors that only the server has; in a ring entry they follow the optimiser's vectors."""
     hidden: HiddenSums | None = None
-    """Sums hidden (masked or encrypted) updates; None if the server can read single updates."""
+    """Sums hidden (masked or encrypted) updates; None if the server can read individual updates."""
     combine: Callable[[Rows, Sequence[float]], list[float] | Floats] | None = None
     """Function that combines the updates for a strategy that reads them one by one; see
     `edgefl.core.strategy_calls.combined`."""
@@ -100,8 +100,8 @@ class Aggregator(Slots):
     ) -> Aggregator:
         """Create the aggregator of a run whose model has ``size`` elements.
 
-        ``source`` is the source of privacy noise. The last ``statistics`` elements are the module's buffers,
-        such as the running statistics of batch normalisation.
+        ``source`` is the source of privacy noise. The last ``statistics`` of the elements are the module's
+        buffers, such as the running statistics of batch normalisation.
         """
         assert isinstance(experiment.fleet.devices, dict)
         most = strategy.max_weight(sum(experiment.fleet.devices.values()))
@@ -148,7 +148,7 @@ class Aggregator(Slots):
         return (norm if math.isfinite(norm) else math.inf), distance
 
     def cost(self) -> Aggregation:
-        """Return the number of updates, the bytes and the seconds of all sums so far."""
+        """Return the totals of all sums so far: updates, bytes and seconds."""
         threads = kernels.threads() if self._backend in ("c", "numba") else 1
         return Aggregation(backend=self._backend, threads=threads, **vars(self.totals))
 
@@ -169,7 +169,7 @@ class Aggregator(Slots):
     def sum(self, action: Sum, entry: int, zero: Sequence[int] = ()) -> SumResult:
         """Make version ``action.version`` in ring entry ``entry`` and publish it, unless an update is bad.
 
-        A differentially private step sums a bad update as zero instead. When a step is repeated after a
+        A differentially private step counts a bad update as zero instead. When a step is repeated after a
         resume, ``zero`` lists the tasks whose updates were bad the first time.
         """
         failpoints.pass_by("sum")
@@ -180,7 +180,7 @@ class Aggregator(Slots):
         return result
 
     def _attempt(self, action: Sum, entry: int) -> SumResult | None:
-        """Try the sum once; return None if it must be repeated with some updates as zero."""
+        """Try the sum once; return None if it must be repeated with some updates counted as zero."""
         buffer, leases, tasks = self.buffer, self.leases, action.tasks
         slots = [leases[task].slot for task in tasks]
         altered: tuple[int, ...] = ()
@@ -211,7 +211,7 @@ class Aggregator(Slots):
         seconds = time.perf_counter() - started
         weights = action.weights if self.combine is None else self._chosen or (1.0,) * len(slots)
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(weights, whole, strict=True)]
-        # This sum bounds the change of every element, so the check of all elements is rarely needed.
+        # This sum bounds the change of every element, so it is rarely necessary to check all elements.
         if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
             if not all(np.isfinite(vector).all() for vector in made):  # drop the largest update
@@ -265,7 +265,7 @@ class Aggregator(Slots):
         sums = None if self.exchanged else np.empty(len(updates), dtype=np.uint64)
         if self.combine is None:
             norms = self._step(action, entry, updates, weights, scales, sums)
-        else:  # compute norms and checksums first, because the strategy must read finite updates only
+        else:  # compute norms and checksums first, because the strategy must read only finite updates
             zeros, given = [0.0] * len(updates), scales if scaled else None
             norms = kernels.weighted_sum(
                 model, None, updates, zeros, self._backend, scales=given, checksums=sums
@@ -401,7 +401,7 @@ class Aggregator(Slots):
         model[-self.statistics :] = averaged
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
-        """Write the strategy's next vectors, and add each vector with a factor ``into_model`` to the model.
+        """Write the strategy's next vectors; add ``into_model`` times each vector to the model.
 
         For each update, return the squared norm of its changes to the exchanged vectors.
         """

@@ -22,7 +22,7 @@ from edgefl.seeds import stream
 from edgefl.terminal import printable
 
 LONGEST_PROBLEM = 500
-"""Maximum length, in characters, of an error message of the user's function in the record."""
+"""Error messages of the user's function are cut to this many characters in the record."""
 
 
 class Assessor:

@@ -239,7 +239,7 @@ WITNESS = "EDGEFL_WITNESS"
 
 
 class Witness:
-    """A client's log of the updates that it sent and that the server acknowledged.
+    """A client's log of the updates that it has sent and of those that the server has acknowledged.
 
     Tests compare the log with the record. It is written only if the environment variable `WITNESS` is set.
     The client appends a line before it sends `Trained`, and another when it receives its next task:

@@ -115,7 +115,7 @@ class Due(NamedTuple):
 
 
 class Agenda:
-    """Queue of entries in the order of their times.
+    """Priority queue of entries, ordered by time.
 
     If a second arrival is added for the same task, it replaces the first.
 

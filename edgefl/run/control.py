@@ -90,7 +90,7 @@ class Activity(msgspec.Struct, frozen=True, tag="activity"):
 
 
 class Described(msgspec.Struct, frozen=True, tag="described"):
-    """The text on a run's fleet, workload and time scale that its live views show."""
+    """The run's fleet, workload and time scale, for the live page."""
 
     fleet: list[tuple[str, str, int]]
     """Profile, network and number of clients of each group, in the order of the clients' numbers."""
@@ -215,11 +215,11 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     dataset: str
     fingerprint: Fingerprint | None = None
     buffers: int = 0
-    """Number of running statistics, the last elements of the model; see `FlatModel.buffers`."""
+    """Number of running statistics, which are the last elements of the model; see `FlatModel.buffers`."""
     remark: str = ""
     """A warning about the model, for the user."""
     code: dict[str, str] = {}
-    """Digests of the user's own modules: `edgefl.loading.digests`."""
+    """Digests of the user's own modules, from `edgefl.loading.digests`."""
 
 
 def column(numbers: bytes) -> memoryview[int]:
@@ -328,7 +328,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     version: int
     trips: int
     connected: int | None
-    """Number of connected clients until all are connected; None once emulated time runs."""
+    """Number of connected clients until all are connected; None once emulated time has begun."""
     staleness_mean: float
     staleness_max: int
     accuracy: float | None

@@ -41,12 +41,12 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
         return
     if rules.local_noise_multiplier and strategy.vectors:
         raise ConfigError(
-            f"privacy.local_noise_multiplier: clients add noise to their update only, but strategy {name!r} "
+            f"privacy.local_noise_multiplier: clients add noise only to their update, but strategy {name!r} "
             f"also exchanges {', '.join(strategy.vectors)}; choose another strategy"
         )
     if rules.central and strategy.reads == "updates":
         raise ConfigError(
-            f"[privacy] protects updates by noise in their sum, but strategy {name!r} reads single "
+            f"[privacy] protects updates by noise in their sum, but strategy {name!r} reads individual "
             "updates (reads = 'updates'); choose another strategy, or only privacy.local_noise_multiplier"
         )
     vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures

@@ -30,12 +30,12 @@ from edgefl.run.slots import Lease
 from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
 
 LONG_SUM_BYTES = 2**20
-"""If the updates of a sum have at least this many bytes in total, queued tasks are sent before the sum, so
-that clients need not wait for it."""
+"""If the updates of a sum have at least this many bytes in total, queued tasks are sent before the sum
+is computed, so that clients need not wait for it."""
 
 
 class _OpenTrip(msgspec.Struct):
-    """A task that has no row in the record yet; ``arrival`` is set when its update is complete."""
+    """A trip that has no row in the record yet; ``arrival`` is set when its update is complete."""
 
     order: Train
     sent_s: float

@@ -26,7 +26,7 @@ from edgefl.zeromq.sockets import Frame, Full, Unreachable
 
 
 class TaskReturned(NamedTuple):
-    """A task ended without an update; ``kind`` is the kind of incident, or "" if this is no incident."""
+    """A task that ended without an update; ``kind`` is the kind of incident, or "" if there was none."""
 
     client: int
     task: int
@@ -57,7 +57,7 @@ Checked = messages.Ready | messages.TaskResult | messages.Assessed | TaskReturne
 
 @dataclass(eq=False)
 class Gate:
-    """Receives and checks messages, and sends messages; never blocks."""
+    """Receives, checks and sends messages. Only `wait` blocks."""
 
     socket: ServerSocket
     transport: ShmServer
@@ -118,7 +118,7 @@ class Gate:
     def _beat(self, peer: Peer, *_: object) -> Sequence[Checked]:
         peer.idle += 1
         if peer.idle > MOST_IDLE:
-            raise WireError(f"{peer.idle} messages in a row without effect")
+            raise WireError(f"sent {peer.idle} messages in a row without effect")
         return ()
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
@@ -132,7 +132,7 @@ class Gate:
         if self.lease_of(peer, message.task) is None:
             if message.task in peer.past:
                 return self._beat(peer)
-            raise WireError(f"a part of an update for task {message.task}, which the sender does not hold")
+            raise WireError(f"sent a part of an update for task {message.task}, which it does not hold")
         self.transport.accept(message, messages.payload(body))
         return ()
 
@@ -164,7 +164,7 @@ class Gate:
         """Accept a complete update. Raises `WireError` if the lease or the slot contradicts the message."""
         buffer, task = self._buffer, result.task
         if lease is None:
-            raise WireError(f"an update of task {task}, which the sender does not hold")
+            raise WireError(f"reported an update of task {task}, which it does not hold")
         if peer.role == control.CLIENT:
             result.measured()
         slot = lease.slot
@@ -176,9 +176,9 @@ class Gate:
         if self.transport.carries_updates:
             buffer.written(slot, task=task, checksum=result.checksum)
         elif buffer.state[slot] != SlotState.WRITTEN:
-            raise WireError(f"an update of task {task} whose slot is not written")
+            raise WireError(f"reported an update of task {task}, whose slot is not written")
         elif result.checksum != buffer.checksum[slot]:
-            raise WireError(f"an update of task {task} whose checksum differs from that in its slot")
+            raise WireError(f"reported an update of task {task} whose checksum differs from that in its slot")
         self.end_task(peer, task)
         return result
 

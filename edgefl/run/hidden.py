@@ -47,7 +47,7 @@ class Trip(NamedTuple):
     client: int
     task: int
     cohort: Cohort | None
-    """The round of this trip and its clients, if no client can join it later; otherwise None."""
+    """The trip's round and the clients in it, if no client can join the round later; otherwise None."""
     weight: float
     """The client's `Strategy.own_weight` divided by the fleet's largest own weight; 1 if the strategy
     defines no own weights."""
@@ -67,7 +67,7 @@ class SumProcess(Protocol):
     """A process that unmasks or decrypts sums, such as `edgefl.run.secure_process.SecureProcess`."""
 
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
-        """Request the sum of ``members``, and return the reply of the clients that are ``online``."""
+        """Request the sum of ``members`` and return the reply. Only clients in ``online`` can help."""
 
 
 class Parties(Protocol):
@@ -140,7 +140,7 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError("[server.secure] needs the package cryptography: pip install 'edgefl[secure]'")
     if strategy.reads == "updates":
-        raise ConfigError(f"[server.secure] hides single updates, but strategy {name!r} reads them")
+        raise ConfigError(f"[server.secure] hides individual updates, but strategy {name!r} reads them")
     if strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures:
         raise ConfigError(
             "[server.secure] needs a strategy that uses only weighted sums of updates, got "

@@ -55,7 +55,7 @@ _ABSENT = 2**32 - 1
 def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: int) -> None:
     if not isinstance(strategy, Rounds) or strategy.own_weight(1, 1) is None:
         raise ConfigError(
-            "server.secure.kind: 'pairwise' needs a strategy of rounds whose clients know their weights "
+            "server.secure.kind: 'pairwise' needs a strategy with rounds whose clients know their weights "
             f"(such as fedavg), got {type(strategy).__name__}; 'masks' works with buffers"
         )
     if not strategy.closed:
@@ -193,7 +193,7 @@ def uploads_of(
         raise SecureError("no client's update arrived")
     cohort = found[0].cohort
     if any(one.cohort != cohort for one in found):
-        raise SecureError("the updates are not of one round")
+        raise SecureError("the updates are not all from the same round")
     uploads = {one.client + 1: one for one in found}
     one = round_rules(rules, cohort)
     if len(uploads) < len(found) or not uploads.keys() <= one.clients:
@@ -285,7 +285,7 @@ def check_weights(weights: Sequence[float], whole: Sequence[int]) -> None:
         share = weight / total
         if abs(share * units - own) > 1 + share * len(whole):
             raise SecureError(
-                f"a client weighted its update with {own} of {units}, but the strategy with {share:.3g}"
+                f"a client weighted its update with {own} of {units}; the strategy used {share:.3g}"
             )
 
 

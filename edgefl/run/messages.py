@@ -35,7 +35,7 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_COUNT = 10**12
 """Maximum number of examples, steps or correct answers in a message."""
 
-# Ranges that the decoder checks natively: the record stores 64-bit numbers, and all of them must be finite.
+# Ranges that the decoder checks, because the record stores only finite 64-bit numbers.
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
 Checksum = Annotated[int, msgspec.Meta(ge=0)]
@@ -92,7 +92,7 @@ class TripTimes(_Message, frozen=True, tag=4):
     """Sum of the one-way delays of download and upload, which ``down`` and ``up`` include."""
     lateness_s: Amount = 0.0
     process_grew_mib: Amount | None = None
-    """Growth of the memory of the client's process so far, in MiB; None under the virtual clock."""
+    """Memory growth of the client's process so far, in MiB; None under the virtual clock."""
 
     @property
     def trip(self) -> Spent:
@@ -127,7 +127,7 @@ class TaskResult(_Message, frozen=True, tag=23):
     counted: Count | None = None
     """Number of examples by which the update is weighted; None stands for all examples of the client."""
     failed: str = ""
-    """Reason, for the record, why the update consists only of local noise; otherwise empty."""
+    """Reason why the update consists only of local noise, for the record; empty if it does not."""
     order: int = 0
     """Sequence number of the order to which the task belongs; see `Task.order`."""
     times: TripTimes | None = None
@@ -204,7 +204,7 @@ class Task(_Message, frozen=True, tag=11):
     wait_s: float = 0.0
     """Emulated seconds from the receipt of the task until the trip starts."""
     cohort: Cohort | None = None
-    """The round of this task and its clients, if no client can join it later; otherwise None."""
+    """The task's round and the clients in it, if no client can join the round later; otherwise None."""
     order: int = 0
     """Sequence number, which increases with each order to a peer. The peer ignores repeated and outdated
     orders, and the server ignores results that do not belong to the task's latest order."""
@@ -223,8 +223,8 @@ class Tasks(_Message, frozen=True, tag=15):
 
 
 class Withdraw(_Message, frozen=True, tag=16):
-    """Server → client or worker: these tasks are no longer needed. Each is returned by `Gone`, unless its
-    update is already complete."""
+    """Server → client or worker: these tasks are no longer needed. The peer returns each with `Gone`, unless
+    its update is already complete."""
 
     tasks: list[int]
 
@@ -271,7 +271,7 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
     if isinstance(message, Trained):
         for result in message.results:
             if math.isinf(result.loss) or (result.metrics and any(map(math.isinf, result.metrics.values()))):
-                raise WireError("an infinite loss or metric; each must be finite or NaN")
+                raise WireError("a loss or metric is infinite; it must be finite or NaN")
     elif isinstance(message, Assessed):
         pairs = zip(message.correct, message.total, strict=False)
         if len(message.correct) != len(message.total) or not all(right <= total for right, total in pairs):
@@ -292,7 +292,7 @@ def decode_from_server(header: bytes | memoryview) -> FromServer:
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], header: bytes | memoryview) -> T:
     if len(header) > MAX_HEADER_BYTES:
-        raise WireError(f"a header of {len(header)} bytes, but at most {MAX_HEADER_BYTES} are allowed")
+        raise WireError(f"the header has {len(header)} bytes, but at most {MAX_HEADER_BYTES} are allowed")
     try:
         return decoder.decode(header)
     except (msgspec.DecodeError, RecursionError, OverflowError, ValueError) as error:

@@ -130,7 +130,7 @@ class Peers:
         return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
-        """Yield each peer that has been silent for more than ``seconds``, and its silence in seconds.
+        """Yield each peer that has been silent for more than ``seconds``, and for how many seconds.
 
         Before its `Ready` message, a peer may be silent for `STARTUP_S` seconds if this limit is longer.
         """
@@ -187,7 +187,7 @@ class PeerLifecycle:
         """
         seconds = max(self._experiment.server.heartbeat_s, 3 * slowest_step_s)
         if why := self._peers.refused(seconds):
-            raise RunError(f"the server can open no more connections to its clients: {why}")
+            raise RunError(f"the server cannot open any more connections to its clients: {why}")
         for peer, silent_s in self._peers.check_silence(seconds, self.check_every_s):
             if peer.role not in CLIENTS and peer.ready and silent_s < BUSY_S:
                 continue

@@ -67,7 +67,7 @@ class Gauge:
     def cost(self, ns: int) -> None:
         """Store the time in nanoseconds that the server spent on one update, from the receipt of the update
         to the next task, excluding sums."""
-        if self._wall and len(self._costs_ns) < MOST_COSTS:  # a worker reports many updates at once
+        if self._wall and len(self._costs_ns) < MOST_COSTS:  # workers report in batches: no cost per update
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:

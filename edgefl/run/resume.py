@@ -135,9 +135,9 @@ def restore(
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
         raise ConfigError(
-            f"{folder}: killed under the wall clock, with secure noise or local noise: resuming would repeat "
-            "steps that were already seen, with different noise, which spends the privacy budget twice; "
-            "start a new run"
+            f"{folder}: the run was killed under the wall clock and uses secure or local noise; resuming it "
+            "would repeat steps that were already seen, with different noise, and spend their privacy budget "
+            "twice; start a new run"
         )
     replay = _JournalReplay(core, dynamics)
     for _, event in store.replay(until=last.journal_seq):

@@ -80,10 +80,10 @@ class ServerLoop:
         try:
             socket = self._gate.socket
             self._channel.send(socket.listening)
-            # Loop until the run has stopped and the last evaluation is complete (or interrupted).
+            # Loop until the run has stopped and, unless it was interrupted, the last evaluation is complete.
             while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
                 self._turn()
-        except Closed:  # the supervisor was killed, so save acknowledged updates in a last checkpoint
+        except Closed:  # the supervisor was killed, so save acknowledged updates in a final checkpoint
             self._interrupted, self._stopped = True, self._stopped or "interrupted"
         self._conclude()
 
@@ -102,7 +102,7 @@ class ServerLoop:
                 elif isinstance(order, control.Grow) and self._stopped is None:
                     self._grow(order)
         if self._interrupted:
-            return  # later messages are handled after the resume
+            return  # all other work waits until the run is resumed
         self._engine.retry_sum()
         if self._started:
             self._handle_all(self._timeline.due())
@@ -147,9 +147,9 @@ class ServerLoop:
         self._watch.to(before)
 
     def _stop(self, reason: str) -> None:
-        """Dismiss the clients after the core has stopped, and wait only for the last evaluations.
+        """Dismiss the clients after the core has stopped; from now on the loop waits only for evaluations.
 
-        An evaluator that hangs is still killed, and its unfinished evaluations are given up.
+        An evaluator that hangs is still killed, and its unfinished evaluations are then given up.
         """
         self._stopped = reason
         self._flush()

@@ -159,7 +159,7 @@ def build(
         what = f"the {plan.killed} was killed: the run goes on {from_here}"
         store.incident(emulated_s, None, "restart", what)
     if _forbids_repetition(experiment):
-        store.sync()  # after a power failure the record must not still have the status "interrupted"
+        store.sync()  # if a power failure restored the status "interrupted", the run could be resumed twice
     else:
         store.commit()
 
@@ -324,8 +324,8 @@ class _ClientRows(LazySequence[ClientRow]):
         self._alike = {kind: self._facts(info) for kind, info in kinds_of(self._clients).items()}
 
     def _facts(self, info: ClientInfo) -> tuple[bool, dict[str, Any]]:
-        """Return whether the profile declares step times, and the row's fields that are equal for all clients
-        of this profile and network."""
+        """Return whether the profile declares step times, and the row's fields that are the same for all
+        clients of this profile and network."""
         device, network = device_of(self._experiment, info.client, info.profile), network_of(info.network)
         return device.time_model() is not None, {
             "profile": device.id,
@@ -362,7 +362,7 @@ def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
 def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
     """Return the power that the fleet's devices draw, keyed by profile and network.
 
-    Profiles without figures for power are left out.
+    Profiles without power figures are left out.
     """
     found: dict[str, dict[str, PowerDraw]] = {}
     for info in kinds_of(fleet_of(plan.experiment)).values():

@@ -119,7 +119,7 @@ class Slots:
         self.leases[task].holder = -1
 
     def reclaim(self, task: int) -> None:
-        """Unassign a task from a peer that can no longer write to its slot; the slot is incomplete again."""
+        """Unassign a task from a peer that can no longer write to its slot; mark the slot as incomplete."""
         self.unassign(task)
         self.buffer.state[self.leases[task].slot] = SlotState.LEASED
 
@@ -135,7 +135,7 @@ class Slots:
     def fetched(self, slot: int) -> None:
         """Record that the client of this slot no longer reads its base model from the ring.
 
-        Its entry may then be overwritten.
+        The model's ring entry may then be overwritten.
         """
         self._unread.pop(slot, None)
 

@@ -1,6 +1,6 @@
 """The supervisor: starts and watches every process of a run, owns the shared memory, and cleans up.
 
-It is one loop over the channels to server and zygote and over the messages from the run's hosts:
+One loop handles the messages from the server, the zygote and the run's hosts:
 
     state       meanwhile                                 next state, when
     LOADING     zygote and nodes load data and model      ADOPTING: enough hosts are ready (`Gathered`);
@@ -10,11 +10,12 @@ It is one loop over the channels to server and zygote and over the messages from
     SERVING     the fleet is forked; the run proceeds     RESTARTING: server or zygote was killed
                                                           LEAVING: the zygote has exited
     RESTARTING  all peers of the killed server end        SERVING: they have ended (`Cleared`)
-    LEAVING     the server writes a last checkpoint
+    LEAVING     the server writes a final checkpoint
     ENDED       the record is complete (`Finished`)
 
 Ctrl-C ends the run immediately in the first three states; later, the server first writes a checkpoint.
-However the run ends, the same code closes everything and writes summary, report and trace.
+However the run ends, the same code closes everything. If the server has finished (ENDED), the supervisor then
+writes the summary, the report and the trace.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ from edgefl.terminal import printable
 GRACE_S = 10.0
 """Time limit in seconds for the exit of a process; a process that takes longer is killed."""
 LAST_CHECKPOINT_S = 3.0
-"""Maximum time in seconds that a resume waits for the last checkpoint of a server whose supervisor was
+"""Maximum time in seconds that a resume waits for the final checkpoint of a server whose supervisor was
 killed."""
 MOST_DEATHS = 3
-"""The run ends when the server or the zygote has died this many times in a row without a new version in
-between."""
+"""The run ends when the server or the zygote has died this many times in a row and no new version was made
+in between."""
 
 
 def run(
@@ -89,7 +90,7 @@ def run(
     ``fork_server`` forks the processes of the run; without it, new interpreters are started.
     ``web`` is a socket from `edgefl.run.web.listening` on which the run is shown as a page.
     ``hosts`` are the hosts on which the clients or workers are started; by default, only this host.
-    ``passing`` is True for one run of many: its panel on the terminal disappears when the run ends.
+    ``passing`` is True if the run is one of many: its panel on the terminal disappears when the run ends.
 
     Raises `ConfigError` before anything starts if the experiment cannot be run, `RunError` if the run fails,
     and KeyboardInterrupt after Ctrl-C; the run is then on disk and can be resumed, or is complete if the
@@ -119,9 +120,9 @@ def resume(
 ) -> Result:
     """Resume the run in ``folder`` from its last checkpoint, or start it if it has not begun.
 
-    If the run was killed between its end and its summary, only the missing results are written.
+    If the run was killed after its end but before all results were written, write only the missing results.
 
-    Raises `ConfigError` if no checkpoint can be read, if the run is over, or if another process runs it.
+    Raises `ConfigError` if no checkpoint can be read, the run is over, or another process is running it.
     """
     folder = folder.absolute()
     _require_text(folder)
@@ -151,7 +152,7 @@ def resume(
 
 
 def _require_text(*folders: Path) -> None:
-    """Raise `ConfigError` for a folder name that is not UTF-8, which the record and the messages require."""
+    """Raise `ConfigError` if a folder's name is not UTF-8; the record and the messages require UTF-8."""
     for folder in folders:
         try:
             str(folder).encode()
@@ -165,7 +166,7 @@ def _require_text(*folders: Path) -> None:
 
 
 def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> dict[str, Any]:
-    """Write the results in ``names`` (summary, trace, report) from a run's record; return the summary."""
+    """Write the results listed in ``names`` (summary, trace, report) from the record; return the summary."""
     from edgefl.results import report, summary, trace
 
     run_folder.forget_noise(folder)
@@ -194,7 +195,7 @@ class State(enum.Enum):
 
 
 CHANNELS = ("server", "zygote")
-"""Processes that the supervisor starts, in the order in which their messages are handled."""
+"""Names of the processes that the supervisor starts, in the order in which their messages are handled."""
 HAS_LISTENED = {State.SERVING, State.RESTARTING, State.LEAVING}
 HAS_PLAN = {State.STARTING, State.SERVING, State.LEAVING}
 """States in which the server has received its plan and reads further messages."""
@@ -250,7 +251,7 @@ class _Supervisor:
         self._selector.register(self._wakeup[0], selectors.EVENT_READ)
 
     def run(self) -> Result:
-        with contextlib.ExitStack() as shown:  # the view's last line shows the verdict from the results
+        with contextlib.ExitStack() as shown:  # the view stays open to show the results' verdict
             self._run_processes(shown)
             self._view.judged = verdict_of(self._write_results())
         if self._broken:
@@ -262,7 +263,7 @@ class _Supervisor:
     def _run_processes(self, shown: contextlib.ExitStack) -> None:
         """Run all processes until the run has ended.
 
-        The view is opened when they have started, and stays open until ``shown`` is closed.
+        The view is opened after the zygote and the server; it stays open until ``shown`` is closed.
         """
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_children)  # called last, after the channels are closed
@@ -282,7 +283,7 @@ class _Supervisor:
                 self._view.judged = control.NO_VERDICT
 
     def _write_results(self) -> dict[str, Any]:
-        """Complete the record, and write summary, report and trace; return the summary."""
+        """Complete the record; write the summary, the report and the trace; return the summary."""
         try:
             with Store(self._folder, create=False) as store:
                 store.set_meta(memory=self._memory, **self._hosts.usage(self._usage.usage()))
@@ -419,7 +420,7 @@ class _Supervisor:
         os.write(self._wakeup[1], b"!")
 
     def _interrupt(self) -> None:
-        """Ask the server to stop. At the second interrupt, or if the server has not listened yet, kill it."""
+        """Ask the server to stop. On the second interrupt, or if the server is not listening yet, kill it."""
         if self._interrupts > 1 or self._state not in HAS_LISTENED:
             self._children["server"].kill()
             raise KeyboardInterrupt
@@ -427,7 +428,7 @@ class _Supervisor:
         self._stop_serving()
 
     def _stop_serving(self) -> None:
-        """Ask the server for a last checkpoint; if the server has no plan yet, `_serve` will ask later."""
+        """Ask the server for a final checkpoint; if the server has no plan yet, `_serve` will ask later."""
         if self._state in HAS_PLAN:
             self._channels["server"].tell(control.Interrupt("interrupted"))
 
@@ -445,11 +446,11 @@ class _Supervisor:
             self._stop_serving()
         else:
             loading = name == "zygote" and state not in HAS_LISTENED
-            when = " while it loaded data and model and tried the training" if loading else ""
+            when = " while it loaded the data and the model and tried to train" if loading else ""
             raise self._error(f"{what}{when}")
 
     def _restart(self, name: str, what: str) -> None:
-        """Start a new server on the same buffer, and send it the plan when no peer can write to the buffer.
+        """Start a new server on the same buffer; send it the plan once no old peer can write to the buffer.
 
         If the zygote was killed, all clients have died with it. The server is then killed too, and its
         successor assigns the clients' tasks again.
@@ -471,8 +472,8 @@ class _Supervisor:
             self._drop_channel(name)
             self._start_zygote()
         self._start("server", "server_process", control.FromServer)
-        # The old server had begun to listen, so the buffer is valid. Under the virtual clock, the record may
-        # lag behind the buffer.
+        # The old server had begun to listen, so the buffer is valid. Under the virtual clock it is not used,
+        # because the record may lag behind it.
         recover = under_way and not self._virtual
         self._plan = msgspec.structs.replace(
             self._plan,

@@ -39,7 +39,7 @@ from edgefl.strategies.base import Strategy
 
 MOST_RUNS = 10_000
 CURVES = "curves.pdf"
-"""Name of the file in a sweep's folder with a figure of the learning curves."""
+"""Name of the figure of the learning curves in a sweep's folder."""
 APART = (
     "data.name",
     "data.path",
@@ -150,7 +150,7 @@ def drawn_fleets(experiment: Experiment) -> Experiment:
     Raises `ConfigError` under the wall clock.
     """
     if experiment.clock.kind != "virtual":
-        raise ConfigError("--fleets: needs the virtual clock; add --clock virtual")
+        raise ConfigError("--fleets needs the virtual clock; add --clock virtual")
     fleet = msgspec.structs.replace(experiment.fleet, model_errors="drawn")
     return msgspec.structs.replace(experiment, fleet=fleet)
 
@@ -175,7 +175,7 @@ def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[
             channel.tell(control.Prepare(one.experiment, str(base), Enforcement()))
             answer = channel.receive()
         except Closed:
-            raise RunError(f"{label}: the process that tried the training ended early") from None
+            raise RunError(f"{label}: the process that tried the training function ended early") from None
         finally:
             channel.close()
             end_child(child, supervisor.GRACE_S)
@@ -305,7 +305,7 @@ def _plain(value: str) -> str:
 
 
 def _slug(label: str, taken: set[str]) -> str:
-    """Turn a label into a folder name that is not in ``taken``, at most 80 characters long."""
+    """Make a folder name that is not in ``taken`` from the first 80 characters of a label."""
     stem = re.sub(r"[^\w.=-]+", "-", label, flags=re.ASCII).strip("-.")[:80] or "run"
     slug = (
         stem

@@ -79,7 +79,7 @@ class Restored:
 
 @dataclass(eq=False)
 class Timeline:
-    """Base class of the timelines. Callers must handle an event before they advance the iterator."""
+    """Base class of the timelines. Callers must handle an event before they request the next one."""
 
     experiment: Experiment
     clock: WallClock
@@ -122,7 +122,7 @@ class Timeline:
         return Due(self._change_s(client, move), JOIN if move.joins else LEAVE, client)
 
     def _change_s(self, client: int, move: Transition) -> float:
-        """Return the emulated time for which a client's join or leave is scheduled; ∞ if it is not."""
+        """Return the emulated time at which to schedule a client's join or leave; ∞ stands for never."""
         raise NotImplementedError
 
     def _schedule_changes(self) -> None:
@@ -193,7 +193,7 @@ class Timeline:
 
     @property
     def expected(self) -> int:
-        """Number of scheduled events that will happen even if no client trains."""
+        """A number above 0 if scheduled events will happen even if no client trains."""
         raise NotImplementedError
 
     def save(self) -> InFlightWork:

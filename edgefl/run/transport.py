@@ -47,7 +47,7 @@ class ShmServer:
 
     def accept(self, chunk: Chunk, body: Frame) -> None:
         """Copy a part of an update into its slot. Raises `WireError` if the part does not fit."""
-        raise WireError("received a part of an update, but this run uses shared memory")
+        raise WireError("sent a part of an update, but this run uses shared memory")
 
 
 class WireServer(ShmServer):
@@ -74,7 +74,7 @@ class WireServer(ShmServer):
         return [self._copy]
 
     def accept(self, chunk: Chunk, body: Frame) -> None:
-        buffer, slot, part = self._buffer, chunk.slot, f"a part of an update for slot {chunk.slot}"
+        buffer, slot, part = self._buffer, chunk.slot, f"sent a part of an update for slot {chunk.slot}"
         if not 0 <= slot < buffer.shape.slots or buffer.task[slot] != chunk.task:
             raise WireError(f"{part}, which task {chunk.task} does not hold")
         if buffer.state[slot] != SlotState.LEASED:
@@ -82,14 +82,14 @@ class WireServer(ShmServer):
         raw, end = buffer.raw(slot), chunk.offset + len(body)
         if not 0 <= chunk.offset <= end <= raw.size:
             raise WireError(
-                f"{part} has {len(body)} bytes at offset {chunk.offset}, but the update has {raw.size} bytes"
+                f"{part} with {len(body)} bytes at offset {chunk.offset}, but the update has {raw.size} bytes"
             )
         task, parts, received = self._parts[slot]
         if task != chunk.task:
             parts, received = 0, {}
         parts += 1
         if parts > REPEATED * (raw.size // ALIGN_BYTES) + SOME_PARTS:
-            raise WireError(f"{part}: {parts} parts are too many")
+            raise WireError(f"{part}: too many parts ({parts})")
         received[chunk.offset] = len(body)
         self._parts[slot] = chunk.task, parts, received
         raw[chunk.offset : end] = np.frombuffer(body, dtype=np.uint8)
@@ -102,7 +102,7 @@ class ShmClient:
         self._buffer, self._send = buffer, send
 
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
-        """Return the task's model, read-only and in place.
+        """Return the task's model without copying it; the caller must not change it.
 
         Raises `SlotError` or `WireError` if the model is not available.
         """
@@ -138,7 +138,7 @@ class WireClient(ShmClient):
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
         due = 4 * self._buffer.shape.size
         if len(frames) != 1 or len(frames[0]) != due:
-            raise WireError(f"a model of {sum(map(len, frames))} bytes where {due} are expected")
+            raise WireError(f"expected a model of {due} bytes, got {sum(map(len, frames))}")
         return np.frombuffer(frames[0], dtype=np.float32)
 
     def keeps(self, task: Task) -> bool:

@@ -143,7 +143,7 @@ class UpdateMaker:
     ) -> None:
         """Write bytes ``start`` to ``stop`` of a task's update. Parts must be written in ascending order.
 
-        A rounded or masked update is written completely at ``start`` = 0, and overwrites the trained model.
+        A rounded or hidden update is written completely at ``start`` = 0, which overwrites the trained model.
         """
         stop, trained = raw.size if stop is None else stop, self._workload.flat.whole
         base = base if self._start is None else self._start

@@ -200,9 +200,9 @@ class RunView:
 
 
 class LineView(RunView):
-    """Prints plain lines on stderr: two or three at the start, one every five seconds, one at the end.
+    """Prints plain lines on stderr: a few at the start, one every five seconds, and one at the end.
 
-    It prints nothing before the start, so that the message for an error in data or model is the only line.
+    It prints nothing before the start, so that an error in the data or the model gives only one line.
     """
 
     _printed_s = 0.0

@@ -39,9 +39,9 @@ TRAINING_DEATH = "its training ended its process"
 EVENTS_AT_ONCE = 128
 """Maximum number of events that are processed before the socket is polled again."""
 STALL_LIMIT = 1000
-"""A run fails after this many events without progress, times the number of clients. These events are joins
-and leaves with no task assigned in between; if only emulated time or an accuracy ends the run, also trips
-that end at the same emulated time."""
+"""A run fails after this many events per client without progress. Such events are joins and leaves between
+which no task is assigned. If only emulated time or an evaluation can end the run, trips that end at the same
+emulated time are such events, too."""
 
 
 class Trip(msgspec.Struct):
@@ -52,7 +52,7 @@ class Trip(msgspec.Struct):
     sent_s: float
     cancelled: bool = False
     left: Left | Died | None = None
-    """The event that cancelled the trip, if the client left or died as the experiment declares, or None."""
+    """The event that cancelled the trip, if the client left or died as the experiment declares; else None."""
     doomed: bool = False
     """True if the client will leave before the trip ends, so that the task is not computed."""
     broken: str = ""
@@ -83,7 +83,7 @@ class VirtualTimeline(Timeline):
         """Number of joins and leaves since a task was last assigned."""
         self._instant: tuple[float, int] = (-math.inf, 0)
         """Emulated time of the last arrival, and the number of arrivals at that time."""
-        self._withdrawn: dict[int, list[int]] = {}  # worker → cancelled tasks that it still has
+        self._withdrawn: dict[int, list[int]] = {}  # worker → cancelled tasks that it still holds
         self._orders = 0
         """Number of orders sent to workers so far."""
         self._started = False
@@ -100,7 +100,7 @@ class VirtualTimeline(Timeline):
         self._schedule_changes()
 
     def _first_joins(self) -> Iterator[Due]:
-        """Yield the first joins of the absent clients in the order of time.
+        """Yield the first joins of the absent clients in chronological order.
 
         Clients whose availability `dynamics` tracks are excluded.
         """
@@ -121,8 +121,8 @@ class VirtualTimeline(Timeline):
     def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
         """Requeue the tasks of a dead worker. This causes no event, because no client depends on a worker.
 
-        If a task has killed too many workers, its client dies when its update would have arrived. A death in
-        the middle of a task is blamed on the task, any other death on the worker.
+        If a task has killed too many workers, its client dies when the update would have arrived. A death in
+        the middle of a task is blamed on the task; any other death is blamed on the worker.
         """
         computing = self._computing(end)
         if not self.lifecycle.retry(peer, blamed=computing is None):
@@ -187,7 +187,7 @@ class VirtualTimeline(Timeline):
             self.aggregator.fetched(self._running_trips[task].task.slot)
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
-        """Store the result of a worker until the trip ends in emulated time."""
+        """Store a worker's result until the trip ends in emulated time."""
         if isinstance(result, TaskReturned):
             task = self._dispatch.finished(messages.Gone(result.client, result.task, result.reason))
         else:
@@ -240,7 +240,7 @@ class VirtualTimeline(Timeline):
             if self.core.stopped is not None or self.aggregator.deferred is not None:
                 return
             if self.experiment.stop.measured and self.evaluation.waiting:
-                return  # the result of the evaluation may end the run at this event
+                return  # the result of the evaluation may end the run before this event
             due = agenda.head
             if due is None:
                 return
@@ -298,7 +298,7 @@ class VirtualTimeline(Timeline):
         return max(at_s, self.clock.now_s(), self.core.deaths.returns_s(client))
 
     def _require_time(self, at_s: float) -> None:
-        """Raise RunError if trips take no time and only emulated time or an accuracy would end the run."""
+        """Raise RunError if trips take no time and only emulated time or an evaluation can end the run."""
         last_s, count = self._instant
         count = count + 1 if at_s == last_s else 1
         self._instant = (at_s, count)

@@ -3,7 +3,7 @@
 A client that goes offline before its task has ended leaves only when its process confirms the cancellation:
 until then the process may still write into its slot.
 
-With differential privacy, participation must not depend on client data, but whether training fails may. A
+With differential privacy, participation must not depend on client data, but a failure of training may. A
 failed trip therefore ends at the time at which its update would have arrived. If a client's process dies and
 the experiment did not declare this death, the client stays in the fleet, and its trips fail until it has a
 process again.
@@ -124,7 +124,7 @@ class WallTimeline(Timeline):
             self.gate.send(peer, messages.Withdraw([task]))
 
     def _schedule_failure(self, client: int, task: int, reason: str) -> None:
-        """Let a trip fail at the time at which it would have ended (only with differential privacy)."""
+        """Make a trip fail at the time at which it would have ended (only with differential privacy)."""
         lease, (order, assigned_s) = self.aggregator.leases[task], self._assigned[client]
         ends_s = assigned_s + order.wait_s + self.plan(order).over_s(private=True)
         self.aggregator.unassign(task)
@@ -207,7 +207,7 @@ class WallTimeline(Timeline):
 
     def wait_ms(self) -> int:
         if self.aggregator.deferred is not None:
-            return 1  # poll: a client that fetches its model frees a ring entry without a message
+            return 1  # poll: a client that fetches its model frees a ring entry without sending a message
         head = self.agenda.head
         if head is None:
             return 1000

@@ -38,7 +38,7 @@ def listening(port: int = 0) -> socket.socket:
     """
     allowed = "choose another port, or 0 for any free port"
     if not 0 <= port <= 65535:  # `create_server` would leave its socket open
-        raise ConfigError(f"--web-port {port}: a port is at most 65535; {allowed}")
+        raise ConfigError(f"--web-port {port}: a port must be from 0 to 65535; {allowed}")
     try:
         return socket.create_server(("127.0.0.1", port), backlog=128)
     except OSError as error:

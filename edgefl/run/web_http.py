@@ -1,7 +1,7 @@
 """HTTP server for one page on this machine; it answers GET requests for a few paths.
 
 Every user of the machine can connect. The server therefore limits the number of connections, the size of a
-request, and the times to send the request and to read the reply; a connection serves one request. The Host
+request, and the time for sending the request and reading the reply; a connection serves one request. The Host
 header must be a loopback name, so that scripts from other sites cannot use DNS rebinding to reach the server.
 """
 

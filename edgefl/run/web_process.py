@@ -311,7 +311,7 @@ class LivePage:
             facts |= {} if row is None else _recorded_facts(row)
         state = STATES[self._states[client]] if client < len(self._states) else "not connected"
         none = '<p class="about">No {} yet.</p>'
-        about = '<p class="about">The last trips, newest first. Times: achieved of declared.</p>'
+        about = '<p class="about">The last trips, newest first. Each time reads: achieved of declared.</p>'
         shown = [(f"{one.at_s:.1f}", one.kind, one.detail) for one in incidents]
         return (
             f"<h3>Phone {client}: {escape(state)}</h3>{page.facts(facts)}"

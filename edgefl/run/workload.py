@@ -68,7 +68,8 @@ def own_training(
         )
     if training.precision != "float32":
         raise ConfigError(
-            "training.precision: must be 'float32' if training is a function (it may use torch.autocast), "
+            "training.precision: must be 'float32' with your own training function (which may use "
+            "torch.autocast), "
             f"got {training.precision!r}"
         )
     if name is None:
@@ -108,14 +109,15 @@ def _refusing_model(name: str) -> Iterator[None]:
         own = (f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(package))
         at = f" ({Path(frame.filename).name}:{frame.lineno})" if (frame := next(own, None)) else ""
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(f"model.name: {name!r} cannot make a training step{at}: {what}") from error
+        raise ConfigError(f"model.name: {name!r} cannot run a training step{at}: {what}") from error
 
 
 MEASURED_TRIPS = 5
 SAMPLED_EXAMPLES = 1000
 """Approximate number of examples whose inputs are part of a fingerprint."""
 CACHE_BYTES = 64 * 2**20
-"""Size in bytes of an array that does not fit in the caches of a CPU core."""
+"""Size in bytes of an array that is updated before each measured trip. It is larger than the caches of a CPU
+core, so that the update evicts the data of the training from the caches."""
 
 
 class Workload:
@@ -209,7 +211,7 @@ class Workload:
         return self.rule if factor == 1.0 else replace(self.rule, lr=factor * self.rule.lr)
 
     def _work(self) -> BatchWork:
-        """Return the work of a training step, either declared in the experiment or counted in a step."""
+        """Return the work of a training step, as declared in the experiment or as counted in traced steps."""
         if (flop := self.experiment.model.flops_per_example) is not None:
             return BatchWork(fixed=StepWork(), per_example=StepWork(matmul_flop=flop))
         if self._custom is None:
@@ -251,7 +253,7 @@ class Workload:
 
         It includes weights, gradients, optimizer state, batch, activations and temporaries, and excludes the
         copy of the downloaded model, the update and the strategy's vectors. It is computed from the step's
-        trace, so it is equal on all hosts and under both clocks.
+        trace, so it is the same on all hosts and under both clocks.
         """
         live = self.work.live_bytes(min(self.rule.batch_size, examples))
         return (4 * (self.flat.size + self._state) + live) / 2**20
@@ -310,8 +312,8 @@ class Workload:
         """Train the model in `flat` as the client does on this trip, for ``steps`` steps if given.
 
         ``done`` is called after each step with the seconds that the step takes at the device's full speed.
-        ``given`` holds the trip's inputs; only custom training and strategies with vectors use them
-        (`needs_inputs`).
+        ``given`` holds the trip's inputs. Only custom training and strategies with vectors, ``begin_trip`` or
+        ``end_trip`` use them (`needs_inputs`).
         """
         rng = stream(self.experiment.seed, "batches", client, trip)
         step_s, data, rows = self._trips.step_s, self.data, self._rows_on(client, trip)
@@ -385,7 +387,7 @@ class Workload:
         return TripInputs.of(0, self.flat.array.copy(), vectors, send, kept, self.flat.buffers)
 
     def assess(self, version: int, beat: Callable[[], None]) -> tuple[EvalResult, ClientScores]:
-        """Evaluate this version, whose model is in `flat` and may be overwritten; see `Assessor.assess`."""
+        """Evaluate the version in `flat`, which may be overwritten; see `Assessor.assess`."""
         return self._assessor.assess(partial(self._personalise, version), beat)
 
     def _personalise(self, version: int, client: int) -> None:
@@ -400,7 +402,7 @@ class Workload:
         done: Callable[[int], None] | None = None,
         most: int | None = None,
     ) -> None:
-        """Train the model in `flat` on the client's examples (at most ``most`` of them), outside its trips.
+        """Train the model in `flat` on the client's examples (at most ``most`` of them), not on a trip.
 
         The vectors that clients keep between trips are not available: SGD ignores them, and the user's
         function receives zeros.
@@ -418,7 +420,7 @@ class Workload:
         self._arithmetic.move(self.flat)
 
     def fingerprint(self) -> Fingerprint:
-        """Return two digests: of the data, their split and the first model, and of the model after a trip."""
+        """Return two digests: of the data with their split and the first model; of the model after a trip."""
         data, first = hashlib.sha256(), self.flat.array.copy()
         every = 1 + len(self.data.train_x) // SAMPLED_EXAMPLES
         for part in (self.data.train_x[::every], self.data.train_y, self._rows.sizes, self._rows.rows, first):
@@ -430,10 +432,10 @@ class Workload:
         return Fingerprint(data.hexdigest(), trained)
 
     def prepared(self) -> Prepared:
-        """Run a few training steps, restore the model, and return the workload's properties and costs."""
+        """Train for a few trips, restore the model, and return the workload's properties and costs."""
         first = self.flat.array.copy()
-        # Fill the caches with other data before each trip, as the trips of other clients would. The virtual
-        # clock does not wait for phones, so a run under it needs no such time.
+        # Fill the caches with other data before each trip, as the trips of other clients would. A run under
+        # the virtual clock does not wait for phones, so it does not need the time with cold caches.
         client = self._largest()
         other = np.zeros(CACHE_BYTES if self.experiment.clock.kind == "wall" else 0, dtype=np.uint8)
         costs = []
@@ -466,7 +468,7 @@ class Workload:
         )
 
     def _try_smallest_batch(self) -> None:
-        """Train on the fleet's smallest batch, because batch normalisation fails on a single example."""
+        """Try the fleet's smallest batch, because batch normalisation, for example, fails on one example."""
         sizes = set(self._rows.sizes.tolist())
         if self.experiment.data.growth is not None:
             least = min(self._trips.data.held(client, 0) for client in range(len(self._clients)))

@@ -210,7 +210,7 @@ def test_parts_of_a_finished_update_and_of_a_slots_former_task_are_refused(wired
 def test_models_of_another_size_are_refused(frames: Sequence[bytes]) -> None:
     buffer = ParameterBuffer.create(Shape(10, 2, 1))
     client = WireClient(buffer, lambda _: None)
-    with pytest.raises(WireError, match=f"a model of {sum(map(len, frames))} bytes where 40 are expected"):
+    with pytest.raises(WireError, match=f"expected a model of 40 bytes, got {sum(map(len, frames))}"):
         client.base(0, 0, frames)
     buffer.close()
 

@@ -257,7 +257,7 @@ def test_updates_are_weighted_by_the_examples_of_their_trip(kind: Any, tmp_path:
 def test_a_process_that_does_not_start_is_one_line(tmp_path: Path) -> None:
     fleet = Fleet(devices={"pi-4": 30_000})  # a request larger than the buffer of a socket
     wanted = experiment(fleet=fleet, clock=Clock(kind="virtual", workers=1))
-    said = r"^the zygote process ended early \(exit code 1\) while it loaded data and model and tried .*g$"
+    said = r"^the zygote process ended early \(exit code 1\) while it loaded the data and the model and .*n$"
     with pytest.raises(RunError, match=said):
         supervisor.run(wanted, tmp_path / "run", quiet=True, workload="edgefl.run:Nobody")
     assert not (tmp_path / "run").exists()

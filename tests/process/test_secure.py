@@ -278,7 +278,7 @@ PRIVATE = {
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"strategy": {"name": "median"}}, "hides single updates, but strategy 'median' reads them"),
+        ({"strategy": {"name": "median"}}, "hides individual updates, but strategy 'median' reads them"),
         ({"strategy": {"name": "scaffold"}}, "needs a strategy that uses only weighted sums"),
         ({"strategy": {"name": "fedasync"}}, "needs a strategy|least_clients: must be at most 1"),
         ({"server": Server(secure=SECURE, update_format="int8")}, "update_format: must be 'float32'"),
@@ -287,7 +287,7 @@ PRIVATE = {
         ({"server": Server(secure=Secure(holders=3, recover=3, private=3))}, "private < recover ≤ holders"),
         ({"server": Server(secure=Secure(least_clients=4))}, "least_clients: must be at most 3, the"),
         ({"privacy": Privacy(clip_norm=1.0, quantile=0.5)}, "privacy.quantile reads updates' norms"),
-        ({"server": PAIRS}, "needs a strategy of rounds whose clients know their weights .* got FedBuff"),
+        ({"server": PAIRS}, "needs a strategy with rounds whose clients know their weights .* got FedBuff"),
         ({"server": PAIRS, "strategy": {**ROUNDS, "redraw": True}}, "strategy.redraw: must be false"),
         (
             {"server": PAIRS, "strategy": {**ROUNDS, "replacement": True}},

@@ -138,7 +138,7 @@ def test_a_comparison_of_seeds_does_not_mention_fleets(tmp_path: Path) -> None:
     ("options", "says"),
     [
         (["--fleets", "3", "--seeds", "1..3"], "--seeds and --fleets: give only one of them"),
-        (["--fleets", "3", "--clock", "wall"], "--fleets: needs the virtual clock"),
+        (["--fleets", "3", "--clock", "wall"], "--fleets needs the virtual clock"),
         (["--fleets", "1"], "--fleets"),
     ],
 )

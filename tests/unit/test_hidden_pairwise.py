@@ -153,7 +153,7 @@ def test_updates_of_different_rounds_or_other_clients_are_not_summed(world: Worl
     """Mutant: only the round of the first update is checked."""
     world.write(1, 3, 4)
     world.write(6, cohort=Cohort(45, COHORT.clients))
-    world.refused("not of one round", 1, 3, 4, 6)
+    world.refused("not all from the same round", 1, 3, 4, 6)
     world.buffer.raw(2)[:] = world.buffer.raw(1)
     world.refused("not from the clients of this round", 1, 2, 3, 4, weights=[0.25] * 4)
 
@@ -169,7 +169,7 @@ def test_weights_other_than_the_clients_own_are_refused(world: World) -> None:
     """A strategy may compute weights from the result of a trip. Mutant: the weights are not compared."""
     world.write(1, 3, 4)
     world.refused(
-        r"weighted its update with 32 of 112, but the strategy with 0\.333", 1, 3, 4, weights=[1 / 3] * 3
+        r"weighted its update with 32 of 112; the strategy used 0\.333", 1, 3, 4, weights=[1 / 3] * 3
     )
 
 

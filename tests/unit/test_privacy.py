@@ -501,10 +501,10 @@ def test_a_strategy_that_reads_updates_is_private_by_local_noise_only(tmp_path: 
     """Its result may be one client's update, without the weights and the noise of a sum."""
     (tmp_path / "reader.py").write_text(READER)
     changes = {"strategy": {"name": "reader:Reader", "buffer_size": 2}}
-    with pytest.raises(ConfigError, match=r"^\[privacy\] .* strategy 'reader:Reader' reads single updates"):
+    with pytest.raises(ConfigError, match=r"^\[privacy\] .* strategy 'reader:Reader' reads individual"):
         checked(wanted({"noise_multiplier": 1.0}, **changes), tmp_path)
     assert checked(wanted(LOCAL, **changes), tmp_path).privacy is not None
-    with pytest.raises(ConfigError, match="reads single updates"):
+    with pytest.raises(ConfigError, match="reads individual updates"):
         checked(wanted({**LOCAL, "noise_multiplier": 1.0}, **changes), tmp_path)
 
 

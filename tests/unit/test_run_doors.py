@@ -55,7 +55,7 @@ def test_a_model_that_cannot_train_on_a_batch_of_the_fleet_is_one_line(
     tmp_path: Path, name: str, arguments: dict[str, int], message: str
 ) -> None:
     """Two of the models fail only on the last batch of an epoch, which has one example."""
-    line = f"^model.name: 'doors_models:{name}' cannot make a {message}"
+    line = f"^model.name: 'doors_models:{name}' cannot run a {message}"
     with pytest.raises(ConfigError, match=line) as found:
         made(tmp_path, name, **arguments).prepared()
     assert "\n" not in str(found.value)

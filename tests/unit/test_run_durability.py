@@ -58,7 +58,7 @@ def test_a_killed_run_with_secure_noise_cannot_be_resumed_but_an_interrupted_one
     killed: Server, tmp_path: Path
 ) -> None:
     """A version that is made twice would have different noise the second time."""
-    secure = pytest.raises(ConfigError, match="killed under the wall clock, with secure noise")
+    secure = pytest.raises(ConfigError, match="killed under the wall clock and uses secure or local noise")
     for status in ("running", "interrupted"):
         killed.store.set_meta(status=status)
         resume.save(tmp_path / "killed", killed.engine, InFlightWork(), [])
@@ -72,7 +72,7 @@ def test_a_killed_run_with_secure_noise_cannot_be_resumed_but_an_interrupted_one
         fresh.close()
     killed.store.journal(Left(0, killed.now, "after the last checkpoint"))
     killed.store.commit()
-    with pytest.raises(ConfigError, match="killed under the wall clock, with secure noise"):
+    with pytest.raises(ConfigError, match="killed under the wall clock and uses secure or local noise"):
         resume.restore(*parts, once=True)
     killed.close()
 

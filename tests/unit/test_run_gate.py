@@ -100,7 +100,7 @@ def test_a_repeated_result_counts_once(parts: Parts) -> None:
 @pytest.mark.parametrize(
     ("changed", "detail"),
     [
-        ({"task": 99}, "the sender does not hold"),
+        ({"task": 99}, "it does not hold"),
         ({"times": None}, "lacks the times of its trip"),
         ({"checksum": 1}, "whose checksum differs"),
     ],
@@ -178,7 +178,7 @@ def test_chunks_of_an_update_are_written_into_the_senders_slot(parts: Parts, wir
     task, lease = wired.lease(client=1, holder=1)
     body = np.arange(SIZE, dtype=np.float32).tobytes()
     wired.say(other, messages.Chunk(task, lease.slot, 0), body)
-    assert "the sender does not hold" in refused(wired)
+    assert "it does not hold" in refused(wired)
     wired.say(peer, messages.Chunk(task, lease.slot, 0))
     assert "1 payload frame (got 0)" in refused(wired)
     assert not wired.buffer.slot(lease.slot).any()

@@ -132,7 +132,7 @@ def test_privacy_with_a_strategy_that_reads_updates_is_refused(tmp_path: Path) -
         strategy={"name": "median"},
         privacy=Privacy(clip_norm=1.0, noise_multiplier=1.0),
     )
-    with pytest.raises(ConfigError, match="strategy 'median' reads single updates"):
+    with pytest.raises(ConfigError, match="strategy 'median' reads individual updates"):
         checked(experiment, tmp_path)
 
 

@@ -171,7 +171,7 @@ def test_a_header_has_a_maximum_size() -> None:
     longest = encode(messages.Gone(0, 0, "x" * (messages.MAX_HEADER_BYTES - 7)))
     assert len(longest) == messages.MAX_HEADER_BYTES + 1
     text = refused(decode_from_client, longest)
-    assert text == "a header of 65537 bytes, but at most 65536 are allowed"
+    assert text == "the header has 65537 bytes, but at most 65536 are allowed"
     fits = encode(messages.Gone(0, 0, "x" * (messages.MAX_HEADER_BYTES - 8)))
     assert isinstance(decode_from_client(fits), messages.Gone)
 
