@@ -18,8 +18,8 @@
 The exit code is 0 on success, 1 if a run failed or its model learned nothing, 2 if a command, file or setting
 is invalid, and 3 if a run completed but was INVALID (0 with --accept-invalid). It is 130 after Ctrl-C, 143
 after SIGTERM and 129 after SIGHUP; `edgefl.__main__` sets these codes, and `main` returns 130 for all three.
-exec returns the exit code of the command that it runs. flower returns 1 if the app's run did not complete, 3
-if it completed but was INVALID, and 0 otherwise.
+exec returns the first nonzero exit code of the commands that it runs, and the codes above if all are 0.
+flower returns 1 if the app's run did not complete, 3 if it completed but was INVALID, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ app.add_typer(lab.bench, name="bench")
 app.add_typer(gate.app, name="gate")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""The error that typer raises for a wrong command line. Typer may bundle its own copy of click, so that this
-class cannot simply be imported from click."""
+"""The error that typer raises for a wrong command line. Typer may bundle its own copy of click, so this class
+cannot simply be imported from click."""
 
 
 def _version(wanted: bool) -> None:
@@ -85,7 +85,7 @@ def _version(wanted: bool) -> None:
         try:
             say(f"edgefl {version('edgefl')}")
         except PackageNotFoundError:
-            say("edgefl, not installed")
+            say("edgefl is not installed, so its version is unknown")
         raise typer.Exit
 
 
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # the name comes from the user
             name = os.fsdecode(error.filename)
             short = name if len(name) <= 60 else f"{name[:59]}…"
-            return _say(2, f"{short}: a name too long for the file system")
+            return _say(2, f"{short}: the name is too long for the file system")
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"{of_system(error)} (EDGEFL_TRACEBACK=1 shows where)")
@@ -193,7 +193,7 @@ def _misused(error: Any) -> int:
         return 2
     command = error.ctx.command_path if error.ctx is not None else "edgefl"
     message = error.format_message().rstrip(".")
-    for found in getattr(error.__cause__, "errors", list)()[:1]:  # of pydantic, which knows the value
+    for found in getattr(error.__cause__, "errors", list)()[:1]:  # pydantic's error contains the value
         given = repr(shortened(str(found["input"])))
         message += "" if given in message else f", got {given}"
     return _say(2, f"{message}; see: {command} --help")

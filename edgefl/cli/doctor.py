@@ -174,10 +174,10 @@ def _limits() -> Iterator[Check]:
         most = f"at most {group // CLIENT_THREADS} clients under the wall clock"
         problem = f"{most}: raise the container's limit"
     elif soft != resource.RLIM_INFINITY and soft < 1024 * CLIENT_THREADS:
-        problem = f"fewer than 1024 clients under the wall clock: ulimit -u {_limit(hard)}"
+        problem = f"too few for 1024 clients under the wall clock; raise it: ulimit -u {_limit(hard)}"
     yield Check("processes", found, problem)
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    small = "" if soft == resource.RLIM_INFINITY else "torch alone maps several GiB: ulimit -v unlimited"
+    small = "" if soft == resource.RLIM_INFINITY else "torch needs several GiB; raise it: ulimit -v unlimited"
     yield Check("address space", f"{soft // MIB} MiB" if small else "unlimited", small)
 
 

@@ -212,7 +212,7 @@ def reproduce(
         try:  # refuse an invalid folder before the work begins
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}") from None
+            raise ConfigError(f"--out {folder}: cannot be created: {error.strerror}") from None
         title, citation, remarks, curves = theory.TITLE, theory.CITATION, list[str](), None
         findings = corrected(theory.findings(quick=quick, say=tell))
     else:
@@ -251,7 +251,7 @@ def _judged(
         curves = study.run(folder, settings, say=tell, quiet=quiet)
         return curves, examined(study, curves, folder, mutants=mutants, say=tell, quiet=quiet)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command resumes it") from None
+        raise Interrupted("interrupted; run the same command again to resume") from None
 
 
 def chaos(
@@ -315,8 +315,8 @@ def chaos(
     if findings.interrupted:
         raise Interrupted("interrupted; the results above are incomplete")
     if len(findings.kills) < kills and not failpoints:
-        why = "its runs end too soon, or have no process of the kinds in --only"
-        raise RunError(f"{file}: {len(findings.kills)} of {kills} kills were made: {why}")
+        why = "the runs end too soon, or have no process of the kinds in --only"
+        raise RunError(f"{file}: only {len(findings.kills)} of {kills} kills were made: {why}")
     return 0
 
 
@@ -338,7 +338,7 @@ def _lines(findings: Findings) -> list[str]:
     held, of = sum(not each.violations for each in judged), f"{findings.clock} clock, {findings.transport}"
     lines = [f"{of}: {many(len(judged), 'run')} by {many(commands, 'command')}, {many(trips, 'trip')}"]
     bits = "with the same bits as an undisturbed run"
-    kept = f"with each of {sum(each.acknowledged for each in judged):,} acknowledged updates on record once"
+    kept = f"with each of {sum(each.acknowledged for each in judged):,} acknowledged updates recorded once"
     lines.append(f"{held} of {len(judged)} {bits if findings.clock == 'virtual' else kept}")
     if not findings.violations:
         longest_s = max((each.outlived_s for each in findings.rounds), default=0.0)

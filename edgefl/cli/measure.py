@@ -40,8 +40,8 @@ def measure(
     from edgefl.measure import remote
 
     for option, value in (("--ssh", ssh), ("--python", python)):
-        if value == "":  # an unset variable of a shell; the result would be that of another machine
-            raise ConfigError(f"{option} '': no name; leave the option out for its default")
+        if value == "":  # from an unset shell variable; the wrong machine would be measured
+            raise ConfigError(f"{option} '': must not be empty; leave the option out for its default")
     if not ssh and not python and find_spec("torch") is None:
         raise ModuleNotFoundError(name="torch")
     given = {"--threads": threads, "--minutes": minutes}

@@ -23,10 +23,10 @@ def run_folder(text: str) -> Path:
     if not folder.exists():
         raise ConfigError(f"{folder}: no such folder")
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: a file, expected the folder of a run")
+        raise ConfigError(f"{folder} is a file; expected the folder of a run")
     refuse_sweep(folder)
     if not any((folder / name).is_file() for name in (EXPERIMENT_FILE, "record.sqlite")):
-        raise ConfigError(f"{folder}: no run in it ({EXPERIMENT_FILE} is missing)")
+        raise ConfigError(f"{folder} holds no run ({EXPERIMENT_FILE} is missing)")
     return folder
 
 
@@ -96,11 +96,11 @@ def figures_file(text: str) -> Path:
 
     json, folder = Path(text), Path(text).absolute().parent
     if json.is_dir():
-        raise ConfigError(f"--json {json}: a folder, expected a file")
+        raise ConfigError(f"--json {json} is a folder; expected a file")
     if not folder.is_dir():
-        raise ConfigError(f"--json {json}: no folder {json.parent}")
+        raise ConfigError(f"--json {json}: {json.parent} is not an existing folder")
     if (folder / EXPERIMENT_FILE).is_file():
-        raise ConfigError(f"--json {json}: is in the folder of a run, where only edgefl writes; name another")
+        raise ConfigError(f"--json {json} is in the folder of a run, where only edgefl writes; name another")
     if not os.access(json if json.exists() else folder, os.W_OK):
         raise ConfigError(f"--json {json}: cannot be written")
     return json

@@ -102,14 +102,14 @@ def predict(
             ("--input", input_ is not None), ("--inference", inference),
         ):  # fmt: skip
             if used:
-                raise ConfigError(f"{name}: only together with a MODEL, not with --code")
+                raise ConfigError(f"{name}: allowed only with a MODEL, not with --code")
         predict_code(code, model, device or [], cores, threads, as_json, without_aes)
         return
     if model is None:
-        raise ConfigError("give a MODEL, or --code CLASS for code that is not torch")
+        raise ConfigError("give a MODEL, or --code CLASS for code that does not use torch")
     for name, given in (("--cores", cores), ("--threads", threads > 1), ("--without-aes", without_aes)):
         if given:
-            raise ConfigError(f"{name}: only together with --code")
+            raise ConfigError(f"{name}: allowed only with --code")
     if not device:
         raise ConfigError("give --device NAME, once or more")
     from edgefl.devices import load_device

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 FORMATS = "bouquetfl, devtools, fedscale, mahimahi, power-profile, webpagetest"
 STEP = "LEAF's CNN for FEMNIST, forward and backward on 10 images"
 LISTED = 12
-"""Maximum number of files whose names are printed."""
+"""If an import writes more files than this, only their number is printed."""
 
 
 class Search(NamedTuple):
     """Conditions on the devices to list, and the order of the list (``sort``).
 
-    None means no condition or, for ``sort``, the order of names.
+    None means no condition; for ``sort`` it means alphabetical order.
     """
 
     words: str | None = None
@@ -104,7 +104,7 @@ def profiles(
     elif as_json:
         raise ConfigError("profiles --json lists all profiles; for one, put --json after its name")
     elif search != Search():
-        raise ConfigError(f"profiles {ctx.invoked_subcommand}: cannot be combined with a search for devices")
+        raise ConfigError(f"profiles {ctx.invoked_subcommand} cannot be combined with a search for devices")
 
 
 @app.command()
@@ -138,11 +138,11 @@ def check(
         for problem in problems:
             say(problem)
         if not problems:
-            say(f"{file}: good")
+            say(f"{file}: ok")
         wrong, count = wrong + bool(problems), count + len(problems)
     if count:
         where = files[0] if len(files) == 1 else f"{wrong} of {len(files)} files"
-        raise ConfigError(f"{where}: {count} problem{'s' if count > 1 else ''}")
+        raise ConfigError(f"{count} problem{'s' if count > 1 else ''} in {where}")
 
 
 @app.command("import")
@@ -176,7 +176,7 @@ def import_(
     elif len(made.files) == 1:
         say(next(iter(made.files.values())), end="")
     else:
-        raise ConfigError(f"{file}: makes {len(made.files)} files; name a folder: --out FOLDER")
+        raise ConfigError(f"{file} gives {len(made.files)} profiles; name a folder for them: --out FOLDER")
 
 
 @app.command()
@@ -235,7 +235,7 @@ def fit(
     if found.unseen:
         errors = summary(found.unseen)
         text = f"median error {errors.median:.1%}, 90% within {errors.p90:.1%}"
-        worst = f"worst factor {errors.worst_factor:.2f}; intervals hold {errors.held:.0%}"
+        worst = f"worst factor {errors.worst_factor:.2f}; {errors.held:.0%} within their intervals"
         say(f"{errors.rows} steps, each predicted by a fit without it: {text}, {worst}")
     put_or_print(out, fitted.profile_text(out, chosen, found, recipe).encode())
 
@@ -354,15 +354,15 @@ def export(
     written = write(name, format_name, way)
     put_or_print(out, written.content)
     if written.left_out:
-        say(f"left out, because {format_name} has no field for it: {', '.join(written.left_out)}", err=True)
+        say(f"left out, because {format_name} has no such field: {', '.join(written.left_out)}", err=True)
 
 
 def _check_name(out: Path | None, name: str | None = None) -> None:
-    """Raise `ConfigError` if a profile cannot have this name, or the name of the file ``out``."""
+    """Raise `ConfigError` if ``name`` or the stem of ``out`` is no valid profile name, or if they differ."""
     from edgefl.devices.schema import NAME_PATTERN, NAME_WORDS
 
     if out is not None and name not in (None, out.stem):
-        raise ConfigError(f"--name {name}: must be the name of the file, {out.stem!r}, or left out")
+        raise ConfigError(f"--name {name}: must be the file's name, {out.stem!r}, or be left out")
     for option, given in (("--out", None if out is None else out.stem), ("--name", name)):
         if given is not None and not re.fullmatch(NAME_PATTERN, given):
             raise ConfigError(f"{option}: the profile's name must be {NAME_WORDS}, got {given!r}")

@@ -171,7 +171,7 @@ def phones_of(
     check_count(sum(copies for _, copies in counts))
     connects = dict(map(read_connect, connect))
     if len(connects) < len(connect):
-        raise ConfigError(f"--connect {' '.join(connect)}: each port must be given once")
+        raise ConfigError(f"--connect {' '.join(connect)}: give each port only once")
     return [
         Phone(
             device=name,

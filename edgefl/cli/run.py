@@ -128,7 +128,7 @@ def read_experiment(
         from edgefl.hosts import nodes
 
         if found.server.transport == "shm":
-            say("edgefl: server.transport is 'wire' on nodes: 'shm' needs memory that they share", err=True)
+            say("edgefl: server.transport is 'wire' on nodes, which share no memory for 'shm'", err=True)
         return nodes.on_nodes(found, file.parent.absolute())
     return found
 
@@ -233,7 +233,7 @@ def report(
     from edgefl.results.report import write_report
 
     if out is not None and (not out.name or out.is_dir()):
-        raise ConfigError(f"--out {out}: a folder, expected a file")
+        raise ConfigError(f"--out {out} is a folder; expected a file")
     if out is not None and out.is_file() and is_replaceable(out):
         with out.open("rb") as old:
             start = old.read(100).lstrip().lower()
@@ -243,7 +243,7 @@ def report(
         with damaged(str(folder)):
             say(write_report(folder, out))
     except RunError as error:
-        raise ConfigError(f"{error}{'' if out else '; another file: --out FILE'}") from None
+        raise ConfigError(f"{error}{'' if out else '; name another file: --out FILE'}") from None
 
 
 def trace(folder: RunFolder) -> None:
@@ -274,7 +274,7 @@ def verify(
     if found.updates:
         say(f"identical: {found.updates:,} updates, {found.versions:,} versions")
     else:
-        say("no update arrived in this run; its initial model is the same")
+        say("no update arrived in this run; its initial model is identical")
     say(f"model_sha256 {found.model_sha256}")
 
 
@@ -329,11 +329,11 @@ def _free(out: Path) -> Path:
     from edgefl.results.run_folder import EXPERIMENT_FILE
 
     if (out / EXPERIMENT_FILE).is_file():
-        raise ConfigError(f"--out {out}: holds a run; give another folder, or carry on: edgefl resume {out}")
+        raise ConfigError(f"--out {out} holds a run; name another folder, or carry on: edgefl resume {out}")
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: a file, expected a new or empty folder")
+        raise ConfigError(f"--out {out} is a file; expected a new or empty folder")
     if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"--out {out}: not empty, expected a new or empty folder")
+        raise ConfigError(f"--out {out} is not empty; expected a new or empty folder")
     return out
 
 
@@ -354,9 +354,9 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid
     if summary["stop_reason"].startswith(TOO_FEW_CLIENTS):
         say(f"edgefl: the run ended early: {summary['stop_reason']}", err=True)
     if summary["stop_reason"] == "participations":
-        say("edgefl: the run ended because too few clients may still participate (see [privacy])", err=True)
+        say("edgefl: the run ended: [privacy] lets too few clients take part in another version", err=True)
     if no_progress := summary["no_progress"]:
-        say(f"edgefl: {NO_PROGRESS}: {no_progress}; the figures are not a result", err=True)
+        say(f"edgefl: {NO_PROGRESS}: {no_progress}; the figures are not meaningful", err=True)
     if not fidelity["valid"]:
         say(f"edgefl: INVALID: {'; '.join(fidelity['reasons'][:2])}; see fidelity in summary.json", err=True)
     if warning := summary["phase"]["warning"]:

@@ -114,7 +114,7 @@ def sweep(
             adapted=lambda one: one if ray is None else on_nodes(one, base),
         )
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command resumes it") from None
+        raise Interrupted("interrupted; run the same command again to resume") from None
     if not quiet:
         for name in ("report.html", CURVES):
             if (folder / name).is_file():

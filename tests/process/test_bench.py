@@ -313,7 +313,7 @@ def test_tuning_chooses_the_step_size_that_the_study_then_uses(
         (("theory", "--tune"), "--tune: theory has no settings"),
         (("fedstaleweight", "--quick", "--tune"), "its paper gives them"),
         (("theory", "--set", "seed=1"), "theory has no settings"),
-        (("theory", "--out", "{file}/under"), "cannot be made: Not a directory"),
+        (("theory", "--out", "{file}/under"), "cannot be created: Not a directory"),
         (("fedbuff", "--quick", "--set", "stop={trips=9}"), "removes stop.accuracy"),
         (("fedbuff", "--quick", "--set", "stop.version=1"), "did you mean"),
     ],

@@ -194,7 +194,7 @@ def test_an_interrupted_or_killed_sweep_is_resumed_by_the_same_command(tmp_path:
     command = Command(*arguments)
     wait_for_versions(first, 3, command)
     command.interrupt()
-    command.ends(130, "the same command resumes it")
+    command.ends(130, "run the same command again to resume")
     done = len(list(first.glob("checkpoints/journal-*")))
     assert done >= 1
     command = Command(*arguments)
@@ -265,7 +265,7 @@ def test_interrupted_concurrent_runs_have_checkpoints_and_are_resumed(tmp_path: 
     for folder in folders[:2]:
         wait_for_versions(folder, 3, command)
     command.interrupt()
-    command.ends(130, "the same command resumes it")
+    command.ends(130, "run the same command again to resume")
     assert all(list(folder.glob("checkpoints/journal-*")) for folder in folders[:2])
     assert not folders[2].exists()
     command = Command(*arguments)
@@ -289,7 +289,7 @@ def test_ctrl_c_ends_concurrent_runs_in_the_background_of_a_shell(tmp_path: Path
     for seed in (1, 2):
         wait_for_versions(out / "runs" / f"fedbuff-seed-{seed}", 1, command)
     command.process.send_signal(signal.SIGINT)
-    command.ends(130, "the same command resumes it")
+    command.ends(130, "run the same command again to resume")
 
 
 @pytest.mark.slow

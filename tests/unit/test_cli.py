@@ -190,7 +190,7 @@ def test_a_run_without_participations_left_says_why_it_ended(
 ) -> None:
     monkeypatch.setitem(SUMMARY, "stop_reason", "participations")
     assert main(["run", "e.toml", "-q"]) == 0
-    assert "ended because too few clients may still participate" in capsys.readouterr().err
+    assert "[privacy] lets too few clients take part in another version" in capsys.readouterr().err
 
 
 def test_computed_times_are_not_called_measured(
@@ -209,10 +209,10 @@ def test_computed_times_are_not_called_measured(
     [
         ("run none.toml", "none.toml: no such file"),
         ("run .", ".: this is a folder; expected a TOML file"),
-        ("run e.toml --out old", "--out old: holds a run; give another folder, or carry on: edgefl resume"),
-        ("run e.toml --out full", "--out full: not empty, expected a new or empty folder"),
-        ("run e.toml --out e.toml", "--out e.toml: a file, expected a new or empty folder"),
-        (f"run e.toml --out {'x' * 300}", f"{'x' * 59}…: a name too long for the file system"),
+        ("run e.toml --out old", "--out old holds a run; name another folder, or carry on: edgefl resume"),
+        ("run e.toml --out full", "--out full is not empty; expected a new or empty folder"),
+        ("run e.toml --out e.toml", "--out e.toml is a file; expected a new or empty folder"),
+        (f"run e.toml --out {'x' * 300}", f"{'x' * 59}…: the name is too long for the file system"),
         ("run e.toml --out ''", "DIR '': must be the name of a folder"),
         ("run e.toml --set lr=1", "--set lr=1: unknown key 'lr'; did you mean 'training.lr'?"),
         ("run e.toml --set nonsense", "--set 'nonsense': expected KEY=VALUE"),
@@ -224,8 +224,8 @@ def test_computed_times_are_not_called_measured(
         ("run e.toml f.toml", "Got unexpected extra argument"),
         ("rnu", "No such command 'rnu'"),
         ("resume nowhere", "nowhere: no such folder"),
-        ("resume e.toml", "e.toml: a file, expected the folder of a run"),
-        ("resume .", ".: no run in it (experiment.toml is missing)"),
+        ("resume e.toml", "e.toml is a file; expected the folder of a run"),
+        ("resume .", ". holds no run (experiment.toml is missing)"),
         ("report nowhere", "nowhere: no such folder"),
         ("compare nowhere", "nowhere: no such folder"),
         ("compare", "Missing argument 'DIR'; see: edgefl compare --help"),
@@ -365,9 +365,9 @@ def test_bench_writes_its_result(
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        ("full", "a folder, expected a file"),
-        ("nowhere/f.json", "no folder"),
-        ("e.toml/f.json", "no folder"),
+        ("full", "is a folder; expected a file"),
+        ("nowhere/f.json", "is not an existing folder"),
+        ("e.toml/f.json", "is not an existing folder"),
         ("old/summary.json", "in the folder of a run"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_profile_is_shown_with_the_sources_of_its_figures(edgefl: Shell) -> No
 
 def test_check_names_all_problems(tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     good = [str(path) for path in sorted((PROFILES / "networks").glob("*.toml"))[:3]]
-    assert edgefl.shows("profiles", "check", *good).splitlines() == [f"{path}: good" for path in good]
+    assert edgefl.shows("profiles", "check", *good).splitlines() == [f"{path}: ok" for path in good]
     bad = tmp_path / "bad.toml"
     bad.write_text('id = "bad"\nnmae = "x"\nclass = "cheap"\n[memory]\nram_mib = 0\n')
     assert main(["profiles", "check", good[0], str(bad), str(tmp_path / "none.toml")]) == 2
@@ -77,11 +77,11 @@ def test_check_names_all_problems(tmp_path: Path, edgefl: Shell, capsys: pytest.
         *("memory.app_limit_mib: missing", "none.toml: no such file"),
     ):
         assert said in out
-    assert err == "edgefl: 2 of 3 files: 7 problems\n"
+    assert err == "edgefl: 7 problems in 2 of 3 files\n"
     assert main(["profiles", "check", str(bad)]) == 2
     out, err = capsys.readouterr()
     assert str(bad) in out
-    assert err.startswith(f"edgefl: {bad}: ")
+    assert err.endswith(f" in {bad}\n")
     assert err.count("\n") == 1
 
 
@@ -93,7 +93,7 @@ def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
         return ["profiles", "export", str(name), "webpagetest", "--out", str(path)]
 
     assert 'id = "hill"' in edgefl.shows(*imports("--only", "Hill"))
-    assert "makes 3 files; name a folder: --out FOLDER" in edgefl.refuses(2, *imports())
+    assert "gives 3 profiles; name a folder for them: --out FOLDER" in edgefl.refuses(2, *imports())
     folder, out = tmp_path / "made" / "here", tmp_path / "hill.ini"
     wrote = "".join(f"wrote {folder / name}.toml\n" for name in ("village", "hill", "native"))
     assert edgefl.shows(*imports("--out", str(folder))) == wrote

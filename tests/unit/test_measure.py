@@ -269,7 +269,7 @@ def test_a_missing_ssh_and_wrong_hosts_are_refused(
     monkeypatch.setattr(remote, "run", lambda *_: pytest.fail("this machine was measured"))
     for option in ("--ssh", "--python"):
         assert main(["measure", option, ""]) == 2
-        assert f"{option} '': no name" in capsys.readouterr().err
+        assert f"{option} '': must not be empty" in capsys.readouterr().err
 
 
 def test_this_hosts_networks_are_compared_with_the_kit(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:

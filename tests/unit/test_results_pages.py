@@ -162,13 +162,13 @@ def test_a_report_is_written_to_the_given_file(folder: Path, report: Path, tmp_p
 def test_a_report_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path, edgefl: Shell) -> None:
     (tmp_path / "file").touch()
     for out, line in (
-        (tmp_path, "a folder, expected a file"),
+        (tmp_path, "is a folder; expected a file"),
         (tmp_path / "file" / "x", "cannot be written"),
     ):
         assert line in edgefl.refuses(2, "report", str(folder), "--out", str(out))
     shutil.copy(folder / "record.sqlite", tmp_path)
     (tmp_path / "report.html").mkdir()  # which even root cannot overwrite
-    assert edgefl.refuses(2, "report", str(tmp_path)).endswith("; another file: --out FILE")
+    assert edgefl.refuses(2, "report", str(tmp_path)).endswith("; name another file: --out FILE")
 
 
 def curve(k: int, y: list[float]) -> Curve:
