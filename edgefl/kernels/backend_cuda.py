@@ -176,7 +176,7 @@ _ON_CPU = ("quantize", "trimmed_mean", "products", "sq_norm", "checksum", "delta
 
 
 def __getattr__(name: str) -> Any:
-    """Return a function that has no GPU version from the fastest CPU back end."""
+    """Return the fastest CPU back end's version of a function that has no GPU version."""
     if name in _ON_CPU:
         return getattr(selection.fastest(), name)
     raise AttributeError(name)

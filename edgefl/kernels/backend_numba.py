@@ -89,7 +89,7 @@ def _words(words: Any, sums: Any) -> None:
 
 @jit(types.void(types.Array(F32, 2, "C"), input_of(types.int32), types.int64, output_of(F32)))
 def _trimmed(rows: Any, comparisons: Any, trim: int, out: Floats) -> None:
-    """Sort the middle ranks of each column of ``rows``, in place, and write their means."""
+    """Sort the untrimmed ranks of each column of ``rows`` in place, and write their mean to ``out``."""
     count, width = rows.shape
     for pair in range(0, comparisons.size, 2):
         low, high = rows[comparisons[pair]], rows[comparisons[pair + 1]]

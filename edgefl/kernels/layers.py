@@ -158,7 +158,7 @@ def _whole(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind == "b":
         return rounded.astype(dtype)
     ends = np.iinfo(dtype)
-    above = rounded >= float(ends.max)  # float64 has no int64 between 2**63 - 512 and 2**63
+    above = rounded >= float(ends.max)  # for 64-bit types, float(ends.max) is ends.max + 1
     made = np.where(above, 0.0, np.maximum(rounded, float(ends.min))).astype(dtype)
     made[above] = ends.max
     return made

@@ -77,7 +77,7 @@ class _Pool:
                 self._work = None
 
     def _grow(self, size: int) -> int:
-        """Start threads until the pool has ``size``; return their number, less if the system refuses more."""
+        """Grow the pool to ``size`` threads, or fewer if the system refuses; return the usable number."""
         while self._size < size:
             self._size += 1
             try:

@@ -38,7 +38,7 @@ _CONVERTS_HALVES = "+f16c" in _FEATURES.split(",")
 each element."""
 WIDTH = 2 * LANES if "+avx512f" in _FEATURES.split(",") else LANES
 """Number of elements per vector for types that are converted to float32; float32 itself has vectors of 8.
-Sizes are multiples of `WIDTH` for every type."""
+`add_group` takes multiples of `WIDTH` for every type."""
 _DOUBLES = ir.VectorType(_DOUBLE, LANES)
 STREAM_ALIGNMENT = 64
 SOURCE_DIGEST = f"{zlib.crc32(Path(__file__).read_bytes()):08x}"

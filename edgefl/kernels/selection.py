@@ -102,7 +102,7 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
         except ImportError as error:
             if importlib.util.find_spec("edgefl.kernels._c") is None:
                 folder = os.path.dirname(__file__)
-                return f"not built in {folder}: perhaps there was no C compiler; EDGEFL_REQUIRE_C=1 says why"
+                return f"not built in {folder}: perhaps no C compiler; EDGEFL_REQUIRE_C=1 shows the error"
             return f"does not load: {error}"
         built = getattr(extension, "ABI", None)
         if built == ABI:

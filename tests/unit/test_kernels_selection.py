@@ -81,7 +81,7 @@ def test_a_stale_extension_is_refused_and_without_one_numba_runs(monkeypatch: py
     code = "import sys; sys.modules['edgefl.kernels._c'] = None; from edgefl import kernels; "
     done = _run(f"{code}print(kernels.backends()['c'])")
     folder = Path(kernels.__file__).parent
-    why = f"not built in {folder}: perhaps there was no C compiler; EDGEFL_REQUIRE_C=1 says why"
+    why = f"not built in {folder}: perhaps no C compiler; EDGEFL_REQUIRE_C=1 shows the error"
     assert done.stdout == f"{why}\n", done.stderr
 
 
