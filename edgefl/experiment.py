@@ -87,15 +87,15 @@ class Fleet(Settings, frozen=True, kw_only=True):
     units: Literal["individual", "identical"] = "individual"
     """``individual``: each phone has its own speed; the speeds vary as much as measurements of several phones
     of the same model do (docs/individuals.md). ``identical``: all phones have exactly the speed in the
-    profile. This is always so for profiles from papers."""
+    profile. Profiles that describe a paper's devices are always identical."""
     model_errors: Literal["none", "drawn"] = "none"
     """``drawn``: the compute times of all phones with the same device profile are multiplied by one random
     factor. It is drawn with the experiment's seed from the profile's 90% interval for a training step of this
-    model (``edgefl sweep --fleets`` sets this). ``none``: compute times are exactly as in the profile. This
-    is always so for profiles from papers."""
+    model (``edgefl sweep --fleets`` sets this). ``none``: compute times are exactly as in the profile, as
+    they always are for profiles that describe a paper's devices."""
     variation: Annotated[float, Meta(ge=0, le=10)] = 1.0
-    """Factor on the measured variation of compute time and of mobile network rate between the trips of a
-    phone; 0: no variation."""
+    """Factor by which the measured variation of compute times and of mobile network rates between the trips
+    of a phone is multiplied; 0: no variation."""
     phase: Literal["random", "aligned"] = "random"
     """``random``: at the start of the run, each phone is at a random point of a trip; ``aligned``: all phones
     start a trip at the same moment."""
@@ -115,7 +115,7 @@ class Fleet(Settings, frozen=True, kw_only=True):
     churn: Churn = Churn()
     attackers: Attackers | None = None
     on_leave: Literal["lose", "finish"] = "lose"
-    """Action of a client that goes offline during a trip: ``lose`` the task, or ``finish`` the task first."""
+    """What a client does if it goes offline during a trip: ``lose`` the task, or ``finish`` it first."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"
     """Mechanism that enforces the profile's ``memory.app_limit_mib`` under the wall clock: ``rlimit`` sets a
     resource limit and also samples the memory of the process (``auto`` selects this); ``cgroup`` uses a
@@ -182,8 +182,7 @@ class Data(Settings, frozen=True, kw_only=True):
     """Share of each client's examples that is not used for training but held out for ``evaluation.clients``.
     If it is above 0, at least one example is held out from every client that has two or more."""
     max_examples: Count | None = None
-    """Number of training examples that are used, drawn with the experiment's seed. If it is not set, all are
-    used."""
+    """Number of training examples to use, drawn with the experiment's seed; by default all are used."""
     growth: Growth | None = None
     """Clients start with a share of their examples and gain more with each trip. If this table is not given,
     they have all their examples from the start."""
@@ -266,14 +265,14 @@ class Secure(Settings, frozen=True, kw_only=True):
     resolution: Annotated[int, Meta(ge=1, le=4096)] = 256
     """With ``masks`` and ``pairwise``, weights are rounded to multiples of a unit: the largest weight divided
     by ``resolution``. The largest weight is that among the clients of the sum (``masks``) or in the fleet
-    (``pairwise``). With ``trusted``, clients whose weight is below such a unit do not count for
-    ``least_clients``."""
+    (``pairwise``). With ``trusted``, clients whose weight is below such a unit do not count
+    towards ``least_clients``."""
     holders: Annotated[int, Meta(ge=2, le=1000)] = 5
     """N, the number of clients that hold shares of all masks with ``masks``. They are drawn with the
     experiment's seed."""
     recover: Annotated[int, Meta(ge=2, le=1000)] = 4
-    """U: with the method ``masks``, the number of holders whose shares are needed to recover a sum. It must
-    be above (N + T) / 2."""
+    """With ``masks``, U, the number of holders whose shares are needed to recover a sum. It must be above
+    (N + T) / 2."""
     private: Annotated[int, Meta(ge=1, le=1000)] = 1
     """With ``masks``, T, the number of holders that may collude with the server and still learn nothing but
     sums."""
@@ -398,7 +397,7 @@ class Stop(Settings, frozen=True, kw_only=True):
     accuracy: Share | None = None
     """Test accuracy at which the run ends, from 0 to 1."""
     accuracy_over: Annotated[int, Meta(ge=1, le=1000)] = 1
-    """Number of consecutive evaluations whose mean accuracy must reach ``accuracy``. More than one smooths
+    """Number of consecutive evaluations whose mean accuracy must reach ``accuracy``. A value above 1 smooths
     fluctuations."""
     metric: MetricGoal | None = None
     """Target for the loss or for a metric of your own, at which the run ends."""
@@ -426,8 +425,7 @@ class Evaluation(Settings, frozen=True, kw_only=True):
     every_s: Positive | None = None
     """Emulated seconds between evaluations; None if the interval is given in versions or trips."""
     max_examples: Count | None = None
-    """Number of test examples, from the first on, that are used for an evaluation. If it is not set, all are
-    used."""
+    """Use only the first ``max_examples`` test examples in an evaluation; by default all are used."""
     function: str | None = None
     """Your own evaluation function, such as ``"my_module:evaluate"``. ``evaluate(model, x, y)`` returns
     further metrics as a dict from name to float."""
@@ -444,7 +442,7 @@ class Checkpoint(Settings, frozen=True, kw_only=True):
     """Checkpoints, from which a run can be resumed."""
 
     every_s: Positive = 30.0
-    """Wall seconds from one checkpoint to the next. They are extended if writing checkpoints would otherwise
+    """Wall seconds from one checkpoint to the next. The interval is extended if checkpoints would otherwise
     take more than 5% of the time. A checkpoint is also written at the end of the run and on Ctrl-C."""
 
 

@@ -43,7 +43,7 @@ def flower(
     accept_invalid: AcceptInvalid = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run a Flower app on its own runtime, one SuperNode per phone.
+    """Run a Flower app on Flower's runtime, one SuperNode per phone.
 
     The exit code is 1 if the app's run did not complete, 3 if it completed but the emulation was INVALID,
     and 0 otherwise.

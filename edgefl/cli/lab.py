@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the figures here too.", parser=figures_file),
+    typer.Option("--json", metavar="FILE", help="Also write the figures to this file.", parser=figures_file),
 ]
 PICTURES = (".png", ".svg")
 Quick = Annotated[bool, typer.Option("--quick", help="Measure fewer sizes, with fewer repetitions.")]
@@ -68,14 +68,15 @@ def peers(
     quick: Quick = False,
     only: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Some of edgefl,torch,pfl,flower,flsim, separated by commas."),
+        typer.Option(metavar="NAMES", help="Frameworks to measure; some of edgefl,torch,pfl,flower,flsim."),
     ] = None,
     settings: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Some of pfl,flute,fedstaleweight, separated by commas."),
+        typer.Option(metavar="NAMES", help="Settings to measure; some of pfl,flute,fedstaleweight."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(metavar="S", min=0.1, help="Duration of a turn; default 30, --quick 10.")
+        float | None,
+        typer.Option(metavar="S", min=0.1, help="Seconds per measurement; default 30, --quick 10."),
     ] = None,
     venvs: Annotated[
         Path | None,
@@ -101,16 +102,18 @@ def truth(
     quick: Quick = False,
     rows: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Measured steps in CSV, instead of edgefl's own."),
+        typer.Option(metavar="FILE", help="CSV file of measured steps, instead of the bundled ones."),
     ] = None,
     boards: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Only compare rates of boards: a CSV file of sbc-bench's results."),
+        typer.Option(
+            metavar="FILE", help="Compare only rates of boards, with this CSV of sbc-bench results."
+        ),
     ] = None,
     phones: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Only compare inference on phones: a CSV file of times; needs --networks."
+            metavar="FILE", help="Compare only inference on phones, with this CSV of times; needs --networks."
         ),
     ] = None,
     networks: Annotated[
@@ -176,7 +179,7 @@ def reproduce(
         ),
     ] = False,
     out: Annotated[
-        Path | None, folder_option("Folder; default runs/reproduce-PAPER. Its finished runs are kept.")
+        Path | None, folder_option("Folder; default runs/reproduce-PAPER. Finished runs in it are reused.")
     ] = None,
     changes: Changes = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no table.")] = False,
@@ -260,7 +263,7 @@ def chaos(
     only: Annotated[
         str | None, typer.Option(metavar="KINDS", help="Kinds of processes to kill, such as server,client.")
     ] = None,
-    every: Annotated[float, typer.Option(metavar="S", min=0.0, help="Mean seconds to the next kill.")] = 1.0,
+    every: Annotated[float, typer.Option(metavar="S", min=0.0, help="Mean seconds between kills.")] = 1.0,
     failpoints: Annotated[
         int,
         typer.Option(
@@ -269,13 +272,13 @@ def chaos(
     ] = 0,
     set_: Changes = None,
     clock: ClockKind = None,
-    seed: Annotated[int, typer.Option(help="Seed of the times and processes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that draws the times and processes.")] = 0,
     out: Annotated[Path | None, folder_option("Folder; default runs/chaos-DATE-TIME.")] = None,
     json: Json = None,
 ) -> int:
-    """Kill processes of an experiment, resume it, and check it.
+    """Kill processes of runs, resume the runs, and check them.
 
-    Processes are killed with kill -9 at random times, until the run is done.
+    Processes are killed with kill -9 at random times, in as many runs as N kills need.
     If a guarantee is violated, the exit code is 1, and each violation is printed on one line.
     """
     from edgefl import new_run_folder

@@ -17,7 +17,7 @@ from edgefl.terminal import say
 
 
 def measure(
-    out: Annotated[Path | None, file_option("JSON file to write; by default it is printed.")] = None,
+    out: Annotated[Path | None, file_option("JSON file to write; by default the result is printed.")] = None,
     ssh: Annotated[
         str | None, typer.Option(metavar="USER@HOST", help="Measure there instead of here.")
     ] = None,

@@ -97,7 +97,8 @@ def _require_host(address: str) -> None:
 def join(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Address of the run, tcp://HOST:PORT.")],
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="This host's key: edgefl keygen.")
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="This host's key file, made by edgefl keygen."),
     ] = None,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Host one client of the run, limited to this profile.")
@@ -110,7 +111,7 @@ def join(
         typer.Option(min=1, help="Workers to host under the virtual clock; default: the usable cores."),
     ] = None,
 ) -> None:
-    """Host clients or workers of a run of edgefl serve.
+    """Host clients or workers of a run that edgefl serve started.
 
     The command ends with the run.
     """

@@ -67,19 +67,19 @@ def predict(
     code: Annotated[
         str | None,
         typer.Option(
-            metavar="CLASS", help=f"Code that is not torch, instead of MODEL: {', '.join(CLASSES)}."
+            metavar="CLASS", help=f"Instead of MODEL, a class of code without torch: {', '.join(CLASSES)}."
         ),
     ] = None,
     cores: Annotated[
         str | None,
-        typer.Option(metavar="CORE@MHZxN,…", help="With --code: cores, instead of --device."),
+        typer.Option(metavar="CORE@MHZxN,…", help="With --code: the cores themselves, instead of --device."),
     ] = None,
     threads: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="With --code: number of busy threads, on the fastest cores."),
     ] = 1,
     without_aes: Annotated[
-        bool, typer.Option("--without-aes", help="With --cores: cores without AES instructions.")
+        bool, typer.Option("--without-aes", help="With --cores: the cores have no AES instructions.")
     ] = False,
     runtime: Annotated[
         str | None, typer.Option(metavar="R", help="A library: torch, mnn, dl4j, …; by default the device's.")

@@ -86,15 +86,18 @@ def profiles(
     as_json: AsJson = False,
     find: Annotated[
         str | None,
-        typer.Option(metavar="WORDS", help="Only devices whose name, chip or cores contain all words."),
+        typer.Option(
+            metavar="WORDS", help="Only devices whose name, chip and cores together have all these words."
+        ),
     ] = None,
-    year: Annotated[int | None, typer.Option(metavar="YEAR", help="Only devices of that year.")] = None,
+    year: Annotated[int | None, typer.Option(metavar="YEAR", help="Only devices of this year.")] = None,
     ram_gib: Annotated[
-        float | None, typer.Option("--ram-gib", metavar="GIB", help="Only devices with that much memory.")
+        float | None,
+        typer.Option("--ram-gib", metavar="GIB", help="Only devices with exactly this much memory."),
     ] = None,
     sort: Annotated[
         Literal["name", "year", "ram", "step"] | None,
-        typer.Option(help="Order of devices; step: the time of a training step, fastest first."),
+        typer.Option(help="Sort order of devices; step: by training-step time, fastest first."),
     ] = None,
 ) -> None:
     """List devices, networks and fleets, or show one profile."""
@@ -157,12 +160,12 @@ def import_(
         list[str] | None, typer.Option(help="Only this entry of the file; may be repeated.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="fedscale: number of clients, evenly spaced; 100 by default.")
+        int | None, typer.Option(help="fedscale: maximum number of clients, from slow to fast; default 100.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="power-profile: the device that the file describes.")
+        str | None, typer.Option(help="power-profile: the device profile to complete with this file.")
     ] = None,
-    up: Annotated[Path | None, typer.Option(help="mahimahi: the upload's trace.")] = None,
+    up: Annotated[Path | None, typer.Option(help="mahimahi: file with the upload trace.")] = None,
 ) -> None:
     """Convert another project's file to profiles."""
     from edgefl.devices import formats
@@ -183,11 +186,11 @@ def import_(
 def fit(
     rows: Annotated[
         list[Path],
-        typer.Argument(metavar="ROWS", help="Measured steps: CSV files, or JSON of edgefl measure."),
+        typer.Argument(metavar="ROWS", help="Measured steps: CSV files, or JSON from edgefl measure."),
     ],
     out: Annotated[Path, file_option("Profile file to write.")],
-    profile: Annotated[str | None, typer.Option(help="Rows of this profile, if there are several.")] = None,
-    runtime: Annotated[str | None, typer.Option(help="Rows of this runtime, if there are several.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Use only the rows of this profile.")] = None,
+    runtime: Annotated[str | None, typer.Option(help="Use only the rows of this runtime.")] = None,
     prior: Annotated[
         str | None, typer.Option(help="A similar device, for costs that the rows do not cover.")
     ] = None,
@@ -197,7 +200,7 @@ def fit(
     apart: Annotated[
         float,
         typer.Option(
-            min=1.0, max=10.0, help="Factor by which the measured device may differ from the profile's."
+            min=1.0, max=10.0, help="Factor by which the profile's device may differ from the measured one."
         ),
     ] = 1.0,
 ) -> None:
@@ -244,9 +247,9 @@ def fit(
 def cores(
     boards: Annotated[
         Path | None,
-        typer.Argument(metavar="BOARDS", help="A CSV file of sbc-bench's results; by default edgefl's own."),
+        typer.Argument(metavar="BOARDS", help="A CSV file of sbc-bench results; by default the bundled one."),
     ] = None,
-    out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
+    out: Annotated[Path | None, file_option("File to write; by default the result is printed.")] = None,
 ) -> None:
     """Fit the rates of core types to measured boards."""
     from edgefl.devices.boards import bundled_boards, read_boards
@@ -259,7 +262,7 @@ def cores(
 @app.command("from")
 def from_(
     core: Annotated[str, typer.Option(metavar="CORE", help="The fastest core, such as cortex-a76.")],
-    mhz: Annotated[float, typer.Option(metavar="MHZ", min=100, max=10_000, help="Its maximum clock.")],
+    mhz: Annotated[float, typer.Option(metavar="MHZ", min=100, max=10_000, help="Its maximum clock rate.")],
     ram_gib: Annotated[
         float | None, typer.Option("--ram-gib", metavar="GIB", min=0.1, max=1024, help="Memory.")
     ] = None,
@@ -269,12 +272,12 @@ def from_(
     ] = None,
     ms: Annotated[
         float | None,
-        typer.Option(metavar="MS", min=1e-3, max=1e7, help="Its inference time in TFLite, milliseconds."),
+        typer.Option(metavar="MS", min=1e-3, max=1e7, help="Its inference time in TFLite, in milliseconds."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the profile; by default its core and clock.")
     ] = None,
-    out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
+    out: Annotated[Path | None, file_option("File to write; by default the result is printed.")] = None,
 ) -> None:
     """Make a phone's profile from its core and clock.
 
@@ -299,7 +302,7 @@ def phones(
     ],
     networks: Annotated[Path, typer.Option(metavar="FILE", help="A CSV file of the networks' layers.")],
     source: Annotated[str, typer.Option(help="Where the times were published.")],
-    out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
+    out: Annotated[Path | None, file_option("File to write; by default the result is printed.")] = None,
 ) -> None:
     """Fit the table of phones to measured inference times."""
     from edgefl.devices.phone_file import table_text
@@ -319,10 +322,10 @@ def phones(
 def scale(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A device, or the path of its profile.")],
     like: Annotated[
-        str | None, typer.Option(help="The measured device; by default that with the most similar cores.")
+        str | None, typer.Option(help="The measured device; by default the one with the most similar cores.")
     ] = None,
     runtime: Annotated[str, typer.Option(help="Runtime of the measured device.")] = "torch",
-    out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
+    out: Annotated[Path | None, file_option("File to write; by default the result is printed.")] = None,
 ) -> None:
     """Scale a measured device's times to another device.
 
@@ -341,7 +344,8 @@ def export(
         str, typer.Argument(metavar="FORMAT", help="One of devtools, fedscale, mahimahi, webpagetest.")
     ],
     out: Annotated[
-        Path | None, file_option("File to write, its folders too; by default it is printed.")
+        Path | None,
+        file_option("File to write; missing folders are created. By default the profile is printed."),
     ] = None,
     way: Annotated[
         Literal["down", "up"] | None,

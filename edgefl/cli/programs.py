@@ -27,14 +27,14 @@ Network = Annotated[
 ]
 TimeScale = Annotated[str, typer.Option(metavar="auto|S", help="Wall seconds per emulated second.")]
 Throttle = Annotated[str, typer.Option(metavar="sigstop|cgroup|off", help="Mechanism that slows processes.")]
-Out = Annotated[Path | None, folder_option("Folder of the record.")]
+Out = Annotated[Path | None, folder_option("Folder for the record.")]
 
 
 def execute(
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="COMMAND", help="May hold {i}, {device} and {connect:PORT}.", show_default=False
+            metavar="COMMAND", help="May contain {i}, {device} and {connect:PORT}.", show_default=False
         ),
     ],
     device: Devices = None,
@@ -48,28 +48,30 @@ def execute(
     network: Network = None,
     connect: Annotated[
         list[str] | None,
-        typer.Option("--connect", metavar="PORT=HOST:PORT", help="Local port to a server; may be repeated."),
+        typer.Option(
+            "--connect", metavar="PORT=HOST:PORT", help="Forward this port to a server; may be repeated."
+        ),
     ] = None,
     share: Annotated[
         str | None,
         typer.Option(
             metavar="CORES",
-            help="Cores of this host: 0.3 for all threads, or 0.3x4,0.1x4: one core per thread.",
+            help="Share of host cores: 0.3 for all threads together; 0.3x4,0.1x4: one core per thread.",
         ),
     ] = None,
     like: Annotated[
         str | None,
         typer.Option(
             metavar="CLASS",
-            help=f"Code that the program resembles, for each core's speed: {', '.join(CLASSES)}; torch, "
-            "torch:MODEL or torch:MODEL@BATCH: a training step; KIND=SHARE,…: several, by their share of its "
-            "time; auto, the default: by the program's name.",
+            help=f"What the program resembles, which sets its speed: {', '.join(CLASSES)}; torch, "
+            "torch:MODEL or torch:MODEL@BATCH: a training step; KIND=SHARE,…: a mix, by shares of its "
+            "time; auto (default): by the program's name.",
         ),
     ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Maximum threads at once: the phone gets its N fastest cores, not all."
+            metavar="N", min=1, help="Maximum threads at once; the phone gets only its N fastest cores."
         ),
     ] = None,
     time_scale: TimeScale = "auto",

@@ -38,10 +38,12 @@ INVALID = 3
 """Exit code of a run that completed, but whose emulation missed its accuracy limits."""
 TargetAccuracy = Annotated[
     float | None,
-    typer.Option(metavar="SHARE", help="Compare the time to this accuracy; default: stop.accuracy."),
+    typer.Option(metavar="SHARE", help="Compare the times until this accuracy; default: stop.accuracy."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")]
-Web = Annotated[bool, typer.Option("--web", help="Show the run on a live page for this machine only.")]
+Web = Annotated[
+    bool, typer.Option("--web", help="Show the run on a live page that only this machine can open.")
+]
 WebPort = Annotated[
     int | None,
     typer.Option(metavar="PORT", min=0, max=65535, help="Port of the page; implies --web. Default: any."),
@@ -76,7 +78,7 @@ Track = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Copy to tensorboard, mlflow or wandb (docs/trackers.md).",
+        help="Copy the run to tensorboard, mlflow or wandb (docs/trackers.md).",
         parser=known_tracker,
     ),
 ]
@@ -258,7 +260,7 @@ def verify(
     folder: RunFolder,
     code: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the run's own modules, if you trust them."),
+        typer.Option(metavar="DIR", help="Import the run's own modules from here; only if you trust them."),
     ] = None,
 ) -> None:
     """Repeat a run from its journal, and compare every bit.

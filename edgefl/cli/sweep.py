@@ -55,7 +55,7 @@ def sweep(
     set_: Changes = None,
     clock: ClockKind = None,
     out: Annotated[
-        Path | None, folder_option("Folder; default runs/NAME-sweep. Its finished runs are kept.")
+        Path | None, folder_option("Folder; default runs/NAME-sweep. Finished runs in it are reused.")
     ] = None,
     target: TargetAccuracy = None,
     jobs: Annotated[
@@ -66,7 +66,7 @@ def sweep(
             metavar="N",
             min=1,
             max=256,
-            help="Runs side by side, each on its share of the cores; virtual clock.",
+            help="Runs at the same time, each on its share of the cores; virtual clock only.",
         ),
     ] = 1,
     ray: Ray = None,
