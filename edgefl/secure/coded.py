@@ -47,7 +47,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
         code = self.code
         if 2 * code.recover <= code.holders + code.private:
             need = (code.holders + code.private) // 2 + 1
-            why = "else a server could obtain two sums with one mask from different holders"
+            why = "otherwise two groups of holders could unmask two sums with the same mask"
             raise ValueError(f"recover must be at least {need} (got {code.recover}): {why}")
 
     @property

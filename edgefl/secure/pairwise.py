@@ -290,7 +290,7 @@ class Participant:
         """Decrypt and store the shares that another client encrypted for the update with the digest
         ``content``. Raises `SecureError` if the shares were altered or not expected."""
         if sender not in self._peers or sender in self._held:
-            raise SecureError(f"unexpected shares of client {sender}")
+            raise SecureError(f"unexpected shares from client {sender}")
         opened = self._seal_keys.open(self._peers[sender].seal_key, self._purpose(content), sealed)
         self._held[sender] = msgspec.msgpack.decode(opened, type=Shares)
 

@@ -123,7 +123,9 @@ class TrustedAggregator:
             raise SecureError("one update is in the sum twice")
         for one in updates:
             if not (math.isfinite(one.weight) and one.weight > 0):
-                raise SecureError(f"the weight of client {one.client} is {one.weight}; it must be above 0")
+                raise SecureError(
+                    f"client {one.client} has weight {one.weight}; it must be finite and above 0"
+                )
         least = max((one.weight for one in updates), default=0.0) / self._rules.resolution
         clients = len({one.client for one in updates if one.weight >= least})
         if clients < (required := self._rules.least_clients):

@@ -81,13 +81,13 @@ def test_a_client_uploads_once_and_reveals_once() -> None:
 def test_altered_replayed_and_unexpected_shares_are_refused() -> None:
     world = Round()
     fresh = Participant(1, world.rules)
-    with pytest.raises(SecureError, match="unexpected shares of client 2"):
+    with pytest.raises(SecureError, match="unexpected shares from client 2"):
         fresh.receive(2, world.sealed[2][1])
     adverts = world.adverts | {1: fresh.advert()}
     fresh.shares(adverts.values())
     with pytest.raises(SecureError, match="altered, or has another sender"):
         fresh.receive(2, world.sealed[2][1])  # sealed for the keys of another round
-    with pytest.raises(SecureError, match="unexpected shares of client 2"):
+    with pytest.raises(SecureError, match="unexpected shares from client 2"):
         world.clients[1].receive(2, world.sealed[2][1])
 
 

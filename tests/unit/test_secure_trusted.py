@@ -83,7 +83,7 @@ def test_sums_of_few_clients_and_weights_that_single_out_a_client_are_refused() 
     with pytest.raises(SecureError, match="updates from 2 clients; at least 3 are required"):
         world.aggregator.sum([*world.sealed[:2], *light])
     for weight in (0.0, -1.0, float("nan"), float("inf")):
-        world.refused("it must be above 0", weight=weight)
+        world.refused("it must be finite and above 0", weight=weight)
 
 
 def test_updates_of_wrong_size_or_with_nan_are_refused() -> None:
