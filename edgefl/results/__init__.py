@@ -5,7 +5,7 @@ result       `Result`, which reads a finished run's folder
 rows         types for the rows of the record's tables
 record       `Record`, which reads these tables, even while the run continues
 store        `Store`, which writes the record
-tail         `Tail`, memory that holds the writer's latest calls, and survives if the writer is killed
+tail         `Tail`, memory that holds the writer's latest calls and outlives a killed writer
 seal         checksums of the record's pages, which detect damage to the file
 summary      summary.json: the results of a run
 groups       groups of clients by profile, speed and classes, with each group's weight and accuracy
@@ -24,7 +24,7 @@ fleets       the share of randomly drawn fleets in which one setting is ahead of
 statistics   means and intervals over seeds, a curve's cost of reaching a target, and ratios of costs
 grouping     functions that load, group and label the runs of a comparison, and average them over seeds
 compare      the comparison of runs: metrics, tables, a folder and a page
-own_code     which of the user's own code made which part of a run that was resumed with changed code
+own_code     which version of the user's own code made which part of a run that was resumed
 page         functions that build HTML pages: their parts, tables and glossary
 pictures     functions that draw pictures for pages, and cards with learning curves
 tables       functions that build tables for the terminal and format values as text

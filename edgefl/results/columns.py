@@ -69,7 +69,7 @@ class Table(dict[str, NDArray[Any]]):
         return tables.table(heads, rows, caption=size, fold=True)
 
     def frame(self) -> Any:
-        """Return the table as a DataFrame of pandas or, if pandas is not installed, of polars.
+        """Return the table as a pandas DataFrame or, if pandas is not installed, as a polars DataFrame.
 
         Raises `ConfigError` if neither package is installed.
         """

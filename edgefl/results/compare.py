@@ -47,7 +47,7 @@ def compare(
     target: float | RaceTarget | None = None,
     labelled: Mapping[str, Sequence[Path]] | None = None,
 ) -> RenderGroup:
-    """Return tables that compare the runs in ``folders``; if ``out`` is given, also write that folder.
+    """Return tables that compare the runs in ``folders``; if ``out`` is given, also write files to it.
 
     The tables are 80 columns wide. Runs that differ only in their seed share a row, which shows the mean ±
     half the width of its 95% interval (Student's t). ``labelled`` adds runs that are already grouped: it maps
@@ -399,7 +399,7 @@ def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
 
 def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
     """Return pictures of the accuracy (of the loss if no run has an accuracy) and of the user's metrics."""
-    about = {"at_s": lines, "trips": "A trip is a download, a training and an upload.", "own": lines}
+    about = {"at_s": lines, "trips": "A trip consists of download, training and upload.", "own": lines}
     own = dict.fromkeys(name for row in rows for run in row.runs for name in metric_names(run.record))
     last: list[str] | None = [] if _scored(rows) else None
     if last is not None and rows[0].runs[0].slow.labels:

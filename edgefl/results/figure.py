@@ -132,7 +132,7 @@ def _by_label(runs: Mapping[str, Runs] | Runs) -> dict[str, list[Result]]:
 
 
 def _results(what: str, runs: Any) -> list[Result]:
-    """Return the finished runs. Raises `ConfigError` if a single run, or none, is given."""
+    """Return ``runs`` as results. Raises `ConfigError` unless ``runs`` is a list of at least one run."""
     if isinstance(runs, str) or not isinstance(runs, Iterable) or not (found := list(runs)):
         raise ConfigError(f"{what}: must be a list of at least one run, got {runs!r}")
     return [run if isinstance(run, Result) else Result(run) for run in found]

@@ -67,7 +67,7 @@ class RunGroup(NamedTuple):
     """The metrics of each run."""
     valid: bool
     to_target: ToTarget | None = None
-    """The cost of the runs until they reached the comparison's target, in emulated time and client trips."""
+    """The runs' costs of reaching the comparison's target, in emulated time and client trips."""
 
     def estimates(self) -> dict[str, Any]:
         """Return, for JSON, the mean of each metric and half the width of the mean's 95% interval."""
@@ -115,7 +115,7 @@ def load(folders: Sequence[str | Path]) -> list[Run]:
         for what, mine in _data(record).items():
             if None not in (mine, first[what]) and mine != first[what]:
                 raise ConfigError(
-                    f"runs on different data cannot be compared: {path} has {what} {mine}, "
+                    f"runs on different data cannot be compared: {path} has {what} = {mine}, "
                     f"{paths[0]} has {first[what]}"
                 )
     slow = slow_group(*records)

@@ -35,9 +35,10 @@ class Shares(NamedTuple):
 def profiles_by_speed(record: Record) -> list[str]:
     """Return the fleet's profiles in order of the declared time of a whole trip, slowest first.
 
-    A record from a version before 1.0.0 has no declared times. Its profiles are ordered by their median trip
-    instead. The training time of each trip is scaled to the median number of steps over all trips, so that
-    the order does not depend on how the examples are split. Profiles without a completed trip come first.
+    A record from a version before 1.0.0 has no such times. Its profiles are ordered by the median declared
+    time of their trips instead. The training time of each trip is scaled to the median number of steps over
+    all trips, so that the order does not depend on how the examples are split. Profiles without a completed
+    trip come first.
     """
     trips, fleet, trip_s = record.trips, record.fleet, record.meta.trip_s
     names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())

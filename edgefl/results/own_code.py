@@ -1,4 +1,4 @@
-"""Which of the user's own code made which part of a run that was resumed with changed code."""
+"""Which version of the user's own code made which part of a run that was resumed with changed code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from edgefl.results.tables import many
 def earlier_code(
     parts: Iterable[EarlierCode], last: Mapping[str, str], now: Mapping[str, str], version: int, trips: int
 ) -> list[EarlierCode]:
-    """Return the earlier code of a run that goes on with the digests ``now`` after a version and its trips.
+    """Return the earlier code of a run resumed with the digests ``now`` after a version and its trips.
 
-    ``parts`` and ``last`` are the earlier code and the last digests on record. Of a part that the run
-    repeats, because it goes on from an older checkpoint, nothing is left.
+    ``parts`` holds the recorded earlier code, and ``last`` the last recorded digests. Code that was used only
+    after this point is left out, because the resumed run repeats what followed it.
 
     >>> one = earlier_code([], {"mine": "a"}, {"mine": "b"}, version=3, trips=30)
     >>> one
@@ -50,9 +50,9 @@ def mixed_code(records: Sequence[Record]) -> list[str]:
 
 
 def resumed_code(record: Record) -> str:
-    """Return which modules changed before the run was resumed, and from where on; "" if none did.
+    """Say which modules changed before a resume, and after which version and trip; "" if none changed.
 
-    Trips under way when the run was interrupted may be of either code.
+    Trips that were under way when the run was interrupted may have used either code.
     """
     codes, parts = _codes(record), record.meta.earlier_code
     changes = [
@@ -67,7 +67,7 @@ def _codes(record: Record) -> list[dict[str, str]]:
 
 
 def _digests(record: Record) -> dict[str, frozenset[str]]:
-    """Return the digests of all codes of a run, keyed by module."""
+    """Return the digests that each module had during a run, keyed by module."""
     codes = _codes(record)
     names = {name for code in codes for name in code}
     return {name: frozenset(code[name] for code in codes if name in code) for name in names}

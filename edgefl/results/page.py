@@ -194,7 +194,7 @@ _TERMS = {
     ),
     "slow phones": (
         r"slow phones",
-        "The clients of the slowest profiles, ranked by a trip's declared time; the fleet determines them.",
+        "The clients of the fleet's slowest profiles, ranked by the declared time of a trip.",
     ),
     "accuracy": (r"^accuracy", "Share of the test examples that the global model classifies correctly."),
     "applied weight": (
@@ -203,7 +203,7 @@ _TERMS = {
     ),
     "client trip": (
         r"^client trips|^trips\b|^median trip|^whole trip|client trips$",
-        "One client's work on a task: download of the model, training, upload of its update.",
+        "One client's work on a task: download of the model, training, and upload of the update.",
     ),
     "emulated time": (
         r"emulated time",
@@ -223,7 +223,7 @@ _TERMS = {
     ),
     "proportional set size": (
         r"^memory$|^peak memory",
-        "Memory of a process; a page that n processes share counts as an n-th of a page.",
+        "Memory of a process; a page that n processes share counts as 1/n of a page for each.",
     ),
     "seen by the server": (
         r"^seen by the server$",
@@ -254,7 +254,7 @@ def term_of(heading: str) -> str | None:
 
 
 def hint(heading: str) -> str:
-    """Return the HTML attribute that explains a heading under the pointer; "" if no term explains it."""
+    """Return the HTML attribute for a tooltip that explains a heading; "" if no term explains it."""
     term = term_of(heading)
     return "" if term is None else f' title="{escape(TERMS[term])}"'
 

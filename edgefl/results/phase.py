@@ -29,7 +29,7 @@ CONFIDENCE = 0.99
 
 
 class ObservedShare(NamedTuple):
-    """A share of a run's buffers or arrivals, and the share to be expected if phones were independent.
+    """A share of a run's buffers or arrivals, and the share expected if phones were independent.
 
     ``low`` and ``high`` are the ends of the 99% interval of the expected share.
     """
@@ -81,7 +81,8 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
     """Compare a run's buffers and arrivals with those of independent phones.
 
     ``trips`` are the trips of a `Record`, and ``profile`` is the device profile of each trip. ``by_design``
-    is `Meta.in_phase`; if it is empty but no update was stale, the strategy is assumed to use rounds.
+    is the reason why the strategy makes clients act together (`Meta.in_phase`). If it is empty but no update
+    was stale, the strategy is assumed to train in rounds.
     """
     applied = trips["applied_version"] >= 0
     arrives_s = trips["sent_s"] + trips["trip_declared_s"]
@@ -110,7 +111,7 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
 def _one_profile(
     codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> float:
-    """Return the share of the buffers with several updates in which all updates are from one profile."""
+    """Of the buffers with several updates, return the share whose updates are all from one profile."""
     same = np.maximum.reduceat(codes, starts) == np.minimum.reduceat(codes, starts)
     return float(np.mean(same[sizes > 1]))
 

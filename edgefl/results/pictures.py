@@ -47,7 +47,7 @@ _SETTINGS: Any = {
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """Draw figures in the style of the pages, as a context manager or a decorator."""
+    """Context manager or decorator that gives figures the style of the pages."""
     with mpl.rc_context(_SETTINGS):
         yield
 
@@ -219,7 +219,7 @@ EARLY = 0.1
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:
-    """Return the lower end of a percentage axis: 0, or just below the curves if they soon stay above 70%."""
+    """Return the lower end of a percentage axis: 0, or just below curves that exceed 70% after `EARLY`."""
     later = [curve.y[curve.x >= EARLY * farthest] for curve in curves]
     lowest = min((float(np.nanmin(y)) for y in later if np.isfinite(y).any()), default=0.0)
     return max(0.0, np.floor(lowest * 20 - 1) / 20) if lowest > 0.7 else 0.0

@@ -29,7 +29,7 @@ def secure_card(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
     rows = [["Added to an upload", f"{found['share_bytes_per_trip']:,} bytes"]]
-    about = f"The server learns weighted sums of at least {found['least_clients']} clients' updates and no "
+    about = f"The server learns weighted sums of at least {found['least_clients']} clients' updates but no "
     if found["kind"] == "trusted":
         about += "single update: a separate process decrypts the updates and releases their sum. "
     else:

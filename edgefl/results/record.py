@@ -132,7 +132,7 @@ class Record:
         self.folder = Path(folder)
         self.path = self.folder / FILE_NAME
         if not self.path.is_file():
-            raise ConfigError(f"{self.folder} is not a run's folder: no {FILE_NAME} in it")
+            raise ConfigError(f"{self.folder} is not a run's folder: it has no {FILE_NAME}")
         with as_config_error(f"run record {self.path} cannot be read", sqlite3.Error):
             self._db = self._open()  # fails, for example, if too many files are open
         with self._errors():

@@ -71,7 +71,7 @@ def report(record: Record, summary: dict[str, Any]) -> str:
     if enforced:
         judged = "Errors of achieved times relative to declared ones. "
         judged += f"Parts shorter than {RESOLUTION_WALL_S * 1e3:g} ms of wall time are not judged. "
-    judged += f"Apart from this, the device model is {model_error(summary['model_error_factor'])}."
+    judged += f"The device model itself is {model_error(summary['model_error_factor'])}."
     experiment = f"<pre>{escape(record.meta.toml.strip() or 'not recorded')}</pre>"
     fidelity, meta, stages = summary["fidelity"], record.meta, summary["server_time"]["stages"].items()
     banner = (
@@ -110,7 +110,7 @@ def report(record: Record, summary: dict[str, Any]) -> str:
             *_energy(summary["energy"]),
             page.card("Fidelity", judged, _fidelity(fidelity, summary["model_error_factor"], enforced),
                       wide=enforced),
-            page.card("Phase", "Phones that act at the same times distort comparisons: docs/individuals.md.",
+            page.card("Phase", "Phones that act at the same times distort comparisons (docs/individuals.md).",
                       _phase(summary["phase"]), wide=enforced),
             page.card("Integrity and incidents", "", _incidents(record, summary)),
         ],
@@ -157,7 +157,7 @@ def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
     slow = summary["slow_phones"]
     whose = " and ".join(slow["profiles"]) if len(slow["profiles"]) < 3 else "the slowest profiles"
     if slow["accuracy"] is not None:
-        text += f"; on the classes held only by {whose}, it is {percent(slow['accuracy'])}"
+        text += f"; on the classes held only by {whose}, the accuracy is {percent(slow['accuracy'])}"
     if slow["applied_weight"] is not None:
         text += (
             f"; each phone of {whose} had {number(slow['applied_weight'])} times its fair share of the weight"
@@ -170,7 +170,7 @@ def _learning(record: Record) -> list[str]:
     empty = "No accuracy was a finite number." if record.evaluations else "No evaluation was made."
     about = {
         "at_s": "On the server's test examples.",
-        "trips": "A trip is a download, a training and an upload.",
+        "trips": "A trip consists of download, training and upload.",
         "own": "As measured by the evaluation function.",
     }
     last: list[str] | None = None
@@ -211,10 +211,10 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
         for name, values in found["by_profile"].items()
     ]
     for which in ("mean", "worst_decile"):
-        name = "All, mean" if which == "mean" else "Their worst tenth, mean"
+        name = "Mean of all" if which == "mean" else "Mean of the worst tenth"
         rows.append([name, found["clients"], *(text_of(found[kind][which]) for kind in kinds)])
     about = f"{found['measure'].capitalize()} at version {found['version']}, mean over clients. "
-    about += "Personal: after one more trip's training on the client's other examples."
+    about += "Personal model: the global model after training on the client's other examples."
     table = html_table(["Profile", ">Clients", *(f">{kind.capitalize()} model" for kind in kinds)], rows)
     return [page.card("On the clients' own examples", about, table)]
 
@@ -230,14 +230,14 @@ def _attackers(found: dict[str, Any] | None) -> list[str]:
             [name.capitalize(), percent(of["weight_share"]), number(of["weight"]), percent(of["accuracy"])]
         )
     about = f"{many(found['clients'], 'client')} sent harmful updates. "
-    about += f"Accuracy: of the last model on {found['accuracy_on']}. " if found["accuracy_on"] else ""
+    about += f"Accuracy is that of the last model on {found['accuracy_on']}. " if found["accuracy_on"] else ""
     about += failed_attacks(found)
     table = html_table(["Clients", ">Share of weight", ">Applied weight", ">Accuracy"], rows)
     return [page.card("Attackers", about, table, wide=False)]
 
 
 def failed_attacks(found: Mapping[str, Any]) -> str:
-    """Describe how many trips failed in the user's attack function, and why the first one failed; else "".
+    """Say how many trips failed in the user's attack function, and why the first did; "" if none failed.
 
     >>> failed_attacks({"failed_trips": 3, "first_failure": "'mine:attack' raised ValueError: no"})
     "3 trips failed because of the attack function; in the first, 'mine:attack' raised ValueError: no"
@@ -254,9 +254,9 @@ def _logged(record: Record) -> list[str]:
         known = values[np.isfinite(values)]
         if part := -(-len(known) // 10):
             rows.append([name, len(known), float(known[:part].mean()), float(known[-part:].mean())])
-    columns = ["Figure", ">Trips", ">First tenth", ">Last tenth"]
-    about = "Means of what the training function logs, over the first and the last tenth of the trips."
-    return [page.card("Figures of the training", about, html_table(columns, rows))] if rows else []
+    columns = ["Metric", ">Trips", ">First tenth", ">Last tenth"]
+    about = "Means over the first and last tenth of trips in which the training function logged a metric."
+    return [page.card("Training metrics", about, html_table(columns, rows))] if rows else []
 
 
 def _profiles(record: Record, summary: dict[str, Any]) -> str:
@@ -306,8 +306,8 @@ def _energy(found: dict[str, Any]) -> list[str]:
         ">Sum, J",
         ">90% interval, J",
     ]
-    unknown = f" {found['unknown_trips']:,} trips are missing, because their devices state no power draw."
-    about = "Energy of completed trips, from the profiles' currents or a metered radio: docs/profiles.md."
+    unknown = f" {found['unknown_trips']:,} trips are missing, because their profiles state no power draw."
+    about = "Energy of completed trips, from profile currents or measured radio power (docs/profiles.md)."
     return [page.card("Energy", about + (unknown if found["unknown_trips"] else ""), html_table(head, rows))]
 
 
@@ -358,7 +358,7 @@ def _errors(found: Mapping[str, Any]) -> str:
 def _phase(phase: dict[str, Any]) -> str:
     names = {
         "one_profile_buffers": "Buffers with updates of one profile only",
-        "coincident_arrivals": "Arrivals that coincide with another one",
+        "coincident_arrivals": "Arrivals that coincide with another",
     }
     rows = [
         [name, percent(found["share"]), percent(found["expected"]),
@@ -395,7 +395,7 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
     verdict = '<b class="bad">Mismatch.</b>' if bad else '<b class="good">Intact.</b>'
     out = f'<p class="about">{verdict} {escape(text)}</p>'
     if not rows:
-        return out + '<p class="about">No incident.</p>'
+        return out + '<p class="about">No incidents.</p>'
     more = f"The first {INCIDENTS} of {len(rows):,}: " if len(rows) > INCIDENTS else ""
     counts = ", ".join(f"{count:,} {kind}" for kind, count in summary["incidents"].items())
     shown = [(f"{row.at_s:.1f}", row.client, row.kind, row.detail) for row in rows[:INCIDENTS]]
@@ -440,16 +440,16 @@ def model_error(factors: Mapping[str, float]) -> str:
     """Describe the model error: the factor within which real devices agree with their profiles.
 
     >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
-    ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')
+    ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'not that of a real device')
     """
     if not factors:
-        return "of no real device"
+        return "not that of a real device"
     ends = dict.fromkeys(f"{end(factors.values()):.2g}" for end in (min, max))
     return f"within a factor of {' to '.join(ends)} (90%)"
 
 
 def nodes_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number of nodes, and the names of the lost nodes; a node that rejoins has two rows.
+    """Return the number of nodes and the names of lost and rejoined ones; a rejoined node has several rows.
 
     >>> silent, back = {"name": "a", "lost": "silent"}, {"name": "a", "lost": ""}
     >>> nodes_text([silent, {"name": "b", "lost": "silent"}, back])

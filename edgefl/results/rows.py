@@ -1,9 +1,9 @@
 """Types for the rows of the run record's tables.
 
 Each type describes one table of ``record.sqlite``: its fields are the columns, and the first field is the
-primary key. Rows are created with keyword arguments only, because swapped columns would go unnoticed. Fields
-whose names end in ``_s`` are in emulated seconds, and points in time are counted from the start of the run;
-``wall_s`` is in seconds of this machine's clock.
+primary key. Rows are created with keyword arguments only, because swapped positional arguments would go
+unnoticed. Fields whose names end in ``_s`` are in emulated seconds, and points in time are counted from the
+start of the run; ``wall_s`` is in seconds of this machine's clock.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One client trip: download, local training and upload, possibly incomplete.
 
     A field ``*_declared_s`` is the duration of a part of the trip according to the profile. The field of the
-    same name without ``declared`` is the actual duration.
+    same name without ``declared`` is the actual duration, which for the whole trip is ``trip_achieved_s``.
     """
 
     task: int
@@ -95,14 +95,14 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     work_s: float | None = None
     """Training time at the device's full speed, according to the device's time model."""
     lateness_s: float | None = None
-    """Emulated seconds by which the trip ended after its planned end."""
+    """How late the trip ended, in emulated seconds after its planned end."""
     cpu_s: float | None = None
     """CPU time of the training on this machine, in seconds."""
     peak_mib: float | None = None
     """Peak memory of the training, predicted from the trace of its step."""
     process_grew_mib: float | None = None
-    """Largest growth so far of the memory of the client's process on this machine, in MiB; None under the
-    virtual clock."""
+    """Largest memory growth of the client's process on this machine so far, in MiB; None under the virtual
+    clock."""
     checksum_sent: int | None = None
     checksum_seen: int | None = None
     """64-bit checksums of the update.
@@ -234,7 +234,7 @@ class SecureCost(msgspec.Struct, frozen=True):
     step: float
     """Each element of an update is rounded to a multiple of this number."""
     share_bytes: int
-    """Number of bytes of sealed shares that an upload holds in addition to the masked update."""
+    """Number of bytes that an upload holds in addition to the masked or encrypted update."""
     held_bytes: tuple[int, int]
     """Bytes that a holder receives for each update in a sum, and bytes that it sends for each sum."""
     masking_s: dict[str, float]
@@ -266,7 +266,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     sampling: tuple[float, bool] | None = None
     """`Strategy.sampling`: the probability that a client is drawn, and whether draws are independent."""
     max_weight: float | None = None
-    """`Strategy.max_weight`, to which the server's noise is scaled."""
+    """Maximum weight of one update in a step (`Strategy.max_weight`). The server's noise is scaled to it."""
     clock: str = ""
     seed: int = 0
     clients: int = 0
@@ -324,7 +324,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     toml: str = ""
     """The resolved experiment file."""
     code: dict[str, str] = {}
-    """SHA-256 of the file of each of the user's modules, keyed by module, at the last start or resume."""
+    """SHA-256 digests of the files of the user's own modules at the last start or resume, keyed by module."""
     earlier_code: list[EarlierCode] = []
     """The code before each resume with changed code, in the order of use."""
 

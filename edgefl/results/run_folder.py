@@ -20,23 +20,23 @@ from edgefl.secure import SECRET_FILE, USED_FILE
 
 CHECKPOINTS = "checkpoints"
 EXPERIMENT_FILE = "experiment.toml"
-"""Name of the file with the resolved experiment, which marks a run's folder. The run's process locks it."""
+"""Name of the file with the resolved experiment, which marks a run's folder."""
 SUMMARY_FILE = "summary.json"
 """Name of the file with the summary of a run, a comparison or a reproduction."""
 RUNS = "runs"
 """Name of the folder with a sweep's runs, inside the sweep's folder."""
 DATA_FILES = "data-*.safetensors"
-"""Pattern for the files of arrays that were passed to a run as objects. A new run's folder may hold no other
+"""Pattern for files with arrays that were passed to a run as objects. A new run's folder may hold only such
 files."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
 """Names of the files that are created from the record at the end of a run."""
 SECRETS = (KEY_FILE, SECRET_FILE, USED_FILE)
-"""Names of the files that belong to secret noise and masks; they are deleted when the run has ended."""
+"""Names of the files that secret noise and masks need; they are deleted when the run has ended."""
 
 
 @contextlib.contextmanager
 def new(folder: Path, experiment: str) -> Iterator[int]:
-    """Create ``folder`` with the file of the ``experiment``, and lock the file; yield its descriptor.
+    """Create ``folder`` with the file of the ``experiment``, and lock it; yield the lock's descriptor.
 
     If the context raises before the first checkpoint, the run's files are removed, so that the command can be
     repeated. Raises `ConfigError` if the folder is not empty or cannot be created.
@@ -45,11 +45,11 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
         made = not folder.exists()
         make_folder(folder)
         if any(not path.match(DATA_FILES) for path in folder.iterdir()):
-            what = "holds a run" if (folder / EXPERIMENT_FILE).exists() else "not empty"
-            raise FolderTaken(f"{folder}: {what}, expected a new or empty folder")
+            what = "holds a run" if (folder / EXPERIMENT_FILE).exists() else "is not empty"
+            raise FolderTaken(f"{folder} {what}; expected a new or empty folder")
         file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:  # ``folder`` is a file, or another process has just created it
-        raise FolderTaken(f"{folder}: is a file or is in use; expected a new or empty folder") from None
+        raise FolderTaken(f"{folder} is a file or is in use; expected a new or empty folder") from None
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     with contextlib.ExitStack() as stack:
@@ -88,7 +88,7 @@ def is_sweep(folder: Path) -> bool:
 def refuse_sweep(folder: Path) -> None:
     """Raise `ConfigError` if the folder holds a sweep instead of a run."""
     if is_sweep(folder):
-        raise ConfigError(f"{folder}: holds runs, as a sweep does; give one of them: {folder / RUNS}/…")
+        raise ConfigError(f"{folder} holds the runs of a sweep; name one of them: {folder / RUNS}/…")
 
 
 def require_free(folder: Path, mine: str) -> None:
@@ -97,7 +97,7 @@ def require_free(folder: Path, mine: str) -> None:
     A summary with the key ``mine`` is from the same command and may be replaced.
     """
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder}: a file, expected a folder")
+        raise ConfigError(f"--out {folder} is a file; expected a folder")
     what = f"another {SUMMARY_FILE}"
     if any((folder / name).exists() for name in (EXPERIMENT_FILE, FILE_NAME)):
         what = "a run"
@@ -112,7 +112,7 @@ def require_free(folder: Path, mine: str) -> None:
                 and (mine == "sweep" or "sweep" not in document)
             ):
                 return
-    raise ConfigError(f"--out {folder}: holds {what}, which would be overwritten; give another folder")
+    raise ConfigError(f"--out {folder} holds {what}, which would be overwritten; name another folder")
 
 
 def restore_experiment(folder: Path) -> None:
@@ -136,8 +136,8 @@ def check_experiment(folder: Path, recorded: str) -> None:
     path = folder / EXPERIMENT_FILE
     if recorded and path.read_bytes() != recorded.encode():
         raise ConfigError(
-            f"{path}: differs from the experiment that this run began with; remove it, and edgefl resume "
-            "restores it from the record"
+            f"{path} differs from the experiment that this run began with; remove the file, and edgefl "
+            "resume restores it from the record"
         )
 
 
@@ -155,7 +155,8 @@ def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
             except OSError as error:
                 raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from None
             stack.callback(os.close, lock)
-            # NFS locks only files that are open for writing, and no folders. Some file systems cannot lock.
+            # Lock the file if the folder cannot be locked: NFS can lock only files that are open for writing.
+            # Some file systems cannot lock at all.
             if _lock(lock, folder, patience_s):
                 break
         yield lock
@@ -273,8 +274,8 @@ def _lock(lock: int, folder: Path, patience_s: float) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until:
-                way_on = "wait until it ends, or stop it"
-                raise ConfigError(f"{folder}: another edgefl process runs it; {way_on}") from None
+                way_on = "wait until that process ends, or stop it"
+                raise ConfigError(f"{folder} is in use by another edgefl process; {way_on}") from None
             time.sleep(0.05)  # a blocking lock has no time-out
             continue
         except OSError:

@@ -22,7 +22,7 @@ LANES, MOST_POINTS = 32, 2000
 
 
 def profile_roles(record: Record) -> dict[str, str]:
-    """Map each profile to its named colour in the plots, fastest profile first."""
+    """Return the colour role of each profile in the pictures, fastest profile first."""
     return {profile: series(k) for k, profile in enumerate(reversed(profiles_by_speed(record)))}
 
 

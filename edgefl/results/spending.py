@@ -72,7 +72,7 @@ class Spending(NamedTuple):
         whom = "from the server and from anyone who sees its updates or the models"
         text = f"Each client's own noise would protect it {whom}: {bound}, {local.epsilon:.3g} for the "
         text += (
-            f"{local.trips} trips that a client made at most; "
+            f"{local.trips} trips of the client with the most trips; "
             "here this noise follows from the seed and protects nobody."
         )
         return text
@@ -100,7 +100,7 @@ def spending(record: Record) -> Spending | None:
     drawn = None if record.meta.sampling is None else Sampling(*record.meta.sampling)
     counts = rules.mechanism == "gaussian" and drawn is not None and _whole(record)
     expected = None if drawn is None else drawn.rate * clients
-    if (most := record.meta.max_weight) is not None:  # a maximum weight of 1/n stands for n updates per step
+    if (most := record.meta.max_weight) is not None:  # a maximum weight of 1/n means n updates per step
         expected = 1.0 / most
     account = PrivacyAccount(rules, clients, drawn if counts else None, expected)
     owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
@@ -121,13 +121,13 @@ def spending(record: Record) -> Spending | None:
 
 
 def most_trips(record: Record) -> NDArray[np.int64]:
-    """Return, for each task in chronological order, the largest number of tasks per client so far."""
+    """Return, for each task in chronological order, the largest number of tasks of any client so far."""
     trips = record.trips
     return np.maximum.accumulate(trips["trip"][np.argsort(trips["sent_s"], kind="stable")] + 1)
 
 
 def summary_of(found: Spending | None) -> dict[str, Any] | None:
-    """Return the results on privacy for ``summary.json``."""
+    """Return the privacy results for ``summary.json``."""
     if found is None:
         return None
     rules, local, bound = found.rules, found.local, float(found.epsilon[-1])

@@ -1,7 +1,7 @@
 """Statistics of runs over seeds: estimates, p-values, and a learning curve's cost of reaching a target.
 
 Accuracies vary by whole percentage points between evaluations, so the evaluation that first reaches a target
-depends on chance and on the number of evaluations. Therefore, curves are sampled at equal periods, smoothed
+depends on chance and on the number of evaluations. Therefore, curves are sampled at equal intervals, smoothed
 over `WINDOW` evaluations, and compared seed by seed.
 """
 
@@ -148,8 +148,8 @@ def filled(
     """Return costs and accuracies with one evaluation per ``period``; accuracies are carried forward.
 
     A run whose versions are further apart than the period, for example a run with rounds, has fewer
-    evaluations. A window with the same number of evaluations would then cover a longer time than in another
-    run. ``at`` holds the time of each evaluation, in the unit of ``period``.
+    evaluations. Without the added ones, the same window would cover a longer time than in other runs.
+    ``at`` holds the time of each evaluation, in the unit of ``period``.
 
     >>> filled([0, 10, 40], [0, 100, 400], [0.1, 0.2, 0.5], period=10)
     ([0, 100, 200.0, 300.0, 400], [0.1, 0.2, 0.2, 0.2, 0.5])
@@ -208,7 +208,7 @@ class LearningCurve(NamedTuple):
         return passage(self.costs, self.accuracies, target, self.window) if math.isnan(passed) else passed
 
     def at_once(self, target: float) -> bool:
-        """Return True if the first of several smoothed values already reaches the target.
+        """Return True if the first smoothed value, a mean of several evaluations, already reaches the target.
 
         The time at which the metric passed the target is then unknown, and is probably before the middle of
         the first window.
@@ -319,7 +319,7 @@ def ratio(
     2.0× (1.6 to 2.6)
     >>> print(ratio([nan, nan], [2.0, 2.0], [9.0, 9.0], [9.0, 9.0]))
     > 4.5× (4.5 or more)
-    >>> ratio([nan], [5.0], [3.0], [9.0]) is None  # the other might have been first
+    >>> ratio([nan], [5.0], [3.0], [9.0]) is None  # the other run might have been first
     True
     """
     logs, at_least, at_most = [], False, False
@@ -359,8 +359,9 @@ def summary_curve(
 ) -> tuple[Points, Points, Points, Points]:
     """Return the values of x and, at each of them, the mean over seeds and both edges of the band.
 
-    The curve of each seed is an array with the rows x and y. The mean curve ends where the longest curve
-    ends; shorter curves keep their last value. If the values are a ``share``, the band is clipped to [0, 1].
+    The band is the 95% interval of the mean or, if ``band`` is "range", the range of the seeds. Each seed's
+    curve is an array with the rows x and y. The mean curve ends where the longest curve ends; shorter curves
+    keep their last value. If the values are a ``share``, the interval is clipped to [0, 1].
 
     >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
     >>> [part.tolist() for part in summary_curve([a, b], "range")]

@@ -265,9 +265,9 @@ class Store:
         tail.clear(self.seq)
 
     def secure(self) -> None:
-        """Ensure that the waiting rows survive even if this process is killed.
+        """Ensure that the waiting events and their rows survive even if this process is killed.
 
-        The rows are stored in the tail or, if the tail is full, written by `commit`.
+        They are copied to the tail or, if there is no tail or it is full, written by `commit`.
         """
         if self._tail is None or (self._calls and not self._tail.append(_encoder.encode(self._calls))):
             self.commit()
@@ -276,8 +276,8 @@ class Store:
     def commit(self) -> None:
         """Write all waiting rows in one transaction, so that they survive even if this process is killed.
 
-        If this method raises `FolderError` (the disk is full or the file is locked), nothing has been
-        written, and all rows still wait.
+        If the transaction fails, for example because the disk is full or the file is locked, this method
+        raises `FolderError`, nothing is written, and the rows wait for the next commit.
         """
         events = enumerate(map(event_encoder.encode, self._journal), self.seq + 1 - len(self._journal))
         ends = dict(self._ends)  # an end written together with its trip's row needs no separate statement
@@ -402,8 +402,8 @@ class Store:
     def _leave(self) -> None:
         """Close without changing the sealed file.
 
-        SQLite copies the log when the last connection closes, unless it is read-only. So a read-only
-        connection is closed last.
+        When the last connection closes, SQLite copies the log into the file, unless that connection is
+        read-only. So a read-only connection is closed last.
         """
         address = f"{self.path.resolve().as_uri()}?mode=ro"
         with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as reader:
@@ -424,7 +424,7 @@ _CALL_TYPES: dict[str, Any] = {
     "version": VersionRow,
     "evaluation": EvaluationRow,
 }
-"""For each method whose argument the tail stores as plain data, the type of the argument."""
+"""For each method whose argument the tail stores as plain data, the type to which it is converted back."""
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}
 

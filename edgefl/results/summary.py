@@ -42,13 +42,13 @@ ACHIEVED = {
     "delay": "delay_s",
     "trip": "trip_achieved_s",
 }
-"""The column of trips with the achieved time of each part; ``{part}_declared_s`` has the declared time."""
+"""The column of achieved times for each part of a trip; ``{part}_declared_s`` holds the declared times."""
 _OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock", "seed", "processes", "data",
             "model", "parameters", "time_scale", "model_sha256")  # fmt: skip
 _LONG_TRAINING_S = 0.01
-"""Expected CPU time, in seconds, above which a trip's CPU time per step is judged. In shorter training,
-overheads dominate."""
-# Time scale used to judge computed times. They have no measurement error, so no time is too short to judge.
+"""Trips whose training is expected to take less CPU time than this, in seconds, are left out of `_step_cost`,
+because overheads would dominate."""
+# Time scale for judging computed times, so large that no time is too short: they have no measurement error.
 _EXACT_SCALE = 1e9
 
 
@@ -141,9 +141,9 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 
 
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
-    """Return the median ratio of the CPU time of a trip's training to the time expected from its steps.
+    """Return the median, over trips, of the training's CPU time divided by the time expected for its steps.
 
-    The CPU time of a step was measured before the run. Only trips with long training are included.
+    The expected time of a step was measured before the run. Trips with short training are left out.
     """
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
     there_s = np.full(len(trips["client"]), step_s)
@@ -162,7 +162,7 @@ def _plain(value: Any) -> Any:
 
 
 def summarize(run: Record | str | Path) -> dict[str, Any]:
-    """Return the run's results. A result is None if it was not measured, for example without evaluations.
+    """Return the run's results, with None for each result that was not measured.
 
     ``client_trips`` counts trips as ``stop.trips`` does: completed trips (download, training and upload),
     whether or not their update was used, and cancelled trips, but not lost trips. Staleness covers only
@@ -253,7 +253,7 @@ def _curve(record: Record, spent: Spending | None) -> dict[str, list[float | Non
 
 
 def metric_names(record: Record) -> list[str]:
-    """Return the names of the metrics that the user's own function returned, in order of appearance."""
+    """Return the names of the metrics from the user's evaluation function, in order of appearance."""
     return list(dict.fromkeys(name for row in record.evaluations for name in row.metrics))
 
 
@@ -278,7 +278,7 @@ def measured(
 
 
 def is_scored(known: Mapping[str, bool]) -> bool:
-    """Return True unless a loss was measured but no accuracy, as in a regression task."""
+    """Return False if a loss is known but no accuracy, as in a regression task; otherwise True."""
     return known["accuracy"] or not known["loss"]
 
 
@@ -295,11 +295,11 @@ def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float
 
 
 def on_clients(record: Record) -> dict[str, Any] | None:
-    """Return metrics of the last evaluation on the clients' own examples; None without such an evaluation.
+    """Return metrics of the last evaluation on the clients' held-out examples; None if there was none.
 
-    The metrics are given for the ``global`` model and for the clients' ``personal`` models (after training).
-    They are the mean accuracy or, for a task without classes, the mean loss: over all clients, and over the
-    worst tenth of the clients. Every client has the same weight.
+    The metrics are the mean accuracy or, for a task without classes, the mean loss, over all clients and over
+    the worst tenth of them. All clients have the same weight. The ``global`` model and the clients'
+    ``personal`` models (the global model after training on each client) have separate metrics.
     """
     row = next((row for row in reversed(record.evaluations) if row.clients), None)
     if row is None:
@@ -381,8 +381,8 @@ def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.flo
 
     A client's accuracy is the last model's accuracy on the client's own held-out examples if they were used
     in the evaluation, and otherwise on the test examples of the client's classes. Failed trips are those in
-    which the user's own attack function failed. They are counted in the journal, because incidents contain a
-    trip twice if a resumed run repeated it.
+    which the user's own attack function failed. They are counted from the table of trips, because a trip that
+    a resumed run repeated has two incidents.
     """
     accuracy, basis = accuracy_by_client(record)
     known, found = np.array(list(accuracy)), np.array(list(accuracy.values()))
@@ -440,7 +440,8 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
 def _memory(record: Record) -> dict[str, Any]:
     """Return the memory of the processes in MiB, in total and for each profile.
 
-    For a profile, the metrics are the predicted peak memory of training, and the growth of the processes.
+    A profile's entry has the predicted peak memory of training, its limit, and the largest growth of a
+    process.
     """
     memory, peak, grew = record.meta.memory, record.trips["peak_mib"], record.trips["process_grew_mib"]
     sizes = list(memory.clients_mib.values())
@@ -466,8 +467,8 @@ def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
     """Return the share of time that clients were online, and the numbers of departures and returns.
 
     Departures are also counted by reason. A client that finishes its task before it leaves is counted as
-    online until it was due to leave, and then as offline until it joins again. It joins when the task has
-    ended, even if it was due back earlier.
+    online until it was due to leave, and then as offline until it rejoins. It does not rejoin before the task
+    has ended, even if it was due back earlier.
     """
     since: dict[int, float] = {}
     joined, reasons = Counter[int](), Counter[str]()
@@ -524,7 +525,7 @@ def breakdown(record: Record) -> dict[str, Any]:
     limited = "server" if busy >= BUSY else "phones" if record.meta.clock == "wall" else "training"
     first = max(work, key=lambda stage: work[stage], default="")
     share = work[first] / worked if worked > 0 else 0.0
-    most = f"{WORDS.get(first, first)} takes {share:.0%} of its work"
+    most = f"{WORDS.get(first, first)} takes {share:.0%} of its busy time"
     done = record.meta.aggregation
     if first == "sum" and done.seconds > 0:
         most += f", at {done.bytes / done.seconds / 1e9:.1f} GB/s"

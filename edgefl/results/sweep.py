@@ -45,12 +45,12 @@ class Sweep:
             raise ConfigError(f"sweep folder {self.dir} not found")
         if (self.dir / RUNS).is_dir() and not (self.dir / SUMMARY_FILE).exists():
             raise ConfigError(
-                f"{self.dir}: an unfinished sweep, or no sweep; repeat the command that began it"
+                f"{self.dir} holds an unfinished sweep or no sweep; repeat the command that began the sweep"
             )
         self._summary = summary_in(self.dir)
         found = self._summary.get("sweep")
         if not isinstance(found, dict):
-            raise ConfigError(f"{self.dir}: no sweep in it")
+            raise ConfigError(f"{self.dir} holds no sweep")
         self.keys = tuple(found["grid"])
         """Keys of the grid, besides the seed."""
         self.runs = tuple(
@@ -140,7 +140,7 @@ class Sweep:
 
         ``share`` counts a tie as half and leaves out undecided fleets; ``low_95`` and ``high_95`` are the
         ends of the share's 95% interval. ``ratio_low_90`` and ``ratio_high_90`` are the 5th and 95th
-        percentile, over the fleets, of the label's time to the target divided by the first label's time. An
+        percentiles, over the fleets, of the label's time to the target divided by the first label's time. An
         end is NaN if the range is open on that side, because a run did not reach the target. The table is
         empty for a sweep without ``fleets``.
         """
@@ -161,7 +161,7 @@ class Sweep:
         """Return one row per label, with the mean of each metric over seeds.
 
         A column ``…_half_95`` is half the width of the mean's 95% interval (Student's t); it is NaN if there
-        is only one seed. ``no_progress`` is 1.0 if the model of any run did not learn; the row is not ranked.
+        is only one seed. ``no_progress`` is 1.0 if a run's model did not learn; such a row is not ranked.
         """
         rows = self._summary["comparison"]["rows"]
         names = dict.fromkeys(name for row in rows for name in row["figures"])

@@ -111,7 +111,7 @@ class FittedTable:
         yield from self._blocks(kept, options.max_width - 2)
 
     def _narrowest(self, place: int, roomy: bool) -> int:
-        """Return a column's minimum width; if ``roomy``, only a spare column is narrower than its cells."""
+        """Return a column's minimum width; if ``roomy``, only a spare column is narrowed, at most by half."""
         if not roomy:
             return self._least[place]
         return max(self._least[place], -(-self._widths[place] // (1 + (place in self._spare))))
@@ -214,7 +214,7 @@ def table(
 
 
 def figure(value: object) -> str:
-    """Return the text of a cell: numbers have four significant digits, and None becomes a dash."""
+    """Return the text of a cell: fractions have four significant digits, and None becomes a dash."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -107,8 +107,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     it is the same for all runs; the highest smoothed accuracy that every run reached. It is None if none of
     them exists. The target's window, the number of evaluations over which values are smoothed, is 1 for
     ``stop.metric``, at most ``stop.accuracy_over`` for ``stop.accuracy``, and otherwise `WINDOW`. Raises
-    `ConfigError` if ``given`` is not an accuracy above 0, or if it is given and no evaluation has an
-    accuracy.
+    `ConfigError` if ``given`` cannot be an accuracy, or if it is given and no evaluation has an accuracy.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]
@@ -203,7 +202,7 @@ class ToTarget(NamedTuple):
         found = estimate(there)
         if found.mean >= 1000 or over == "trips":
             return found.at(",.0f")
-        # Below 1, show two significant digits of the smaller number. The half of equal values is 0.
+        # the smaller number gets two significant digits if it is below 1; a half of 0 is ignored
         least = min(size for size in (found.mean, found.half or 0.0, 1.0) if size > 1e-4 * found.mean)
         return found.at(".1f" if least == 1.0 else f".{1 - math.floor(math.log10(least))}f")
 

@@ -25,7 +25,7 @@ _SERVER, _VERSIONS, _EVALUATIONS, _INCIDENTS = 1, 1, 2, 3
 def phases(trips: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
     """Return the start and end of each trip's download, training and upload.
 
-    A part whose times are unknown has length 0.
+    A download whose end is unknown has length 0. Training of unknown duration lasts until the arrival.
 
     >>> trip = {"sent_s": [0.0], "received_s": [np.nan], "compute_s": [np.nan], "arrived_s": [4.0]}
     >>> [(a.item(), b.item()) for a, b in phases({k: np.array(v) for k, v in trip.items()}).values()]

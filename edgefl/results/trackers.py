@@ -178,5 +178,5 @@ TRACKERS: dict[str, Callable[[Copied], str]] = {
 }
 """The function that copies a run to each tracker, keyed by the name of the tracker.
 
-The tracker's module, and the extra that installs it, have the same name.
+The name is also that of the tracker's module, and of the extra that installs it.
 """

@@ -273,7 +273,7 @@ def test_a_study_repeats_no_finished_run(small: Study, tmp_path: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
     (folder / "experiment.toml").write_text(settings)
-    with run_folder.held(folder), pytest.raises(ConfigError, match="another edgefl process runs it"):
+    with run_folder.held(folder), pytest.raises(ConfigError, match="is in use by another edgefl process"):
         small.run(out, "quick", say=said.append)
     assert (folder / "experiment.toml").read_text() == settings
     (folder / "record.sqlite").write_bytes(b"")
@@ -306,7 +306,7 @@ def test_tuning_chooses_the_step_size_that_the_study_then_uses(
     ("arguments", "says"),
     [
         (("fedbuf",), "did you mean 'fedbuff'"),
-        (("fedbuff", "--out", "{file}"), "a file, expected a folder"),
+        (("fedbuff", "--out", "{file}"), "is a file; expected a folder"),
         (("fedbuff",), "EDGEFL_DATA"),
         (("fedbuff", "--settings", "cifar"), "available: 1000, quick"),
         (("fedbuff", "--settings", "1000", "--quick"), "cannot be combined with --settings 1000"),

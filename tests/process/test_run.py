@@ -113,7 +113,7 @@ def test_a_run_in_another_thread_has_a_remark_and_is_not_repeated(
     evaluations = record.evaluations
     assert [row.version for row in evaluations] == [0, 1]
     assert evaluations[0].loss != evaluations[1].loss
-    with pytest.raises(ConfigError, match="run: holds a run, expected a new or empty folder"):
+    with pytest.raises(ConfigError, match="run holds a run; expected a new or empty folder"):
         edgefl.run(wanted, folder)
     Command("resume", str(folder)).ends(2, "this run is over")
 
@@ -270,7 +270,7 @@ def files(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("", "not empty, expected a new or empty folder"),
+        ("", "is not empty; expected a new or empty folder"),
         ("file", "is a file or is in use; expected a new or empty folder"),
         ("file/run", "cannot be written"),
         ("/proc/edgefl", "cannot be written"),
@@ -316,7 +316,7 @@ def test_a_run_in_progress_is_not_resumed(tmp_path: Path, monkeypatch: pytest.Mo
     folder = tmp_path / "run"
     command = Command.run(experiment(stop=Stop(versions=100_000), checkpoint=Checkpoint(every_s=0.2)), folder)
     wait_for_versions(folder, 3, command)
-    with pytest.raises(ConfigError, match="another edgefl process runs it"):
+    with pytest.raises(ConfigError, match="is in use by another edgefl process"):
         supervisor.resume(folder)
     with pytest.raises(ConfigError, match="holds a run"):
         edgefl.run(experiment(), folder)

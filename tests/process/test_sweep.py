@@ -140,14 +140,14 @@ def test_a_sweep_is_compared_and_shown_by_its_folder(
     assert gone._repr_html_() is None
     for arguments, words in (
         (["compare", str(swept), "--out", str(swept)], "holds another summary.json"),
-        (["report", str(swept)], f"{swept}: holds runs, as a sweep does; give one of them"),
+        (["report", str(swept)], f"{swept} holds the runs of a sweep; name one of them"),
         (["compare", str(swept), str(swept)], "is named twice"),
     ):
         assert cli.main(arguments) == 2
         assert words in capsys.readouterr().err
     (tmp_path / "cut" / "runs").mkdir(parents=True)
     assert cli.main(["compare", str(tmp_path / "cut")]) == 2
-    assert "cut: an unfinished sweep, or no sweep" in capsys.readouterr().err
+    assert "cut holds an unfinished sweep or no sweep" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -231,7 +231,7 @@ def test_computed_times_are_not_called_measured(
         ("compare", "Missing argument 'DIR'; see: edgefl compare --help"),
         ("compare . --out ''", "DIR '': must be the name of a folder"),
         ("reproduce fedbuff --out ''", "DIR '': must be the name of a folder"),
-        ("reproduce fedbuff --out e.toml", "--out e.toml: a file, expected a folder"),
+        ("reproduce fedbuff --out e.toml", "--out e.toml is a file; expected a folder"),
         ("profiles PI4", "profile 'PI4' not found; did you mean 'pi-4'? available: 3g, "),
         ("profiles pi4", "profile 'pi4' not found; did you mean 'pi-4'? available: 3g, "),
         ("profiles ./x.toml", "x.toml: no such file"),

@@ -158,7 +158,7 @@ def test_metrics_of_training_are_in_the_record_and_the_report(tmp_path: Path) ->
         assert np.isnan(record.metrics["<b>"]).all()
         assert len(drift) == len(record.trips["task"])
     page = Page(write_report(run)).text
-    assert "Figures of the training" in page
+    assert "Training metrics" in page
     assert "drift" in page
 
 
@@ -270,7 +270,7 @@ def test_model_errors_are_reported_and_do_not_make_a_run_invalid(tmp_path: Path)
     assert found["model_error_factor"] == known
     assert found["fidelity"]["valid"] is True
     text = Page(write_report(tmp_path)).text
-    assert "Apart from this, the device model is within a factor of 1.2 to 4 (90%)." in text
+    assert "The device model itself is within a factor of 1.2 to 4 (90%)." in text
     assert "4×" in text
 
 
@@ -305,7 +305,7 @@ def test_every_shape_of_run_has_summary_report_trace_and_comparison(tmp_path: Pa
     read_trace(write_trace(run))
     path = write_report(run)
     assert "svg" in Page(path).tags
-    assert "Figures of the training" not in Page(path).text  # no trip has a metric
+    assert "Training metrics" not in Page(path).text  # no trip has a metric
     assert path.stat().st_size < 1_500_000
     if shape != "many classes":  # which cannot be compared with 10 classes
         printed(compare([run, write_run(tmp_path / "other")], tmp_path / "out"))
@@ -435,8 +435,8 @@ def test_a_server_that_waits_is_limited_by_phones_or_under_the_virtual_clock_by_
     assert wall["limited_by"] == "phones"
     assert wall["busy"] == pytest.approx(0.1)
     assert wall["says"] == (
-        "The phones set the pace: the server waits 90% of the time; summing updates takes 60% of its work, "
-        "at 15.0 GB/s."
+        "The phones set the pace: the server waits 90% of the time; summing updates takes 60% of its "
+        "busy time, at 15.0 GB/s."
     )
     assert list(wall["stages"]) == ["wait", "sum", "decide"]
     assert wall["stages"]["decide"] == {"share": 0.04, "us_a_trip": pytest.approx(0.4e6 / 3, rel=1e-5)}
@@ -446,7 +446,7 @@ def test_a_server_that_waits_is_limited_by_phones_or_under_the_virtual_clock_by_
 def test_a_busy_server_is_the_limit() -> None:
     found = summary.breakdown(costs("virtual", wait=0.5, receive=9.0, unheard_of=0.5))
     assert found["limited_by"] == "server"
-    assert "busy 95% of the time, and receiving messages takes 95% of its work" in found["says"]
+    assert "busy 95% of the time, and receiving messages takes 95% of its busy time" in found["says"]
     assert found["stages"]["unheard_of"]["share"] == pytest.approx(0.05)
 
 

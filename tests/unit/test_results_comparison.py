@@ -33,11 +33,11 @@ def test_a_run_is_not_overwritten_by_a_comparison(tmp_path: Path, mark: str) -> 
     out.mkdir()
     (out / mark).touch()
     (out / "summary.json").write_text("the run's own")
-    with pytest.raises(ConfigError, match=f"^--out {out}: holds a run, which would be overwritten"):
+    with pytest.raises(ConfigError, match=f"^--out {out} holds a run, which would be overwritten"):
         compare([run], out)
     assert sorted(file.name for file in out.iterdir()) == sorted([mark, "summary.json"])
     assert (out / "summary.json").read_text() == "the run's own"
-    with pytest.raises(ConfigError, match=f"^--out {out / mark}: a file, expected a folder$"):
+    with pytest.raises(ConfigError, match=f"^--out {out / mark} is a file; expected a folder$"):
         compare([run], out / mark)
 
 
@@ -65,10 +65,10 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
     with pytest.raises(ConfigError, match="is not a run's folder"):
         compare([good, tmp_path])
     with pytest.raises(
-        ConfigError, match=r"different data cannot be compared: .* has data mnist, .* has digits"
+        ConfigError, match=r"different data cannot be compared: .* has data = mnist, .* has digits"
     ):
         compare([good, other])
-    with pytest.raises(ConfigError, match=r"has classes 12, .* has 10"):
+    with pytest.raises(ConfigError, match=r"has classes = 12, .* has 10"):
         compare([good, classes])
     (other / "record.sqlite").write_text("nonsense " * 500)
     with pytest.raises(ConfigError, match="damaged or not a record"):
@@ -87,5 +87,5 @@ def test_runs_with_different_test_examples_cannot_be_compared(tmp_path: Path, on
     for run, key in zip(runs, (one, other), strict=True):
         (run / "experiment.toml").write_text(f"[data]\n{key}\n")
     name, _, value = (part.strip("' ") for part in other.partition("="))
-    with pytest.raises(ConfigError, match=rf"runs on different data .* has data\.{name} {value}, .* has "):
+    with pytest.raises(ConfigError, match=rf"runs on different data .* has data\.{name} = {value}, .* has "):
         compare(runs)

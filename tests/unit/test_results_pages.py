@@ -48,7 +48,7 @@ def tables(path: Path) -> list[list[dict[str, str]]]:
 def test_the_lead_sentence_of_a_report_has_its_main_figures(report: Path) -> None:
     assert (
         "4 phones reached 90.0% accuracy with fedbuff in 60 s of emulated time (60 client trips, 12 "
-        "versions); on the classes held only by moto-g4, it is 90.0%; "
+        "versions); on the classes held only by moto-g4, the accuracy is 90.0%; "
         "each phone of moto-g4 had 1 times its fair share of the weight."
     ) in Page(report).text
 

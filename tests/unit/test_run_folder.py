@@ -72,7 +72,7 @@ def test_a_running_runs_folder_stays_locked_if_its_files_are_replaced(tmp_path: 
         path = tmp_path / "run" / run_folder.EXPERIMENT_FILE
         write_text(path, path.read_text())  # replaces the file, as an editor or rsync does
         with (
-            pytest.raises(ConfigError, match="run: another edgefl process runs it"),
+            pytest.raises(ConfigError, match="run is in use by another edgefl process"),
             run_folder.held(tmp_path / "run"),
         ):
             pass
@@ -94,7 +94,7 @@ def test_if_folders_cannot_be_locked_the_experiment_file_is_locked(
     monkeypatch.setattr(fcntl, "flock", of_files)
     with (
         run_folder.new(tmp_path / "run", "seed = 1\n"),
-        pytest.raises(ConfigError, match="run: another edgefl process runs it"),
+        pytest.raises(ConfigError, match="run is in use by another edgefl process"),
         run_folder.held(tmp_path / "run"),
     ):
         pass

@@ -329,7 +329,7 @@ def test_a_record_that_sqlite_cannot_open_is_an_error_that_names_it(
 
 
 def test_a_missing_record_and_a_damaged_table_are_errors_that_say_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not a run's folder: no record\.sqlite in it"):
+    with pytest.raises(ConfigError, match=r"is not a run's folder: it has no record\.sqlite"):
         Record(tmp_path)
     with pytest.raises(ConfigError, match="cannot be opened"):
         Store(tmp_path / "nowhere")

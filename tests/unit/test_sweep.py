@@ -134,7 +134,7 @@ def test_runs_with_the_same_local_training_try_it_once(
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"versions": 3}')
-    with pytest.raises(ConfigError, match="no sweep in it"):
+    with pytest.raises(ConfigError, match="holds no sweep"):
         Sweep(tmp_path)
 
 
