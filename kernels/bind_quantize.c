@@ -25,7 +25,7 @@ PyObject *ef_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs
         if (!flat(args[i], &views[i], i != RESIDUAL) || !is_format(&views[i], 'f', 4)) goto done;
         if (views[i].len != (i == SCALES ? (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK : n) * 4) goto done;
     }
-    /* Elements are processed in order, so an output may be the same array as an input, but not a part of it. */
+    /* Each element is read before it is written. An output may be the same array as an input, but not a part of it. */
     for (int i = OUT; i < VIEWS; i++)
         for (int j = i + 1; j < VIEWS; j++) {
             const int same = views[i].buf == views[j].buf && views[i].len == views[j].len;

@@ -18,7 +18,8 @@ static inline int share(int64_t bytes, long threads)
     return threads < 1 || useful < 1 ? 1 : useful < threads ? (int)useful : (int)threads;
 }
 
-/* Get a flat C-contiguous buffer. On failure no Python error is set and view->obj is NULL. */
+/* Get a flat C-contiguous buffer. Return 0 on failure, without a Python error. The caller must release the view in any
+ * case. */
 static inline int flat(PyObject *o, Py_buffer *view, int writable)
 {
     const int flags = PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);

@@ -1,7 +1,6 @@
 /* The part of the CPU kernels that computes an update and its checksum in one pass over memory. */
 
-/* Process the four quarters of the vectors in parallel, each with its own running sums, so that enough loads are in
- * flight. */
+/* Interleave the four quarters of the vectors, each with its own running sums, so that enough loads are in flight. */
 EF_TARGET static void EF(delta)(ef_loose_float *__restrict out, const ef_loose_float *trained,
                                 const ef_loose_float *base, int64_t n, int around, uint64_t s[2])
 {

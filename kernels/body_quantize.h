@@ -52,7 +52,7 @@ EF_PRIM void EF(to_f16)(char *out, const float *y, int64_t n)
     for (; i + EF_W <= n; i += EF_W) EF(vstore_f16)(out + 2 * i, EF(vload)(y + i));
     if (i < n) {
         char part[2 * EF_W];
-        EF(vstore_f16)(part, EF(vload)(y + i)); /* y has a whole block of elements */
+        EF(vstore_f16)(part, EF(vload)(y + i)); /* y always has EF_SCALE_BLOCK elements */
         memcpy(out + 2 * i, part, (size_t)(n - i) * 2);
     }
 }

@@ -1,4 +1,4 @@
-/* The part of the CPU kernels that applies the server optimiser's step to the sum of one tile (see ef_step). */
+/* The part of the CPU kernels that applies the server optimiser's step to the sum of one span (see ef_step). */
 
 typedef struct {
     EF(V) keep1, add1, keep2, add2, epsilon, lr;

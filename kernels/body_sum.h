@@ -12,8 +12,8 @@ typedef struct {
     EF(V) squares; /* int8 only: sums of squares of the current scale block */
 } EF(member);
 
-/* Return the number of SIMD vectors per iteration: one cache line (64 bytes) of each update or more, if there are
- * enough registers. */
+/* Return the number of SIMD vectors per iteration: one cache line (64 bytes) of each update, or less where there are
+ * too few registers. */
 EF_PRIM int EF(vectors)(const int dtype)
 {
     return dtype == EF_F32 ? EF_F32_VECTORS : dtype == EF_I8 ? 4 : EF_HALF_VECTORS;
@@ -31,7 +31,8 @@ EF_PRIM void EF(accumulate)(const int dtype, EF(member) *m, const char *p, EF(V)
     }
 }
 
-/* Sum elements i to stop - 1 of `from` and of all updates into `to`. Their number is a multiple of an iteration's. */
+/* Sum elements i to stop - 1 of `from` and of all updates into `to`. stop - i is a multiple of the number of elements
+ * per iteration. */
 EF_PRIM void EF(pass)(const int count, const int dtype, EF(member) *m, const float *from, float *to, int64_t i,
                       int64_t stop, int stream, int fresh)
 {

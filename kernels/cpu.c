@@ -184,7 +184,8 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
     uintptr_t written = (uintptr_t)out;
     if (step) written = (uintptr_t)step->out | (uintptr_t)step->new_a | (uintptr_t)step->new_b;
     job.stream = n * 4 >= EF_STREAM_BYTES && written % 64 == 0 && (step || out != base);
-    /* Long sequential reads use the memory bandwidth better. Spans stay short for int8, which the L1 cache limits. */
+    /* Long sequential reads use the memory bandwidth better. If all updates are int8, spans stay short,
+     * because then the L1 cache is the limit. */
     for (int64_t j = 0; j < count; j++)
         if (u[j].dtype != EF_I8 && n * 4 >= EF_STREAM_BYTES) job.span = EF_SPAN;
     ef_pool_run(sum_grain, &job, grains, threads);

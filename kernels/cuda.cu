@@ -36,7 +36,7 @@ thread_local char message[200];
 
 size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/* Device memory that grows on demand and is reused by later calls. It is not thread-safe, so a call locks `in_use`. */
+/* Device memory that grows on demand and is reused by later calls. It is not thread-safe: every call locks `in_use`. */
 struct arena {
     char *memory = nullptr;
     size_t size = 0, used = 0;
@@ -78,7 +78,7 @@ int64_t tiles_of(int64_t n) { return (n + TILE - 1) / TILE; }
 static_assert(CHUNK_BYTES / 4 % TILE == 0 && TILE % EF_SCALE_BLOCK == 0, "chunks hold whole tiles and scale blocks");
 int64_t blocks_of(int64_t n) { return (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK; }
 
-/* Device memory for those results of a call that are not vectors. */
+/* Device memory for the norms and checksums that a call computes. */
 struct results {
     double *partial, *norms;
     words *sums;
@@ -128,7 +128,8 @@ EXPORT int efc_unregister(void *memory)
     return 0;
 }
 
-/* Sum vectors in host memory, at any alignment, chunk by chunk in two alternating streams. */
+/* Sum vectors in host memory, at any alignment, chunk by chunk in two alternating streams. If `step` is not NULL, apply
+ * the step to the sum. */
 EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64_t count, int64_t n, double *norms,
                         uint64_t *sums, const ef_step *step)
 {

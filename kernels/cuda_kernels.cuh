@@ -222,7 +222,7 @@ void sum_part(float *out, const float *base, const ef_update *u, int64_t count, 
 constexpr int FIELD_QUADS = 4;                           /* groups of four numbers per thread */
 constexpr int FIELD_TILE = THREADS * QUAD * FIELD_QUADS; /* numbers per thread block */
 
-/* Return a smaller number that is congruent to x modulo EF_PRIME, because 2^32 is 5 modulo EF_PRIME. */
+/* Return a number below 6 * 2^32 that is congruent to x modulo EF_PRIME. 2^32 is congruent to 5. */
 __device__ __forceinline__ uint64_t folded(uint64_t x) { return (x & 0xffffffffu) + (x >> 32) * 5; }
 
 /* out[i] = sum_k w_k * v_k[i] modulo EF_PRIME, one tile per thread block. */

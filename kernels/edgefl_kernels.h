@@ -15,7 +15,7 @@
 #define EF_SPAN 8          /* maximum number of tiles per pass over a group of updates */
 #define EF_LANES 8         /* interleaved double accumulators of the norm of a tile */
 #define EF_SCALE_BLOCK 256 /* int8 elements per float32 scale */
-#define EF_GROUP 6         /* maximum number of updates that are read in one pass over a tile */
+#define EF_GROUP 6         /* maximum number of updates that are read in one pass over a span */
 #define EF_GRAIN 16        /* tiles per grain, which is the unit of work of a thread */
 
 /* Types that may be stored at any address, without alignment. */
@@ -89,11 +89,12 @@ typedef struct {
     float *out;
     const ef_update *u;
     int64_t count, n, trim;
-    const int32_t *network; /* pairs (i, j) of a network that sorts ranks trim and up; the smaller value moves to i */
+    const int32_t *network; /* pairs (i, j) of a network that sorts the ranks from trim to count - trim - 1;
+                               the smaller value moves to i */
     int64_t pairs;
 } ef_order;
-/* Return the number of elements of each update per pass. It is a multiple of 32, and all updates together fill about
- * 32 KiB. */
+/* Return the number of elements of each update per pass, a multiple of 32. All updates together fill at most 32 KiB if
+ * there are fewer than 128, and 256 bytes each otherwise. */
 static inline int64_t ef_order_width(int64_t count) { return count < 128 ? 8192 / count / 32 * 32 : 64; }
 
 /* Arithmetic modulo the prime EF_PRIME, for secure aggregation. All numbers are below EF_PRIME. */

@@ -104,7 +104,7 @@ done:
     return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
 
-/* Functions that read and set the instruction set and the thread pool, for benchmarks and tests. */
+/* Functions that read and set the instruction set and the thread pool. Most of them serve benchmarks and tests. */
 static PyObject *isas(PyObject *self, PyObject *unused)
 {
     PyObject *names = PyList_New(0);

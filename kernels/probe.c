@@ -11,8 +11,9 @@ typedef struct {
     uint64_t (*read)(const unsigned char *p, int64_t bytes);
 } move_job;
 
-/* Read memory as fast as possible, and return the exclusive or of its bytes. There are four parallel streams, because
- * one stream has too few loads in flight. Compilers map the 64-byte vectors to instructions of the target. */
+/* Read memory as fast as possible, and return the exclusive or of its words and of the remaining bytes, so that the
+ * compiler cannot remove the loads. There are four parallel streams, because one stream has too few loads in flight.
+ * Compilers map the 64-byte vectors to instructions of the target. */
 typedef uint64_t line __attribute__((vector_size(64)));
 static inline __attribute__((always_inline)) uint64_t read_lines(const unsigned char *p, int64_t bytes)
 {
@@ -47,7 +48,8 @@ static void read_piece(void *context, int64_t piece)
     __atomic_fetch_xor(&job->all, x, __ATOMIC_RELAXED);
 }
 
-/* read(buffers, threads): read every byte of buffers of equal length, and return the exclusive or of their words. */
+/* read(buffers, threads): read every byte of buffers of equal length, and return the exclusive or
+ * of the values of read_lines. */
 static PyObject *read_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[64] = {{0}};

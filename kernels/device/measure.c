@@ -3,8 +3,8 @@
  *     make measure-device CC=aarch64-linux-gnu-gcc    builds a static program to copy to the device
  *     measure-device [--quick]                        takes half a minute, or a few seconds
  *
- * The classes are those of edgefl.learning.operations.StepWork. `edgefl profiles fit` reads the result in the same way
- * as that of the kit in Python. The result's runtime is "c", because the rates are those of the loops in this file. All
+ * The classes are those of edgefl.learning.operations.StepWork. `edgefl profiles fit` reads the result like that of
+ * `edgefl measure`. The result's runtime is "c", because the rates are those of the loops in this file. All
  * cores are used unless OMP_NUM_THREADS sets another number. The "value" of each part is one of the numbers that it
  * computed, which the tests check.
  */
@@ -271,7 +271,8 @@ static void fill(void) {
   }
 }
 
-/* Run steps until budget_s seconds have passed, but at least `least` steps. Print the median wall time and CPU time. */
+/* Run steps until budget_s seconds have passed, but at least `least` and at most MOST_STEPS steps. Print the median
+ * wall time and CPU time. */
 static void measure(const Part *part, int least, double budget_s) {
   static double wall[MOST_STEPS], cpu[MOST_STEPS];
   int steps = 0;
