@@ -365,7 +365,7 @@ def _time_text(found: Comparison, time: Estimate) -> str:
     sure = f" ({least} to {most})" if math.isfinite(time.most) else ""
     return (
         f"time {grew}{sure} since {found.base}, where a call takes {short_time(_base_s(found))}; measured "
-        f"in turns, {many(len(found.pairs), 'pair')} of processes"
+        f"alternately, {many(len(found.pairs), 'pair')} of processes"
     )
 
 

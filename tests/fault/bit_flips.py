@@ -34,7 +34,7 @@ class Flip(NamedTuple):
 
 
 def flips(folder: Path, count: int, seed: int = 0) -> Iterator[Flip]:
-    """Draw ``count`` bits: in turns from a random file, and from a file with a probability by its size."""
+    """Draw ``count`` bits: alternately from a random file, and from a file with a probability by its size."""
     rng = seeds.stream(seed, "bit-flips")
     sizes = {str(path.relative_to(folder)): 8 * path.stat().st_size for path in files(folder)}
     names, whole = list(sizes), sum(sizes.values())

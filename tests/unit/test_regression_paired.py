@@ -99,7 +99,7 @@ def test_the_verdict_names_what_grew_by_how_much_and_why_it_is_sure() -> None:
     assert (slower.outcome, slower.grew) == ("FAIL", ("cpu_s",))
     assert slower.why.startswith("time +31.0% (+30.")
     assert "5 pairs of processes" in slower.why
-    assert "main (0123abcde), where a call takes 100 ms; measured in turns" in slower.why
+    assert "main (0123abcde), where a call takes 100 ms; measured alternately" in slower.why
     assert verdict_of(found(layouts(0.0)), TOLERANCE).outcome == "PASS"
     assert verdict_of(found(layouts(-0.5)), TOLERANCE).outcome == "PASS"
 
