@@ -25,8 +25,8 @@ energy          computes the energy that computing and transfers use, in joules,
 condition       computes a client's temperature and battery charge over time
 presence        determines when a client is online, from availability windows (in a profile or a file) and
                 from churn
-dynamics        tracks changes in clients that are not caused by tasks, such as going offline; a resumed run
-                restores the clients' state from its journal
+dynamics        tracks how clients heat up, discharge, go offline and return; a resumed run restores the
+                clients' state from its journal
 formats         reads and writes files of other projects with network_formats, device_formats and fedscale,
                 which share the functions in imports
 """

@@ -53,7 +53,7 @@ _CLUSTER = re.compile(r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×](
 
 
 class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rate per MHz of a core type; 90% of such cores have a rate within a factor of ``spread`` of it."""
+    """Rate per MHz of a core type; 90% of such cores are within a factor of ``spread`` of this rate."""
 
     per_mhz: float
     spread: float
@@ -104,7 +104,7 @@ class CoreTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Design of a core type, and the core types that are similar to it (an entry of ``lineage.toml``)."""
+    """An entry of ``lineage.toml``: properties of a core type, and the core types that are similar to it."""
 
     names: tuple[str, ...] = ()
     like: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Fits the rates of ``cores.toml`` to measured boards, published values and similarities of core types.
+"""Fits the rates of ``cores.toml`` to measured boards, published values and similarities between core types.
 
 The logarithm of a rate per MHz is a constant of the core type plus an error of the board. A core's constant
 is the median over its boards, shrunk towards the mean of its relatives (the similar cores in lineage.toml).

@@ -1,4 +1,4 @@
-"""A client's condition (temperature and battery charge): pure functions that compute it over time.
+"""Computes a client's condition (temperature and battery charge) over time, with pure functions.
 
 A condition depends only on an earlier condition and on the plan of the trip in between. The client's process,
 the server (with the wall clock or the virtual clock) and a resumed run therefore compute exactly the same
@@ -98,7 +98,7 @@ class ConditionModel(NamedTuple):
         return now.at_s
 
     def _turn_s(self, now: Condition) -> float:
-        """Return the time at which an idle client's battery becomes low, or full again."""
+        """Return the time at which an idle client's battery becomes low or, while it is charged, full."""
         power = self.power
         if power is None:
             return math.inf

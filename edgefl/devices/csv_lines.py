@@ -23,7 +23,7 @@ def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[
             reader = csv.DictReader(file)
             for name in columns:
                 if name not in (reader.fieldnames or ()):
-                    wanted = f"must be a CSV with the columns {', '.join(columns)}"
+                    wanted = f"must be a CSV file with the columns {', '.join(columns)}"
                     raise ConfigError(f"{path}: {wanted}; the column {name} is missing")
             for number, line in enumerate(reader, 2):
                 place = f"{path}, line {number}"

@@ -1,6 +1,6 @@
 """Reads other projects' device files: BouquetFL's hardware databases and Android's power profiles.
 
-BouquetFL's TOML lists processors, graphics cards and locations (imported as networks), without training
+BouquetFL's TOML lists processors, graphics cards and locations (imported as networks), but no training
 rates. Processors and graphics cards are assumed to train at 0.07 of their peak rate, the fraction that phones
 measured by FLASH reached (docs/profiles.md). The peak rate is 32 FLOP per cycle and core for a processor (two
 256-bit fused multiply-adds), and 2 FLOP for a graphics card. The rates are uncertain by a factor of 10.
@@ -147,13 +147,13 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
         notes.append(f"left out: the cores' currents, which are equal at every frequency ({seen[0]:g} mA)")
         clusters = []
     if options.base is None:
-        needed = "name the device profile to complete: --base"
+        needed = "name the device profile to complete with --base"
         raise ProfileError(f"{path}: has no computing rates; {needed}")
     tables = to_json(load_device(options.base))
     sources, source = tables["sources"], f"Android power_profile.xml: {path.name}"
     given, battery = tables.get("battery", {}), _battery(items)
     if "capacity_mah" not in given | battery:
-        allowed = "above 0 mAh, since the base profile has no capacity"
+        allowed = "above 0 mAh, because the base profile has no capacity"
         raise ProfileError(f"{path}: battery.capacity: missing; allowed: {allowed}")
     before = sources.pop("battery", None)
     for key in given if before is not None else ():
@@ -227,10 +227,10 @@ def _clusters(path: Path, items: Items) -> list[PowerCluster]:
                 continue
             if len(speeds) != len(currents) or not speeds or speeds != sorted(set(speeds)):
                 got = f"{len(speeds)} speeds and {len(currents)} currents"
-                allowed = "equally many of both, the speeds ascending"
+                allowed = "as many currents as speeds, and ascending speeds"
                 raise ProfileError(f"{path}: {speeds_key}{suffix}: got {got}; allowed: {allowed}")
             if speeds[0] <= 0 or min(currents) <= 0:
-                raise ProfileError(f"{path}: {currents_key}{suffix}: allowed: speeds and currents above 0")
+                raise ProfileError(f"{path}: {currents_key}{suffix}: speeds and currents must be above 0")
             found.append((int(cores) or None, [khz / 1e3 for khz in speeds], currents))
             break
     return found

@@ -126,7 +126,7 @@ class Dynamics:
         return None if state is None else state.now
 
     def plan(self, client: int) -> TripPlan | None:
-        """Return the plan of the client's current trip; None if the client's condition never changes."""
+        """Return the plan of the client's trip; None if it has no trip or its condition never changes."""
         state = self._states.get(client)
         return None if state is None else state.plan
 

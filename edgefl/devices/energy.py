@@ -4,8 +4,8 @@
 
 Power is the battery's voltage times the currents of the cores, the Wi-Fi and the modem, which the profile
 takes from Android's power_profile.xml. If the network profile has the field ``radio``, metered radio power is
-used instead (`METERED`). It is assumed that a radio draws power only during transfers (not in the seconds for
-which it stays awake afterwards), that all cores compute and that the screen is off.
+used instead (`METERED`). It is assumed that a radio draws power only during transfers (not while it stays
+awake afterwards), that all cores compute and that the screen is off.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
         idle_s: float = 0.0,
         time_factor: float = 1.0,
     ) -> Energy:
-        """Return the energy of phases with these durations, which do not overlap.
+        """Return the energy used in phases of these durations; the phases must not overlap.
 
         ``time_factor`` is the error factor of ``compute_s``: with probability 90%, the true time is within
         this factor. The errors of the idle power, the computing power, the computing time and the radio

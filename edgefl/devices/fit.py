@@ -6,10 +6,10 @@ steps (rows) do not determine: every cost is the prior's cost times three fitted
 device, one for the cost's family (operations or bytes) and one for this cost alone. The last two factors are
 regularised towards 1 by a normal prior on their logarithms.
 
-The uncertainty of the costs is the covariance of their logarithms given the rows, in linear approximation.
+The uncertainty of the costs is the covariance of their logarithms given the rows, in a linear approximation.
 If many networks were measured, the variation of each cost between networks is estimated too, from the errors
-of rows that are left out of a fit. A step's interval follows from the shares of its time that uncertain and
-varying costs make up. Intervals are scaled so that they contain 90% of the rows that are left out.
+of rows that are left out of a fit. A step's interval depends on the shares of uncertain and varying
+costs in its time. Intervals are scaled so that they contain 90% of the rows that are left out.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ networks: five phones of one model differed by 2.5%."""
 VARIATION: Final = 0.2
 """Prior median of the standard deviation of a cost's logarithm between networks."""
 VARIED: Final = 1.0
-"""Prior standard deviation of the logarithms of these variances and of the variance of a step's noise."""
+"""Prior standard deviation of ln(variance), for a step's noise and for each cost between networks."""
 FOLDS: Final = 50
 """Maximum number of fits from which the error on held-out networks is estimated."""
 FEW_NETWORKS: Final = 10
@@ -243,7 +243,7 @@ def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
 
 
 def holding(unseen: Sequence[HeldOutPrediction], share: float = COVERAGE) -> float:
-    """Return the conformal error factor: new predictions are within it with about the probability ``share``.
+    """Return the conformal error factor: about a fraction ``share`` of new predictions is within this factor.
 
     With few predictions, it is the largest error.
     """
@@ -410,6 +410,6 @@ def _model(
 
 
 def _rounded(cost_variations: Iterable[float]) -> tuple[float, ...]:
-    """Return the variations as written in a profile: none if all are 0."""
+    """Return the variations rounded as in a profile; () if all are 0."""
     rounded = tuple(round(float(v), 3) for v in cost_variations)
     return rounded if any(rounded) else ()

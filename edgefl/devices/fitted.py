@@ -75,7 +75,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     def prior_model(self, runtime: str) -> TimeModel:
         """Return the time model of the similar device, or `TYPICAL` if no similar device is given.
 
-        It is the device's model for ``runtime``, or for its default runtime if it lacks ``runtime``.
+        If the similar device lacks ``runtime``, the model is that of the device's default runtime.
         """
         if self.prior is None:
             return TYPICAL
@@ -94,7 +94,7 @@ def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tup
     have = sorted({kind for file in files for kind in measurements.kinds(file)})
     chosen = [kind for kind in have if profile in (None, kind[0]) and runtime in (None, kind[1])]
     if len(chosen) != 1:
-        number = "several devices or runtimes" if chosen else "no such rows"
+        number = "several devices or runtimes match" if chosen else "no rows match"
         known = ", ".join(map("/".join, have)) or "none"
         raise ConfigError(f"{number}; choose one with --profile and --runtime; available: {known}")
     return tuple(step for file in files for step in measurements.read(file, chosen[0]))

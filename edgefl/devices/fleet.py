@@ -1,4 +1,4 @@
-"""Computes each client's device, link, trips and the times at which it is online.
+"""Computes each client's device, link, trips and online times.
 
 The results are identical in every process.
 """
@@ -208,9 +208,9 @@ def _shuffled(seed: int, count: int) -> list[int]:
 
 
 TYPICAL_TRIPS = 25
-"""Number of trips that are drawn for each profile whose trip times vary; see `Trips.typical_s`."""
+"""Number of trips of which `Trips.typical_s` takes the median, for each profile whose trip times vary."""
 MOST_KEPT = 10_000
-"""Maximum number of entries in each cache."""
+"""Maximum number of entries in each cache; a full cache is cleared."""
 
 
 def _keep(answers: dict[K, V], key: K, answer: V) -> None:
@@ -263,7 +263,7 @@ def in_phase(experiment: Experiment, strategy: Strategy) -> str:
 
 
 def any_exact(clients: Sequence[ClientInfo]) -> bool:
-    """Return True if the fleet has devices from papers, which start without a random wait."""
+    """Return True if a profile of the fleet is from a paper; its clients start without a random wait."""
     return any(_profile(profile).exact for profile, _ in kinds_of(clients))
 
 
@@ -285,7 +285,7 @@ _MASKING: tuple[code.CodeClass, code.CodeClass] = ("crypto", "copy")
 
 
 class _Facts(NamedTuple):
-    """Properties of a client that are the same for all its trips."""
+    """Properties of a client that are the same for all trips on which it holds ``held`` examples."""
 
     info: ClientInfo
     device: Device
@@ -354,7 +354,7 @@ class Trips:
         """Return the time in seconds of a step on ``examples`` examples, at the device's full speed.
 
         If a delay model sets the trip's time, each example is assumed to take one second, because only the
-        proportions matter.
+        relative lengths of the steps matter.
         """
         return self._step_s(self._clients[client], examples)
 
@@ -406,8 +406,8 @@ class Trips:
     def typical_s(self) -> dict[str, float]:
         """Return the declared time of a typical trip for each profile, in seconds.
 
-        The client has the fleet's median number of examples. The time is the median over `TYPICAL_TRIPS`
-        draws, which are the same for all profiles and seeds.
+        A typical trip trains on the fleet's median number of examples. The time is the median over
+        `TYPICAL_TRIPS` draws, which are the same for all profiles and seeds.
         """
         held, found = int(np.median(self.data.final)), dict[str, float]()
         sizes, (down, up) = self._rule.sizes(held), (self._down_bytes, self._up_bytes)
@@ -428,17 +428,17 @@ class Trips:
         return found
 
     def known(self, client: int) -> Client:
-        """Return the information about a client for a strategy, such as the times of its first trip."""
+        """Return what a strategy may know about a client, such as the times of the client's first trip."""
         held, trip = self.data.held(client, 0), self.in_series(client)
         steps = self._rule.work(held).steps
         profile = self._clients[client].profile
         return Client(client, profile, held, steps, trip.down_s, trip.compute_s, trip.up_s)
 
     def wait_s(self, client: int, task: int, trip: int) -> float:
-        """Return how many emulated seconds the client waits before this task's trip (not part of `plan`).
+        """Return how many emulated seconds the client waits before this task's trip; `plan` omits this wait.
 
         At the start of a run, phones are at random points in their trips: each of the first tasks waits for a
-        random fraction of its client's trip time. Devices from papers start immediately.
+        random fraction of its client's trip time. Clients with a profile from a paper start immediately.
         """
         return 0.0 if trip or task >= self._first_tasks else self._part_s(client)
 
@@ -462,7 +462,7 @@ class Trips:
     ) -> TripPlan:
         """Plan one trip of a client, in emulated seconds.
 
-        ``end`` limits the training of the trip's task. ``condition`` is the client's condition at the start
+        ``end`` limits the training in this trip. ``condition`` is the client's condition at the start
         of the trip; None if it never changes. Transfers take no time if the strategy schedules them
         separately (`Strategy.transfers_apart`).
         """

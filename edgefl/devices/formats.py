@@ -44,7 +44,7 @@ def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
     for option, given in options._asdict().items():
         if given not in (None, ()) and option not in found.takes:
             allowed = ", ".join(f"--{name}" for name in found.takes)
-            raise ProfileError(f"--{option}: not used by {format_name}; allowed: {allowed}")
+            raise ProfileError(f"--{option} is not used by {format_name}; allowed: {allowed}")
     return found.read(path, options)
 
 
@@ -65,7 +65,7 @@ def write(name: str, format_name: str, way: Literal["down", "up"] | None = None)
     if format_name not in WRITTEN:
         raise ProfileError(f"format {format_name!r} is read-only; writable formats: {', '.join(WRITTEN)}")
     if way is not None and format_name != "mahimahi":
-        raise ProfileError(f"--way: not used by {format_name}; only a mahimahi file has a single direction")
+        raise ProfileError(f"--way is not used by {format_name}; only a mahimahi file has a single direction")
     if format_name == "fedscale":
         return Export(fedscale.write(load_fleet(name)), ("all but each client's speed and bandwidth",))
     network = load_network(name)

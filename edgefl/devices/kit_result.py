@@ -16,8 +16,8 @@ from edgefl.measure import kit
 from edgefl.validation import wrong
 
 KIT_ERROR_FACTOR = 1.3
-"""Error factor of a fit to the kit's parts: 90% of networks were within it (docs/measure.md). It cannot be
-estimated by leaving out parts, because each part is the only one of its kind."""
+"""Error factor of a fit to the kit's parts, within which 90% of networks were predicted (docs/measure.md). It
+cannot be estimated by leaving out parts, because each part is the only one of its kind."""
 MOST_FLOP_PER_S: Final = 5e12
 MOST_BYTES_PER_S: Final = 2.5e12
 """Maximum rates of one thread, about twice those of the fastest known cores: 2.3 TFLOPS of float32 on Apple's
@@ -82,8 +82,8 @@ def check_seconds(key: str, seconds: float, work: StepWork, threads: int) -> Non
 def fit_kit(rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPREAD) -> Fit:
     """Fit the time model of a device to the rows of a kit result.
 
-    Pooling gets a bandwidth of its own, because a byte of it took ten times as long as a byte of other
-    operations. The costs get variations with which the intervals contain 90% of the rows.
+    Pooling has a separate bandwidth, because a byte moved by pooling took ten times as long as one moved by
+    other operations. Cost variations are widened until the intervals contain 90% of the rows.
     """
     prior = msgspec.structs.replace(prior, error_factor=KIT_ERROR_FACTOR)
     others = [row for row in rows if not row.work.pool_bytes]
@@ -94,7 +94,7 @@ def fit_kit(rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPR
 
 
 def misfit(fitted: Sequence[HeldOutPrediction]) -> str | None:
-    """Return a line about the parts whose fitted times are off by more than `KIT_ERROR_FACTOR`, if any."""
+    """Describe the parts that the fit misses by more than `KIT_ERROR_FACTOR`; None if there are none."""
     far = sorted((part for part in fitted if part.off > KIT_ERROR_FACTOR), key=lambda part: -part.off)
     if not far:
         return None
@@ -107,7 +107,7 @@ def misfit(fitted: Sequence[HeldOutPrediction]) -> str | None:
 
 
 def _with_pooling(model: TimeModel, rows: Sequence[Row]) -> TimeModel:
-    """Return the model with the bandwidth of pooling in ``rows``, which is at most that of other bytes."""
+    """Return the model with pooling's bandwidth fitted to ``rows``, but not above its previous value."""
     without = msgspec.structs.replace(model, pool_gbytes_per_s=None)
     pool_s = sum(row.seconds - without.seconds(row.work) for row in rows)
     shared_s = sum(model.seconds(row.work) - without.seconds(row.work) for row in rows)

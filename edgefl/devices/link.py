@@ -1,8 +1,8 @@
 """Emulates a client's link in user space: copies real bytes in chunks at the network profile's rate.
 
 A recorded link is replayed from a Mahimahi trace. This is a text file of ascending times in whole
-milliseconds, one per line, at which one packet can be delivered. The trace repeats, and its last time is the
-period (Winstein et al., NSDI 2013; mm-link(1)).
+milliseconds, one per line, at each of which one packet can be delivered. The trace repeats, and its last time
+is the period (Winstein et al., NSDI 2013; mm-link(1)).
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ from edgefl.validation import convert, wrong
 IMAGE = (3, 224, 224)
 """Shape of the images on which timm's networks were measured."""
 MOST_SIZE = 10**9
-"""Maximum batch size and size of a layer."""
+"""Maximum batch size and layer size."""
 MOST_THREADS = 1024
-"""Number of threads that is assumed when a time in a CSV file is checked for being impossibly short, because
-the file does not state the number."""
+"""Number of threads that is assumed in the check for impossibly short times in a CSV file, because the file
+does not state the number."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
 """Exceptions raised for a file that cannot be read or is in another format."""
 WRONG = (ValueError, IndexError, ConfigError)

@@ -66,7 +66,9 @@ def read_webpagetest(path: Path, options: ImportOptions) -> ImportResult:
     try:
         parser.read_string(read_text(path))
     except configparser.Error as error:
-        raise ProfileError(f"{path}: not WebPageTest's INI: {' '.join(str(error).split())[:200]}") from None
+        raise ProfileError(
+            f"{path}: is not a valid connectivity.ini: {' '.join(str(error).split())[:200]}"
+        ) from None
     found = []
     for name in parser.sections():
         keys = {key: text.strip("\"' ") for key, text in parser[name].items()}
@@ -78,7 +80,7 @@ def read_webpagetest(path: Path, options: ImportOptions) -> ImportResult:
             title, mbps = keys.get("label") or name, (one.bwin / 1e6, one.bwout / 1e6)
             found.append((name, _network(title, mbps, one.latency, one.plr, source)[1]))
     if not found:
-        raise ProfileError(f"{path}: got no section with bwIn, bwOut and latency; at least one is required")
+        raise ProfileError(f"{path}: has no section with bwIn, bwOut and latency; at least one is required")
     return _networks(path, found, options)
 
 
@@ -90,7 +92,7 @@ def _number(text: str) -> float | str:
 
 
 def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
-    """Return the network as a section of ``connectivity.ini``, and the properties that it cannot express."""
+    """Return the network as a ``connectivity.ini`` section, and the properties that it cannot contain."""
     down, up = network.down, network.up
     bits = [0 if way.rate_mbps is None else max(1, round(way.rate_mbps * 1e6)) for way in (down, up)]
     label = " ".join(network.name.split()).replace('"', "'")
@@ -104,7 +106,7 @@ def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
 
 
 def _merged(network: Network) -> tuple[str, ...]:
-    """List the properties that differ between download and upload if a format has one value for both."""
+    """List differences between download and upload that a format with one value for both cannot express."""
     down, up = network.down, network.up
     differ = {"loss": down.loss_pct != up.loss_pct, "delay": down.delay_ms != up.delay_ms}
     return tuple(f"separate {what} for download and upload" for what, lost in differ.items() if lost)

@@ -51,7 +51,7 @@ PHONES_OF_PRIOR: Final = 8
 """Weight of the prior `OWN`, expressed as a number of phones."""
 RIDGE: Final = 0.03
 LENGTH: Final = 0.1
-"""Length scale of the errors that all phones have in common, stored as `Neighbours.length`."""
+"""Length scale of the Gaussian process of the common errors, stored as `Neighbours.length`."""
 COMMON: Final = 0.05
 """Standard deviation of the error that all phones have in common on one network."""
 REST: Final = 0.02
@@ -100,7 +100,7 @@ def matrix(rows: Sequence[PhoneRow], networks: Networks) -> Matrix:
     networks_named(networks, [row.network for row in rows], "the networks' file")
     if len(names) < FEWEST or len({unit.model for unit in times}) < FEWEST:
         raise ConfigError(
-            f"at least {FEWEST} networks on each of {FEWEST} phone models are needed to fit them"
+            f"the fit needs at least {FEWEST} phone models, and {FEWEST} networks measured on all of them"
         )
     log_s = np.array([[own[name] for name in names] for own in times.values()])
     return Matrix(list(times), names, log_s, [counts(networks[name]) for name in names])

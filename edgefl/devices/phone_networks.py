@@ -60,7 +60,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Additional operations for layers that are slower than their operations suggest.
+    """Additional operations for layers that are slower than their number of operations suggests.
 
     Each field is the number of additional operations per operation of the layers described below the field
     (for ``outputs``: per output value). `INTO` states the class of work to which they are added.
@@ -176,4 +176,4 @@ def networks_named(networks: Mapping[str, object], wanted: Sequence[str], place:
     """Raise `ConfigError` for the first network in ``wanted`` that ``networks`` does not contain."""
     for name in wanted:
         if name not in networks:
-            raise ConfigError(f"{place}: no layers of network {name!r} among {len(networks)} networks")
+            raise ConfigError(f"{place}: has no layers of network {name!r}, only of {len(networks)} others")

@@ -12,8 +12,8 @@ The covariance of two phones' speeds (a Gaussian process; Rasmussen and Williams
         + family + core + model + unit
 
 with the clock c in GHz and the RAM r in GiB. The term ``family`` is added only if both phones have the same
-core design (`About.family`), and the next three terms only if they have the same core, model or unit. The
-coefficients are those of `Similarity`.
+core design (`About.family`), and the next three terms only if they have the same core, model or unit.
+`Similarity` holds the coefficients.
 `edgefl.devices.phone_fit` fits the table to measurements.
 """
 
@@ -52,7 +52,7 @@ CLASSES: Final[tuple[tuple[str, ...], ...]] = (
     ("calls",),
     ("fixed", "parameters"),
 )
-"""Fields of `StepWork` that share one cost, and the fixed part of a step."""
+"""Groups of `StepWork` fields that share one cost; ``fixed`` is the fixed part of a step."""
 FAMILIES: Final[Mapping[str, str]] = {
     "Kryo 250 Gold": "A73",
     "Kryo 260 Gold": "A73",
@@ -106,7 +106,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ms: tuple[Positive, ...]
     """Time that each of `CLASSES` takes in a typical network, in milliseconds."""
     error_factor: Factor
-    """For 90% of the networks outside the fit, the measured time is within this factor of the predicted."""
+    """The measured times of 90% of networks outside the fit are within this factor of the predicted ones."""
 
 
 class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -216,7 +216,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Costs(NamedTuple):
-    """A normal distribution of the logarithms of a phone's costs, in milliseconds in a typical network."""
+    """A normal distribution of the logarithms of a phone's costs (milliseconds in a typical network)."""
 
     mean: Array
     covariance: Array

@@ -15,7 +15,7 @@ from edgefl.host.pacing import Pacer, Phase
 
 
 class End(NamedTuple):
-    """Limits of the training in a trip, which replace the limits in the experiment's ``[training]``."""
+    """Limits on the training in a trip, which replace the limits in the experiment's ``[training]``."""
 
     budget_s: float = math.inf
     """Emulated seconds from the receipt of the task until the client stops training and starts its upload."""
@@ -33,7 +33,7 @@ class TripPlan(NamedTuple):
     work_s: float
     """Training time at the device's full speed, according to its time model."""
     compute_lead_s: float
-    """Delay before the training: the time of masking, or a drawn delay if there is no training to stretch."""
+    """Time before the training: masking time plus, on a trip without training, the delay model's draw."""
     compute_rate_per_s: float
     """Seconds of ``work_s`` that are done per emulated second. It is 1 unless scatter or a delay model
     changes the training time, and ``inf`` if the training takes no time."""
@@ -84,7 +84,7 @@ class TripPlan(NamedTuple):
         return self.down_s + self.compute_s + self.up.breaks_s
 
     def over_s(self, *, private: bool) -> float:
-        """Return how many seconds into the trip the server considers it over.
+        """Return the seconds from the start of the trip until the server considers it over.
 
         Unless it is cancelled or the client dies, a trip is over when its update arrives or its link breaks.
         In a private run, a trip that fails for any reason is over when its update would have arrived.

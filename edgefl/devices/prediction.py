@@ -32,7 +32,7 @@ def predict(
     A step is a forward pass, a backward pass and an update on ``batch`` examples; with ``inference``, it is
     only a forward pass. ``device`` is a profile or its name. ``runtime`` is one of the profile's libraries
     (by default, the library that clients use). ``input_shape`` and ``dtype`` are those of one example; the
-    default dtype is that of `example_dtype`. The module is traced without computing anything, and is not
+    default dtype is chosen by `example_dtype`. The module is traced without computing anything, and is not
     changed. Raises `ConfigError` if the module cannot be traced, if ``batch`` is below 1, or if the device or
     the runtime is unknown.
 
@@ -88,7 +88,7 @@ def _tflite_work(module: nn.Module, input_shape: Sequence[int], inference: bool,
     from edgefl.learning.operations import BatchWork, StepWork
 
     if not inference:
-        raise ConfigError(f"runtime {TFLITE!r} has times of inference only; add --inference")
+        raise ConfigError(f"runtime {TFLITE!r} has only inference times; add --inference")
     layers = inference_layers(module, input_shape, dtype)
     return BatchWork(fixed=StepWork(), per_example=phone_table().work(layers))
 

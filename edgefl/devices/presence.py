@@ -1,4 +1,4 @@
-"""Presence: when a client is online, apart from the effects of its own work, such as an empty battery.
+"""Determines when a client is online, ignoring effects of its own work, such as an empty battery.
 
 A presence combines sources (availability windows, churn, a late join), which depend only on the experiment's
 seed and the client. ``on(at_s)`` is a source's state at a time; at the time of a change it is the new state.
@@ -28,7 +28,7 @@ MOST_BYTES = 64 << 20
 
 
 class Windows:
-    """Source of presence that is on within intervals of each period.
+    """Presence source that is on during given intervals of each period.
 
     The run starts ``shift_s`` after the start of a period.
 
@@ -77,7 +77,7 @@ class Windows:
 
 
 class AlternatingRenewal:
-    """Presence of a client that is alternately on and off, each for an exponentially distributed time.
+    """Presence source that alternates between on and off, each for an exponentially distributed time.
 
     This is an alternating renewal process, which is on for ``mean_on_s / (mean_on_s + mean_off_s)`` of the
     time on average. Times are drawn from ``rng`` on demand.
@@ -119,7 +119,7 @@ def churn(seed: int, client: int, mean_online_s: float, mean_offline_s: float) -
 
 
 class LateJoin:
-    """Source of presence that is off before ``start_s`` and on from that time onwards."""
+    """Presence source that is off before ``start_s`` and on afterwards."""
 
     def __init__(self, start_s: float) -> None:
         self._start_s = start_s
@@ -147,7 +147,7 @@ class Presence:
         return all(source.on(at_s) for source in self._sources)
 
     def next_online_s(self, at_s: float) -> float:
-        """Return the first time from ``at_s`` on at which the client is online; infinite if none is found."""
+        """Return the first time at or after ``at_s`` when the client is online; infinite if none is found."""
         for _ in range(MOST_CHANGES):
             off = [source for source in self._sources if at_s < math.inf and not source.on(at_s)]
             if not off:

@@ -234,7 +234,7 @@ def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fau
     """Yield all faults in a profile's tables; ``stem`` is the name of the profile's file without suffix."""
     schema = table.get("schema", SCHEMA)
     if isinstance(schema, int) and schema > SCHEMA:  # a newer schema cannot be validated further
-        yield wrong("schema", f"at most {SCHEMA}, the newest that this edgefl reads (upgrade it)", schema)
+        yield wrong("schema", f"at most {SCHEMA} (upgrade edgefl to read newer schemas)", schema)
         return
     if unfit := list(faults(table, TYPES[kind])):
         yield from unfit
@@ -265,13 +265,13 @@ def _source_faults(table: dict[str, Any]) -> Iterator[Fault]:
     for figure in sorted(figures):
         steps = figure.split(".")
         if not any(".".join(steps[:n]) in sources for n in range(1, len(steps) + 1)):
-            text = f"{figure}: no source; add one to [sources] for it or for the table above it"
+            text = f"{figure}: has no source; add one to [sources] for it or for a table that contains it"
             yield Fault(figure, text)
     for where in ("sources", "uncertainty"):
         for key in table.get(where, {}):
             if not any(figure == key or figure.startswith(f"{key}.") for figure in figures):
                 place = join(where, key)
-                yield Fault(place, f"{place}: not a figure of this file; available: {listed(figures)}")
+                yield Fault(place, f"{place}: is not a figure in this file; available: {listed(figures)}")
 
 
 def _device_faults(device: Device) -> Iterator[Fault]:
@@ -307,7 +307,7 @@ def _delay_faults(delay: Delay) -> Iterator[Fault]:
     if delay.low_s is not None and delay.high_s is not None and delay.low_s >= delay.high_s:
         yield wrong("delay_model.high_s", f"above low_s = {delay.low_s}", delay.high_s)
     if delay.values_s is not None and not any(delay.values_s):
-        allowed = "values of which at least one is above 0"
+        allowed = "a list with at least one value above 0"
         yield wrong("delay_model.values_s", allowed, delay.values_s)
 
 
@@ -362,11 +362,11 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
     elif scales != sorted(scales, reverse=True):
         yield wrong("thermal.trips", "steps whose freq_scale does not rise with temp_c", scales)
     elif thermal.off_c is not None and thermal.off_c < temps[-1]:
-        yield wrong("thermal.off_c", f"at least temp_c = {temps[-1]} of the last step", thermal.off_c)
-    elif thermal.off_c == temps[0]:  # a device that is off returns when it has cooled to the first step
-        yield wrong("thermal.off_c", f"above temp_c = {temps[0]} of the only step", thermal.off_c)
+        yield wrong("thermal.off_c", f"at least {temps[-1]}, the temp_c of the last step", thermal.off_c)
+    elif thermal.off_c == temps[0]:  # the device would switch on again at once
+        yield wrong("thermal.off_c", f"above {temps[0]}, the temp_c of the only step", thermal.off_c)
     if thermal.ambient_c is not None and thermal.ambient_c >= temps[0]:
-        yield wrong("thermal.ambient_c", f"below temp_c = {temps[0]} of the first step", thermal.ambient_c)
+        yield wrong("thermal.ambient_c", f"below {temps[0]}, the temp_c of the first step", thermal.ambient_c)
     together = ("ambient_c", "r_c_per_w", "tau_s")
     missing = [f"thermal.{name}" for name in together if getattr(thermal, name) is None]
     if missing and len(missing) < len(together):
@@ -400,9 +400,9 @@ def _network_faults(network: Network) -> Iterator[Fault]:
             allowed = f"at most delay_ms = {way.delay_ms} for a uniform distribution"
             yield wrong(f"{name}.jitter_ms", allowed, way.jitter_ms)
         if way.trace is not None and way.rate_mbps is not None:
-            yield wrong(f"{name}.trace", "left out beside rate_mbps: only one may set the rate", way.trace)
+            yield wrong(f"{name}.trace", "left out with rate_mbps (only one may set the rate)", way.trace)
         if way.rate_cv > 0 and way.rate_mbps is None:
-            yield wrong(f"{name}.rate_cv", "left out without rate_mbps, whose variation it is", way.rate_cv)
+            yield wrong(f"{name}.rate_cv", "left out without rate_mbps, which it varies", way.rate_cv)
 
 
 def _fleet_faults(fleet: FleetFile) -> Iterator[Fault]:
@@ -417,4 +417,4 @@ def _fleet_faults(fleet: FleetFile) -> Iterator[Fault]:
             key = f"network.{name}"
             yield Fault(key, f"{key}: {unknown('device in the fleet', name, fleet.devices)}")
     if missing := [name for name in fleet.devices if of_device and name not in of_device]:
-        yield Fault("network", f"network: no network for {listed(missing)}; give one for each device")
+        yield Fault("network", f"network: has no entry for {listed(missing)}; give one for each device")

@@ -1,4 +1,4 @@
-"""Derives the time model of a device without training measurements by scaling that of a measured device.
+"""Derives a time model for a device without training measurements, by scaling that of a measured device.
 
 Two published values of each device are used: the rate of MobileNet-v1 inference (``gemm``) scales operations
 and calls, and memcpy bandwidth scales bytes, if it is known for both devices. The interval combines the
@@ -156,7 +156,7 @@ def _put(text: str, old: str, new: str, sources: str) -> str:
 def _core(device: Device) -> str:
     """Return the type of the cores with the highest clock, as Arm's short name (such as A76) if possible."""
     if not device.clusters:
-        raise ConfigError(f"{device.id}: no cpu.clusters, so a similar measured device cannot be chosen")
+        raise ConfigError(f"{device.id}: has no cpu.clusters, so a similar measured device cannot be chosen")
     fastest = max(device.clusters, key=lambda each: each.max_mhz)
     cortex = re.search(r"Cortex-(\w+)", fastest.uarch)
     return cortex[1] if cortex else fastest.uarch
@@ -168,7 +168,7 @@ def _gemm(device: Device, base: Device) -> tuple[float, str]:
     for each in (device, base):
         rates = each.cpu.rate_gflops.gemm if each.cpu is not None else None
         if rates is None:
-            raise ConfigError(f"{each.id}: no cpu.rate_gflops.gemm to scale by")
+            raise ConfigError(f"{each.id}: has no cpu.rate_gflops.gemm to scale by")
         figures.append(rates.all or rates.one or 0.0)
     own, its = figures
     return own / its, f"gemm {own:g} / {its:g} GFLOPS"

@@ -103,13 +103,13 @@ class Battery(_Table, frozen=True, kw_only=True):
     wifi_ma: NotNegative | None = None
     radio_ma: NotNegative | None = None
     min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
-    """State of charge below which the device accepts no work. At 1, the device would never work."""
+    """State of charge below which the device accepts no work; a device with a value of 1 would never work."""
     charge_w: Positive | None = None
-    """Power with which the battery is charged from ``min_soc`` until full; None if it is never charged."""
+    """Charging power from ``min_soc`` until the battery is full; None if the battery is never charged."""
 
 
 class ThrottlingStep(_Table, frozen=True, kw_only=True):
-    """From ``temp_c`` on, the device runs at ``freq_scale`` of its full speed."""
+    """At ``temp_c`` and above, the device runs at ``freq_scale`` of its full speed."""
 
     temp_c: float
     freq_scale: Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -138,7 +138,7 @@ class Availability(_Table, frozen=True, kw_only=True):
 
 
 class Slowdown(_Table, frozen=True, kw_only=True):
-    """Differences between the devices of one profile: each is slower by a factor from ``low`` to ``high``."""
+    """Speed differences within one profile: each device is slower by a factor from ``low`` to ``high``."""
 
     low: Annotated[float, msgspec.Meta(ge=1)]
     high: Annotated[float, msgspec.Meta(ge=1)]
@@ -234,8 +234,8 @@ class Delay(_Table, frozen=True, kw_only=True):
 
 
 DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "desktop", "tier", "paper"]
-"""The class ``tier`` is for a profile that represents a share of all devices, or a device about which only
-the speed is known."""
+"""The class ``tier`` is for a profile that represents a share of all devices, or a device of which only the
+speed is known."""
 
 
 class Device(_Table, frozen=True, kw_only=True):
@@ -379,7 +379,7 @@ class Device(_Table, frozen=True, kw_only=True):
 
     @property
     def fastest_core_w(self) -> float | None:
-        """Power of the core with the highest clock at full speed, in watts; `busy_w` without a list of cores.
+        """Full-speed power of the core with the highest clock, in watts; `busy_w` if no cores are listed.
 
         >>> from edgefl.devices import load_device
         >>> round(load_device("pixel-4").fastest_core_w, 2)
@@ -415,8 +415,8 @@ class Direction(_Table, frozen=True, kw_only=True):
     """Rate in 10⁶ bit/s, including packet headers; None if it is unlimited."""
     rate_cv: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
     """Coefficient of variation of the rate over windows of one second. Each message's rate is log-normal with
-    the coefficient ``rate_cv`` / √d, where d is the message's duration in seconds, but at least 1. It needs
-    ``rate_mbps``: a trace has its own variation."""
+    the coefficient ``rate_cv`` / √d, where d is the message's duration in seconds, but at least 1.
+    ``rate_cv`` requires ``rate_mbps``, because a trace has its own variation."""
     delay_ms: NotNegative = 0.0
     jitter_ms: NotNegative = 0.0
     """Spread of the delay: σ (normal), mean (exponential), or half the width (uniform)."""

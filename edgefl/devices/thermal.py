@@ -6,8 +6,8 @@ The temperature T follows a lumped model (one resistance R, one capacity τ/R)
 
     dT/dt = (T_ambient + P·R − T) / τ
 
-with P = busy_w · speed² while the device computes and 0 otherwise. From a step's ``temp_c`` on, the device
-runs at the step's ``freq_scale``, so the speed is piecewise constant and T piecewise exponential; the
+with P = busy_w · speed² while the device computes and 0 otherwise. At a step's ``temp_c`` and above, the
+device runs at the step's ``freq_scale``, so the speed is piecewise constant and T piecewise exponential; the
 solution is exact. If a step's speed would cool the device and the previous step's speed would heat it, T
 stays at the step, and the device alternates between both speeds so that its power keeps T there.
 """
@@ -21,9 +21,9 @@ from typing import NamedTuple
 from edgefl.devices.schema import Device
 
 POWER_EXPONENT = 2.0
-"""Exponent of the speed in the power of computing. If the voltage were proportional to the frequency, the
-exponent would be 3. For frequencies above a third of the highest frequency, the currents in Android's power
-profiles of Snapdragon 835 and 855 phones give exponents of 1.4 to 2.1."""
+"""The power of computing is proportional to the speed raised to this exponent. The exponent would be 3 if the
+voltage were proportional to the frequency. For frequencies above a third of the highest frequency, the
+currents in Android's power profiles of Snapdragon 835 and 855 phones give exponents of 1.4 to 2.1."""
 
 
 class Stretch(NamedTuple):
@@ -95,7 +95,7 @@ class ThermalModel(NamedTuple):
     busy_w: float
     step_c: tuple[float, ...]
     speeds: tuple[float, ...]
-    """Fractions of full speed: 1.0 below the first throttling step, then the fraction from each step on. The
+    """Fractions of full speed: 1.0 below the first throttling step, then the fraction above each step. The
     fractions never increase."""
     off_c: float = math.inf
 

@@ -3,7 +3,7 @@
     seconds = Σ operations of a class / its rate + Σ bytes of a kind / their bandwidth
             + planes, calls and parameters · unit cost + a fixed part
 
-All costs are those of one *runtime*: the same step takes a different time with another library. Rates are
+All costs apply to one *runtime*: the same step takes a different time with another library. Rates are
 effective rates, fitted to measured steps (`edgefl.devices.fit`), not hardware peaks.
 """
 
@@ -85,7 +85,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     of the step's time, v are ``cost_variations`` and L is ``cost_errors``; `error_factor_of` limits ‖Lᵀs‖.
     """
     cost_variations: tuple[Variation, ...] = ()
-    """Variation v of each cost between networks: half the 90% interval of the cost's natural logarithm.
+    """Variation v of each cost between networks: half the width of the 90% interval of the cost's logarithm.
 
     There is a number for each of `TERMS` and one for the fixed part. Costs vary because the efficiency of a
     library's kernels depends on the shapes of its operands. If the tuple is empty, no cost varies.
@@ -172,7 +172,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return joined(self.error_factor, _factor(varied))
 
     def _unsure(self, parts: Mapping[str, float]) -> tuple[str, ...]:
-        """Return the terms that widen the interval by more than half of what the worst term does.
+        """Return the terms that widen the interval more than half as much as the worst term does.
 
         Each term is named after its largest part.
         """
@@ -207,8 +207,8 @@ COSTS: Final[Mapping[str, tuple[str, float]]] = {
     "calls": ("call_us", 1e-6),
     "parameters": ("parameter_ns", 1e-9),
 }
-"""Maps each field of `StepWork` to the field of `TimeModel` that states its cost. The number is the cost in
-seconds if the value of the latter field is 1."""
+"""Maps each field of `StepWork` to the field of `TimeModel` that states its cost, and to the cost in seconds
+for which this field has the value 1."""
 TERMS: Final[tuple[tuple[str, ...], ...]] = (
     *((name,) for name in COSTS if name.endswith("_flop")),
     ("conv_bytes",),
@@ -218,13 +218,13 @@ TERMS: Final[tuple[tuple[str, ...], ...]] = (
     ("parameters",),
     ("calls",),
 )
-"""Fields of `StepWork` that share one fitted cost. In arrays of costs, the fixed part follows these terms."""
+"""Groups of `StepWork` fields that share one fitted cost. In arrays of costs, the fixed part follows."""
 ERRORS: Final = ("error_factor", "cost_variations", "cost_errors")
-"""Fields of `TimeModel` that are not costs."""
+"""Fields of `TimeModel` that state uncertainty, not costs."""
 MOST_UNSURE: Final = 7.0
 """Maximum error factor of a cost without measurements, and of its effect on a step."""
 WIDER: Final = 1.5
-"""`Prediction.unsure` lists parts of a step if uncertain costs widen its interval by more than this."""
+"""`Prediction.unsure` is empty unless uncertain costs widen a step's interval by more than this factor."""
 _EACH = ("us", "ns", "ms")
 """Suffixes of fields that hold a time per unit; all other fields are rates."""
 
@@ -249,6 +249,6 @@ def _by_term(parts: Mapping[str, float]) -> list[float]:
 
 
 def shares_of(parts: Mapping[str, float]) -> list[float]:
-    """Return the shares of `TERMS` and of the fixed part in a step's time; all are 0 if it takes no time."""
+    """Return the shares of `TERMS` and the fixed part in a step's time, all 0 if the step takes no time."""
     seconds = sum(parts.values())
     return [part / seconds if seconds else 0.0 for part in _by_term(parts)]

@@ -87,7 +87,7 @@ def test_an_error_names_the_invalid_line(tmp_path: Path, old: str, new: str, why
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="must be a CSV with the columns result, board"):
+    with pytest.raises(ConfigError, match="must be a CSV file with the columns result, board"):
         read_boards(path)
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_boards(tmp_path / "none.csv")

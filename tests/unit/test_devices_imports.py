@@ -289,7 +289,7 @@ def test_a_fleet_is_written_for_fedscale_and_read_back(tmp_path: Path) -> None:
         (("3g", "bouquetfl"), "'bouquetfl' is read-only; writable formats: devtools, fedscale"),
         (("nothing", "devtools"), "network profile 'nothing' not found"),
         (("none", "mahimahi"), "'none' has no rate limit in this direction"),
-        (("3g", "devtools", "up"), "--way: not used by devtools"),
+        (("3g", "devtools", "up"), "--way is not used by devtools"),
         (("paper-fedbuff-1000", "fedscale"), "has no cpu; FedScale has one speed"),
         (("paper-defedavg-100", "fedscale"), "has a drawn slowdown"),
     ],
@@ -420,10 +420,10 @@ PASSWORDS = """<!DOCTYPE device [<!ENTITY x SYSTEM "file:///etc/passwd">]>
         ("power-profile", PASSWORDS, "a document type"),
         ("power-profile", '<!DOCTYPE device SYSTEM "http://localhost/x.dtd"><device/>', "a document type"),
         ("power-profile", "<device>" * 3, "not XML: no element found: line 1, column 24"),
-        ("webpagetest", "", "got no section with bwIn"),
-        ("webpagetest", "bwIn=3", "not WebPageTest's INI: File contains no section headers"),
+        ("webpagetest", "", "has no section with bwIn"),
+        ("webpagetest", "bwIn=3", "is not a valid connectivity.ini: File contains no section headers"),
         ("webpagetest", "[a]\nbwIn=1\n[a]\nbwIn=2\n", "section 'a' already exists"),
-        ("webpagetest", "[a]\nlabel=x\n", "got no section with bwIn, bwOut and latency"),
+        ("webpagetest", "[a]\nlabel=x\n", "has no section with bwIn, bwOut and latency"),
         ("webpagetest", "[a]\nbwIn=1\nbwOut=1\n", "[a]: latency: missing; must be a number of at least 0"),
         ("webpagetest", "[a]\nbwIn=fast\nbwOut=1\nlatency=1\n", "[a]: bwin: must be a number of at least 0"),
         ("webpagetest", "[a]\nbwIn=1\nbwOut=1\nlatency=1\nplr=100\n", "[a]: plr: must be a number of at"),
@@ -479,7 +479,7 @@ def test_files_that_are_too_long_are_refused(
 
 def test_a_power_profile_needs_a_base(edgefl: Shell) -> None:
     command = ["profiles", "import", "power-profile", str(SAMPLES / "power_profile.xml")]
-    assert "profile to complete: --base" in edgefl.refuses(2, *command)
+    assert "profile to complete with --base" in edgefl.refuses(2, *command)
     assert "did you mean 'pixel-3'" in edgefl.refuses(2, *command, "--base", "pixel3")
     assert main([*command, "--base", "paper-half-normal"]) == 0
 
@@ -498,4 +498,4 @@ def test_options_of_another_format_are_refused(
 ) -> None:
     with pytest.raises(ProfileError) as refused:
         formats.read(format_name, tmp_path / "unread", ImportOptions(**{option: given}))
-    assert str(refused.value) == f"--{option}: not used by {format_name}; allowed: {allowed}"
+    assert str(refused.value) == f"--{option} is not used by {format_name}; allowed: {allowed}"

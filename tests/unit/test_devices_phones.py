@@ -247,7 +247,7 @@ def test_the_inference_time_of_a_module_on_a_phone_is_predicted() -> None:
     )
     assert 5 < slow.seconds / fast.seconds < 20
     assert 0.01 < fast.seconds < 0.06
-    with pytest.raises(ConfigError, match="'tflite' has times of inference only; add --inference"):
+    with pytest.raises(ConfigError, match="'tflite' has only inference times; add --inference"):
         predict(make(), 1, device="oneplus-7t", input_shape=shape, runtime="tflite")
 
 

@@ -96,12 +96,12 @@ train = 1.5 -> train = 1.5\nconv = 3 -> cpu.rate_gflops.conv: must be a table, g
 id = "mine" -> id = "Mine!" -> id: must be a name of lower-case letters, digits, dots and dashes, got 'Mine!'
 id = "mine" -> id = "other" -> id: must be the file's name, 'mine', got 'other'
 id = "mine" -> id = "mine"\nschema = 0 -> schema: must be a whole number from 1 to 2, got 0
-id = "mine" -> id = "mine"\nschema = 3 -> schema: must be at most 2, the newest that this edgefl reads
+id = "mine" -> id = "mine"\nschema = 3 -> schema: must be at most 2 (upgrade edgefl to read newer schemas)
 name = "Mine" -> name = "Mine"\nnetwork = "6g" -> network: network profile '6g' not found; available: 3g,
 app_limit_mib = 512 -> app_limit_mib = 4096 -> memory.app_limit_mib: must be at most ram_mib = 2048.0, got
-cpu = "measured" -> -> cpu.rate_gflops.train: no source; add one to [sources] for it or for the table
+cpu = "measured" -> -> cpu.rate_gflops.train: has no source; add one to [sources] for it or for a
 cpu = "measured" -> cpu = "" -> sources.cpu: must be a string that is not empty, got ''
-[sources] -> [sources]\ngpu = "x" -> sources.gpu: not a figure of this file; available: cpu.rate_gflops.train
+[sources] -> [sources]\ngpu = "x" -> sources.gpu: is not a figure in this file; available: cpu.rate_gflops
 [sources] -> [uncertainty]\nmemory = 0.5\n[sources] -> uncertainty.memory: must be a finite number of at least
 [memory] -> [gpu]\nx = 1\n[memory] -> unknown key 'gpu'; did you mean 'cpu'? allowed at the top level: availab
 [cpu.rate_gflops]\ntrain = 1.5 -> -> cpu: missing; give it, or a delay_model with mode = "replace"
@@ -114,22 +114,22 @@ delay_ms = 10.0 -> jitter_ms = 1 -> down.jitter_dist: must be a distribution if 
 delay_ms = 10.0 -> jitter_ms = 1\njitter_dist = "uniform" -> down.jitter_ms: must be at most delay_ms = 0.0
 delay_ms = 10.0 -> loss_pct = 100 -> down.loss_pct: must be a number of at least 0 and below 100, got 100
 name = "Mine" -> name = "Mine"\nheader_bytes = 1500 -> header_bytes: must be below mtu_bytes = 1500, got 1500
-rate_mbps = 2.0 -> rate_mbps = 2.0\ntrace = "x" -> down.trace: must be left out beside rate_mbps: only one
-rate_mbps = 2.0 -> trace = "x"\nrate_cv = 0.5 -> down.rate_cv: must be left out without rate_mbps, whose
-rate_mbps = 2.0 -> rate_cv = 0.5 -> down.rate_cv: must be left out without rate_mbps, whose variation it is
+rate_mbps = 2.0 -> rate_mbps = 2.0\ntrace = "x" -> down.trace: must be left out with rate_mbps (only one
+rate_mbps = 2.0 -> trace = "x"\nrate_cv = 0.5 -> down.rate_cv: must be left out without rate_mbps, which
+rate_mbps = 2.0 -> rate_cv = 0.5 -> down.rate_cv: must be left out without rate_mbps, which it varies
 rate_mbps = 2.0 -> queue_kib = 64 -> unknown key 'down.queue_kib'; allowed in [down]: delay_ms, jitter_dist,
 rate_mbps = 2.0 -> on_loss = "stop" -> down.on_loss: must be 'disconnect' or 'retransmit', got 'stop'
 [up] -> [upp] -> unknown key 'upp'; did you mean 'up'?
 """
 WRONG_FLEETS = r"""
-id = "mine" -> id = "mine"\nschema = 3 -> schema: must be at most 2, the newest that this edgefl reads
+id = "mine" -> id = "mine"\nschema = 3 -> schema: must be at most 2 (upgrade edgefl to read newer schemas)
 pixel-4 = 2 -> pixel-4 = 0 -> devices.pixel-4: must be a whole number of at least 1, got 0
 pixel-4 = 2 -> -> devices: must be a table of PROFILE = COUNT, got {}
 pixel-4 -> pixel-99 -> devices.pixel-99: device profile 'pixel-99' not found; did you mean 'pixel-5'?
 "lte" -> 5 -> network: must be a string or a table that is not empty, got 5
 "lte" -> "6g" -> network: network profile '6g' not found; available: 3g,
 network = "lte" -> network = { pi-4 = "lte" } -> network.pi-4: device in the fleet 'pi-4' not found
-network = "lte" -> network = { pi-4 = "lte" } -> network: no network for pixel-4; give one for each device
+network = "lte" -> network = { pi-4 = "lte" } -> network: has no entry for pixel-4; give one for each device
 source = "a test" -> -> source: missing; must be a string that is not empty
 """
 WRONG_TABLES = r"""
@@ -144,10 +144,10 @@ cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9], max_ma = 5, power_ma = [4] }]
 thermal = { trips = [] } -> thermal.trips: must be an array that is not empty, got []
 thermal = { trips = [STEP, { temp_c = 45, freq_scale = 0.6 }] } -> thermal.trips: must be steps whose
 thermal = { trips = [STEP, STEP] } -> thermal.trips: must be in ascending order of temp_c, got [40.0, 40.0]
-thermal = { trips = [STEP], off_c = 39 } -> thermal.off_c: must be at least temp_c = 40.0 of the last step
-thermal = { trips = [STEP], off_c = 40 } -> thermal.off_c: must be above temp_c = 40.0 of the only step
+thermal = { trips = [STEP], off_c = 39 } -> thermal.off_c: must be at least 40.0, the temp_c of the last step
+thermal = { trips = [STEP], off_c = 40 } -> thermal.off_c: must be above 40.0, the temp_c of the only step
 thermal = { trips = [STEP], tau_s = 9 } -> thermal.ambient_c: missing; ambient_c and r_c_per_w and tau_s only
-thermal = { trips = [STEP], ambient_c = 40, tau_s = 9, r_c_per_w = 5 } -> ambient_c: must be below temp_c
+thermal = { trips = [STEP], ambient_c = 40, tau_s = 9, r_c_per_w = 5 } -> ambient_c: must be below 40.0, the
 availability = { intervals_s = [], period_s = 9 } -> availability.intervals_s: must be an array that is not
 availability = { intervals_s = [[1, 2, 3]], period_s = 9 } -> intervals_s[0]: must be an array of 2, got [1,
 availability = { intervals_s = [[2, 1]], period_s = 9 } -> intervals_s[0]: must be [start, end] with a start
@@ -160,7 +160,7 @@ delay_model = { dist = "exponential", mean_s = 1e308, per = "example" } -> mean_
 delay_model = { dist = "exponential", mean_s = 1, sigma = 2 } -> delay_model.sigma: must be left out with dist
 delay_model = { dist = "list", values_s = [] } -> delay_model.values_s: must be an array that is not empty
 delay_model = { dist = "list", values_s = [1, 2e9] } -> values_s[1]: must be a number from 0 to 1e+09, got
-delay_model = { dist = "list", values_s = [0, 0] } -> delay_model.values_s: must be values of which at
+delay_model = { dist = "list", values_s = [0, 0] } -> delay_model.values_s: must be a list with at
 delay_model = { dist = "log-normal", median_s = 1, sigma = 10.1 } -> sigma: must be a number above 0 and at
 delay_model = { dist = "pareto", min_s = 1, alpha = 0.09 } -> delay_model.alpha: must be a finite number of at
 """
@@ -227,7 +227,7 @@ def test_check_file_reports_all_problems_but_only_the_version_of_a_newer_file(tm
     assert len(check_file(written(tmp_path, text))) == 4
     path = written(tmp_path, f"schema = 3\n{text}\n[tpu]\nx = 1")
     (problem,) = check_file(path)
-    assert problem.startswith(f"{path}: schema: must be at most 2, the newest that this edgefl reads")
+    assert problem.startswith(f"{path}: schema: must be at most 2 (upgrade edgefl to read newer schemas)")
 
 
 def test_paths_in_a_profile_are_relative_to_its_folder(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ conv_gflops = 20.0 -> -> runtime.torch.conv_gflops: missing; must be a finite nu
 30.0 -> -1.0 -> runtime.torch.matmul_gflops: must be a finite number above 0, got -1
 1.3 -> 0.9 -> runtime.torch.error_factor: must be a number from 1 to 100, got 0.9
 error_factor -> call_ms = 1\nerror_factor -> unknown key 'runtime.torch.call_ms'
-"runtime.torch" = "fitted" -> -> runtime.torch.conv_gflops: no source
+"runtime.torch" = "fitted" -> -> runtime.torch.conv_gflops: has no source
 """
 
 
