@@ -29,7 +29,7 @@ def check_relations(found: Experiment) -> None:
     most = MAX_CLIENTS if virtual else MOST_PROCESSES
     if (total := sum(found.fleet.devices.values())) > most:
         where = "" if virtual else " under the wall clock (each is a process)"
-        raise _at("fleet.devices", f"at most {most} clients in all{where}, got {total}")
+        raise _at("fleet.devices", f"must have at most {most} clients in all{where}, got {total}")
     _check_fleet(found.fleet)
     _check_attackers(found.fleet.attackers, virtual=virtual)
     _check_name(found.name)
@@ -61,13 +61,13 @@ def _check_attackers(rules: Attackers | None, *, virtual: bool) -> None:
     if rules.scale != 1.0 and rules.kind in ("label-flip", "alie"):
         raise _no_effect("fleet.attackers.scale", "kind 'sign-flip' or 'gaussian'", rules.scale)
     if rules.kind == "alie" and not virtual:
-        why = "another kind where clock.kind = 'wall' (an attacker trains as several clients)"
+        why = "another kind if clock.kind = 'wall' (an 'alie' attacker trains as several clients)"
         raise wrong("fleet.attackers.kind", why, rules.kind)
 
 
 def _check_name(name: str) -> None:
     if not 0 < len(name.encode()) <= 100 or "/" in name or name.startswith(".") or not name.isprintable():
-        rule = "1 to 100 printable bytes without '/' and not starting with '.' (it names a folder)"
+        rule = "1 to 100 bytes of printable text, without '/' or a leading '.' (it names a folder)"
         raise wrong("name", rule, name)
 
 
@@ -81,7 +81,7 @@ def _check_training(found: Experiment) -> None:
         if found.strategy["name"] == "fednova" and getattr(training, key) != off:
             raise wrong(f"training.{key}", f"{shown(off)} with fednova", getattr(training, key))
     if training.device != "cpu" and found.clock.kind == "wall":
-        rule = "'cpu' where clock.kind = 'wall' (clients are paced by their CPU time)"
+        rule = "'cpu' if clock.kind = 'wall' (clients are paced by their CPU time)"
         raise wrong("training.device", rule, training.device)
 
 
@@ -111,7 +111,7 @@ def _check_evaluation(found: Experiment) -> None:
 def _check_stop(stop: Stop) -> None:
     ends = [name for name in stop.__struct_fields__ if name not in ("min_improvement", "accuracy_over")]
     if all(getattr(stop, name) is None for name in ends):
-        raise _at("stop", f"no stopping condition; give at least one of: {', '.join(ends)}")
+        raise _at("stop", f"has no stopping condition; give at least one of: {', '.join(ends)}")
     if stop.min_improvement and stop.patience_evaluations is None:
         raise _no_effect("stop.min_improvement", "stop.patience_evaluations", stop.min_improvement)
     if stop.accuracy_over != 1 and stop.accuracy is None:
@@ -146,8 +146,8 @@ def _check_privacy(privacy: Privacy | None) -> None:
 
 def _check_local(privacy: Privacy) -> None:
     if privacy.max_participations is None:
-        needs = "the trips for which local_noise_multiplier protects a client"
-        raise _at("privacy.max_participations", f"missing; it declares {needs}")
+        needs = "on how many trips local_noise_multiplier protects a client"
+        raise _at("privacy.max_participations", f"missing; it sets {needs}")
     if privacy.quantile is not None:
         why = "unset with local_noise_multiplier (the server sees only noisy norms)"
         raise wrong("privacy.quantile", why, privacy.quantile)
@@ -157,7 +157,7 @@ def _check_local(privacy: Privacy) -> None:
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:
-    """Raise a `Fault` if ``stop`` names a metric that is not evaluated, or a value out of its range.
+    """Raise a `Fault` if ``stop`` names a metric that is not evaluated, or a target out of its range.
 
     ``measured`` maps each metric's name to its smallest and largest possible value.
     """
@@ -183,7 +183,7 @@ def _check_partition(found: Experiment, devices: Mapping[str, int]) -> None:
     for name, held in found.data.labels.items():
         key = join("data.labels", name)
         if name not in devices:
-            raise _at(key, f"not in fleet.devices;{near(name, devices)} available: {listed(devices)}")
+            raise _at(key, f"is not in fleet.devices;{near(name, devices)} available: {listed(devices)}")
         if not held or len(set(held)) < len(held) or min(held) < 0:
             raise wrong(key, "distinct labels of at least 0", held)
 
@@ -233,7 +233,7 @@ def check_profiles(fleet: Fleet) -> None:
                 raise _at(f"fleet.network.{name}", text, ProfileFault)
             _try(_read_network, net, f"fleet.network.{name}")
         if missing := listed(name for name in devices if name not in network):
-            text = f"no network for {missing}; give one for each device, or one for all"
+            text = f"has no entry for {missing}; give one for each device, or one network for all"
             raise _at("fleet.network", text, ProfileFault)
 
 

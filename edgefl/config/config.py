@@ -38,7 +38,7 @@ def load(
 ) -> Experiment:
     """Load the experiment from the TOML file at ``path``, and apply ``overrides`` (``a.b=v``).
 
-    ``seed`` and ``clock`` have priority over the overrides. Keys in ``unset`` are removed from the file's
+    ``seed`` and ``clock`` take precedence over the overrides. Keys in ``unset`` are removed from the file's
     tables first. If ``strategy.name`` is overridden, fields of the file's strategy that the new strategy
     lacks are dropped and listed on standard error. ``transport`` is the default for ``server.transport``. If
     ``recorded``, the file was written by a run, and its `RETIRED` keys are ignored.
@@ -64,7 +64,7 @@ def load(
 def change(
     experiment: Experiment, overrides: Iterable[str], base: str | Path = ".", *, option: str = "--set"
 ) -> Experiment:
-    """Apply ``overrides`` (``a.b=v``) to the experiment; return a complete and valid experiment like `load`.
+    """Apply ``overrides`` (``a.b=v``) to the experiment; like `load`, return a complete and valid experiment.
 
     Error messages name ``option`` as the source of an override.
 
@@ -111,7 +111,7 @@ def _changed(
 def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     """Complete every table of an experiment and validate it.
 
-    Tables may be dicts, and numbers numpy scalars. The name of a fleet file is replaced by the file's
+    Tables may be dicts, and numbers may be numpy scalars. The name of a fleet file is replaced by the file's
     devices, and a default ``fleet.network`` by the file's networks. Paths become absolute: they are resolved
     against ``base``, and then against the working directory. ``training.epochs`` becomes 1 if neither it nor
     ``training.steps`` is given. Raises a one-line `ConfigError` that names the key, the value and the allowed
@@ -258,7 +258,7 @@ def _drop_foreign(tables: dict[str, Any], name: Any, base: Path, prefix: str, so
         del given[key]
     if dropped:
         left_out = ", ".join(f"strategy.{key}" for key in dropped)
-        say(f"edgefl: {prefix}dropped {left_out} of {source}: {name} has no such field", err=True)
+        say(f"edgefl: {prefix}dropped {left_out} from {source}: {name} has no such field", err=True)
 
 
 def _within(key: str, setting: str) -> bool:

@@ -1,4 +1,4 @@
-"""List every key of an experiment with its default, allowed values and meaning, as its type defines them.
+"""List every key of an experiment with its default, allowed values and meaning, taken from its type.
 
 The meaning of a field is the docstring below it, which is parsed from the source.
 """

@@ -44,7 +44,7 @@ class Named(NamedTuple):
 
 
 def opened(experiment: object) -> tuple[Experiment, Path | None]:
-    """Return an experiment and, if it was given as a file, the folder of the file; otherwise None.
+    """Return an experiment and the folder of its file; the folder is None if no file was given.
 
     Raises `ConfigError` for a file that is missing or invalid, and for anything other than an experiment.
     """
@@ -66,7 +66,7 @@ def name_objects(
     partition: Any = None,
     strategies: Iterable[Any] = (),
 ) -> Named:
-    """Return the experiment with the given objects as importable names; ``home`` is its file's folder.
+    """Return the experiment that names the given objects; ``home`` is the folder of the experiment's file.
 
     ``strategy`` is an instance or a class, ``model`` is a function or class that creates a model, ``data`` is
     a function, a `Dataset` or four arrays, ``partition`` is a function, and ``strategies`` are the strategies

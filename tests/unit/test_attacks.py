@@ -128,7 +128,7 @@ def test_impossible_attacks_are_refused(kind: str, data: str, why: str) -> None:
             "virtual",
             "attackers.scale: has no effect without kind 'sign-flip'",
         ),
-        ({"kind": "alie"}, "wall", "attackers.kind: must be another kind where clock.kind = 'wall'"),
+        ({"kind": "alie"}, "wall", "attackers.kind: must be another kind if clock.kind = 'wall'"),
     ],
 )
 def test_settings_without_effect_are_refused(settings: dict[str, Any], clock: Any, why: str) -> None:

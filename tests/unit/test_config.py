@@ -123,7 +123,7 @@ def test_another_strategy_drops_the_fields_that_it_lacks(
     found = config.load(toml, ["strategy.name=fedasync"]).strategy
     assert found == {"name": "fedasync", "server_lr": 0.5, "concurrency": 4}
     said = capsys.readouterr().err
-    assert said.startswith("edgefl: --set strategy.name=fedasync: dropped strategy.buffer_size of")
+    assert said.startswith("edgefl: --set strategy.name=fedasync: dropped strategy.buffer_size from")
     assert said.count("\n") == 1
     assert resolve(found).concurrency == 4  # type: ignore[attr-defined]
 
@@ -166,7 +166,7 @@ fleet={} -> fleet.devices: missing; must be a table { PROFILE = COUNT } or the n
 fleet.devices={} -> fleet.devices: must be a table { PROFILE = COUNT } or the name of a fleet f
 fleet.devices.pi-4=0 -> fleet.devices.pi-4: must be a whole number from 1 to 10000000, got 0
 fleet.devices.pi-4=1.5 -> fleet.devices.pi-4: must be a whole number from 1 to 10000000, got 1.5
-fleet.devices.pi-4=10000000 -> fleet.devices: at most 10000000 clients in all, got 10000008
+fleet.devices.pi-4=10000000 -> fleet.devices: must have at most 10000000 clients in all, got 10000008
 fleet.devices=3 -> fleet.devices: must be a table { PROFILE = COUNT } or the name of a fleet f
 fleet.rejoin_s=-1 -> fleet.rejoin_s: must be a finite number of at least 0, got -1
 fleet.join_spread_s=inf -> fleet.join_spread_s: must be a finite number of at least 0, got inf
@@ -191,7 +191,7 @@ data.test_fraction=1.0 -> data.test_fraction: must be a number above 0 and below
 data.partition=by-device -> data.labels: missing; partition 'by-device' needs
 data.partition=random -> data.partition: must be one of 'by-device', 'dirichlet', 'iid', 'natural',
 data.partition="iid\u000a" -> data.partition: must be one of 'by-device', 'dirichlet', 'iid', 'natural',
-data.labels={pi-5=[1]} -> data.labels.pi-5: not in fleet.devices; did you mean 'pi-4'? available: pi-4,
+data.labels={pi-5=[1]} -> data.labels.pi-5: is not in fleet.devices; did you mean 'pi-4'? available: pi-4,
 data.labels={pi-4=[]} -> data.labels.pi-4: must be distinct labels of at least 0, got []
 data.labels={pi-4=[-1]} -> data.labels.pi-4: must be distinct labels of at least 0, got [-1]
 data.labels={pi-4=[1,'a']} -> data.labels.pi-4[1]: must be a whole number, got 'a'
@@ -216,8 +216,8 @@ server.secure={kind="pairwise",recover=3} -> server.secure.recover: has no effec
 server.secure={kind="pairwise",private=2} -> server.secure.private: has no effect without server.secure.kind = 'masks', got 2
 evaluation.every_versions=0 -> evaluation.every_versions: must be a whole number from 1
 checkpoint.every_s=0 -> checkpoint.every_s: must be a finite number above 0, got 0
-stop={} -> stop: no stopping condition; give at least one of: versions, trips, emulated_s, wall
-stop={min_improvement=0.1} -> stop: no stopping condition
+stop={} -> stop: has no stopping condition; give at least one of: versions, trips, emulated_s, wall
+stop={min_improvement=0.1} -> stop: has no stopping condition
 stop={versions=1,min_improvement=0.1} -> stop.min_improvement: has no effect without stop.patience_evaluations
 stop.patience_evaluations=0 -> stop.patience_evaluations: must be a whole number from 1 to 1000000000, got 0
 stop.versions=0 -> stop.versions: must be a whole number from 1 to 1000000000, got 0
@@ -234,8 +234,8 @@ evaluation.clients=global -> evaluation.clients: needs data.client_test_fraction
 evaluation.max_clients=1001 -> evaluation.max_clients: must be a whole number from 1 to 1000, got 1001
 seed=9223372036854775808 -> seed: must be a whole number from 0 to 9223372036854775807, got 92233
 seed.x=1 -> seed: must be a whole number from 0 to 9223372036854775807, got { x = 1 }
-name=a/b -> name: must be 1 to 100 printable bytes
-name="a\u0000" -> name: must be 1 to 100 printable bytes
+name=a/b -> name: must be 1 to 100 bytes of printable text
+name="a\u0000" -> name: must be 1 to 100 bytes of printable text
 name=3 -> name: must be a string, got 3
 strategy={name=3} -> strategy.name: must be a string, such as 'fedbuff', got 3
 strategy.x=[{y=2020-01-01}] -> strategy.x[0].y: must be a string, number, true or false, array or table, g
@@ -338,7 +338,7 @@ fleet.devices="./a\u0000" -> fleet.devices: path contains a NUL byte
 fleet.network="./a\u0000" -> fleet.network: path contains a NUL byte
 fleet.network=/LONG -> fleet.network: /xxx
 fleet.network=wfi -> fleet.network: network profile 'wfi' not found; did you mean 'wifi'? available:
-fleet.network={pi-4='wifi'} -> fleet.network: no network for pixel-3a; give one for each device, or
+fleet.network={pi-4='wifi'} -> fleet.network: has no entry for pixel-3a; give one for each device, or
 fleet.network={pi-4='wifi',pixel-3a='lte',pi-5='lte'} -> fleet.network.pi-5: device in the fleet 'pi-5' not found; did you mean 'pi-4'? available: pi-4, pixel-3a
 fleet.network={pi-4='wifi',pixel-3a='x'} -> fleet.network.pixel-3a: network profile 'x' not found;
 """

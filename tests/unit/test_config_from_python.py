@@ -47,7 +47,7 @@ PHONE = {"fleet": Fleet(devices={"pi-4": 1}), "stop": Stop(trips=1)}
     ("given", "words"),
     [
         ({"fleet": None}, "fleet.*missing"),
-        ({"stop": Stop()}, "stop: no stopping condition"),
+        ({"stop": Stop()}, "stop: has no stopping condition"),
         ({"fleet": Fleet(devices={3: 1})}, "fleet.devices: keys must be strings, got 3"),
         ({"strategy": {"f": print}}, "strategy.f: must be a string, .* got a builtin_function_or_method"),
         ({"strategy": {"f": None}}, "strategy.f: must be a string, number, .* got a NoneType"),

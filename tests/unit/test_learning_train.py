@@ -390,7 +390,7 @@ def test_cuda_is_refused_under_the_wall_clock() -> None:
     tables: dict[str, Any] = {"fleet": Fleet(devices={"pixel-4": 2}), "stop": Stop(versions=1)}
     tables["training"] = Training(device="cuda")
     config.validate(edgefl.Experiment(**tables))
-    with pytest.raises(ConfigError, match=r"training\.device: must be 'cpu' where clock\.kind = 'wall'"):
+    with pytest.raises(ConfigError, match=r"training\.device: must be 'cpu' if clock\.kind = 'wall'"):
         config.validate(edgefl.Experiment(**tables, clock=Clock(kind="wall")))
 
 

@@ -456,7 +456,7 @@ WITHOUT = "has no effect without "
             {"name": "scaffold"},
             "local_noise_multiplier: .* strategy 'scaffold' also exchanges c; choose another",
         ),
-        ({"local_noise_multiplier": 2.0}, FEDBUFF, "max_participations: missing; it declares the trips"),
+        ({"local_noise_multiplier": 2.0}, FEDBUFF, "max_participations: missing; it sets on how many trips"),
         ({**LOCAL, "quantile": 0.5}, FEDBUFF, "quantile: must be unset with local_noise_multiplier"),
         ({**LOCAL, "honaker": True}, FEDBUFF, f"honaker: {WITHOUT}privacy.noise_multiplier above 0"),
         ({**LOCAL, "mechanism": "gaussian"}, FEDBUFF, f"mechanism: {WITHOUT}privacy.noise_multi"),
