@@ -42,8 +42,8 @@ def fast(strategy: T) -> T:
     this. If a strategy wraps another one, apply `fast` to the inner strategy:
     ``DifferentialPrivacyServerSideFixedClipping(fast(FedAvg()), …)``.
 
-    Raises `ConfigError` if Flower is not installed, or if the strategy does not use Flower's weighted
-    average, as is the case for `FedMedian` and others.
+    Raises `ConfigError` if Flower is not installed, or if the strategy (such as `FedMedian`) does not use
+    Flower's weighted average.
 
     >>> fast(object())  # doctest: +SKIP
     Traceback (most recent call last):
@@ -88,7 +88,7 @@ def _replacements() -> dict[object, Callable[..., Any]]:
 
 def _methods_called(kind: type) -> Iterator[tuple[type, str]]:
     """Yield the methods that run when an averaging method of a strategy of class ``kind`` is called. These
-    are the method of the first class in the MRO that has one, and the next one if a method calls `super`."""
+    are the first one in the MRO and, as long as each method calls `super`, the next ones."""
     for name in _AVERAGING:
         for owner in kind.__mro__:
             method = vars(owner).get(name)
@@ -205,7 +205,7 @@ def _each(
     slow = [key for key, average in found.items() if average is None]
     if slow:
         _log.info(
-            "edgefl: Flower averages %d of %d layers: not float32 arrays of one shape", len(slow), len(found)
+            "edgefl: Flower averages %d of %d layers (not float32 arrays of one shape)", len(slow), len(found)
         )
         found.update(zip(slow, rest(slow), strict=True))
     return list(found.values())

@@ -72,7 +72,7 @@ def check(app: Path) -> None:
 def run(
     app: Path, phones: Sequence[Phone], options: ProgramOptions, run_config: Sequence[str] = ()
 ) -> FlowerResult:
-    """Run a Flower app until it ends on these phones, whose commands and connections this function sets.
+    """Run a Flower app on phones until it ends; this function sets the phones' commands and connections.
 
     The app's ServerApp starts once all SuperNodes are online. ``run_config`` contains values for the option
     ``--run-config`` of ``flwr run``. Raises `ConfigError` if an argument is invalid, and `RunError` if a

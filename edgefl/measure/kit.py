@@ -36,7 +36,7 @@ QUICK_MINUTES = 0.4
 STABLE = 0.01
 """Relative standard error of the mean step time below which the measurement of a part stops."""
 LEAST = 5
-"""Minimum number of timed steps per part; a part that exhausts its share of the time budget has fewer."""
+"""Minimum number of timed steps per part, or 2 if the part's share of the time budget runs out first."""
 
 
 class Part(NamedTuple):
@@ -348,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     minutes = chosen.minutes or (QUICK_MINUTES if chosen.quick else MINUTES)
     if chosen.threads < 1 or not 0 < minutes < 1e4:
-        parser.error("--threads and --minutes must be above 0")
+        parser.error("--threads must be at least 1, and --minutes above 0 and below 10000")
     try:
         import torch  # noqa: F401
     except ImportError as error:

@@ -34,7 +34,7 @@ def run(
         command = ["ssh", ssh, f"{python or 'python3'} - {shlex.join(options)}"]
     else:
         command = [python or sys.executable, "-", *options]
-    return _json(*_piped(command, tell), ssh or "here")
+    return _json(*_piped(command, tell), ssh or "this machine")
 
 
 def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, str, str]:
