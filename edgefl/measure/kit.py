@@ -346,7 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="rough figures in half a minute")
     parser.add_argument("--threads", type=int, default=cores(), help="torch threads (default: one per core)")
     chosen = parser.parse_args(arguments)
-    minutes = chosen.minutes or (QUICK_MINUTES if chosen.quick else MINUTES)
+    default = QUICK_MINUTES if chosen.quick else MINUTES
+    minutes = default if chosen.minutes is None else chosen.minutes
     if chosen.threads < 1 or not 0 < minutes < 1e4:
         parser.error("--threads must be at least 1, and --minutes above 0 and below 10000")
     try:

@@ -272,6 +272,16 @@ def test_a_missing_ssh_and_wrong_hosts_are_refused(
         assert f"{option} '': must not be empty" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", [("--minutes", "0"), ("--minutes", "1e4"), ("--threads", "0")])
+def test_the_kits_file_refuses_impossible_numbers(
+    given: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        kit.main(given)
+    assert caught.value.code == 2
+    assert "--threads must be at least 1, and --minutes above 0 and below 10000" in capsys.readouterr().err
+
+
 def test_this_hosts_networks_are_compared_with_the_kit(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = json.loads(result.read_text())
     monkeypatch.setattr(kit, "measure", lambda *_: measured)
