@@ -36,7 +36,7 @@ import numpy as np
 import psutil
 
 from edgefl.lab import outcome
-from edgefl.lab.chaos import MOST_MORE_DESCRIPTORS, Command
+from edgefl.lab.chaos import MAX_MORE_DESCRIPTORS, Command
 from edgefl.parameters.checkpoint import KEEP
 from edgefl.regression.memory import kib
 from edgefl.results.run_folder import CHECKPOINTS
@@ -44,9 +44,9 @@ from edgefl.results.run_folder import CHECKPOINTS
 Sample = dict[str, float]
 """Values of one sample, keyed by names such as ``server memory, MiB``."""
 MEMORY = "memory, MiB"
-MOST_MIB = 4.0
+MAX_MIB = 4.0
 PATIENCE_S = 600.0
-LEAST_SAMPLES = 20
+MIN_SAMPLES = 20
 """Minimum number of samples, so that each quarter has several. A single sample may be wrong, because a client
 has the name of its parent for a moment after it is forked."""
 
@@ -67,7 +67,7 @@ class Trend(NamedTuple):
     def is_flat(self, most_mib: float) -> bool:
         if self.name.endswith(MEMORY):
             return self.last - self.second <= most_mib and self.grown <= most_mib
-        more = MOST_MORE_DESCRIPTORS if self.name in ("processes", "server descriptors") else 0
+        more = MAX_MORE_DESCRIPTORS if self.name in ("processes", "server descriptors") else 0
         return self.lowest <= self.second + more
 
 
@@ -109,7 +109,7 @@ def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
 def soak(
     file: Path, changes: Sequence[str], folder: Path, seconds: float, every_s: float, samples: Path
 ) -> list[tuple[float, Sample]]:
-    """Run the experiment for ``seconds`` and until there are `LEAST_SAMPLES` samples of its resources.
+    """Run the experiment for ``seconds`` and until there are `MIN_SAMPLES` samples of its resources.
 
     Return the samples, and write them to the file ``samples``. The first sample is taken when the run has as
     many checkpoints as it keeps.
@@ -128,7 +128,7 @@ def soak(
         with open(samples, "w") as out:
             while command.process.poll() is None:
                 now_s = time.monotonic() - began
-                if now_s >= seconds and len(made) >= LEAST_SAMPLES:
+                if now_s >= seconds and len(made) >= MIN_SAMPLES:
                     break
                 made.append((round(now_s, 2), look(command, folder)))
                 out.write(json.dumps(made[-1]) + "\n")
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every-s", type=float, default=15.0)
-    parser.add_argument("--most-mib", type=float, default=MOST_MIB)
+    parser.add_argument("--most-mib", type=float, default=MAX_MIB)
     parser.add_argument("--samples", type=Path, default=Path("soak.jsonl"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 MAX_CLIENTS = 10_000_000
-MOST_PROCESSES = 100_000
+MAX_PROCESSES = 100_000
 """Maximum number of clients under the wall clock, where each client is a process."""
 MIN_FLOAT32, MAX_FLOAT32 = 1.2e-38, 3e38
 MAX_CLIP_NORM = 1e12

@@ -13,9 +13,9 @@ from typing import Any
 from edgefl.errors import ConfigError, shortened
 from edgefl.files import read as read_file
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Maximum size of a TOML file, in bytes. A larger file, such as a data set, was probably given by mistake."""
-MOST_PATH = 255
+MAX_PATH = 255
 """Maximum length of a path in a message, in characters."""
 DEEPEST = 32
 """Maximum depth to which keys, tables and arrays may be nested. The time that Python's parser takes grows
@@ -33,13 +33,13 @@ def read(path: Path) -> dict[str, Any]:
     Raises `ConfigError` if the file cannot be read, is longer than 1 MiB, is not UTF-8 or is not TOML.
     """
     try:
-        raw = read_file(path, MOST_BYTES)
+        raw = read_file(path, MAX_BYTES)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: this is a folder; expected a TOML file") from None
     except (OSError, ValueError) as error:  # ValueError is raised for a NUL in the path
-        name = shortened(str(path)) if len(str(path)) > MOST_PATH else path
+        name = shortened(str(path)) if len(str(path)) > MAX_PATH else path
         raise ConfigError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         text = raw.decode("utf-8-sig")

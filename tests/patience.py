@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-MOST_S = 2.0
+MAX_S = 2.0
 """Maximum time that one call of `Patience.over` counts; a longer gap means that the machine was suspended."""
 
 
@@ -30,7 +30,7 @@ class Patience:
         now_s, now = time.monotonic(), _ran_and_waited()
         before = [self._known.get(pid, (0.0, 0.0)) for pid in now]
         ran_s, waited_s = (sum(one[k] for one in now.values()) - sum(b[k] for b in before) for k in (0, 1))
-        passed_s = min(now_s - self._looked_s, MOST_S)
+        passed_s = min(now_s - self._looked_s, MAX_S)
         self._left_s -= min(passed_s, max(passed_s - waited_s, ran_s))
         self._looked_s, self._known = now_s, now
         return self._left_s <= 0

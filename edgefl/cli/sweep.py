@@ -27,7 +27,7 @@ from edgefl.errors import ConfigError, damaged
 from edgefl.experiment import NO_PROGRESS
 from edgefl.terminal import say
 
-MOST_SEEDS = 10_000
+MAX_SEEDS = 10_000
 
 
 def sweep(
@@ -41,7 +41,7 @@ def sweep(
         typer.Option(
             metavar="N",
             min=2,
-            max=MOST_SEEDS,
+            max=MAX_SEEDS,
             help="Instead of seeds: N fleets, drawn from the profiles' intervals.",
         ),
     ] = None,
@@ -174,8 +174,8 @@ def seeds_of(text: str) -> list[int]:
             low, high = int(first), int(last if dots else first)
         except ValueError:
             raise ConfigError(f"--seeds {text}: expected numbers, such as 1..3 or 1,2,5") from None
-        if not 0 <= low <= high or high - low >= MOST_SEEDS:
-            raise ConfigError(f"--seeds {text}: expected at most {MOST_SEEDS:,} seeds in ascending order")
+        if not 0 <= low <= high or high - low >= MAX_SEEDS:
+            raise ConfigError(f"--seeds {text}: expected at most {MAX_SEEDS:,} seeds in ascending order")
         found += range(low, high + 1)
     return found
 

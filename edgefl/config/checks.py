@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from edgefl.errors import ProfileError, listed, near, unknown
-from edgefl.experiment import MAX_CLIENTS, MOST_PROCESSES, Attackers, Experiment, Fleet, Privacy, Secure, Stop
+from edgefl.experiment import MAX_CLIENTS, MAX_PROCESSES, Attackers, Experiment, Fleet, Privacy, Secure, Stop
 from edgefl.validation import Fault, join, shown, wrong
 
 
@@ -26,7 +26,7 @@ def check_relations(found: Experiment) -> None:
     """Raise a `Fault` if keys contradict each other. ``fleet.devices`` must be a table, not a file's name."""
     assert isinstance(found.fleet.devices, dict)
     virtual = found.clock.kind == "virtual"
-    most = MAX_CLIENTS if virtual else MOST_PROCESSES
+    most = MAX_CLIENTS if virtual else MAX_PROCESSES
     if (total := sum(found.fleet.devices.values())) > most:
         where = "" if virtual else " under the wall clock (each is a process)"
         raise _at("fleet.devices", f"must have at most {most} clients in all{where}, got {total}")

@@ -53,7 +53,7 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 
 OVER = "the run is over"
 BAD = "not finite or altered"
-MOST_IDLE_WAKES = 100_000
+MAX_IDLE_WAKES = 100_000
 """Maximum number of consecutive wake-ups (at `Strategy.wake_s` or an arrival) while no client trains and no
 version is made. A run without ``stop.emulated_s`` then ends, unless a client can still join. Held updates do
 not prevent this, because the strategy may never use them."""
@@ -331,10 +331,10 @@ class Core(Ledger):
         elif self._sum is None:
             self._idle_wakes = 0 if self.training else self._idle_wakes + 1
         self._wakes = ahead
-        if self._idle_wakes == MOST_IDLE_WAKES:
+        if self._idle_wakes == MAX_IDLE_WAKES:
             self._idle_wakes = 0
             if self._stop.emulated_s is None and not self._awaits_clients():
-                idle = f"the strategy was woken {MOST_IDLE_WAKES:,} times in a row while no client trained"
+                idle = f"the strategy was woken {MAX_IDLE_WAKES:,} times in a row while no client trained"
                 way_on = "if it waits on purpose, set stop.emulated_s"
                 self._halt = self._halt or f"{NO_PROGRESS}: {idle}; {way_on}"
         return True
@@ -352,7 +352,9 @@ class Core(Ledger):
         elif impatient:
             self._halt = self._halt or "patience"
         elif still:
-            self._halt = self._halt or f"{NO_PROGRESS}: {Standstill.MOST} evaluations in a row were equal"
+            self._halt = (
+                self._halt or f"{NO_PROGRESS}: {Standstill.MAX_EQUAL} evaluations in a row were equal"
+            )
         else:
             return False
         return True
@@ -432,7 +434,7 @@ class Core(Ledger):
             if self._cuts:
                 until = calls.call(self.strategy, "until", self._state, client, self, read=calls.until)
             if until is not None and not calls.possible(until, self.now_s):
-                allowed = f"a time that is not past, or 1 to {calls.MOST_STEPS:,} steps, and a finite gain"
+                allowed = f"a time that is not past, or 1 to {calls.MAX_STEPS:,} steps, and a finite gain"
                 raise calls.invalid(self.strategy, "until", allowed, repr(until))
             actions.append(Train(client, task, self.version, trip, until, cohort))
             if self.participation is not None:

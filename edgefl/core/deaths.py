@@ -36,7 +36,7 @@ class Deaths:
     Drop(client=0, reason='died 5 times in a row')
     """
 
-    MOST_IN_A_ROW: Final = 5
+    MAX_IN_A_ROW: Final = 5
 
     def __init__(self, on_death: Literal["replace", "drop"] = "replace", rejoin_s: float = 0.0) -> None:
         self._replaces, self._rejoin_s = on_death == "replace", rejoin_s
@@ -47,7 +47,7 @@ class Deaths:
         """Count a death; return the action that lets the client join again or drops it permanently."""
         client = event.client
         deaths = self._in_a_row[client] = self._in_a_row.get(client, 0) + (not event.declared)
-        if self._replaces and deaths < self.MOST_IN_A_ROW:
+        if self._replaces and deaths < self.MAX_IN_A_ROW:
             self._returns_s[client] = event.at_s + self._rejoin_s
             return Rejoin(client, self._returns_s[client])
         self._returns_s[client] = math.inf
@@ -77,7 +77,7 @@ class Blame:
     run's results must be the same on every machine.
     """
 
-    MOST_DEATHS: Final = 3
+    MAX_DEATHS: Final = 3
 
     def __init__(self) -> None:
         self._deaths: dict[int, int] = {}
@@ -85,7 +85,7 @@ class Blame:
     def worker_died(self, task: int) -> bool:
         """Count the death of a worker that was performing the task; return True if the task is to blame."""
         self._deaths[task] = self._deaths.get(task, 0) + 1
-        return self._deaths[task] >= self.MOST_DEATHS
+        return self._deaths[task] >= self.MAX_DEATHS
 
     def forget(self, task: int) -> None:
         """Delete the death count of a task that is over."""

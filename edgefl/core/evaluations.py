@@ -49,11 +49,11 @@ class Standstill:
     from one evaluation to the next.
 
     >>> standstill = Standstill(Stop(accuracy=0.9))
-    >>> [standstill.ends(0.1, {"loss": 2.3}) for _ in range(Standstill.MOST)][-2:]
+    >>> [standstill.ends(0.1, {"loss": 2.3}) for _ in range(Standstill.MAX_EQUAL)][-2:]
     [False, True]
     """
 
-    MOST: Final = 20
+    MAX_EQUAL: Final = 20
 
     def __init__(self, stop: Stop) -> None:
         ends = (stop.versions, stop.trips, stop.emulated_s, stop.wall_s, stop.patience_evaluations)
@@ -62,11 +62,11 @@ class Standstill:
         self._equal = 0
 
     def ends(self, accuracy: float, metrics: Mapping[str, float]) -> bool:
-        """Record an evaluation; return True once `MOST` in a row are equal."""
+        """Record an evaluation; return True once `MAX_EQUAL` in a row are equal."""
         result = repr((accuracy, sorted(metrics.items())))  # a string, because NaN != NaN
         self._equal = self._equal + 1 if result == self._last else 1
         self._last = result
-        return self._counts and self._equal >= self.MOST
+        return self._counts and self._equal >= self.MAX_EQUAL
 
 
 class Periods:

@@ -91,7 +91,7 @@ def check_answers(strategy: Strategy, clients: int) -> None:
     check("arrivals", process, valid, "None, or constant or poisson Arrivals with a finite rate above 0")
 
 
-MOST_STEPS = 10**9
+MAX_STEPS = 10**9
 """Maximum of `Until.steps`; ``training.steps`` has the same maximum."""
 _OPTIMIZER_NUMBERS = ("lr", "momentum", "beta1", "beta2", "epsilon")
 
@@ -143,10 +143,10 @@ def until(result: Any) -> Until | None:
 def possible(until: Until, now_s: float) -> bool:
     """Return True if a task can end as ``until`` requires.
 
-    ``until`` must set 1 to `MOST_STEPS` steps or a finite time; the time must not have passed, and the
+    ``until`` must set 1 to `MAX_STEPS` steps or a finite time; the time must not have passed, and the
     gain must be finite.
     """
-    ends = until.at_s < math.inf if until.steps is None else 1 <= until.steps <= MOST_STEPS
+    ends = until.at_s < math.inf if until.steps is None else 1 <= until.steps <= MAX_STEPS
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
 
 

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from edgefl.devices.code import MOST_MHZ, CodeCluster, has_aes, known_core, soc_cores, soc_in
+from edgefl.devices.code import MAX_MHZ, CodeCluster, has_aes, known_core, soc_cores, soc_in
 from edgefl.devices.csv_lines import csv_lines, positive
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError
 
 REQUIRED = ("result", "board", "system", "cpu", "core", "mhz", "zip_compress_mips", "zip_decompress_mips")
-MOST_RATE = 1e9
+MAX_RATE = 1e9
 """Maximum rate accepted from a file, in any unit. The fastest boards reach about 10⁷ (kB/s of AES)."""
 
 
@@ -103,19 +103,19 @@ def read_boards(path: Path) -> tuple[Board, ...]:
 
 
 def _row(line: dict[str, str], place: str) -> BoardRow:
-    mhz = positive(line, "mhz", place, MOST_MHZ)
+    mhz = positive(line, "mhz", place, MAX_MHZ)
     if mhz is None:
-        raise ConfigError(f"{place}: mhz must be above 0 and at most {MOST_MHZ:g}, got {line['mhz']!r}")
-    aes = positive(line, "aes256cbc_kb_s", place, MOST_RATE)
+        raise ConfigError(f"{place}: mhz must be above 0 and at most {MAX_MHZ:g}, got {line['mhz']!r}")
+    aes = positive(line, "aes256cbc_kb_s", place, MAX_RATE)
     return BoardRow(
         fields=line,
         cpu=_cpu(line["cpu"], place),
         core=known_core(line["core"]),
         mhz=mhz,
-        compress=positive(line, "zip_compress_mips", place, MOST_RATE),
-        decompress=positive(line, "zip_decompress_mips", place, MOST_RATE),
+        compress=positive(line, "zip_compress_mips", place, MAX_RATE),
+        decompress=positive(line, "zip_decompress_mips", place, MAX_RATE),
         aes_mb_s=None if aes is None else aes / 1e3,
-        memcpy_mb_s=positive(line, "memcpy_mb_s", place, MOST_RATE),
+        memcpy_mb_s=positive(line, "memcpy_mb_s", place, MAX_RATE),
     )
 
 
@@ -138,8 +138,8 @@ def _board(rows: Sequence[BoardRow]) -> Board:
         soc=soc,
         aes=has_aes(first["board"]),
         system_bits=system_bits(first["system"], first["board"]),
-        all_compress=positive(first, "all_cores_compress_mips", first["board"], MOST_RATE),
-        all_decompress=positive(first, "all_cores_decompress_mips", first["board"], MOST_RATE),
+        all_compress=positive(first, "all_cores_compress_mips", first["board"], MAX_RATE),
+        all_decompress=positive(first, "all_cores_decompress_mips", first["board"], MAX_RATE),
     )
 
 

@@ -47,7 +47,7 @@ UNITS: dict[str, str] = {
     "simd": "GFLOPS",
     "interpreter": "steps/s",
 }
-MOST_MHZ = 1e5
+MAX_MHZ = 1e5
 _MAKERS = ("arm", "qualcomm", "nvidia", "ampere", "apple", "phytium", "hisilicon", "cavium", "intel", "amd")
 _CLUSTER = re.compile(r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×](?P<cores>[0-9]+))?\s*(?:,|$)")
 
@@ -347,10 +347,10 @@ def read_clusters(text: str, aes: bool = True) -> tuple[CodeCluster, ...]:
     at = 0
     while at < len(text) or not clusters:
         found = _CLUSTER.match(text, at)
-        if found is None or not 0 < float(found["mhz"]) <= MOST_MHZ or found["cores"] == "0":
+        if found is None or not 0 < float(found["mhz"]) <= MAX_MHZ or found["cores"] == "0":
             allowed = (
                 "CORE@MHZ or CORE@MHZxCORES, joined by commas, such as Cortex-A76@2400x4,Cortex-A55@1800x4, "
-                f"with MHZ above 0 and at most {MOST_MHZ:g}"
+                f"with MHZ above 0 and at most {MAX_MHZ:g}"
             )
             raise ConfigError(f"--cores {shortened(text)!r}: must be {allowed}")
         core = find_core(found["core"])

@@ -20,7 +20,7 @@ from edgefl.devices.plan import End, TripPlan
 from edgefl.devices.presence import Presence
 from edgefl.experiment import Experiment
 
-MOST_TRIES = 10_000  # maximum attempts to find a time at which a client is both online and able to work
+MAX_TRIES = 10_000  # maximum attempts to find a time at which a client is both online and able to work
 
 
 class Transition(NamedTuple):
@@ -95,7 +95,7 @@ class _ClientState:
     def _next_fit_s(self, at_s: float) -> float:
         """Return the earliest time at or after ``at_s`` at which the client is online and able to work."""
         now = self.now
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             if (at_s := self.presence.next_online_s(at_s)) == math.inf:
                 break
             now = self.model.after_rest(now, max(at_s, now.at_s))

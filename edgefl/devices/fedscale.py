@@ -35,7 +35,7 @@ from edgefl.validation import from_json
 Client = TypeVar("Client")
 LIMIT_MIB = 256
 CLIENTS = 100  # default maximum number of imported clients
-MOST_CLIENTS = 5000  # a larger fleet would not fit in a profile file
+MAX_CLIENTS = 5000  # a larger fleet would not fit in a profile file
 FORWARD_GFLOP = 0.6
 """Operations for one inference of MobileNet-V2 on an image of 224 × 224 pixels, in GFLOP: 300 million
 multiply-adds (Sandler et al. 2018)."""
@@ -69,8 +69,8 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
     if not isinstance(clients, dict) or not clients:
         raise ProfileError(f"{path}: must be an object with an entry for each client")
     most = CLIENTS if options.clients is None else options.clients
-    if not 1 <= most <= MOST_CLIENTS:
-        raise ProfileError(f"--clients: got {options.clients}; allowed: 1 to {MOST_CLIENTS}")
+    if not 1 <= most <= MAX_CLIENTS:
+        raise ProfileError(f"--clients: got {options.clients}; allowed: 1 to {MAX_CLIENTS}")
     client, first = next(iter(clients.items()))
     for key, reads in (("computation", _capacities), ("active", _behavior)):
         if isinstance(first, dict) and key in first:

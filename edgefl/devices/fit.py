@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from edgefl.devices.time_model import (
     COSTS,
-    MOST_FACTOR,
-    MOST_UNSURE,
-    MOST_VARIATION,
+    MAX_FACTOR,
+    MAX_UNSURE,
+    MAX_VARIATION,
     TERMS,
     TimeModel,
     joined,
@@ -61,7 +61,7 @@ TYPICAL: Final = TimeModel(
     error_factor=1.12,
 )
 """Prior for an unknown device: orders of magnitude for torch on a Raspberry Pi 4."""
-SPREAD: Final = MOST_UNSURE
+SPREAD: Final = MAX_UNSURE
 """Factor by which a cost may plausibly differ from that of another device or runtime."""
 FAMILY: Final = 0.5
 """Strength of the regularisation of a family's factor, relative to that of a single cost."""
@@ -89,7 +89,7 @@ wide if only a few networks were measured."""
 WHOLE: Final = 5.0
 """Prior standard deviation of the logarithm of the whole device's factor: so large that only the rows
 determine this factor."""
-NONE_FITS: Final = f"no time model fits these steps within a factor of {MOST_FACTOR:g}"
+NONE_FITS: Final = f"no time model fits these steps within a factor of {MAX_FACTOR:g}"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -188,7 +188,7 @@ def fit(
     unknown = max(times, NORMAL)  # a cost without rows keeps its full interval, however well the rows fit
     usual, *varied = times * np.sqrt(variances)
     usual = max(math.exp(usual), prior.error_factor if few else 1.0)
-    if (whole := joined(usual, apart)) > MOST_FACTOR or max(varied) > MOST_VARIATION:
+    if (whole := joined(usual, apart)) > MAX_FACTOR or max(varied) > MAX_VARIATION:
         raise ConfigError(f"{NONE_FITS}; check their measured_s")
     costs = problem.solve(amounts, seconds)
     model = _model(costs, whole, varied, unknown * problem.errors(costs, amounts, seconds))
@@ -224,7 +224,7 @@ def widened(model: TimeModel, rows: Sequence[Row]) -> TimeModel:
     beyond = np.sqrt(np.maximum(errors**2 - known**2, 0.0) / (squares @ variances))
     more = _holding(beyond, COVERAGE) * np.sqrt(variances)
     varied = np.hypot(model.cost_variations or 0.0, more)
-    if varied.max() > MOST_VARIATION:
+    if varied.max() > MAX_VARIATION:
         raise ConfigError(f"{NONE_FITS}; check their times")
     return msgspec.structs.replace(model, cost_variations=_rounded(varied))
 

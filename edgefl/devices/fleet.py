@@ -209,12 +209,12 @@ def _shuffled(seed: int, count: int) -> list[int]:
 
 TYPICAL_TRIPS = 25
 """Number of trips of which `Trips.typical_s` takes the median, for each profile whose trip times vary."""
-MOST_KEPT = 10_000
+MAX_KEPT = 10_000
 """Maximum number of entries in each cache; a full cache is cleared."""
 
 
 def _keep(answers: dict[K, V], key: K, answer: V) -> None:
-    if len(answers) >= MOST_KEPT:
+    if len(answers) >= MAX_KEPT:
         answers.clear()
     answers[key] = answer
 

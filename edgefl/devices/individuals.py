@@ -26,7 +26,7 @@ from edgefl.seeds import stream
 TYPICAL, UNUSUAL = 0.03, 0.20
 """Standard deviation of the logarithm of a unit's speed, for most units and for unusual units."""
 UNUSUAL_SHARE: Final = 0.25
-MOST_APART: Final = math.log(1.98)
+MAX_APART: Final = math.log(1.98)
 QUIET: Final = 0.009
 """Standard deviation of the logarithm of a trip's compute time, on the median phone."""
 NOISE_SPREAD: Final = math.log(0.03 / 0.009) / 1.2816
@@ -37,7 +37,7 @@ FIRST: Final = 0.10
 FIRST_SPREAD: Final = math.log(0.39 / 0.10) / 1.2816
 NINETY: Final = 1.6449
 """A standard normal variable is between plus and minus this value with probability 90%."""
-MOST_DEVIATIONS: Final = 3.0
+MAX_DEVIATIONS: Final = 3.0
 """Standard normal draws are clipped at ± this value, so that no trip takes a hundred times its usual time."""
 BLOCK: Final = 64
 """Number of trips whose variation is drawn in one call; variations of different blocks are uncorrelated."""
@@ -52,7 +52,7 @@ def unit_factor(seed: int, client: int) -> float:
     """
     rng = stream(seed, "unit", client)
     deviation = UNUSUAL if rng.random() < UNUSUAL_SHARE else TYPICAL
-    return math.exp(min(max(-MOST_APART, deviation * rng.standard_normal()), MOST_APART))
+    return math.exp(min(max(-MAX_APART, deviation * rng.standard_normal()), MAX_APART))
 
 
 def model_error(seed: int, profile: str, error_factor: float) -> float:
@@ -66,7 +66,7 @@ def model_error(seed: int, profile: str, error_factor: float) -> float:
     0.9
     """
     deviations = float(stream(seed, f"model error {profile}").standard_normal())
-    deviations = min(max(deviations, -MOST_DEVIATIONS), MOST_DEVIATIONS)
+    deviations = min(max(deviations, -MAX_DEVIATIONS), MAX_DEVIATIONS)
     return math.exp(deviations / NINETY * math.log(error_factor))
 
 
@@ -94,7 +94,7 @@ class TripScatter:
 
     def _draw(self, block: int) -> None:
         rng = stream(self._seed, "scatter", self._client, block)
-        normal = np.clip(rng.standard_normal((2, BLOCK)), -MOST_DEVIATIONS, MOST_DEVIATIONS)
+        normal = np.clip(rng.standard_normal((2, BLOCK)), -MAX_DEVIATIONS, MAX_DEVIATIONS)
         chain, fresh = normal[0].tolist(), math.sqrt(1.0 - CORRELATION**2)
         for at in range(1, BLOCK):
             chain[at] = CORRELATION * chain[at - 1] + fresh * chain[at]
@@ -107,7 +107,7 @@ class TripScatter:
 
 def _log_normal(median: float, spread: float, rng: np.random.Generator) -> float:
     normal = float(rng.standard_normal())
-    return median * math.exp(spread * min(max(-MOST_DEVIATIONS, normal), MOST_DEVIATIONS))
+    return median * math.exp(spread * min(max(-MAX_DEVIATIONS, normal), MAX_DEVIATIONS))
 
 
 def phase(seed: int, client: int, *resumption: int) -> float:

@@ -18,13 +18,13 @@ from edgefl.validation import wrong
 KIT_ERROR_FACTOR = 1.3
 """Error factor of a fit to the kit's parts, within which 90% of networks were predicted (docs/measure.md). It
 cannot be estimated by leaving out parts, because each part is the only one of its kind."""
-MOST_FLOP_PER_S: Final = 5e12
-MOST_BYTES_PER_S: Final = 2.5e12
+MAX_FLOP_PER_S: Final = 5e12
+MAX_BYTES_PER_S: Final = 2.5e12
 """Maximum rates of one thread, about twice those of the fastest known cores: 2.3 TFLOPS of float32 on Apple's
 M4 (Remke and Breuer 2024), and 192 bytes per cycle from the first-level cache at 6 GHz."""
-MOST_S: Final = 1e6
+MAX_S: Final = 1e6
 """Longest plausible time of a step, in seconds: eleven days."""
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=MOST_S)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_S)]
 Number = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
@@ -74,7 +74,7 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_seconds(key: str, seconds: float, work: StepWork, threads: int) -> None:
     """Raise a `Fault` if the time is too short for any processor with this many threads."""
-    least_s = max(work.flop / MOST_FLOP_PER_S, work.bytes / MOST_BYTES_PER_S) / threads
+    least_s = max(work.flop / MAX_FLOP_PER_S, work.bytes / MAX_BYTES_PER_S) / threads
     if seconds < least_s:
         raise wrong(key, f"at least {least_s:.2g} seconds, since no processor is faster", seconds)
 

@@ -27,7 +27,7 @@ ALIGN_BYTES = 256  # chunks start at multiples of this size
 OPPORTUNITY_BYTES = 1504
 """Bytes that are delivered at each time in a trace: an Ethernet packet of 1500 bytes and Mahimahi's header of
 4 bytes."""
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 LONGEST_MS = 60_000
 EXACT = 1e-4  # relative error allowed when a constant rate is written as a periodic trace
 
@@ -246,7 +246,7 @@ class Trace(NamedTuple):
 def read_trace(path: str) -> Trace:
     """Read a trace from a file. Raises a one-line `ProfileError` if it is invalid."""
     try:
-        text = read_file(path, MOST_BYTES).decode("ascii")
+        text = read_file(path, MAX_BYTES).decode("ascii")
     except (OSError, ValueError) as error:
         why = "not text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
         raise ProfileError(f"trace {path!r} cannot be read: {why}") from None

@@ -20,16 +20,16 @@ import msgspec
 
 from edgefl.devices.csv_lines import csv_lines
 from edgefl.devices.fit import Row
-from edgefl.devices.kit_result import MOST_S, KitResult, check_seconds
+from edgefl.devices.kit_result import MAX_S, KitResult, check_seconds
 from edgefl.errors import ConfigError, as_config_error
 from edgefl.learning.operations import StepWork
 from edgefl.validation import convert, wrong
 
 IMAGE = (3, 224, 224)
 """Shape of the images on which timm's networks were measured."""
-MOST_SIZE = 10**9
+MAX_SIZE = 10**9
 """Maximum batch size and layer size."""
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Number of threads that is assumed in the check for impossibly short times in a CSV file, because the file
 does not state the number."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
@@ -126,7 +126,7 @@ def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
             if key not in _counted:
                 _counted[key] = _work(line)
             seconds = _seconds(line)
-            check_seconds("measured_s", seconds, _counted[key], MOST_THREADS)
+            check_seconds("measured_s", seconds, _counted[key], MAX_THREADS)
             row = Row(network=_name(line), work=_counted[key], seconds=seconds)
             step = MeasuredStep(
                 device=line["device"], profile=kind[0], runtime=kind[1], source=line["source"], row=row
@@ -163,23 +163,23 @@ def _work(line: Mapping[str, str]) -> StepWork:
 
 
 def _size(line: Mapping[str, str], name: str) -> int:
-    allowed = f"a whole number from 1 to {MOST_SIZE}"
+    allowed = f"a whole number from 1 to {MAX_SIZE}"
     try:
         size = int(line[name])
     except ValueError:
         raise wrong(name, allowed, line[name]) from None
-    if not 1 <= size <= MOST_SIZE:
+    if not 1 <= size <= MAX_SIZE:
         raise wrong(name, allowed, size)
     return size
 
 
 def _seconds(line: Mapping[str, str]) -> float:
-    allowed = f"a number of seconds above 0 and at most {MOST_S:g}"
+    allowed = f"a number of seconds above 0 and at most {MAX_S:g}"
     try:
         seconds = float(line["measured_s"])
     except ValueError:
         raise wrong("measured_s", allowed, line["measured_s"]) from None
-    if not 0 < seconds <= MOST_S:
+    if not 0 < seconds <= MAX_S:
         raise wrong("measured_s", allowed, seconds)
     return seconds
 

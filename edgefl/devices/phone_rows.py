@@ -17,8 +17,8 @@ from edgefl.devices.phones import About
 from edgefl.errors import ConfigError
 
 COLUMNS = ("model", "unit", "core", "max_ghz", "ram_gib", "network", "median_ms")
-MOST_GHZ, MOST_GIB = 100.0, 1024.0
-LEAST_MS, MOST_MS = 1e-3, 1e7
+MAX_GHZ, MAX_GIB = 100.0, 1024.0
+MIN_MS, MAX_MS = 1e-3, 1e7
 """Shortest and longest plausible time of an inference, in milliseconds: 1 µs and about three hours."""
 
 
@@ -39,10 +39,10 @@ def read_rows(path: Path) -> list[PhoneRow]:
 
 
 def _row(line: Mapping[str, str], place: str) -> PhoneRow:
-    ghz, ram_gib = positive(line, "max_ghz", place, MOST_GHZ), positive(line, "ram_gib", place, MOST_GIB)
-    milliseconds = positive(line, "median_ms", place, MOST_MS)
-    if milliseconds is None or milliseconds < LEAST_MS:
-        allowed = f"a number from {LEAST_MS:g} to {MOST_MS:g}"
+    ghz, ram_gib = positive(line, "max_ghz", place, MAX_GHZ), positive(line, "ram_gib", place, MAX_GIB)
+    milliseconds = positive(line, "median_ms", place, MAX_MS)
+    if milliseconds is None or milliseconds < MIN_MS:
+        allowed = f"a number from {MIN_MS:g} to {MAX_MS:g}"
         raise ConfigError(f"{place}: median_ms must be {allowed}, got {line['median_ms']!r}")
     about = About(line["core"], ghz, ram_gib, line["model"], line["unit"])
     return PhoneRow(about=about, network=line["network"], seconds=milliseconds / 1e3, keys=dict(line))

@@ -24,7 +24,7 @@ from edgefl.errors import ProfileError
 from edgefl.files import read as read_file
 from edgefl.seeds import stream
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 class Windows:
@@ -148,7 +148,7 @@ class Presence:
 
     def next_online_s(self, at_s: float) -> float:
         """Return the first time at or after ``at_s`` when the client is online; infinite if none is found."""
-        for _ in range(MOST_CHANGES):
+        for _ in range(MAX_CHANGES):
             off = [source for source in self._sources if at_s < math.inf and not source.on(at_s)]
             if not off:
                 return at_s
@@ -160,14 +160,14 @@ class Presence:
         return min((source.changes_s(at_s) for source in self._sources), default=math.inf)
 
 
-MOST_CHANGES = 100_000  # maximum number of changes in the search for a time at which all sources are on
+MAX_CHANGES = 100_000  # maximum number of changes in the search for a time at which all sources are on
 
 
 @functools.cache
 def read_availability(path: str) -> tuple[Availability, ...]:
     """Read the entries of an availability file. Raises a one-line `ProfileError` if it is invalid."""
     try:
-        entries = msgspec.json.decode(read_file(path, MOST_BYTES), type=tuple[Availability, ...])
+        entries = msgspec.json.decode(read_file(path, MAX_BYTES), type=tuple[Availability, ...])
     except OSError as error:
         raise ProfileError(f"availability file {path!r} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:

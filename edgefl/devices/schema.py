@@ -159,11 +159,11 @@ class Slowdown(_Table, frozen=True, kw_only=True):
 
 
 Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
-MOST_S = 1e9
+MAX_S = 1e9
 """Maximum delay in seconds, about 30 years. This limit and the limits of ``sigma`` and ``alpha`` keep every
 draw finite."""
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=MOST_S)]
-SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_S)]
+SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=MAX_S)]
 
 
 class Delay(_Table, frozen=True, kw_only=True):

@@ -19,10 +19,10 @@ from edgefl.learning.operations import BatchWork, StepWork
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-MOST_FACTOR: Final = 100.0
-MOST_VARIATION: Final = 5.0
-Factor = Annotated[float, msgspec.Meta(ge=1, le=MOST_FACTOR)]
-Variation = Annotated[float, msgspec.Meta(ge=0, le=MOST_VARIATION)]
+MAX_FACTOR: Final = 100.0
+MAX_VARIATION: Final = 5.0
+Factor = Annotated[float, msgspec.Meta(ge=1, le=MAX_FACTOR)]
+Variation = Annotated[float, msgspec.Meta(ge=0, le=MAX_VARIATION)]
 
 ONE_RATE_FACTOR = 6.0
 """Typical error factor of predictions from a single rate, for networks unlike the network with which the rate
@@ -160,7 +160,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             return known
         columns = range(len(shares))
         off = (sum(self.cost_errors[at][to] * shares[at] for at in columns[to:]) for to in columns)
-        alone = (min(_factor(row), MOST_UNSURE) for row in self.cost_errors)
+        alone = (min(_factor(row), MAX_UNSURE) for row in self.cost_errors)
         most = sum(factor * share for factor, share in zip(alone, shares, strict=True))
         return joined(known, max(min(_factor(off), most), 1.0))
 
@@ -221,7 +221,7 @@ TERMS: Final[tuple[tuple[str, ...], ...]] = (
 """Groups of `StepWork` fields that share one fitted cost. In arrays of costs, the fixed part follows."""
 ERRORS: Final = ("error_factor", "cost_variations", "cost_errors")
 """Fields of `TimeModel` that state uncertainty, not costs."""
-MOST_UNSURE: Final = 7.0
+MAX_UNSURE: Final = 7.0
 """Maximum error factor of a cost without measurements, and of its effect on a step."""
 WIDER: Final = 1.5
 """`Prediction.unsure` is empty unless uncertain costs widen a step's interval by more than this factor."""

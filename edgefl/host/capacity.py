@@ -29,7 +29,7 @@ SERVER_TRIP_S = 0.0003
 """The part of `TRIP_OVERHEAD_S` that the server spends. The server handles clients one by one."""
 TARGET_LOAD = 0.5
 """Maximum share of the host's cores that a fleet should use. Up to this load, pacing was accurate to 0.2%."""
-LEAST_STRETCH = 1.15
+MIN_STRETCH = 1.15
 """Smallest time scale above 1 that is used to reach the target load. If a smaller one would suffice, the time
 scale stays at 1."""
 CLIENT_SHARE = 0.7  # share of one core that a client may use during its trip
@@ -138,7 +138,7 @@ def choose_time_scale(
             raise ConfigError(f"clock.time_scale: got {scale}; allowed: 'auto' or a finite number above 0")
         value, chosen = float(scale), "given"
     load, share = asked / (cores * value), largest / (value * min(1.0, cores))
-    exact = TARGET_LOAD * (LEAST_STRETCH if value == 1.0 else 1.0)
+    exact = TARGET_LOAD * (MIN_STRETCH if value == 1.0 else 1.0)
     verdict: Verdict = "tight" if load > exact + 1e-9 or share > CLIENT_SHARE + 1e-9 else "fits"
     if max(load, share) > LOAD_MAX:
         verdict = "overloaded"
@@ -179,13 +179,13 @@ def _smallest(
         (densest / (BURST_SHARE * one), f"{training} (at most {BURST_SHARE:.0%} is allowed)"),
         (queue_s / (MEAN_MAX * shortest_s), rounds),
     ]
-    stretch, why = max(*others, *(rule for rule in of_all if rule[0] >= LEAST_STRETCH), (1.0, ""))
+    stretch, why = max(*others, *(rule for rule in of_all if rule[0] >= MIN_STRETCH), (1.0, ""))
     step = 10.0 ** (math.floor(math.log10(stretch)) - 1)  # rounded up to two digits
     value = round(math.ceil(stretch / step - 1e-9) * step, 10)
     if why:
         return value, f"chosen for {why}"
     wanted, rule = max(of_all)
-    kept = f", since only scales of {LEAST_STRETCH:g} or more are applied for {rule}" if wanted > 1 else ""
+    kept = f", since only scales of {MIN_STRETCH:g} or more are applied for {rule}" if wanted > 1 else ""
     return 1.0, f"chosen: real time{kept}"
 
 

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18
-_MOST_DESCRIPTORS = 4
+_MAX_DESCRIPTORS = 4
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -141,7 +141,7 @@ class Channel(Generic[R]):
 
     def _read(self, flags: int) -> None:
         # socket.recv_fds is not used here, because it ignores its flags.
-        room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
+        room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array("i").itemsize)
         try:
             data, rights, _, _ = self._socket.recvmsg(_READ_BYTES, room, flags)
         except ConnectionResetError as error:

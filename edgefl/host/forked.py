@@ -11,7 +11,7 @@ from collections.abc import Callable
 from edgefl.host.channel import Closed
 from edgefl.host.children import Exit, collect, end_children, fork, waiting_for_children
 
-_MOST_WAIT_S = 1e3
+_MAX_WAIT_S = 1e3
 """Maximum time of one wait in seconds, so that it fits into poll's 32-bit number of milliseconds."""
 
 
@@ -72,7 +72,7 @@ def _written(read: int, child: int, caller: int | None, look: Callable[[], float
     if caller is not None:
         poller.register(caller, select.POLLRDHUP)
     while (left_s := until_s - time.monotonic()) > 0:
-        ready = {descriptor for descriptor, _ in poller.poll(min(left_s, look(), _MOST_WAIT_S) * 1e3)}
+        ready = {descriptor for descriptor, _ in poller.poll(min(left_s, look(), _MAX_WAIT_S) * 1e3)}
         if caller in ready:
             raise Closed
         if read in ready:

@@ -35,8 +35,8 @@ from edgefl.host.throttle import (
 RENEW_NS = {"sigstop": 20_000_000, "cgroup": 200_000_000}
 """Wall time in ns between two corrections of the share, keyed by the kind of throttle. Each correction costs
 the governor a wake-up or a new quota."""
-MOST_SHARE = 1.0  # training has one thread
-LEAST_SHARE = 1e-3
+MAX_SHARE = 1.0  # training has one thread
+MIN_SHARE = 1e-3
 EARLY = {"sigstop": 0.02, "cgroup": 0.2}
 """Fraction of a phase by which the work should end early, keyed by the kind of throttle. It is large for
 ``cgroup``, because a quota is inaccurate by a tick or more."""
@@ -126,8 +126,8 @@ class HeldPhase:
         work, total = self._phase.work, self._total
         left_ns = self._cost.within(total, work, used_ns - self._began_ns) * (total - work)
         wall_ns = self._aim_ns - now_ns
-        share = left_ns / wall_ns if wall_ns > 0 else MOST_SHARE
-        share = min(max(share, LEAST_SHARE), MOST_SHARE)
+        share = left_ns / wall_ns if wall_ns > 0 else MAX_SHARE
+        share = min(max(share, MIN_SHARE), MAX_SHARE)
         os.write(self._governor, HoldRequest(os.getpid(), now_ns, used_ns, share, int(left_ns)).encode())
 
 

@@ -230,7 +230,7 @@ SLICE_NS = 2_000_000  # CPU time that a process may use before it is stopped
 SHORTEST_NS = 100_000
 """Minimum time in ns for which a process runs, and for which it is stopped before its CPU clock is read. A
 signal takes about 20 µs."""
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """Minimum rate, in cores, at which a process is assumed to get ahead of its share."""
 IDLE = 0.1  # a process that used less than this fraction of half a slice since it was resumed may be asleep
 
@@ -292,7 +292,7 @@ class DutyCycle:
         """
         share = self.account.share
         used = max(math.floor(share) + 1.0, min(self.account.threads, HOST_CORES))
-        gains = max(used - share, LEAST_GAIN)
+        gains = max(used - share, MIN_GAIN)
         self._went_at_ns = used_ns
         self._stop_ns = now_ns + max(SHORTEST_NS, int((self._half_ns - ahead_ns) / gains))
         return self._stop_ns
@@ -302,9 +302,9 @@ class DutyCycle:
 
 
 PERIOD_US = 10_000  # shorter periods lose quota: 10 to 19% was lost at 5 ms
-LEAST_QUOTA_US, LONGEST_PERIOD_US = 1_000, 1_000_000
+MIN_QUOTA_US, LONGEST_PERIOD_US = 1_000, 1_000_000
 """The minimum quota and the maximum period that the kernel accepts, in µs."""
-MOST_CORRECTION = 0.5  # largest correction of the quota in one turn, as a fraction of the share
+MAX_CORRECTION = 0.5  # largest correction of the quota in one turn, as a fraction of the share
 WORTHWHILE = 0.02
 """Smaller relative changes to a quota are skipped, because a new quota clears the old debt and grants a full
 period."""
@@ -336,7 +336,7 @@ def period(share: float) -> int:
     >>> period(0.5), period(0.05)
     (10000, 30000)
     """
-    return int(min(max(PERIOD_US, 1.5 * LEAST_QUOTA_US / share), LONGEST_PERIOD_US))
+    return int(min(max(PERIOD_US, 1.5 * MIN_QUOTA_US / share), LONGEST_PERIOD_US))
 
 
 class Quota:
@@ -360,15 +360,15 @@ class Quota:
         turn_ns = int(BURSTS_A_TURN * HALF_BURST_NS / share)
         if now_ns >= self._corrects_ns:
             correction = ahead_ns / turn_ns / share
-            self._correction = min(max(correction, -MOST_CORRECTION), MOST_CORRECTION)
+            self._correction = min(max(correction, -MAX_CORRECTION), MAX_CORRECTION)
             self._corrects_ns = now_ns + turn_ns
         self._set(share * (1.0 - self._correction))
         return min(self._corrects_ns, now_ns + FOLLOW_NS) if several else self._corrects_ns
 
     def _set(self, wanted: float) -> None:
-        if wanted * self._period_us < LEAST_QUOTA_US:
+        if wanted * self._period_us < MIN_QUOTA_US:
             self._period_us = period(wanted)
-        quota_us = max(LEAST_QUOTA_US, round(wanted * self._period_us))
+        quota_us = max(MIN_QUOTA_US, round(wanted * self._period_us))
         if abs(quota_us - self._quota_us) > WORTHWHILE * self._quota_us:
             set_quota(self._place, quota_us, self._period_us)
             self._quota_us = quota_us

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from edgefl.experiment import MOST_PROCESSES
+from edgefl.experiment import MAX_PROCESSES
 from edgefl.host.channel import Refused
 from edgefl.run.control import Adopted, Cleared, Departed, Fingerprint, Spawned, ToZygote
 
@@ -27,7 +27,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     """Number of cores that the node may use, given its CPU affinity and its CPU quota."""
     software: dict[str, str]
     """Versions of the software that affects the bits of the results, keyed by package name."""
-    workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
+    workers: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROCESSES)]
     """Number of workers that the node hosts under the virtual clock."""
     device: str = ""
     """Device profile of the node's only client; empty if the node may host any number of clients."""

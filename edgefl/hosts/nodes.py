@@ -32,7 +32,7 @@ from edgefl.results.tables import many
 from edgefl.run import control
 from edgefl.run.demands import shape_of
 from edgefl.run.hosting import Seat, Share
-from edgefl.run.peers import MOST_DETAIL
+from edgefl.run.peers import MAX_DETAIL
 from edgefl.strategies import resolve
 from edgefl.zeromq import keys
 from edgefl.zeromq.door import DoorSocket, endpoint
@@ -45,7 +45,7 @@ GRACE_S = 15.0
 ENDING_S = 40.0
 """Seconds that a node may take to end a process when the run requests it. A node that takes longer counts as
 lost: it is suspended or hangs. TCP takes equally long to detect that a host has disappeared."""
-MOST_BYTES = 4 * 2**20
+MAX_BYTES = 4 * 2**20
 """Maximum size of a message from a node, in bytes."""
 BITS = ("python", "torch", "numpy")
 """Software, besides edgefl, whose version can change the bits of training results."""
@@ -109,7 +109,7 @@ def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = Fals
             nodes = Nodes(bind, known, wanted)
             stack.callback(nodes.close, "interrupted")
             if port != "*":
-                DoorSocket(nodes.door, keys.OPEN, MOST_BYTES).close()  # fails if the port is taken
+                DoorSocket(nodes.door, keys.OPEN, MAX_BYTES).close()  # fails if the port is taken
         except RunError as error:
             raise ConfigError(f"--bind: {error}") from None
         yield nodes
@@ -188,7 +188,7 @@ class Nodes:
 
     def __init__(self, bind: str, known: tuple[bytes, dict[str, bytes]] | None, wanted: int = 1) -> None:
         secret, joiners = known or (keys.OPEN, {})
-        self._door = DoorSocket(bind, secret, MOST_BYTES, anyone=known is None)
+        self._door = DoorSocket(bind, secret, MAX_BYTES, anyone=known is None)
         for name, key in joiners.items():
             self._door.admit(name.encode(), key)
         self.wanted, self._bind = wanted, bind
@@ -240,7 +240,7 @@ class Nodes:
         return on_nodes(experiment, base)
 
     def open(self, fd: int, say: Callable[[str], None]) -> None:
-        self.say = lambda text: say(shortened(text, MOST_DETAIL))  # contains text from nodes
+        self.say = lambda text: say(shortened(text, MAX_DETAIL))  # contains text from nodes
         self._door.watch(fd)
         if self.invitation:
             terminal.say(self.invitation, err=True)
@@ -443,7 +443,7 @@ class Nodes:
         self._waiting.pop(name, None)
         if (node := self._nodes.pop(name, None)) is None:
             return
-        why = shortened(why, MOST_DETAIL)
+        why = shortened(why, MAX_DETAIL)
         self.say(f"node {name} is lost: {why}")
         self._share_cores()
         self._reserved = {client: of for client, of in self._reserved.items() if of != name}

@@ -15,9 +15,9 @@ from edgefl.kernels.selection import select, threads
 
 PRIME = 2**32 - 5
 """p, the largest prime below 2^32; equal to EF_PRIME in kernels/edgefl_kernels.h."""
-MOST_VECTORS = 65_536
+MAX_VECTORS = 65_536
 """Maximum number of vectors in a sum; equal to EF_MOST_FIELD in kernels/edgefl_kernels.h."""
-MOST_ENCODED = 2_147_483_520
+MAX_ENCODED = 2_147_483_520
 """Maximum magnitude of an encoded number: the largest float32 below 2^31."""
 Words: TypeAlias = NDArray[np.uint32]
 
@@ -43,8 +43,8 @@ class FieldSumArguments(NamedTuple):
         """Return the checked arguments. Errors name the wrong argument."""
         out = words("out", self.out, writable=True)
         vectors, weights = arguments.items("vectors", self.vectors), arguments.items("weights", self.weights)
-        if len(vectors) > MOST_VECTORS:
-            raise ValueError(f"vectors must have at most {MOST_VECTORS} entries (got {len(vectors)})")
+        if len(vectors) > MAX_VECTORS:
+            raise ValueError(f"vectors must have at most {MAX_VECTORS} entries (got {len(vectors)})")
         if len(weights) != len(vectors):
             raise ValueError(
                 f"weights must have {len(vectors)} entries, as many as vectors (got {len(weights)})"
@@ -86,10 +86,8 @@ class CodeArguments(NamedTuple):
         for name, value in rounded.items():
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a finite float32 above 0 (got {numbers[name]!r})")
-        if encodes and rounded["clip"] * rounded["factor"] > MOST_ENCODED:
-            raise ValueError(
-                f"clip · factor must be at most {MOST_ENCODED} (got {self.clip} · {self.factor})"
-            )
+        if encodes and rounded["clip"] * rounded["factor"] > MAX_ENCODED:
+            raise ValueError(f"clip · factor must be at most {MAX_ENCODED} (got {self.clip} · {self.factor})")
         return CodeArguments(plain, coded, mask, rounded["factor"], rounded.get("clip"))
 
 

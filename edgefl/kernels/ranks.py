@@ -13,7 +13,7 @@ from edgefl.kernels import arguments
 from edgefl.kernels.arguments import TILE, Doubles, Floats, Update
 from edgefl.kernels.selection import select, threads
 
-MOST_UPDATES = 1024
+MAX_UPDATES = 1024
 """Maximum number of updates; equal to EF_MOST_ORDERED in kernels/edgefl_kernels.h."""
 GRAIN = 16 * TILE
 """Number of elements per partial inner product (16 tiles); equal to EF_GRAIN in kernels/edgefl_kernels.h."""
@@ -35,8 +35,8 @@ class RankArguments(NamedTuple):
         Errors name the wrong argument.
         """
         vectors = arguments.items("updates", self.updates)
-        if not 1 <= len(vectors) <= MOST_UPDATES:
-            raise ValueError(f"updates must be 1 to {MOST_UPDATES} vectors (got {len(vectors)})")
+        if not 1 <= len(vectors) <= MAX_UPDATES:
+            raise ValueError(f"updates must be 1 to {MAX_UPDATES} vectors (got {len(vectors)})")
         scales = [None] * len(vectors) if self.scales is None else arguments.items("scales", self.scales)
         if len(scales) != len(vectors):
             raise ValueError(

@@ -48,7 +48,7 @@ EARLY_SHARE = 0.25
 EARLY_S = 2.0
 """Lower limit, in seconds, on the mean delay before an early kill while the run is starting or is replacing a
 process of `KEEPERS`."""
-MOST_SERVERS = 2
+MAX_SERVERS = 2
 """Maximum number of servers and zygotes (processes that fork the clients) that are killed without a new
 version in between. One more kill would end the run, which could then be resumed from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
@@ -63,18 +63,18 @@ PATIENCE_S = 120.0
 GONE_S = 20.0
 """Maximum number of seconds for which a process of the run may outlive the command."""
 POLL_S = 0.02
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """A round is given up after this number of consecutive commands that end without a kill."""
-MOST_MORE_DESCRIPTORS = 8
+MAX_MORE_DESCRIPTORS = 8
 PLACE_S = 3.0
 """Number of seconds within which the server of a recovered run must reach its failpoint."""
-MOST_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "named"), 3)
+MAX_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "named"), 3)
 """Maximum number of times that a process passes each failpoint before the process dies there. The actual
 number is drawn on a logarithmic scale. The maximum is small for the failpoints of checkpoints, which are
 rarely passed."""
-MOST_TURNS = 4
+MAX_TURNS = 4
 """Maximum number of deaths at each failpoint in one command; after that, the run is ended and resumed."""
-MOST_FRUITLESS = 3
+MAX_FRUITLESS = 3
 """A failpoint is considered unreachable after this number of servers failed to reach it in time."""
 
 
@@ -239,7 +239,7 @@ class _RandomKiller:
         spared: set[str] = set()
         if self._one_keeper and KEEPERS.intersection(waiting):
             restarts = waiting.count("server") + waiting.count("zygote")
-            spared = KEEPERS.difference(waiting if restarts < MOST_SERVERS else ())
+            spared = KEEPERS.difference(waiting if restarts < MAX_SERVERS else ())
         wanted = self._plan.only - spared
         family = [(process, kind) for process, kind in command.family().items() if kind in wanted]
         if not family or command.process.poll() is not None:
@@ -288,7 +288,7 @@ class _FailpointKiller:
         There is one failpoint for each server that the command will start, and some for other processes.
         """
         names = [name for name in self._left if name not in BESIDE]
-        turns = min([MOST_TURNS, *(self._left[name] for name in names)])
+        turns = min([MAX_TURNS, *(self._left[name] for name in names)])
         self._places = [name for _ in range(turns) for name in self._draw.permutation(names).tolist()]
         self._armed, self._seen, self._early = folder.with_name("armed"), 0, True
         self._arm(now=True)
@@ -306,7 +306,7 @@ class _FailpointKiller:
             self._armed.unlink(missing_ok=True)
 
     def _passes(self, place: str) -> int:
-        return int(np.exp(self._draw.uniform(0.0, np.log(MOST_PASSES[place] + 1)))) - 1
+        return int(np.exp(self._draw.uniform(0.0, np.log(MAX_PASSES[place] + 1)))) - 1
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
         """Return the failpoint at which a process died, or "" if no process died.
@@ -345,7 +345,7 @@ class _FailpointKiller:
             self._early = not self._early
             self._arm(now=self._early)
         never = {name for name, left in self._left.items() if left == self._each}
-        never = {name for name in never if self._fruitless[name] >= MOST_FRUITLESS}
+        never = {name for name in never if self._fruitless[name] >= MAX_FRUITLESS}
         self._left = {name: left for name, left in self._left.items() if left > 0 and name not in never}
 
 
@@ -381,14 +381,14 @@ class _Round:
         if self._virtual and not self._make_calm():
             return
         failures = 0
-        while failures < MOST_FAILURES:
+        while failures < MAX_FAILURES:
             kills = self._round.kills
             if self._command_ends_run():
                 self._judge()
                 break
             failures = 0 if self._round.kills > kills else failures + 1
         else:
-            self._violated(f"{MOST_FAILURES} commands in a row ended early without a kill")
+            self._violated(f"{MAX_FAILURES} commands in a row ended early without a kill")
         if not self._round.violations:
             shutil.rmtree(self._folder)
 
@@ -506,7 +506,7 @@ class _Round:
             self._round.outlived_s = max(self._round.outlived_s, outlived_s)
             time.sleep(POLL_S)
         for kind, first, last in self._descriptors.values():
-            if last - first > MOST_MORE_DESCRIPTORS:
+            if last - first > MAX_MORE_DESCRIPTORS:
                 self._violated(f"the {kind} held {last} files open, but only {first} at first")
         self._descriptors.clear()
         # Include the versions that were recorded with the last checkpoint.

@@ -39,7 +39,7 @@ from edgefl.results.record import Record
 
 SIZES = (1_000, 62_006, 1_663_370, 11_173_962)
 QUICK_SIZES = SIZES[1:3]
-MOST_S, QUICK_MOST_S = 240.0, 40.0
+MAX_S, QUICK_MOST_S = 240.0, 40.0
 """Number of seconds after which no more turns start, without and with ``--quick``. Cases that have not had a
 turn by that time are left out."""
 LIMITS: dict[Transport, tuple[Limit, ...]] = {
@@ -85,7 +85,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure all cases; return plain values for `show` and a JSON file.
 
-    Each case gets up to ``repetitions`` turns of ``seconds`` seconds, small models first, until `MOST_S`
+    Each case gets up to ``repetitions`` turns of ``seconds`` seconds, small models first, until `MAX_S`
     seconds have passed. On a very busy host, cases that got no turn are listed in ``left_out``. A turn with
     fewer than three trips per client is repeated with twice the length.
 
@@ -109,7 +109,7 @@ def run(
     ]
     cases = [_Case(transport, size, clients, seconds) for transport in LIMITS for size in fitting]
     in_order = sorted(cases, key=lambda case: case.parameters)
-    _take_turns(in_order, repetitions, QUICK_MOST_S if quick else MOST_S, say)
+    _take_turns(in_order, repetitions, QUICK_MOST_S if quick else MAX_S, say)
     return {
         "host": bench.machine(backend=kernels.backend()),
         "clients": clients,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgefl.learning.dataset import Dataset
 
 KINDS = ("sign-flip", "gaussian", "label-flip", "alie")
-MOST_COLLUDERS = 7
+MAX_COLLUDERS = 7
 """Maximum number of other attackers on whose data an ``alie`` attacker trains in a trip."""
 Floats = NDArray[np.float32]
 AttackFunction = Callable[[Floats, int, int, np.random.Generator], object]
@@ -119,7 +119,7 @@ class Attack:
         if not self._z or client not in self._clients:
             return []
         others = sorted(self._clients - {client})
-        count = min(MOST_COLLUDERS, len(others))
+        count = min(MAX_COLLUDERS, len(others))
         drawn = stream(self._seed, "colluders", client, trip).choice(others, count, replace=False)
         return sorted(drawn.tolist())
 

@@ -32,7 +32,7 @@ from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Rows, TrainResult
 from edgefl.strategies.base import TripInputs
 
-MOST_METRICS = 16
+MAX_METRICS = 16
 """Maximum number of metrics that a trip may log."""
 LONGEST_NAME = 32
 
@@ -122,9 +122,9 @@ class Context:
         for name, value in metrics.items():
             figure = _figure(value)
             self.metrics[name] = figure if math.isfinite(figure) else math.nan
-        if len(self.metrics) > MOST_METRICS or any(len(name) > LONGEST_NAME for name in metrics):
+        if len(self.metrics) > MAX_METRICS or any(len(name) > LONGEST_NAME for name in metrics):
             raise ValueError(
-                f"log accepts at most {MOST_METRICS} metrics, with names of up to {LONGEST_NAME} letters "
+                f"log accepts at most {MAX_METRICS} metrics, with names of up to {LONGEST_NAME} letters "
                 f"(got {len(self.metrics)} metrics)"
             )
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from edgefl.errors import ConfigError
 from edgefl.learning.arithmetic import torch_seed
-from edgefl.learning.custom import LONGEST_NAME, MOST_METRICS
+from edgefl.learning.custom import LONGEST_NAME, MAX_METRICS
 from edgefl.learning.dataset import Examples
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.losses import Loss
@@ -26,7 +26,7 @@ from edgefl.seeds import stream
 Counts = NDArray[np.int64]
 KEY = "evaluation.function"
 NO_COUNTS: Counts = np.zeros(0, np.int64)
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 """Maximum number of classes for which results are counted per class; the counts must fit in one message."""
 
 
@@ -35,7 +35,7 @@ class EvalResult(NamedTuple):
 
     ``accuracy`` is NaN if the targets are not classes or the outputs are not logits for the classes. The
     counts ``correct`` and ``total`` are int64[classes]; they are empty if there is no accuracy, if the
-    targets are tokens, or if there are more than `MOST_COUNTED` classes. ``metrics`` is the result of the
+    targets are tokens, or if there are more than `MAX_COUNTED` classes. ``metrics`` is the result of the
     user's function; ``problem`` is the reason why that function returned no metrics.
     """
 
@@ -85,8 +85,8 @@ class OwnEvaluation:
     def _checked(self, found: Any) -> dict[str, float]:
         if not isinstance(found, Mapping):
             self._refuse("a mapping of names to numbers", type(found).__name__)
-        if len(found) > MOST_METRICS:
-            self._refuse(f"at most {MOST_METRICS} metrics", str(len(found)))
+        if len(found) > MAX_METRICS:
+            self._refuse(f"at most {MAX_METRICS} metrics", str(len(found)))
         named = {name: self._number(name, value) for name, value in found.items()}
         finite = {name: value for name, value in named.items() if math.isfinite(value)}
         if not 0 <= finite.get("accuracy", 0.0) <= 1:
@@ -157,7 +157,7 @@ def _result(loss: float, right: list[NDArray[np.bool_]], y: NDArray[Any], classe
         return EvalResult(loss, math.nan)
     hits = np.concatenate(right)
     accuracy = int(hits.sum()) / hits.size
-    if y.ndim > 1 or classes > MOST_COUNTED:
+    if y.ndim > 1 or classes > MAX_COUNTED:
         return EvalResult(loss, accuracy)
     correct, total = (np.bincount(labels, minlength=classes) for labels in (y[hits], y))
     return EvalResult(loss, accuracy, correct, total)

@@ -41,7 +41,7 @@ from edgefl.files import read as read_file
 from edgefl.learning.dataset import Dataset, Examples, Images, Tokens
 from edgefl.validation import from_json
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 
 Labels = NDArray[np.int64]
 
@@ -52,7 +52,7 @@ VOCABULARY = 10_000
 """Number of words that have a token of their own: the most frequent words in the training tweets, as in
 FedBuff's appendix B.1."""
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
-MOST_LABELS = 100_000
+MAX_LABELS = 100_000
 """Exclusive upper bound on labels if the number of classes is not known in advance."""
 LETTERS = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
 """The 80 characters of LEAF's Shakespeare data."""
@@ -73,7 +73,7 @@ class Kind:
 
     def labels(self, values: list[Any], where: str) -> Labels:
         """Check and convert the labels of one user: whole numbers, which may be written as 1.0 or "1"."""
-        top = MOST_LABELS if self.classes is None else self.classes
+        top = MAX_LABELS if self.classes is None else self.classes
         numbers = []
         for value in values:
             whole = isinstance(value, float) and value.is_integer()
@@ -302,7 +302,7 @@ def _users(folder: Path) -> Iterator[tuple[str, _User]]:
 def _read(file: Path) -> _File:
     what = f"{file} is not in LEAF's format"
     with as_config_error(what, OSError):
-        found: _File = from_json(read_file(file, MOST_BYTES), what, _File)
+        found: _File = from_json(read_file(file, MAX_BYTES), what, _File)
     if len(found.users) != len(found.num_samples):
         got = f"{len(found.users)} users and {len(found.num_samples)} counts"
         raise ConfigError(f"{file}: users and num_samples must have the same length (got {got})")

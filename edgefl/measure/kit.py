@@ -35,7 +35,7 @@ MINUTES = 8.0
 QUICK_MINUTES = 0.4
 STABLE = 0.01
 """Relative standard error of the mean step time below which the measurement of a part stops."""
-LEAST = 5
+MIN_STEPS = 5
 """Minimum number of timed steps per part, or 2 if the part's share of the time budget runs out first."""
 
 
@@ -231,7 +231,7 @@ def timed(step: Callable[[], None], budget_s: float) -> dict[str, Any]:
 
 
 def _stable(seconds: Sequence[float], budget_s: float) -> bool:
-    if len(seconds) < LEAST or sum(seconds) < budget_s / 10:
+    if len(seconds) < MIN_STEPS or sum(seconds) < budget_s / 10:
         return False
     error = statistics.stdev(seconds) / math.sqrt(len(seconds))
     return error < STABLE * statistics.median(seconds)

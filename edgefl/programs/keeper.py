@@ -38,7 +38,7 @@ CHECK_NS = 100_000_000
 """Interval between checks of the phones' memory and of orphans, in ns."""
 REPORT_NS = 500_000_000
 USUAL_SLACK_NS = 50_000
-MOST_SAVED_NS = 100_000_000
+MAX_SAVED_NS = 100_000_000
 """Maximum CPU time, in ns, that a phone may save up while it has no core, and use later."""
 NOT_FOUND, NOT_EXECUTED = 127, 126
 
@@ -79,7 +79,7 @@ class KeptPhone:
         pid = fork("edgefl-phone", lambda: _become_command(self.launch, self._group))
         self.tree = ProcessTree(pid, place, accounting)
         self._began_ns = time.monotonic_ns()
-        self._account = Account(self.launch.cores, self._began_ns, 0, MOST_SAVED_NS)
+        self._account = Account(self.launch.cores, self._began_ns, 0, MAX_SAVED_NS)
         if place is not None:
             self.throttled = Quota(self.tree, self._account, place)
         elif throttle == "sigstop":

@@ -39,7 +39,7 @@ _LAUNCHERS: Mapping[str, tuple[int, frozenset[str]]] = {
 }
 """Programs that start another program. For each, the number of operands before the name of the other program,
 and the options whose value is the next word."""
-MOST_STARTS = 8
+MAX_STARTS = 8
 """Maximum length of a chain of launchers and scripts that start each other."""
 _LONGEST_LINE = 256
 _STEP = re.compile(r"(?P<model>.+?)(?:@(?P<batch>[1-9][0-9]{0,5})(?P<shape>(?:x[1-9][0-9]{0,5})*))?")
@@ -73,7 +73,7 @@ def class_of(command: Sequence[str]) -> CodeClass:
     ('interpreter', 'interpreter', 'integer')
     """
     words = [*command]
-    for _ in range(MOST_STARTS):
+    for _ in range(MAX_STARTS):
         started = " ".join(Path(word).name for word in words)
         for code, known in KNOWN_PROGRAMS.items():
             if known.fullmatch(started):

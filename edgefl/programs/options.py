@@ -20,9 +20,9 @@ from edgefl.validation import path
 
 THROTTLES = ("sigstop", "cgroup", "off")
 MEMORIES = ("auto", "cgroup", "watch", "off")
-LEAST_MEAN_S, MOST_MEAN_S = 1e-3, 1e9
-LEAST_TIME_SCALE, MOST_TIME_SCALE = 1e-6, 1e6
-LEAST_SHARE = 1e-6
+MIN_MEAN_S, MAX_MEAN_S = 1e-3, 1e9
+MIN_TIME_SCALE, MAX_TIME_SCALE = 1e-6, 1e6
+MIN_SHARE = 1e-6
 """Minimum share of a phone's fastest core, in cores of this host. The throttle stops a phone after each slice
 of 2 ms of CPU time. At this share a stop lasts half an hour, and signals have no effect until it ends."""
 
@@ -71,15 +71,15 @@ def checked(options: ProgramOptions) -> ProgramOptions:
             raise ConfigError(f"--out {options.out}: no file can be created in this folder")
     if (absence := options.absence) is not None:
         for mean_s in (absence.mean_online_s, absence.mean_offline_s):
-            if not LEAST_MEAN_S <= mean_s <= MOST_MEAN_S:
-                allowed = f"must be from {LEAST_MEAN_S:g} to {MOST_MEAN_S:g} s"
+            if not MIN_MEAN_S <= mean_s <= MAX_MEAN_S:
+                allowed = f"must be from {MIN_MEAN_S:g} to {MAX_MEAN_S:g} s"
                 raise ConfigError(f"churn: both mean times {allowed}, got {mean_s:g}")
     if options.charge is not None and not 0 < options.charge <= 1:
         raise ConfigError(f"charge: must be above 0 and at most 1, got {options.charge:g}")
     if not -(1 << 63) <= options.seed < 1 << 63:
         raise ConfigError(f"seed: must be from -2**63 to 2**63 - 1, got {options.seed}")
-    if options.time_scale != "auto" and not LEAST_TIME_SCALE <= options.time_scale <= MOST_TIME_SCALE:
-        allowed = f"must be 'auto' or from {LEAST_TIME_SCALE:g} to {MOST_TIME_SCALE:g}"
+    if options.time_scale != "auto" and not MIN_TIME_SCALE <= options.time_scale <= MAX_TIME_SCALE:
+        allowed = f"must be 'auto' or from {MIN_TIME_SCALE:g} to {MAX_TIME_SCALE:g}"
         raise ConfigError(f"time_scale: {allowed}, got {options.time_scale:g}")
     return options._replace(throttle=throttle, memory=memory)
 
@@ -94,9 +94,9 @@ def scale_for(held: Sequence[HeldPhone], options: ProgramOptions) -> TimeScale:
     limited = held if options.throttle != "off" else ()
     scale = choose_time_scale([Demand(one.all_cores, 1.0) for one in limited], scale=options.time_scale)
     for number, one in enumerate(limited):
-        if (share := one.cores[0] / scale.value) < LEAST_SHARE:
+        if (share := one.cores[0] / scale.value) < MIN_SHARE:
             gets = f"phone {number} gets {share:g} cores of this host at time_scale {scale.value:g}"
-            raise ConfigError(f"{gets}; it needs at least {LEAST_SHARE:g}, or it would hardly ever run")
+            raise ConfigError(f"{gets}; it needs at least {MIN_SHARE:g}, or it would hardly ever run")
     return scale
 
 

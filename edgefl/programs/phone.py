@@ -20,7 +20,7 @@ from edgefl.errors import ConfigError, ProfileError
 from edgefl.host.process import without_gpus
 from edgefl.programs.likeness import TORCH, HostSpeeds, core_shares, is_shared
 
-MOST_PHONES = 10_000
+MAX_PHONES = 10_000
 _PLACEHOLDER = re.compile(r"\{(i|device|connect:(\d+))\}")
 INDEX_VARIABLE = "EDGEFL_PHONE"
 """Environment variable that holds the phone's number, counted from 0."""
@@ -138,8 +138,8 @@ def _powers_w(device: Device, cores: Sequence[float], phone: Phone) -> tuple[flo
 
 def check_count(phones: int) -> None:
     """Raise `ConfigError` if the number of phones is out of range."""
-    if not 1 <= phones <= MOST_PHONES:
-        raise ConfigError(f"phones: must be from 1 to {MOST_PHONES}, got {phones}")
+    if not 1 <= phones <= MAX_PHONES:
+        raise ConfigError(f"phones: must be from 1 to {MAX_PHONES}, got {phones}")
 
 
 def check_charge(phones: Sequence[HeldPhone], charge: float) -> None:

@@ -39,7 +39,7 @@ from edgefl.seeds import stream
 
 AHEAD_S = 0.02
 """Maximum time, in emulated seconds, between reading data and the time at which the link can send it."""
-LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 18, 1 << 24
+MIN_WINDOW_BYTES, MAX_WINDOW_BYTES = 1 << 18, 1 << 24
 """Bounds of the window: the number of bytes that may be in transit in one direction of a connection."""
 STALL_S = 20.0
 """Wall seconds without progress after which data from ended phones to their servers is dropped."""
@@ -266,7 +266,7 @@ async def carry(
     """
     way = flow.way
     wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
-    window = min(max(LEAST_WINDOW_BYTES, int(2 * wire)), MOST_WINDOW_BYTES)
+    window = min(max(MIN_WINDOW_BYTES, int(2 * wire)), MAX_WINDOW_BYTES)
     parts: deque[Part | OSError | None] = deque()
     changed = asyncio.Condition()
     inside = 0

@@ -15,7 +15,7 @@ from edgefl.host.fidelity import MINOR_PART, RESOLUTION_WALL_S
 from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
 from edgefl.programs.phone import HeldPhone
 
-LEAST_CPU_S = 0.05
+MIN_CPU_S = 0.05
 """Minimum CPU seconds for judging a phone's rate. With less CPU time, one time slice more or less is an
 error of several percent."""
 
@@ -73,7 +73,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uncounted(self) -> str:
         """Reason why the phone's CPU rate cannot be judged; "" if it can."""
-        missing = self.uncounted_s / max(self.cpu_s, LEAST_CPU_S)
+        missing = self.uncounted_s / max(self.cpu_s, MIN_CPU_S)
         if missing <= MEAN_MAX:
             return ""
         return (
@@ -89,7 +89,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
         A value above 0 means slower than declared.
         """
         minor = self.cpu_s / self.declared_share < MINOR_PART * self.wall_s
-        if self.achieved_share is None or self.cpu_s < LEAST_CPU_S or minor or self.uncounted:
+        if self.achieved_share is None or self.cpu_s < MIN_CPU_S or minor or self.uncounted:
             return None
         return self.declared_share / self.achieved_share - 1.0
 

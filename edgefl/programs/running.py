@@ -49,7 +49,7 @@ from edgefl.results.run_folder import SUMMARY_FILE
 
 TURN_S = 0.5
 LONGEST_LINE = 1 << 16
-MOST_KEPT = 20_000
+MAX_KEPT = 20_000
 """Maximum number of transmissions recorded per link direction; later ones are not recorded."""
 OUT_OF_FILES = (
     "edgefl reached its limit on open files, so connections were refused or delayed; raise the hard limit "
@@ -126,7 +126,7 @@ class _Traffic:
 
     def add(self, message: messages.Transmitted) -> None:
         declared_s, achieved_s = self.times[message.way]
-        room = MOST_KEPT - len(declared_s)
+        room = MAX_KEPT - len(declared_s)
         declared_s += message.declared_s[:room]
         achieved_s += message.achieved_s[:room]
 

@@ -18,12 +18,12 @@ from rich.text import Text
 from edgefl.host.capacity import VERDICT_TEXT, TimeScale, capacity_cores
 from edgefl.programs import messages
 from edgefl.programs.phone import HeldPhone
-from edgefl.programs.result import LEAST_CPU_S
+from edgefl.programs.result import MIN_CPU_S
 from edgefl.results.tables import FittedTable, number, percent, table
 from edgefl.terminal import can_redraw, say
 
 REDRAW_S = 0.5
-MOST_ROWS = 20
+MAX_ROWS = 20
 
 
 class PhonesView:
@@ -169,15 +169,15 @@ class PhonesTable(PhonesView):
             state = states.get(place)
             if state is None:
                 continue
-            known = state.cpu_s >= LEAST_CPU_S
+            known = state.cpu_s >= MIN_CPU_S
             rate = state.cpu_s / state.declared_cpu_s if known else None
             sizes = f"{number(sent.up_bytes / 1e6)}", f"{number(sent.down_bytes / 1e6)}"
             name = f"{place} {held.device.id}"
             row = name, state.state, number(state.cpu_s), percent(rate), f"{state.rss_mib:.0f}", *sizes
             rows.append((state.state == "ended", row))
         rows.sort(key=lambda one: one[0])
-        shown = [row for _, row in rows[:MOST_ROWS]]
-        more = f"and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else None
+        shown = [row for _, row in rows[:MAX_ROWS]]
+        more = f"and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else None
         heads = (
             "phone",
             "state",

@@ -36,20 +36,20 @@ from edgefl.regression.sides import (
     SideFiles,
     Stem,
 )
-from edgefl.regression.verdict import LEAST_MIB, Verdict, figure
+from edgefl.regression.verdict import MIN_MIB, Verdict, figure
 from edgefl.results.tables import many, short_time
 
 LIMIT_S = 40.0
 """Default limit on the wall-clock time for comparing one function, in seconds, excluding the time that
 interpreters take to start."""
-MOST_WAITS = 2.0
+MAX_WAITS = 2.0
 """The time limit is extended by the time that the measured processes spent waiting for a core, but by no more
 than this multiple of the limit."""
 SHOT_S, PAIR_S = 0.005, 0.6
 """Target duration of a shot (calls that are timed together), and minimum duration of all shots of a pair of
 processes, in seconds."""
-LEAST_BLOCKS = 4
-LONG_CALL_S = PAIR_S / (4 * LEAST_BLOCKS)
+MIN_BLOCKS = 4
+LONG_CALL_S = PAIR_S / (4 * MIN_BLOCKS)
 """Duration of a call, in seconds, above which the shots of a pair of processes take longer than `PAIR_S`."""
 SCHEDULE = ((5, 1), (5, 2), (5, 3), (5, 4), (7, 4), (9, 4), (10, 4))
 """Stages after which the comparison may end: (number of memory layouts, pairs of processes in each)."""
@@ -66,8 +66,8 @@ BROKEN_BASE = (
 SIDES = ("base", "head")
 SENT_GROWTH = 0.01
 """Allowed growth in sent bytes, as a share of the base's number."""
-LEAST_LAYOUTS = SCHEDULE[0][0]
-MOST_PAIRS = math.prod(SCHEDULE[-1])
+MIN_LAYOUTS = SCHEDULE[0][0]
+MAX_PAIRS = math.prod(SCHEDULE[-1])
 PADDING = 97
 """Number of bytes by which each stem's environment is longer than the previous stem's, so that their memory
 layouts differ. A stem is the process from which the processes of base and head are forked."""
@@ -143,10 +143,10 @@ class AgainstBase:
         for layouts, turns in SCHEDULE:
             for layout, turn in due(pairs, layouts, turns):
                 began_s, starting_s = time.monotonic(), self._starting_s
-                more_s = self._starting_s + min(self._waited_s, MOST_WAITS * limit_s)
+                more_s = self._starting_s + min(self._waited_s, MAX_WAITS * limit_s)
                 if pairs and began_s + last_s > until_s + more_s:
                     return Comparison(self.base.name, pairs)
-                pair = f"pair {len(pairs) + 1}, of at least {LEAST_LAYOUTS} and at most {MOST_PAIRS}"
+                pair = f"pair {len(pairs) + 1}, of at least {MIN_LAYOUTS} and at most {MAX_PAIRS}"
                 tell(f"comparing with {self.base.name}, {pair}")
                 found = self._pair(call, layout, turn)
                 if isinstance(found, _Fault):
@@ -188,7 +188,7 @@ class AgainstBase:
     def _new_branches(self, layout: int) -> tuple[Channel[BranchAnswer], Channel[BranchAnswer]]:
         assert self._checkout is not None
         if layout >= len(self._stems):
-            self._start_stems(layout + 1 if self._modules is None else max(layout + 1, LEAST_LAYOUTS))
+            self._start_stems(layout + 1 if self._modules is None else max(layout + 1, MIN_LAYOUTS))
         head = str(self.base.repository)
         base_files, head_files = (
             SideFiles(
@@ -277,7 +277,7 @@ class _RunningPair:
         calls = max(1, round(SHOT_S / max(base.call_s, head.call_s)))
         blocks: list[tuple[float, float]] = []
         shots: tuple[list[float], list[float]] = ([], [])
-        while len(blocks) < LEAST_BLOCKS or sum(map(sum, blocks)) < PAIR_S:
+        while len(blocks) < MIN_BLOCKS or sum(map(sum, blocks)) < PAIR_S:
             order = (0, 1, 1, 0) if (len(blocks) % 2) == reverse else (1, 0, 0, 1)
             block = [0.0, 0.0]
             for side in order:
@@ -385,5 +385,5 @@ def _more_memory(found: Comparison, tolerance: float) -> Iterator[tuple[str, str
     """Yield the metric's name and a description of the memory growth if every pair shows too much growth."""
     base, head = (statistics.median(getattr(pair, f"{side}_mib") for pair in found.pairs) for side in SIDES)
     least = min(pair.head_mib - pair.base_mib for pair in found.pairs)
-    if least > max(LEAST_MIB, tolerance * base):
+    if least > max(MIN_MIB, tolerance * base):
         yield "peak_mib", f"peak memory +{figure(head - base)} MiB: {figure(base)} → {figure(head)} MiB"

@@ -24,22 +24,22 @@ from edgefl.host.calibration import fingerprint, library
 from edgefl.host.capacity import host
 from edgefl.regression import callgrind
 from edgefl.regression.counts import CountedEntry, Versions
-from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, profile_sha256
+from edgefl.regression.measurement import MIN_REPETITIONS, Measurement, profile_sha256
 from edgefl.regression.process import REFERENCE_VERSION, ShotSizes
 from edgefl.validation import convert
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 FOLDER = "edgefl-baselines"
 SAMPLES = ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
-MOST = 1e12
+MAX_FIGURE = 1e12
 """Maximum value of a metric in a file, in seconds or MiB."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Flop = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 _Length = msgspec.Meta(min_length=1, max_length=2_000_000)
-Figures = Annotated[tuple[Annotated[float, msgspec.Meta(ge=0, le=MOST)], ...], _Length]
-Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MOST)], ...], _Length]
+Figures = Annotated[tuple[Annotated[float, msgspec.Meta(ge=0, le=MAX_FIGURE)], ...], _Length]
+Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MAX_FIGURE)], ...], _Length]
 
 
 class Samples(NamedTuple):
@@ -126,8 +126,8 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"stale calibration: the baseline was measured against version {self.reference.version} of "
                 f"{self.reference.against.reference}, but the current version is {REFERENCE_VERSION}"
             )
-        if len(self.cpu_s) < LEAST_REPETITIONS:
-            return f"the baseline has {len(self.cpu_s)} repetitions, but {LEAST_REPETITIONS} are needed"
+        if len(self.cpu_s) < MIN_REPETITIONS:
+            return f"the baseline has {len(self.cpu_s)} repetitions, but {MIN_REPETITIONS} are needed"
         return None
 
     @property
@@ -252,7 +252,7 @@ def load_counted(path: Path) -> dict[tuple[str, str], CountedEntry]:
 
 def _load(path: Path) -> BaselineFile:
     try:
-        text = read_file(path, MOST_BYTES)
+        text = read_file(path, MAX_BYTES)
     except FileNotFoundError:
         return BaselineFile(edgefl_baselines=2, entries=())
     except OSError as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-MOST = 20_000_000
+MAX_INSTRUCTIONS = 20_000_000
 """Maximum number of instructions that one function may execute. Counting takes 0.2 to 2 μs per instruction,
 that is, at most 40 s for a function."""
 _OWN = __file__
@@ -34,7 +34,7 @@ class NotCounted(BaseException):
     """
 
 
-def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[CodeName, int]:
+def count_instructions(run: Callable[[], object], most: int = MAX_INSTRUCTIONS) -> dict[CodeName, int]:
     """Call ``run``; return how many instructions each function executed, in all threads that ``run`` uses.
 
     Raises `NotCounted` if a function executes more than ``most`` instructions or ends the counting.

@@ -37,7 +37,7 @@ from edgefl.regression.counts import BY_TORCH, NATIVE_CODE, WAITS, WORKS_ON, Cou
 from edgefl.regression.process import Failure, result_of
 from edgefl.regression.repetition import (
     INTERPRETED_STEPS,
-    LEAST_REST,
+    MIN_REST,
     DeviceCall,
     DeviceClock,
     DeviceHandle,
@@ -260,13 +260,13 @@ def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: De
         beside_s, all_s, calls = beside_torch(run, 1)
         times, others_s = clock.end(0.0), _others_s() - others_s
         outside_s = beside_s - calls * per_call_s
-        native_s.append(outside_s - max(NATIVE_TIMES * expected_s, LEAST_REST * all_s))
+        native_s.append(outside_s - max(NATIVE_TIMES * expected_s, MIN_REST * all_s))
         waits_s.append(times.blocked_s - THREAD_WAITS * others_s)
         links_s.append(times.radio_s)
     link_s = statistics.median(links_s)
-    if min(waits_s) > LEAST_REST * (known_s + link_s) + SOME_S:
+    if min(waits_s) > MIN_REST * (known_s + link_s) + SOME_S:
         return _Part(untimed=WAITS)
-    if min(native_s) > LEAST_REST * link_s + SOME_S:  # sending itself takes some CPU time
+    if min(native_s) > MIN_REST * link_s + SOME_S:  # sending itself takes some CPU time
         return _Part(untimed=NATIVE_CODE)
     others_s = _others_s()
     time.sleep(0.0 if _alone() else AFTER_S)

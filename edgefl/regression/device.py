@@ -28,7 +28,7 @@ from edgefl.regression.baseline import BaselineEntry, Samples
 from edgefl.regression.callgrind import count_native
 from edgefl.regression.counts import FIGURES, CountedEntry, CountedRun, Figure, compare, entry_of, summary
 from edgefl.regression.measure import TimeLimit, count, judged, measure
-from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
+from edgefl.regression.measurement import MIN_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
 from edgefl.regression.process import PrepareRequest, RestClass, locate
 from edgefl.regression.session import Session
 from edgefl.regression.sides import CallRequest
@@ -37,7 +37,7 @@ from edgefl.validation import convert
 
 DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
-MOST_LIMIT_S = 86_400
+MAX_LIMIT_S = 86_400
 NOTHING_DONE = (
     "nothing was measured: the function executes no more instructions than an empty function, calls no torch "
     "operation and sends nothing; pass the function that does the work to run()"
@@ -50,13 +50,13 @@ because many measurements are compared with it."""
 class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keyword arguments of a mark ``edge_device(…)``."""
 
-    repetitions: Annotated[int, msgspec.Meta(ge=LEAST_REPETITIONS)] | None = None
+    repetitions: Annotated[int, msgspec.Meta(ge=MIN_REPETITIONS)] | None = None
     network: str | None = None
     time_scale: NonNegative | None = None
     like: RestClass = "interpreter"
     """Class of code to which the function's code outside torch belongs, such as interpreted Python. The
     device has a separate speed for each class."""
-    limit_s: Annotated[float, msgspec.Meta(gt=0, le=MOST_LIMIT_S)] = DEFAULT_LIMIT_S
+    limit_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_LIMIT_S)] = DEFAULT_LIMIT_S
     """Maximum wall-clock time of each process that runs the function, in seconds."""
     seconds: NonNegative | None = None
     peak_mib: NonNegative | None = None

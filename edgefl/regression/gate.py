@@ -18,7 +18,7 @@ from edgefl.files import read
 from edgefl.results.tables import short_time
 from edgefl.validation import convert
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 Word = Literal["REGRESSION", "FAIL", "NOT JUDGED", "XFAIL", "OK"]
 WORDS: tuple[Word, ...] = ("REGRESSION", "FAIL", "NOT JUDGED", "XFAIL", "OK")
 """Outcomes of a function on a device, the worst first."""
@@ -104,7 +104,7 @@ class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def load_results(path: Path) -> GateResults:
     """Read a results file. Raises ConfigError if it cannot be read or does not contain results."""
     try:
-        return convert(msgspec.json.decode(read(path, MOST_BYTES)), GateResults)
+        return convert(msgspec.json.decode(read(path, MAX_BYTES)), GateResults)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -12,7 +12,7 @@ from edgefl.results.page import Picture, card, figure, html_table, page, stat
 from edgefl.results.pictures import Canvas, colour, house_style
 from edgefl.results.tables import number
 
-MOST_PICTURES, MOST_TICKS = 60, 5
+MAX_PICTURES, MAX_TICKS = 60, 5
 
 
 def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
@@ -36,7 +36,7 @@ def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
     sections = {
         "Why it is red": [card("", "", _table(red))] if red else [],
         "Other functions" if red else "All functions": [card("", "", _table(others))] if others else [],
-        "History": [_figure(one) for one in ordered[:MOST_PICTURES]],
+        "History": [_figure(one) for one in ordered[:MAX_PICTURES]],
     }
     base = f"Compared with {results.base}" if results.base else "Device tests"
     history = (
@@ -87,7 +87,7 @@ def _picture(series: Series) -> Picture:
         canvas.tip(dot, f"{point.commit} {point.subject}: {number(point.value)} {series.unit}")
     canvas.axes.set_ylim(0, float(values.max()) * 1.15 or 1.0)
     canvas.axes.set_xlim(-0.6, max(1.0, len(values) - 0.4))
-    wanted = places[:: -(-len(places) // MOST_TICKS)]
+    wanted = places[:: -(-len(places) // MAX_TICKS)]
     canvas.axes.set_xticks(wanted, [series.points[place].commit[:7] for place in wanted])
     canvas.axes.set_xlabel("commit, oldest first")
     data = [

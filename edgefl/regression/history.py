@@ -15,8 +15,8 @@ from edgefl.regression import baseline
 from edgefl.regression.checkout import git
 from edgefl.regression.counts import FIGURES, INSTRUCTIONS, Figure
 
-MOST_COMMITS = 200
-LEAST_STEP = 0.02
+MAX_COMMITS = 200
+MIN_STEP = 0.02
 """Relative changes in a metric's level up to this size are ignored."""
 SURE = 4.0
 """Minimum size of a change of level, in standard errors; smaller changes are ignored."""
@@ -78,7 +78,7 @@ def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
         for split in range(start + 1, end):
             change = abs(statistics.fmean(logs[split:end]) - statistics.fmean(logs[start:split]))
             error = noise * math.sqrt(1 / (split - start) + 1 / (end - split))
-            if change > LEAST_STEP and change >= SURE * error:
+            if change > MIN_STEP and change >= SURE * error:
                 strength = change / math.sqrt(1 / (split - start) + 1 / (end - split))
                 if strength > best:
                     best, where = strength, split
@@ -98,7 +98,7 @@ def history(file: Path) -> list[Series]:
     folder = file.parent
     if not folder.is_dir():
         return []
-    log = git(folder, "log", f"-{MOST_COMMITS}", "--reverse", "--format=%H%x09%h%x09%s", "--", file.name)
+    log = git(folder, "log", f"-{MAX_COMMITS}", "--reverse", "--format=%H%x09%h%x09%s", "--", file.name)
     found: dict[_Key, list[Point]] = {}
     for line in log.stdout.splitlines() if not log.returncode else ():
         commit, short, subject = line.split("\t", 2)

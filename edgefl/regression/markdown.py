@@ -10,7 +10,7 @@ from edgefl.results.tables import number
 
 MARKER = "<!-- edgefl gate -->"
 """First line of each comment, by which a workflow finds the comment that it should replace."""
-MOST_CHARACTERS = 60_000
+MAX_CHARACTERS = 60_000
 """Maximum length of a comment. GitHub rejects comments of 65,536 characters or more."""
 
 
@@ -40,7 +40,7 @@ def markdown(results: GateResults) -> str:
         lines += [f"Compared with {_cell(results.base)}.", ""]
     if results.rows:
         lines += ["| outcome | test | device | on the device | why |", "|---|---|---|---:|---|"]
-    left = MOST_CHARACTERS
+    left = MAX_CHARACTERS
     for place, row in enumerate(results.worst_first):
         line = _line(row)
         left -= len(line) + 1

@@ -13,7 +13,7 @@ import pytest
 from edgefl.errors import Invalid, NotMet, OutOfDeviceMemory
 from edgefl.host.capacity import StealMeter
 from edgefl.regression.counts import CountedRun
-from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan
+from edgefl.regression.measurement import MIN_REPETITIONS, Measurement, MeasurementPlan
 from edgefl.regression.process import (
     Answer,
     CountRequest,
@@ -27,7 +27,7 @@ from edgefl.regression.process import (
 )
 from edgefl.regression.verdict import NeedMore, Verdict
 
-MOST_REPETITIONS = 60
+MAX_REPETITIONS = 60
 PRECISE = 0.0125
 """Measuring ends when half the width of the 90% interval of the median time is at most this share of the
 median."""
@@ -125,7 +125,7 @@ def _measured(process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit
     trial = _ask(process, plan, plan.request)
     assert isinstance(trial, TrialRun)
     repetitions: list[Repetition] = []
-    most = max(MOST_REPETITIONS if plan.precise else 0, plan.repetitions)
+    most = max(MAX_REPETITIONS if plan.precise else 0, plan.repetitions)
     for index in range(most):
         before_s = limit.spent_s
         tell(f"time on the device, repetition {index + 1} of at least {plan.repetitions} and at most {most}")
@@ -143,10 +143,10 @@ def _measured(process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit
 
 def _require_enough(plan: MeasurementPlan, limit: TimeLimit, made: int) -> None:
     __tracebackhide__ = True
-    if made < LEAST_REPETITIONS:
+    if made < MIN_REPETITIONS:
         raise Invalid(
             f"{plan.request.function.qualname} on {plan.device.id}: only {made} repetitions fit into the "
-            f"{limit.seconds:g} s that --edgefl-limit allows; at least {LEAST_REPETITIONS} are needed"
+            f"{limit.seconds:g} s that --edgefl-limit allows; at least {MIN_REPETITIONS} are needed"
         )
 
 

@@ -26,7 +26,7 @@ from edgefl.regression.process import PrepareRequest, Repetition, TrialRun
 from edgefl.seeds import stream
 
 MIB = 1 << 20
-LEAST_REPETITIONS = 9
+MIN_REPETITIONS = 9
 NOISY = 0.03
 """A measurement is unreliable if half the width of the 90% interval of the median time exceeds this share of
 the median."""

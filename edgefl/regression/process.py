@@ -44,10 +44,10 @@ REFERENCE_VERSION = 2
 """Version of the reference programs in `repetition`. Results relative to different versions are not
 comparable."""
 
-MOST_AT_A_TIME = 10_000
+MAX_AT_A_TIME = 10_000
 """Maximum number of calls or units that are timed together, as one shot. For an empty function, a shot has a
 few thousand calls."""
-AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
+AtATime = Annotated[int, msgspec.Meta(ge=1, le=MAX_AT_A_TIME)]
 
 
 R = TypeVar("R")

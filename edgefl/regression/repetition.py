@@ -40,7 +40,7 @@ from edgefl.learning.work import WorkMeter
 from edgefl.regression.calls import bound
 from edgefl.regression.memory import Peak, TreeWatch
 from edgefl.regression.process import (
-    MOST_AT_A_TIME,
+    MAX_AT_A_TIME,
     ReferenceName,
     RepeatRequest,
     Repetition,
@@ -57,7 +57,7 @@ duration."""
 INTERPRETED_STEPS = 100
 """Number of steps of the five-body problem in a unit of interpreted code. The rates of the class
 ``interpreter`` are in steps of the same program, so that no conversion between programs is needed."""
-LEAST_REST = 0.1
+MIN_REST = 0.1
 """If the time outside torch is below this share of the CPU time, it is treated as overhead of torch calls."""
 LITTLE = 0.1
 """A function is treated as interpreted code if it executes fewer FLOP per CPU second than this share of the
@@ -68,11 +68,11 @@ of the reference, in seconds; the numbers of calls and units are then rounded to
 TIMED_S, WAITING_S = 0.12, 0.3
 """Maximum CPU time and wall-clock time for which each repetition times the function, in seconds; a single
 call may exceed them."""
-MOST_PAIRS = 60
+MAX_PAIRS = 60
 REST_S = 0.06
 """Approximate CPU time in seconds, per repetition, of the stand-in program (`RestWork`); a single unit of
 this program may exceed it."""
-MOST_SHARES = 9
+MAX_SHARES = 9
 """Maximum number of runs from which the share of CPU time outside torch is determined."""
 
 
@@ -122,8 +122,8 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     name = wanted.reference if wanted is not None else _most_like(work, cpu_s)
     reference = make_reference(name)
     unit_s = min(used_s(partial(reference.run, 1)) for _ in range(5))
-    calls = min(most_calls, MOST_AT_A_TIME, max(1, round(SHOT_S / cpu_s)))
-    units = min(MOST_AT_A_TIME, max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s)))
+    calls = min(most_calls, MAX_AT_A_TIME, max(1, round(SHOT_S / cpu_s)))
+    units = min(MAX_AT_A_TIME, max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s)))
     shots = wanted or ShotSizes(reference=name, units=units, calls=calls)
     shot_s, model_s = shots.calls * cpu_s, device_s(call.device, work)
     rest = _rest(call, work, run, cpu_s)
@@ -141,7 +141,7 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
         pace=rest * slowdown,
         error_factor=error_factor(call, work, model_s, rest * cpu_s * slowdown),
         imported=imported,
-        pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // shots.calls)),
+        pairs=min(MAX_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // shots.calls)),
     )
 
 
@@ -208,9 +208,9 @@ def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float
     share = 1.0
     if work.calls:
         per_call_s = calling_s()
-        beside_s, all_s, calls = beside_torch(run, max(2, min(MOST_SHARES, round(TIMED_S / cpu_s))))
+        beside_s, all_s, calls = beside_torch(run, max(2, min(MAX_SHARES, round(TIMED_S / cpu_s))))
         share = (beside_s - calls * per_call_s) / all_s
-    return share if share >= LEAST_REST else 0.0
+    return share if share >= MIN_REST else 0.0
 
 
 class RestWork(NamedTuple):

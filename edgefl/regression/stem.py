@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 WARM_S = 0.05
 """Minimum total duration, in seconds, of the warm-up calls (at least two) before the first shot."""
-MOST_PADDING = 1 << 16
+MAX_PADDING = 1 << 16
 """Maximum size in bytes of each of the memory blocks that shift the heap of a function's process."""
 BLOCKS = 8
 DEVICE_MODULE = "edgefl.regression.repetition"
@@ -302,7 +302,7 @@ class _Function:
         if self._request.core is not None:
             os.sched_setaffinity(0, {self._request.core})
         rng = random.Random(self._request.layout)
-        held = [bytes(rng.randrange(1, MOST_PADDING)) for _ in range(BLOCKS)]
+        held = [bytes(rng.randrange(1, MAX_PADDING)) for _ in range(BLOCKS)]
         handle: DeviceHandle | None = None
         if takes_device(function):
             from edgefl.regression.repetition import DeviceHandle

@@ -17,7 +17,7 @@ from edgefl.regression.device import EdgeDevice
 from edgefl.regression.gate import Word, device_time
 from edgefl.results.tables import number, short_time
 
-LEAST_WIDTH, WHOLE_WIDTH, MOST_WIDTH = 60, 80, 120
+MIN_WIDTH, WHOLE_WIDTH, MAX_WIDTH = 60, 80, 120
 """Widths of the table in terminal columns: the minimum, the minimum at which all metrics are shown, and the
 maximum."""
 _COLUMNS = (("device", "time", 10), ("host CPU", "time", 10), ("memory", "MiB", 7), ("sent", "MiB", 9),
@@ -141,7 +141,7 @@ def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[st
     ``columns`` is the available width in characters. Columns of the table that have no values are left out.
     If the width is below `WHOLE_WIDTH`, the columns in `_SPARE` are also left out.
     """
-    columns = min(max(columns, LEAST_WIDTH), MOST_WIDTH)
+    columns = min(max(columns, MIN_WIDTH), MAX_WIDTH)
     cells = [_cells(row) for row in found]
     left_out = _SPARE if columns < WHOLE_WIDTH else ()
     shown = [

@@ -26,7 +26,7 @@ LITTLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
 TOLERANCE = 0.05
 DOUBTFUL = 0.5
 """If the first measurement shows growth above this share of the tolerance, a second measurement is made."""
-LEAST_MIB = 4.0
+MIN_MIB = 4.0
 """Memory growth, in MiB, that is always ignored, however large it is relative to the baseline."""
 HEAD_ROOM = 2.0
 """Even unreliable measurements pass if the ratio of the budget to their upper bound exceeds this."""
@@ -352,7 +352,7 @@ def compare(
                 p=float(mannwhitneyu(new, old, alternative="two-sided").pvalue) if differ else 1.0,
                 tolerance=tolerance,
                 drift=0.0 if metric != "cpu_s" else drift(before, now) if most is None else most,
-                least=LEAST_MIB if metric == "peak_mib" else 0.0,
+                least=MIN_MIB if metric == "peak_mib" else 0.0,
             )
         )
     return found

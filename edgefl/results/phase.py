@@ -22,9 +22,9 @@ from edgefl.seeds import stream
 NEAR = 0.01
 """Two arrivals coincide if they are closer than this fraction of the mean gap between arrivals."""
 SIMULATED = 400
-MOST_UPDATES = 20_000
+MAX_UPDATES = 20_000
 """Maximum number of updates to examine, counted from the end of the run."""
-LEAST_UPDATES = 20
+MIN_UPDATES = 20
 CONFIDENCE = 0.99
 
 
@@ -87,9 +87,9 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
     applied = trips["applied_version"] >= 0
     arrives_s = trips["sent_s"] + trips["trip_declared_s"]
     used = np.flatnonzero(applied & np.isfinite(arrives_s))
-    if len(used) < LEAST_UPDATES:
+    if len(used) < MIN_UPDATES:
         return Phase(None, None, by_design)
-    used = used[np.lexsort((arrives_s[used], trips["applied_version"][used]))][-MOST_UPDATES:]
+    used = used[np.lexsort((arrives_s[used], trips["applied_version"][used]))][-MAX_UPDATES:]
     _, sizes = np.unique(trips["applied_version"][used], return_counts=True)
     starts = np.cumsum(sizes) - sizes
     profiles, codes = np.unique(profile[used].astype(str), return_inverse=True)

@@ -17,7 +17,7 @@ from edgefl.results.record import Record
 from edgefl.results.tables import many
 from edgefl.results.trace import phases
 
-LANES, MOST_POINTS = 32, 2000
+LANES, MAX_POINTS = 32, 2000
 """Maximum number of clients in the timeline, and of points in the picture of weights."""
 
 
@@ -63,7 +63,7 @@ def draw_weights(record: Record) -> Picture | None:
         return None
     profile, order = profile_of(record, clients), {name: k for k, name in enumerate([*roles, ""])}
     rank = np.lexsort((-share, np.array([order[name] for name in profile.tolist()])))
-    places = np.unique(np.linspace(0, len(rank) - 1, min(MOST_POINTS, len(rank))).astype(int))
+    places = np.unique(np.linspace(0, len(rank) - 1, min(MAX_POINTS, len(rank))).astype(int))
     shown = rank[places]
     canvas = Canvas(left=34, up="Applied weight ÷ fair share")
     axes = canvas.axes

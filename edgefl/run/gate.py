@@ -18,7 +18,7 @@ from edgefl.parameters.buffer import ParameterBuffer, SlotState
 from edgefl.run import control, messages
 from edgefl.run.aggregator import Aggregator
 from edgefl.run.connection import ServerSocket
-from edgefl.run.peers import MOST_DETAIL, Peer, Peers
+from edgefl.run.peers import MAX_DETAIL, Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.slots import Lease
 from edgefl.run.transport import ShmServer
@@ -46,10 +46,10 @@ class Refusal(NamedTuple):
     detail: str
 
 
-MOST_IDLE = 1000
+MAX_IDLE = 1000
 """Maximum number of messages without effect that a peer may send between two checks of all peers; a peer that
 sends more is flooding the server."""
-MOST_REPEATS = 2
+MAX_REPEATS = 2
 """Number of repeated reports that are ignored, because they may have been sent before the next task arrived;
 after more repeats, the task counts as lost and is sent again."""
 Checked = messages.Ready | messages.TaskResult | messages.Assessed | TaskReturned | ResendRequest | Refusal
@@ -117,15 +117,15 @@ class Gate:
 
     def _beat(self, peer: Peer, *_: object) -> Sequence[Checked]:
         peer.idle += 1
-        if peer.idle > MOST_IDLE:
+        if peer.idle > MAX_IDLE:
             raise WireError(f"sent {peer.idle} messages in a row without effect")
         return ()
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
-        """Ignore a repeated message; after more than `MOST_REPEATS` repetitions, request that the peer's
+        """Ignore a repeated message; after more than `MAX_REPEATS` repetitions, request that the peer's
         order be sent again."""
         peer.repeats += 1
-        again = (ResendRequest(),) if peer.repeats > MOST_REPEATS else ()
+        again = (ResendRequest(),) if peer.repeats > MAX_REPEATS else ()
         return (*self._beat(peer), *again)
 
     def _chunk(self, peer: Peer, message: messages.Chunk, body: Sequence[Frame]) -> Sequence[Checked]:
@@ -192,7 +192,7 @@ class Gate:
         if lease is None or lease.client != gone.client or lease.order != gone.order:
             return self._repeated(peer)
         self.end_task(peer, gone.task)
-        reason = gone.reason[:MOST_DETAIL]
+        reason = gone.reason[:MAX_DETAIL]
         return (TaskReturned(gone.client, gone.task, "" if reason == "cancelled" else "failed", reason),)
 
     def _assessed(self, peer: Peer, answer: messages.Assessed, _: Sequence[Frame]) -> Sequence[Checked]:

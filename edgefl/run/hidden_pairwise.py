@@ -43,7 +43,7 @@ from edgefl.secure.pairwise import (
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.rounds import Rounds
 
-MOST_MEMBERS = 100
+MAX_MEMBERS = 100
 """Maximum number of clients in a round. If clients drop out of a round, the time for its sum grows with the
 square of the number of clients."""
 _PREFIX = struct.Struct("<QI")
@@ -69,9 +69,9 @@ def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: i
             "out of the sum; use 'masks' or privacy.local_noise_multiplier"
         )
     members, size = strategy.members(clients), strategy.size(clients)
-    if not 2 <= members <= MOST_MEMBERS:
+    if not 2 <= members <= MAX_MEMBERS:
         raise ConfigError(
-            f"server.secure.kind: 'pairwise' needs rounds of 2 to {MOST_MEMBERS} members, got {members}"
+            f"server.secure.kind: 'pairwise' needs rounds of 2 to {MAX_MEMBERS} members, got {members}"
         )
     if (least := least_threshold(members)) > size:
         raise ConfigError(

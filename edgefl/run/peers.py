@@ -23,11 +23,11 @@ STARTUP_S = 120.0
 """Time limit from the start of a process to its first message, in wall seconds."""
 BUSY_S = 120.0
 """Time in wall seconds for which the evaluator may be silent while it evaluates a version."""
-MOST_DEATHS_IN_A_ROW = 5
+MAX_DEATHS_IN_A_ROW = 5
 """Number of consecutive deaths, with no finished task between them, after which a peer is not restarted."""
-MOST_PAST = 256
+MAX_PAST = 256
 """Number of finished tasks that are remembered for each peer; a worker holds at most 64 tasks at a time."""
-MOST_DETAIL = 500
+MAX_DETAIL = 500
 """Maximum number of characters of a text from a peer that are written to the record."""
 
 
@@ -45,7 +45,7 @@ class Peer:
     dismissed: bool = False
     """True if a `Bye` message was sent."""
     deaths_in_a_row: int = 0
-    past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
+    past: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_PAST))
     """The peer's latest finished tasks or, for the evaluator, its latest evaluated versions. Repeated and
     late reports of these are ignored."""
     repeats: int = 0
@@ -215,7 +215,7 @@ class PeerLifecycle:
         A death is counted only if the process is ``blamed`` for it.
         """
         deaths = peer.deaths_in_a_row + blamed
-        if deaths >= MOST_DEATHS_IN_A_ROW:
+        if deaths >= MAX_DEATHS_IN_A_ROW:
             self._note(peer, "gave-up", f"died {deaths} times in a row")
             return False
         self.replace(peer, 0.0, deaths)
@@ -238,7 +238,7 @@ class PeerLifecycle:
 
     def _note(self, peer: Peer, kind: str, detail: str) -> None:
         client = peer.number if peer.role == control.CLIENT else None
-        self._store.incident(self._clock.now_s(), client, kind, detail[:MOST_DETAIL])
+        self._store.incident(self._clock.now_s(), client, kind, detail[:MAX_DETAIL])
         self.incidents[kind] += 1
 
 

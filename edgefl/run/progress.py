@@ -23,7 +23,7 @@ from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
 
 RECENT_TRIPS = 500
-MOST_COSTS = 1_000_000
+MAX_COSTS = 1_000_000
 
 
 class Gauge:
@@ -67,7 +67,7 @@ class Gauge:
     def cost(self, ns: int) -> None:
         """Store the time in nanoseconds that the server spent on one update, from the receipt of the update
         to the next task, excluding sums."""
-        if self._wall and len(self._costs_ns) < MOST_COSTS:  # workers report in batches: no cost per update
+        if self._wall and len(self._costs_ns) < MAX_COSTS:  # workers report in batches: no cost per update
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:

@@ -27,7 +27,7 @@ from edgefl.run.hidden import Members, Phones, phones_secret, scheme_of
 from edgefl.run.secure_parties import AnyRules, SumReply
 from edgefl.secure import USED_FILE
 
-MOST_STARTS = 5
+MAX_STARTS = 5
 """Maximum number of starts of the process for one sum; if all of them fail, the run ends."""
 GRACE_S = 5.0
 
@@ -69,10 +69,10 @@ class SecureProcess:
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
         """Request the sum of ``members``, and return the reply.
 
-        Raises `RunError` if the process ends `MOST_STARTS` times before it replies.
+        Raises `RunError` if the process ends `MAX_STARTS` times before it replies.
         """
         end = None
-        for _ in range(MOST_STARTS):
+        for _ in range(MAX_STARTS):
             try:
                 if self._child is None:
                     self._start()
@@ -81,7 +81,7 @@ class SecureProcess:
             except Closed:
                 end = exit_of(self._child, GRACE_S)
                 self.close()
-        raise RunError(f"the process that unmasks sums ended early {MOST_STARTS} times ({end})")
+        raise RunError(f"the process that unmasks sums ended early {MAX_STARTS} times ({end})")
 
     def _start(self) -> None:
         self._child, self._channel = start_process("edgefl.run.secure_process", SumReply, dict(os.environ))

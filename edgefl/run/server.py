@@ -30,7 +30,7 @@ COMMIT_S = 0.05
 PROGRESS_S = 0.25
 STATES_EVERY = 4
 """If the clients' states are requested, every fourth progress report includes them."""
-MOST_STATES = 100_000
+MAX_STATES = 100_000
 """The states of clients are reported only for fleets of at most this many clients."""
 CHECKPOINT_SHARE = 0.05
 """Maximum share of the run's time that is spent writing checkpoints."""
@@ -226,7 +226,7 @@ class ServerLoop:
         connected = sum(peer.ready for peer in self._peers.of(*CLIENTS)) if not self._started else None
         incidents = sum(self._lifecycle.incidents.values())
         progress = self._gauge.progress(self._core, self._clock, connected, incidents)
-        wanted = self._plan.states and len(self._core.devices) <= MOST_STATES
+        wanted = self._plan.states and len(self._core.devices) <= MAX_STATES
         if wanted and (self._stopped is not None or self._reports % STATES_EVERY == 0):
             self._watch.to("states")
             progress = msgspec.structs.replace(progress, states=self._timeline.states())

@@ -385,7 +385,7 @@ def _require_descriptors(peers: int, *, door: bool = False) -> None:
 
     Without this check, some peers would wait for a connection forever.
     """
-    unknown = strangers.MOST_STRANGERS + strangers.SPARE_DESCRIPTORS if door else 0
+    unknown = strangers.MAX_STRANGERS + strangers.SPARE_DESCRIPTORS if door else 0
     needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS + unknown
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed > allowed:

@@ -67,7 +67,7 @@ GRACE_S = 10.0
 LAST_CHECKPOINT_S = 3.0
 """Maximum time in seconds that a resume waits for the final checkpoint of a server whose supervisor was
 killed."""
-MOST_DEATHS = 3
+MAX_DEATHS = 3
 """The run ends when the server or the zygote has died this many times in a row and no new version was made
 in between."""
 
@@ -462,8 +462,8 @@ class _Supervisor:
         version, under_way = self._buffer.latest[0], run_folder.resumable(self._folder)
         self._deaths = 1 if version > self._died_at else self._deaths + 1
         self._died_at = max(version, self._died_at)
-        if self._deaths == MOST_DEATHS:
-            raise self._error(f"{what}, {MOST_DEATHS} times in a row without a new version")
+        if self._deaths == MAX_DEATHS:
+            raise self._error(f"{what}, {MAX_DEATHS} times in a row without a new version")
         self._restarts += 1
         self._state = State.RESTARTING
         self._view.restarted(f"{what}: starting it again")

@@ -37,7 +37,7 @@ from edgefl.run import control, demands, lanes, supervisor
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
-MOST_RUNS = 10_000
+MAX_RUNS = 10_000
 CURVES = "curves.pdf"
 """Name of the figure of the learning curves in a sweep's folder."""
 APART = (
@@ -254,8 +254,8 @@ def _check(seeds: Sequence[int], grid: Grid) -> None:
             raise ConfigError(f"--grid {key}: expected different values, got {', '.join(values) or 'none'}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds: expected different seeds, got {', '.join(map(str, seeds)) or 'none'}")
-    if (count := len(seeds) * math.prod(map(len, grid.values()))) > MOST_RUNS:
-        raise ConfigError(f"a sweep of {count:,} runs is too large: at most {MOST_RUNS:,} are allowed")
+    if (count := len(seeds) * math.prod(map(len, grid.values()))) > MAX_RUNS:
+        raise ConfigError(f"a sweep of {count:,} runs is too large: at most {MAX_RUNS:,} are allowed")
 
 
 def _value(key: str, text: str) -> Any:

@@ -27,14 +27,14 @@ from edgefl.terminal import can_redraw, printable, say
 
 LINE_S = 5.0
 """Minimum interval between lines of progress, in wall seconds."""
-MOST_COLUMNS = 120
+MAX_COLUMNS = 120
 REDRAW_S = 0.5
 """Minimum interval between redraws, in wall seconds; it is long because the clients need the CPU."""
 PACE_S = 600.0
 """The remaining time is estimated from the run's pace over the last `PACE_S` wall seconds."""
-MOST_NAMED = 6
+MAX_NAMED = 6
 """Maximum number of profiles that the first line lists."""
-MOST_PROFILES, LINES_BESIDES_PROFILES, MOST_NAME = 12, 15, 20
+MAX_PROFILES, LINES_BESIDES_PROFILES, MAX_NAME = 12, 15, 20
 
 
 class Goal(NamedTuple):
@@ -217,9 +217,9 @@ class LineView(RunView):
     ) -> None:
         super().describe(clients, prepared, scale, remark)
         names = [f"{count:,} {printable(profile)}" for profile, _, count in clients.kinds]
-        if rest := clients.kinds[MOST_NAMED:]:
+        if rest := clients.kinds[MAX_NAMED:]:
             others = sum(count for *_, count in rest)
-            names[MOST_NAMED:] = [f"{others:,} of {many(len(rest), 'other profile')}"]
+            names[MAX_NAMED:] = [f"{others:,} of {many(len(rest), 'other profile')}"]
         fleet = ", ".join(names)
         self._print(f"{self.title}, {many(self.total, 'client')} ({fleet}), {self.workload}")
         for line in filter(None, (scale.why, *remark.splitlines())):
@@ -241,7 +241,7 @@ class LineView(RunView):
         """Return the metrics in one line, leaving out the last metrics if the line would be too long."""
         parts = [f"{int(100 * self.goal(progress).share)}%"]
         parts += [f"{name} {text}" for name, text in self.figures(progress).items()]
-        while len(line := ", ".join(parts)) > MOST_COLUMNS - len("edgefl: interrupted: "):
+        while len(line := ", ".join(parts)) > MAX_COLUMNS - len("edgefl: interrupted: "):
             parts.pop()
         return line
 
@@ -368,12 +368,12 @@ class TerminalView(RunView):
     def _fleet(self, progress: control.Progress) -> FittedTable:
         rows = list(progress.by_profile.items())
         everything = [sum(of) for of in zip(*progress.by_profile.values(), strict=True)]
-        room = max(1, min(MOST_PROFILES, self._live.console.height - LINES_BESIDES_PROFILES))
+        room = max(1, min(MAX_PROFILES, self._live.console.height - LINES_BESIDES_PROFILES))
         if len(rows) > room:
             rest = [counts for _, counts in rows[room - 1 :]]
             rows[room - 1 :] = [(f"{len(rest)} more profiles", [sum(of) for of in zip(*rest, strict=True)])]
         lines = [
-            (_one_line(printable(name), "", MOST_NAME), *(f"{count:,}" for count in counts))
+            (_one_line(printable(name), "", MAX_NAME), *(f"{count:,}" for count in counts))
             for name, counts in (*rows, (many(self.total, "client"), everything))
         ]
         return table(

@@ -14,8 +14,8 @@ from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import NamedTuple
 
-MOST_CONNECTIONS = 64
-MOST_HEAD_BYTES = 8192
+MAX_CONNECTIONS = 64
+MAX_HEAD_BYTES = 8192
 PATIENCE_S = 10.0
 """Time limit in seconds for receiving a request, and for each write of the answer."""
 NAMES = ("127.0.0.1", "localhost")
@@ -54,7 +54,7 @@ class WebServer:
         self._server: asyncio.Server
 
     async def start(self, listener: socket.socket) -> None:
-        self._server = await asyncio.start_server(self._connected, sock=listener, limit=MOST_HEAD_BYTES)
+        self._server = await asyncio.start_server(self._connected, sock=listener, limit=MAX_HEAD_BYTES)
 
     async def close(self, patience_s: float) -> None:
         """Stop accepting requests; close open connections after ``patience_s``."""
@@ -66,7 +66,7 @@ class WebServer:
             await asyncio.gather(*late, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= MOST_CONNECTIONS:
+        if len(self._tasks) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
         task = asyncio.create_task(self._serve(reader, writer))

@@ -46,7 +46,7 @@ EVERY_S = 0.9
 """Minimum interval between updates of the page, in seconds."""
 FAREWELL_S = 2.0
 """Time limit in seconds for the readers of the page to receive the last update."""
-MOST_POINTS = 600
+MAX_POINTS = 600
 """Maximum number of points of a curve; if a curve has more, every second point is dropped."""
 RECENT = 200
 """Number of trips over which a point's staleness is averaged."""
@@ -211,7 +211,7 @@ class LivePage:
         share = self._view.goal(progress).share
         numbers = (math.nan if value is None else value for value in known)
         self._curve.append((progress.emulated_s, progress.wall_s, progress.trips, share, *numbers))
-        if len(self._curve) > MOST_POINTS:
+        if len(self._curve) > MAX_POINTS:
             del self._curve[1:-1:2]
 
     def _select(self, statement: str) -> list[tuple[Any, ...]]:
@@ -283,7 +283,7 @@ class LivePage:
     def _charts(self) -> list[dict[str, Any]]:
         """Return the curves over emulated time, each with a title, a number format and a line per series."""
         rows = self._select("SELECT at_s, accuracy, loss FROM evaluations ORDER BY version")
-        rows = rows[:: -(-len(rows) // MOST_POINTS)] if rows else []
+        rows = rows[:: -(-len(rows) // MAX_POINTS)] if rows else []
         at_s, accuracy, loss = np.array(rows, dtype=np.float64).reshape(-1, 3).T
         now_s, wall_s, trips, _, staleness, median, p95 = np.array(self._curve).reshape(-1, 7).T
         rate = np.divide(np.diff(trips), np.diff(wall_s), out=np.zeros(max(0, trips.size - 1)),

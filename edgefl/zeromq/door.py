@@ -25,7 +25,7 @@ from edgefl.zeromq.strangers import Strangers, far_end, shut
 VANISHED_S = 40
 """Seconds without a TCP acknowledgement after which a connection is closed."""
 PROBE_S = 10
-AGAIN_MS, MOST_AGAIN_MS = 100, 2000
+AGAIN_MS, MAX_AGAIN_MS = 100, 2000
 """First and largest interval between attempts to connect, in milliseconds."""
 BACKLOG = 1024
 """Maximum number of connections that may wait for ZeroMQ to accept them."""
@@ -179,7 +179,7 @@ class CallerSocket(Dealer):
         dealer.curve_serverkey = key
         dealer.immediate = True
         dealer.handshake_ivl = dealer.connect_timeout = HANDSHAKE_MS
-        dealer.reconnect_ivl, dealer.reconnect_ivl_max = AGAIN_MS, MOST_AGAIN_MS
+        dealer.reconnect_ivl, dealer.reconnect_ivl_max = AGAIN_MS, MAX_AGAIN_MS
         dealer.ipv6 = "[" in address
         _keep(dealer)
         if events:

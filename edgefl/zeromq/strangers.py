@@ -25,9 +25,9 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 LOOK_S = 0.02
 """Minimum number of seconds between two checks of the connections."""
-MOST_SHARE = 0.1
+MAX_SHARE = 0.1
 """Maximum share of a core that the checks may use. With many connections, a check takes milliseconds."""
-MOST_STRANGERS = 256
+MAX_STRANGERS = 256
 """Maximum number of connections beyond the number of admitted peers. If there are more connections, the
 oldest strangers (unauthenticated connections) are disconnected."""
 STRANGER_BYTES, ALL_BYTES = 4 * 2**20, 32 * 2**20
@@ -76,7 +76,7 @@ class Strangers:
             began_s = time.thread_time()
             with suppress(OSError, MemoryError):  # no file descriptor or no memory was free for this check
                 self._look()
-            pause_s = max(LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
+            pause_s = max(LOOK_S, (time.thread_time() - began_s) / MAX_SHARE)
 
     def _look(self) -> None:
         """Record which connections have opened and closed, and shut down strangers that exceed a limit."""
@@ -89,7 +89,7 @@ class Strangers:
                     self._open[number] = far_end(number)
         known = set(self._called.values())
         strangers = [(number, far) for number, far in self._open.items() if far not in known]
-        excess = len(self._open) - len(self._admitted) - MOST_STRANGERS
+        excess = len(self._open) - len(self._admitted) - MAX_STRANGERS
         stay = 0 if _short_of_descriptors() else len(strangers) - max(0, excess)
         in_all = 0
         for place, (number, far) in enumerate(reversed(strangers)):

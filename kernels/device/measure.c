@@ -19,7 +19,7 @@
 #include <omp.h>
 #endif
 
-enum { FLOATS = 1 << 22, MOST_STEPS = 200, COLUMNS = 512, DEPTH = 128 };
+enum { FLOATS = 1 << 22, MAX_STEPS = 200, COLUMNS = 512, DEPTH = 128 };
 
 typedef struct {
   int channels, outputs, size, kernel, stride; /* the image has size × size pixels, and is padded to keep its size */
@@ -271,15 +271,15 @@ static void fill(void) {
   }
 }
 
-/* Run steps until budget_s seconds have passed, but at least `least` and at most MOST_STEPS steps. Print the median
+/* Run steps until budget_s seconds have passed, but at least `least` and at most MAX_STEPS steps. Print the median
  * wall time and CPU time. */
 static void measure(const Part *part, int least, double budget_s) {
-  static double wall[MOST_STEPS], cpu[MOST_STEPS];
+  static double wall[MAX_STEPS], cpu[MAX_STEPS];
   int steps = 0;
   fill();
   part->step(part->shape);
   const double end = seconds(CLOCK_MONOTONIC) + budget_s, value = out[part->shape.size / 2];
-  while (steps < least || (steps < MOST_STEPS && seconds(CLOCK_MONOTONIC) < end)) {
+  while (steps < least || (steps < MAX_STEPS && seconds(CLOCK_MONOTONIC) < end)) {
     const double at = seconds(CLOCK_MONOTONIC), cpu_at = seconds(CLOCK_PROCESS_CPUTIME_ID);
     part->step(part->shape);
     wall[steps] = seconds(CLOCK_MONOTONIC) - at;

@@ -10,7 +10,7 @@ import pytest
 from backend_cases import same_bits, threads, unaligned
 
 from edgefl import kernels
-from edgefl.kernels.field import MOST_ENCODED, PRIME, Words
+from edgefl.kernels.field import MAX_ENCODED, PRIME, Words
 
 TILE = kernels.TILE
 SIZES = (0, 1, 15, 33, TILE + 1, 16 * TILE + 5)
@@ -61,7 +61,7 @@ def test_encoding_and_decoding_of_all_sizes(fast: str, size: int) -> None:
     special = [np.nan, np.inf, -np.inf, -0.0, 1e-45, 1.5 / 64, 2.5 / 64, -2.5 / 64]
     update[: len(special)] = special[:size]
     update = unaligned(update, 4)
-    for clip, factor in ((0.5, 64.0), (1.0, float(MOST_ENCODED)), (2.0**-60, 2.0**90), (3.0, 1000.0)):
+    for clip, factor in ((0.5, 64.0), (1.0, float(MAX_ENCODED)), (2.0**-60, 2.0**90), (3.0, 1000.0)):
         same_bits(coded("reference", update, mask, clip, factor), coded(fast, update, mask, clip, factor))
 
 

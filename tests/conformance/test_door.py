@@ -188,7 +188,7 @@ def test_an_unusable_address_is_an_error_of_one_line(door: DoorSocket, address: 
 def test_the_number_of_connections_without_a_key_is_bounded(
     door: DoorSocket, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    monkeypatch.setattr(strangers, "MOST_STRANGERS", 20)
+    monkeypatch.setattr(strangers, "MAX_STRANGERS", 20)
     shut = Mock(side_effect=strangers.shut)
     monkeypatch.setattr(strangers, "shut", shut)
     host, port = "127.0.0.1", int(door.address.rpartition(":")[2])

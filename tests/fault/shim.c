@@ -25,12 +25,12 @@ struct record {  // followed by the path, the other path, the data
     uint32_t path_bytes, other_bytes, data_bytes, flags;
 };
 
-enum { MOST_FILES = 4096 };
+enum { MAX_FILES = 4096 };
 
 static char folder[PATH_MAX];
 static size_t folder_bytes;
 static int log_fd = -1;
-static uint64_t watched[MOST_FILES];  // inode + 1 of a descriptor's file, 0 for files outside the folder
+static uint64_t watched[MAX_FILES];  // inode + 1 of a descriptor's file, 0 for files outside the folder
 
 static const char *absolute(const char *path, char *room) {
     if (path[0] == '/' || !getcwd(room, PATH_MAX - 1)) return path;
@@ -44,7 +44,7 @@ static int inside(const char *path) {
 }
 
 static int watches(int fd, struct stat *status) {
-    if (fd < 0 || fd >= MOST_FILES || !watched[fd] || fstat(fd, status)) return 0;
+    if (fd < 0 || fd >= MAX_FILES || !watched[fd] || fstat(fd, status)) return 0;
     return watched[fd] == (uint64_t)status->st_ino + 1;
 }
 
@@ -101,7 +101,7 @@ static int opened(int at, const char *path, int flags, mode_t mode) {
     if (fails("open", whole, -1)) return -1;
     int meant = inside(whole), changes = flags & (O_CREAT | O_TRUNC | O_ACCMODE);
     int fd = syscall(SYS_openat, at, path, flags | (sizeof(void *) == 8 ? 0 : O_LARGEFILE), mode);
-    if (fd < 0 || fd >= MOST_FILES) return fd;
+    if (fd < 0 || fd >= MAX_FILES) return fd;
     watched[fd] = 0;
     if (!meant) return fd;
     struct stat status;

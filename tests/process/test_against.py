@@ -218,7 +218,7 @@ def test_modules_that_must_see_a_changed_environment_are_not_preloaded(
 ) -> None:
     """The head sets a variable, which a module outside the repository reads when imported."""
     monkeypatch.setattr(against, "SCHEDULE", ((2, 1),))
-    monkeypatch.setattr(against, "LEAST_LAYOUTS", 2)
+    monkeypatch.setattr(against, "MIN_LAYOUTS", 2)
     elsewhere = repository.parent / "elsewhere"
     decides = "import os\nMIB = int(os.environ.get('GATE_MIB', '10'))\n"
     write(elsewhere, {"decides.py": decides})
@@ -240,7 +240,7 @@ def test_a_module_that_changes_the_environment_when_a_function_runs_stays_preloa
 ) -> None:
     """For example, a training step with torch does so. No stem is restarted for it."""
     monkeypatch.setattr(against, "SCHEDULE", ((1, 1),))
-    monkeypatch.setattr(against, "LEAST_LAYOUTS", 1)
+    monkeypatch.setattr(against, "MIN_LAYOUTS", 1)
     started: list[int] = []
 
     class CountedStem(against.Stem):

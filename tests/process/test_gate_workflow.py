@@ -37,7 +37,7 @@ QUICK = """
 from edgefl.regression import against
 
 against.PAIR_S = 0.05  # the planted change is fivefold
-against.SCHEDULE, against.LEAST_LAYOUTS = ((3, 1), (4, 1), *against.SCHEDULE), 3
+against.SCHEDULE, against.MIN_LAYOUTS = ((3, 1), (4, 1), *against.SCHEDULE), 3
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from edgefl.errors import ConfigError
 from edgefl.programs import PhoneResult, run
-from edgefl.programs.relay import CLOSE_AT_ONCE, LEAST_WINDOW_BYTES
+from edgefl.programs.relay import CLOSE_AT_ONCE, MIN_WINDOW_BYTES
 from edgefl.programs.running import OUT_OF_FILES
 
 from .runs import options, phone, python
@@ -160,7 +160,7 @@ def test_a_reset_during_a_download_is_no_end_of_stream() -> None:
 
     def give_up(peer: socket.socket) -> None:
         peer.recv(1)
-        peer.sendall(bytes(2 * LEAST_WINDOW_BYTES))
+        peer.sendall(bytes(2 * MIN_WINDOW_BYTES))
         peer.recv(1)  # the phone sends after it has received some bytes
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_AT_ONCE)
 

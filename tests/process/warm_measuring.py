@@ -20,7 +20,7 @@ def main(channel_fd: int, parent_pid: int) -> None:
     become_child(parent_pid, "edgefl-warm")
     import_module("edgefl.regression.counted")
     # A third of the usual CPU time per repetition: these tests need no precise times.
-    repetition.TIMED_S, repetition.REST_S, repetition.MOST_PAIRS = 0.04, 0.02, 20
+    repetition.TIMED_S, repetition.REST_S, repetition.MAX_PAIRS = 0.04, 0.02, 20
     gc.collect()
     gc.freeze()
     with contextlib.suppress(Closed):

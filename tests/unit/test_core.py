@@ -390,7 +390,7 @@ def test_a_wake_is_requested_once_and_only_for_a_later_time(at_s: float, wakes: 
 def test_a_run_whose_strategy_only_wakes_itself_ends(
     joined: int, arrives: Sequence[int], stop: dict[str, float], ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgefl.core.core.MOST_IDLE_WAKES", 50)
+    monkeypatch.setattr("edgefl.core.core.MAX_IDLE_WAKES", 50)
     answers = {
         "assign": lambda view: [] if view.held else view.idle,
         "step": lambda view: None,

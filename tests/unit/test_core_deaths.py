@@ -17,7 +17,7 @@ from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedfix import FedFix
 from edgefl.testing import fleet, run_in_memory
 
-MOST = Deaths.MOST_IN_A_ROW
+MAX = Deaths.MAX_IN_A_ROW
 
 
 def dies(at_s: float, client: int = 0, *, declared: bool = False) -> Died:
@@ -35,16 +35,16 @@ def core(deaths: Deaths | None = None, privacy: experiment.Privacy | None = None
 def test_a_client_is_dropped_after_its_fifth_death_in_a_row() -> None:
     deaths = Deaths(rejoin_s=30.0)
     assert deaths.returns_s(0) == -math.inf
-    for at in range(1, MOST):
+    for at in range(1, MAX):
         assert deaths.died(dies(100.0 * at)) == Rejoin(0, 100.0 * at + 30.0)
         assert deaths.returns_s(0) == 100.0 * at + 30.0
-    assert deaths.died(dies(999.0)) == Drop(0, f"died {MOST} times in a row")
+    assert deaths.died(dies(999.0)) == Drop(0, f"died {MAX} times in a row")
     assert (deaths.returns_s(0), deaths.returns_s(1)) == (math.inf, -math.inf)  # not the other client
 
 
 def test_an_update_resets_the_count_of_deaths() -> None:
     made = core(Deaths())
-    for at in range(1, MOST):
+    for at in range(1, MAX):
         assert made.handle(dies(float(at)))[0] == Rejoin(0, float(at))
     (train,) = made.handle(Joined(0, 5.0))
     assert isinstance(train, Train)
@@ -54,7 +54,7 @@ def test_an_update_resets_the_count_of_deaths() -> None:
 
 def test_declared_deaths_do_not_count_and_on_death_drop_is_final() -> None:
     deaths = Deaths(rejoin_s=7.5)
-    for _ in range(2 * MOST):
+    for _ in range(2 * MAX):
         assert deaths.died(dies(1.0, declared=True)) == Rejoin(0, 8.5)
     for declared in (True, False):
         assert Deaths("drop").died(dies(1.0, declared=declared)) == Drop(0, "")
@@ -83,7 +83,7 @@ def test_in_a_private_run_only_a_declared_death_removes_the_client() -> None:
 @pytest.mark.parametrize("restarts", [0, 1, 4])
 def test_a_replay_of_the_journal_continues_the_count_of_deaths(restarts: int) -> None:
     """A server that replaces a dead one has only the journal."""
-    journal, made = [dies(float(at)) for at in range(MOST)], core()
+    journal, made = [dies(float(at)) for at in range(MAX)], core()
     for event in journal[:restarts]:
         made.handle(event)
     again = core()

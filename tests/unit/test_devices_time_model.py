@@ -12,7 +12,7 @@ from tables import arrows
 
 from edgefl.devices import check_file, load_device, to_json
 from edgefl.devices.schema import Slowdown
-from edgefl.devices.time_model import COSTS, ERRORS, MOST_UNSURE, ONE_RATE_FACTOR, TERMS, TimeModel
+from edgefl.devices.time_model import COSTS, ERRORS, MAX_UNSURE, ONE_RATE_FACTOR, TERMS, TimeModel
 from edgefl.errors import ProfileError
 from edgefl.learning.operations import StepWork
 
@@ -189,7 +189,7 @@ def test_correlated_errors_of_costs_can_cancel() -> None:
 
 def test_the_uncertainty_of_an_unmeasured_cost_is_the_maximum() -> None:
     factor = unsure(calls=(9.0,)).error_factor_of(StepWork(calls=1e6))
-    assert factor == pytest.approx(math.exp(math.hypot(math.log(1.25), math.log(MOST_UNSURE))))
+    assert factor == pytest.approx(math.exp(math.hypot(math.log(1.25), math.log(MAX_UNSURE))))
     assert unsure(calls=(9.0,)).error_factor_of(StepWork()) == pytest.approx(1.25)
 
 

@@ -39,7 +39,7 @@ HALF = "at most 50% of 2 is allowed"
 def test_an_automatic_scale_always_fits(demands: list[tuple[float, float]], cores: int) -> None:
     chosen = choose_time_scale([Demand(*d) for d in demands], cores=cores)
     assert chosen.value >= 1
-    stretch = 1.0 if chosen.value > 1 else capacity.LEAST_STRETCH
+    stretch = 1.0 if chosen.value > 1 else capacity.MIN_STRETCH
     assert chosen.load <= capacity.TARGET_LOAD * stretch * (1 + 1e-9)
     assert chosen.client_share <= capacity.CLIENT_SHARE * (1 + 1e-9)
     assert chosen.verdict == "fits"

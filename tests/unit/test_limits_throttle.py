@@ -18,7 +18,7 @@ from trip_parts import device, network, paced, plan, rng
 from edgefl.errors import ConfigError, RunError
 from edgefl.host import held, throttle
 from edgefl.host.groups import Place
-from edgefl.host.held import EARLY, MOST_SHARE, Cost, Governor, HeldPhase, HoldRequest
+from edgefl.host.held import EARLY, MAX_SHARE, Cost, Governor, HeldPhase, HoldRequest
 from edgefl.host.pacing import Pacer
 from edgefl.host.throttle import SLICE_NS, Account, DutyCycle, Quota, ThrottleThread, TurnQueue, period
 from edgefl.run import messages
@@ -348,7 +348,7 @@ def test_a_late_phase_gets_at_most_a_core(world: World) -> None:
     for _ in range(2):
         world.compute(0.1, 9.5)
         phase.done(1.0)
-        assert world.requests()[-1].share == MOST_SHARE
+        assert world.requests()[-1].share == MAX_SHARE
 
 
 def test_small_steps_send_no_correction(world: World) -> None:

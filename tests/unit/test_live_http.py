@@ -14,7 +14,7 @@ from edgefl import Experiment, Fleet, Stop
 from edgefl.errors import ConfigError
 from edgefl.run import web_http
 from edgefl.run.web import listening
-from edgefl.run.web_http import MOST_CONNECTIONS, MOST_HEAD_BYTES, WebReply, WebServer
+from edgefl.run.web_http import MAX_CONNECTIONS, MAX_HEAD_BYTES, WebReply, WebServer
 
 HOST = "Host: 127.0.0.1:{}\r\n"
 
@@ -122,9 +122,9 @@ async def test_only_requests_with_a_local_host_name_are_answered(site: Site) -> 
 
 @served
 async def test_a_request_above_the_size_limit_is_refused(site: Site) -> None:
-    fits = "X: " + "x" * (MOST_HEAD_BYTES - 100) + "\r\n"
+    fits = "X: " + "x" * (MAX_HEAD_BYTES - 100) + "\r\n"
     assert status(await site.ask("GET / HTTP/1.1", HOST + fits)) == 200
-    answer = await site.ask("GET / HTTP/1.1", HOST + "X: " + "x" * 2 * MOST_HEAD_BYTES + "\r\n")
+    answer = await site.ask("GET / HTTP/1.1", HOST + "X: " + "x" * 2 * MAX_HEAD_BYTES + "\r\n")
     assert answer == b"" or status(answer) == 431  # a reset may overtake the answer
     assert status(await site.ask("GET / HTTP/1.1")) == 200
 
@@ -145,7 +145,7 @@ async def test_a_client_that_neither_sends_nor_reads_is_disconnected(site: Site)
 @served
 async def test_connections_above_the_limit_are_closed_at_once(site: Site) -> None:
     async with AsyncExitStack() as kept:
-        for _ in range(MOST_CONNECTIONS):
+        for _ in range(MAX_CONNECTIONS):
             await kept.enter_async_context(connected(site.port))
         for _ in range(200):
             async with connected(site.port) as (reader, _writer):

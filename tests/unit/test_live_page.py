@@ -24,7 +24,7 @@ from edgefl.results.store import Store
 from edgefl.run import control, web_process
 from edgefl.run.view import RunView
 from edgefl.run.web import with_page
-from edgefl.run.web_process import MOST_POINTS, LivePage
+from edgefl.run.web_process import MAX_POINTS, LivePage
 
 EVIL = "</script><script>alert(1)</script>"
 TRIP = TripRow(
@@ -174,12 +174,12 @@ def test_curves_have_a_point_a_second_and_both_ends(tmp_path: Path, monkeypatch:
         report(page, wall_s=float(second), emulated_s=float(second))
     assert instants() == []  # all reports came within a second
     monkeypatch.setattr(web_process, "EVERY_S", 0.0)
-    for second in range(3 * MOST_POINTS):
+    for second in range(3 * MAX_POINTS):
         report(page, wall_s=float(second), emulated_s=float(second))
     found = instants()
     assert found == sorted(found)
-    assert (found[0], found[-1]) == (0.0, 3 * MOST_POINTS - 1)
-    assert MOST_POINTS / 3 < len(found) <= MOST_POINTS
+    assert (found[0], found[-1]) == (0.0, 3 * MAX_POINTS - 1)
+    assert MAX_POINTS / 3 < len(found) <= MAX_POINTS
 
 
 def test_the_page_of_a_phone_shows_device_link_trips_and_incidents_as_text(record: Path) -> None:

@@ -23,7 +23,7 @@ from edgefl.programs import RunningPhones, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.relay import (
     AHEAD_S,
-    LEAST_WINDOW_BYTES,
+    MIN_WINDOW_BYTES,
     STALL_S,
     EmulatedTime,
     Flow,
@@ -174,7 +174,7 @@ def test_the_relay_holds_at_most_its_window_and_one_part() -> None:
             end.close()
         return entered - flow.nbytes
 
-    assert asyncio.run(carried()) <= LEAST_WINDOW_BYTES + CHUNK_BYTES
+    assert asyncio.run(carried()) <= MIN_WINDOW_BYTES + CHUNK_BYTES
 
 
 def test_lost_packets_cost_their_bytes_and_a_round_trip_once() -> None:

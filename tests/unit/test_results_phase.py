@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.devices.fleet import in_phase
 from edgefl.experiment import Experiment, Fleet, Secure, Server, Stop
-from edgefl.results.phase import LEAST_UPDATES, Phase, phase_of
+from edgefl.results.phase import MIN_UPDATES, Phase, phase_of
 from edgefl.strategies import resolve
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -106,7 +106,7 @@ def test_rounds_are_in_phase_without_a_warning() -> None:
 
 
 def test_few_updates_or_a_single_profile_are_not_judged() -> None:
-    few = np.arange(float(LEAST_UPDATES - 1))
+    few = np.arange(float(MIN_UPDATES - 1))
     assert phase_of(made(few + 1.0, few, 2), np.full(len(few), "a")) == Phase(None, None)  # type: ignore[arg-type]
     many = np.arange(100.0)
     found = phase_of(made(many + 1.0, many, 2), np.full(100, "a"))  # type: ignore[arg-type]

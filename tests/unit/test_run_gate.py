@@ -12,7 +12,7 @@ from run_parts import SIZE, Parts, done, ready
 
 from edgefl.run import messages
 from edgefl.run.control import CLIENT, EVALUATOR, WORKER, Role
-from edgefl.run.gate import MOST_IDLE, MOST_REPEATS, Checked, Refusal, ResendRequest, TaskReturned
+from edgefl.run.gate import MAX_IDLE, MAX_REPEATS, Checked, Refusal, ResendRequest, TaskReturned
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_peer_that_repeats_ready_after_an_order_needs_it_again(parts: Parts, r
     for _ in range(2):
         parts.gate.send(peer, order)
         parts.gate.send(peer, messages.Withdraw([9]))  # no order
-        for _ in range(MOST_REPEATS):
+        for _ in range(MAX_REPEATS):
             parts.say(peer, ready(peer))
         assert parts.received() == []  # they may have been sent before the order arrived
         parts.say(peer, ready(peer))
@@ -259,11 +259,11 @@ def test_a_flood_of_valid_messages_is_refused(wired: Parts, what: str) -> None:
         "done": done(task, lease, 5), "chunks": messages.Chunk(task, lease.slot, 0),
     }  # fmt: skip
     payload = [bytes(1)] if what == "chunks" else []
-    for _ in range(MOST_IDLE):
+    for _ in range(MAX_IDLE):
         wired.say(peer, sent[what], *payload)
     assert {type(message) for _, message in wired.received()} <= {ResendRequest}
     list(wired.peers.silent(5.0))  # a check for silent peers resets the count
-    for _ in range(MOST_IDLE + 1):
+    for _ in range(MAX_IDLE + 1):
         wired.say(peer, sent[what], *payload)
     *_, (_, refusal) = wired.received()
     assert isinstance(refusal, Refusal)
@@ -272,23 +272,23 @@ def test_a_flood_of_valid_messages_is_refused(wired: Parts, what: str) -> None:
 
 def test_results_of_many_tasks_are_no_flood(parts: Parts) -> None:
     peer, received = parts.peer(CLIENT, 1), 0
-    for _ in range(MOST_IDLE + 1):
+    for _ in range(MAX_IDLE + 1):
         task, lease = parts.lease(client=1, holder=1)
         order = messages.Task(1, task, 0, 0, lease.entry, lease.slot, None, None, order=task)
         parts.gate.send(peer, messages.Tasks([order]))
         parts.say(peer, done(task, lease, parts.written(task, lease)))
         received += [type(message) for _, message in parts.received()] == [messages.TaskResult]
         parts.aggregator.release(task)
-    assert received == MOST_IDLE + 1
+    assert received == MAX_IDLE + 1
 
 
 def test_repeated_ready_messages_are_a_flood_even_if_each_is_answered(parts: Parts) -> None:
     peer, order, received = parts.peer(CLIENT, 1), parts.order(1), list[Checked]()
-    for _ in range(MOST_IDLE + 1):
+    for _ in range(MAX_IDLE + 1):
         parts.say(peer, ready(peer))
         for _, message in parts.received():
             parts.gate.send(peer, order)
             received.append(message)
-    assert len(received) == MOST_IDLE // (MOST_REPEATS + 1) + 1
+    assert len(received) == MAX_IDLE // (MAX_REPEATS + 1) + 1
     assert isinstance(received[-1], Refusal)
     assert received[-1].detail.endswith("messages in a row without effect")

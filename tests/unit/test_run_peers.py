@@ -13,7 +13,7 @@ from edgefl.results.record import Record
 from edgefl.run import control
 from edgefl.run.clock import WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, WORKER
-from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, STARTUP_S, Peer, Peers
+from edgefl.run.peers import MAX_DEATHS_IN_A_ROW, STARTUP_S, Peer, Peers
 
 
 class Table:
@@ -222,18 +222,18 @@ def test_a_client_out_of_memory_has_its_own_kind_of_incident(server: Server) -> 
 
 
 def test_a_peer_that_dies_repeatedly_is_given_up(server: Server) -> None:
-    for deaths in range(1, MOST_DEATHS_IN_A_ROW + 1):
+    for deaths in range(1, MAX_DEATHS_IN_A_ROW + 1):
         peer = server.peers.get(WORKER, 0) or server.peer(WORKER, 0)
         assert server.dies(peer) is peer
-        assert server.lifecycle.retry(peer) is (deaths < MOST_DEATHS_IN_A_ROW)
+        assert server.lifecycle.retry(peer) is (deaths < MAX_DEATHS_IN_A_ROW)
         server.alarms.run_due()
-    assert len(server.sent) == MOST_DEATHS_IN_A_ROW - 1
-    assert server.incidents()[-1] == ("gave-up", None, f"died {MOST_DEATHS_IN_A_ROW} times in a row")
+    assert len(server.sent) == MAX_DEATHS_IN_A_ROW - 1
+    assert server.incidents()[-1] == ("gave-up", None, f"died {MAX_DEATHS_IN_A_ROW} times in a row")
 
 
 def test_a_worker_that_dies_in_a_task_is_never_given_up(server: Server) -> None:
     peer = server.peer(WORKER, 1)
-    for _ in range(2 * MOST_DEATHS_IN_A_ROW):
+    for _ in range(2 * MAX_DEATHS_IN_A_ROW):
         assert server.dies(peer) is peer
         assert server.lifecycle.retry(peer, blamed=False)
         server.alarms.run_due()

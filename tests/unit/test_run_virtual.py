@@ -25,7 +25,7 @@ from edgefl.run.control import ABSENT, IDLE, WORKER
 from edgefl.run.dispatch import MAX_TASKS, PREFETCH_S, Dispatch, FatalTask
 from edgefl.run.engine import Engine
 from edgefl.run.gate import TaskReturned
-from edgefl.run.peers import MOST_DEATHS_IN_A_ROW
+from edgefl.run.peers import MAX_DEATHS_IN_A_ROW
 from edgefl.run.timeline import Delivery, TimelineEvent
 from edgefl.run.virtual import TRAINING_DEATH, VirtualTimeline
 
@@ -170,7 +170,7 @@ def test_the_tasks_of_a_dead_worker_go_to_its_successor(world: Virtual) -> None:
     assert world.buffer.state[first.slot] == SlotState.LEASED
     world.peers.expect(WORKER, 0, epoch=1).ready = True
     assert [task.task for task in world.given()] == [first.task, second.task]
-    dead.deaths_in_a_row = MOST_DEATHS_IN_A_ROW - 1
+    dead.deaths_in_a_row = MAX_DEATHS_IN_A_ROW - 1
     with pytest.raises(RunError, match="worker 0 died too often"):
         world.timeline.departed(dead, end)
 
@@ -190,7 +190,7 @@ def kill(world: Virtual, begun: messages.Task | None) -> None:
 def die(world: Virtual, client: int) -> list[TimelineEvent]:
     """Let each worker die in this client's task and compute the others; return the events."""
     happened: list[TimelineEvent] = []
-    for _ in range(Blame.MOST_DEATHS):
+    for _ in range(Blame.MAX_DEATHS):
         tasks: list[messages.Task] = []
         while not any(task.client == client for task in tasks):
             happened += world.due()
@@ -208,13 +208,13 @@ def test_training_that_kills_its_process_is_a_death_of_its_client_until_it_is_gi
     world = Virtual(tmp_path, stop=Stop(versions=100))
     world.due()
     gone = []
-    for _ in range(MOST_DEATHS_IN_A_ROW):
+    for _ in range(MAX_DEATHS_IN_A_ROW):
         happened = die(world, 1)
         ((left, at),) = ((one, at) for at, one in enumerate(happened) if isinstance(one, Died))
         assert (left.client, left.reason) == (1, f"{TRAINING_DEATH}: exit 7")
         gone.append(left.at_s)
         back = [one.at_s for one in happened[at:] if isinstance(one, Joined)]
-        assert back == ([left.at_s] if len(gone) < MOST_DEATHS_IN_A_ROW else [])
+        assert back == ([left.at_s] if len(gone) < MAX_DEATHS_IN_A_ROW else [])
     assert gone == [1.0, 2.0, 3.0, 4.0, 5.0]  # its trips take a second
     world.close()
     with Record(tmp_path) as record:
@@ -443,7 +443,7 @@ def test_a_task_that_a_worker_does_not_accept_goes_to_another(workers: Workers) 
 
 def test_a_task_that_kills_workers_is_given_up_and_its_neighbour_is_not(workers: Workers) -> None:
     workers.add(1.0, 2.0, first=3)
-    for loss in range(Blame.MOST_DEATHS):
+    for loss in range(Blame.MAX_DEATHS):
         assert workers.dispatch.results == {}
         workers.dispatch.fill([0])
         assert workers.given == {0: [3, 4] * (loss + 1)}
@@ -456,7 +456,7 @@ def test_a_task_that_kills_workers_is_given_up_and_its_neighbour_is_not(workers:
 
 def test_deaths_between_tasks_are_blamed_on_no_task(workers: Workers) -> None:
     workers.add(1.0)
-    for _ in range(2 * Blame.MOST_DEATHS):
+    for _ in range(2 * Blame.MAX_DEATHS):
         workers.dispatch.fill([0])
         workers.dispatch.worker_died(0, None, "signal 9")
     assert workers.dispatch.results == {}

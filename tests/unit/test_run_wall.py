@@ -24,7 +24,7 @@ from edgefl.run.clock import Alarms
 from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed, Role
 from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.gate import Refusal, TaskReturned
-from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, PeerLifecycle
+from edgefl.run.peers import MAX_DEATHS_IN_A_ROW, PeerLifecycle
 from edgefl.run.server import ServerLoop
 from edgefl.run.timeline import Delivery, TimelineEvent
 from edgefl.run.wall import WallTimeline
@@ -529,11 +529,11 @@ def test_a_run_that_only_an_evaluation_can_stop_fails_without_an_evaluator(
     world.peer(EVALUATOR, 0)
     world.the(CLIENT, 0).ready = False  # so no client trains
     world.engine.carry_out([Evaluate(0)])
-    for epoch in range(MOST_DEATHS_IN_A_ROW - 1):
+    for epoch in range(MAX_DEATHS_IN_A_ROW - 1):
         loop._departed(Departed(EVALUATOR, 0, epoch, "signal 9"))
         alarms.run_due()
-    assert len(sent) == MOST_DEATHS_IN_A_ROW - 1  # it was replaced each time
+    assert len(sent) == MAX_DEATHS_IN_A_ROW - 1  # it was replaced each time
     fails = pytest.raises(RunError, match="the evaluator died too often") if endless else nullcontext()
     with fails:
-        loop._departed(Departed(EVALUATOR, 0, MOST_DEATHS_IN_A_ROW - 1, "signal 9"))
+        loop._departed(Departed(EVALUATOR, 0, MAX_DEATHS_IN_A_ROW - 1, "signal 9"))
     assert not world.evaluation.waiting
