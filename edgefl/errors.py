@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 
 LONGEST_NAME, LONGEST_LIST = 60, 120
 """Maximum length of a name, and of a list of names, in a message, in characters."""
-SAME_BUT_A_SLIP = 0.8
+NEAR_MATCH = 0.8
 """Minimum similarity (see `difflib`) of a name that is suggested before any name that contains the input."""
 MIN_PART = 3
 """Minimum length of an input for which names that contain it are suggested, in characters."""
@@ -146,7 +146,7 @@ def near(got: str, allowed: Iterable[str]) -> str:
 def nearest(got: str, allowed: Iterable[str], least: float = 0.6) -> str | None:
     """Return the allowed name that is most similar to ``got``, ignoring case.
 
-    If no name has a similarity of `SAME_BUT_A_SLIP`, names that contain ``got`` (of `MIN_PART` characters
+    If no name has a similarity of `NEAR_MATCH`, names that contain ``got`` (of `MIN_PART` characters
     or more) are preferred. Return None if there are none and no similarity is at least ``least``.
 
     >>> nearest("A76", ["ARM1176", "Cortex-A76"]), nearest("PI4", ["pi-4"]), nearest("x", ["pi-4"])
@@ -154,7 +154,7 @@ def nearest(got: str, allowed: Iterable[str], least: float = 0.6) -> str | None:
     """
     names, part = {name.lower(): name for name in allowed}, got.lower()
     containing = [name for name in names if part in name] if len(part) >= MIN_PART else []
-    for tried, cutoff in ((names, SAME_BUT_A_SLIP), (containing, 0.0), (names, least)):
+    for tried, cutoff in ((names, NEAR_MATCH), (containing, 0.0), (names, least)):
         if found := difflib.get_close_matches(part, tried, n=1, cutoff=cutoff):
             return names[found[0]]
     return None

@@ -164,7 +164,7 @@ class Data(Settings, frozen=True, kw_only=True):
     classes_per_client: Count = 2
     """Number of labels of each client with ``shards``."""
     labels: dict[str, list[int]] = {}
-    """Labels of the clients of each device profile with ``by-device``."""
+    """With ``partition = "by-device"``, the labels that the clients of each device profile hold."""
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.2
     """Share of the examples that is held out as the server's test set, if the data set has no published test
     split or if this split is not used."""

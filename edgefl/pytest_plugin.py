@@ -31,7 +31,7 @@ UNKNOWN = "–"
 """Text shown in place of a device's name for a failure that belongs to no device."""
 CRASHED = "???"
 """Phase in the report that pytest-xdist or pytest-forked creates for a test whose process crashed."""
-BROKEN_OFF: dict[int, str] = {
+ABORTED: dict[int, str] = {
     pytest.ExitCode.INTERRUPTED: "was interrupted",
     pytest.ExitCode.INTERNAL_ERROR: "had an internal error",
 }
@@ -404,7 +404,7 @@ class _SessionReport:
             top,
             skip=option("edgefl_invalid") == "skip",
         )
-        if (ended := BROKEN_OFF.get(session.exitstatus)) and not results.red:
+        if (ended := ABORTED.get(session.exitstatus)) and not results.red:
             why = f"pytest {ended}, so results of other tests may be missing"
             lost = GateRow(test="pytest", function="", device=UNKNOWN, outcome="FAIL", why=why)
             results = msgspec.structs.replace(results, rows=(*results.rows, lost))

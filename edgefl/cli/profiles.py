@@ -32,9 +32,9 @@ LISTED = 12
 
 
 class Search(NamedTuple):
-    """Conditions on the devices to list, and the order of the list (``sort``).
+    """Filters and sort order of the list of devices.
 
-    None means no condition; for ``sort`` it means alphabetical order.
+    A filter that is None fits every device. If ``sort`` is None, the order is alphabetical.
     """
 
     words: str | None = None

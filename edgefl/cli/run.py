@@ -349,8 +349,8 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid
     except KeyboardInterrupt:
         if not is_done(folder):
             begun = (folder / EXPERIMENT_FILE).is_file()
-            way_on = f"; carry on with: edgefl resume {folder}" if begun else " before anything was written"
-            raise Interrupted(f"interrupted{way_on}") from None
+            hint = f"; carry on with: edgefl resume {folder}" if begun else " before anything was written"
+            raise Interrupted(f"interrupted{hint}") from None
         summary = summary_in(folder)  # the run had ended when the signal came
     fidelity = summary["fidelity"]
     if summary["stop_reason"].startswith(TOO_FEW_CLIENTS):

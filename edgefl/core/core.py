@@ -335,8 +335,8 @@ class Core(Ledger):
             self._idle_wakes = 0
             if self._stop.emulated_s is None and not self._awaits_clients():
                 idle = f"the strategy was woken {MAX_IDLE_WAKES:,} times in a row while no client trained"
-                way_on = "if it waits on purpose, set stop.emulated_s"
-                self._halt = self._halt or f"{NO_PROGRESS}: {idle}; {way_on}"
+                hint = "if it waits on purpose, set stop.emulated_s"
+                self._halt = self._halt or f"{NO_PROGRESS}: {idle}; {hint}"
         return True
 
     def _measured(self, event: events.Evaluated, actions: list[Action]) -> bool:

@@ -2,11 +2,12 @@
 
 BouquetFL's TOML lists processors, graphics cards and locations (imported as networks), but no training
 rates. Processors and graphics cards are assumed to train at 0.07 of their peak rate, the fraction that phones
-measured by FLASH reached (docs/profiles.md). The peak rate is 32 FLOP per cycle and core for a processor (two
-256-bit fused multiply-adds), and 2 FLOP for a graphics card. The rates are uncertain by a factor of 10.
+measured by FLASH reached (docs/profiles.md). The peak rate is 32 FLOP per cycle and core of a processor (two
+256-bit fused multiply-adds), and 2 FLOP per cycle and core of a graphics card. The rates are uncertain by a
+factor of 10.
 
-Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` with currents in mA at the
-battery's nominal voltage and the cores' frequencies in kHz. Older files name the arrays ``cpu.speeds`` and
+Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` with the cores' frequencies in
+kHz, and with currents in mA at the battery's nominal voltage. Older files name the arrays ``cpu.speeds`` and
 ``cpu.active``, and omit ``.cluster0`` if there is only one cluster. If the cores' currents are equal at every
 frequency, they were not measured, so they are not imported.
 """

@@ -80,7 +80,7 @@ def read_webpagetest(path: Path, options: ImportOptions) -> ImportResult:
             title, mbps = keys.get("label") or name, (one.bwin / 1e6, one.bwout / 1e6)
             found.append((name, _network(title, mbps, one.latency, one.plr, source)[1]))
     if not found:
-        raise ProfileError(f"{path}: has no section with bwIn, bwOut and latency; at least one is required")
+        raise ProfileError(f"{path}: must have at least one section with bwIn, bwOut and latency (got none)")
     return _networks(path, found, options)
 
 

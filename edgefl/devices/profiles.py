@@ -159,7 +159,7 @@ def phone_table() -> phones.PhoneTable:
     """Return the table of measured phones. Raises `ProfileError` if it is missing."""
     path = bundled_folder() / phones.FILE
     if not path.exists():
-        raise ProfileError(f"edgefl's table of phones is missing at {path}; install edgefl again")
+        raise ProfileError(f"edgefl's table of phones is missing at {path}; reinstall edgefl")
     return phones.load(path)
 
 
@@ -192,7 +192,7 @@ def bundled_folder() -> Path:
     for found in (package / "_profiles", package.parent / "profiles"):
         if (found / "devices").is_dir():
             return found
-    raise ProfileError(f"edgefl's profiles are missing at {package / '_profiles'}; install edgefl again")
+    raise ProfileError(f"edgefl's profiles are missing at {package / '_profiles'}; reinstall edgefl")
 
 
 def is_path(name: str) -> bool:

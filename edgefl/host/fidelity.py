@@ -41,7 +41,7 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     declared_s: float = 0.0
     achieved_s: float = 0.0
     mean_error: float | None = None
-    """Error of the sums: ``achieved_s / declared_s - 1``."""
+    """Relative error of the totals: total ``achieved_s`` / total ``declared_s`` - 1."""
     median_error: float | None = None
     """Median of the signed errors; a value above 0 means slower than declared."""
     median_abs_error: float | None = None

@@ -158,7 +158,10 @@ def govern(kind: str, requests: int, lifeline: int) -> None:
 
 
 class Governor:
-    """Handles clients' requests. It has no side effects except those of the throttles."""
+    """Handles the requests of clients to start or end the throttling of a phase.
+
+    It has no side effects except those of the throttles, so that tests need no processes.
+    """
 
     def __init__(self, make: Callable[[HoldRequest, Account], Throttled]) -> None:
         self._make = make

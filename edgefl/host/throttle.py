@@ -186,7 +186,7 @@ class Target:
         return cpu_ns(self.pid)
 
     def wanting_ns(self, now_ns: int) -> int:
-        """Return ``now_ns`` itself, because the time that the process sleeps is not subtracted here."""
+        """Return ``now_ns`` itself: this class does not measure how long the process has been idle."""
         return now_ns
 
     def sleeps(self) -> bool:
@@ -311,7 +311,7 @@ period."""
 HALF_BURST_NS = 1_300_000
 """CPU time in ns by which a running process exceeds its quota on average, because the kernel preempts it only
 at a tick (Linux 6.18)."""
-BURSTS_A_TURN = 80
+BURSTS_PER_TURN = 80
 """CPU time between two corrections of a quota, in units of `HALF_BURST_NS`. Over a shorter interval, the
 measurement would depend mainly on the position within a burst."""
 FOLLOW_NS = 2_000 * PERIOD_US
@@ -357,7 +357,7 @@ class Quota:
             self.account.follow(self.target.runnable())
         ahead_ns = self.measure(now_ns)
         share = self.account.share
-        turn_ns = int(BURSTS_A_TURN * HALF_BURST_NS / share)
+        turn_ns = int(BURSTS_PER_TURN * HALF_BURST_NS / share)
         if now_ns >= self._corrects_ns:
             correction = ahead_ns / turn_ns / share
             self._correction = min(max(correction, -MAX_CORRECTION), MAX_CORRECTION)
@@ -397,7 +397,10 @@ LATE_NS = 50_000  # turns that are due within this time are run immediately
 
 
 def reduce_wakeup_latency() -> None:
-    """Reduce this thread's wake-up latency as far as its privileges allow, because turns must not be late."""
+    """Reduce this thread's wake-up latency, so that it stops and continues processes on time.
+
+    Without privileges, the latency is reduced less.
+    """
     set_timer_slack()
     set_time_slice()
     with contextlib.suppress(OSError):  # without privileges, the short time slice must suffice

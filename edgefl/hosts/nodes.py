@@ -47,7 +47,7 @@ ENDING_S = 40.0
 lost: it is suspended or hangs. TCP takes equally long to detect that a host has disappeared."""
 MAX_BYTES = 4 * 2**20
 """Maximum size of a message from a node, in bytes."""
-BITS = ("python", "torch", "numpy")
+BITS_DEPEND_ON = ("python", "torch", "numpy")
 """Software, besides edgefl, whose version can change the bits of training results."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _decoder = msgspec.msgpack.Decoder(list[messages.FromNode])
@@ -271,11 +271,11 @@ class Nodes:
         if (late_s := time.monotonic() - self._next_check_s) >= 0.0:
             self._next_check_s = time.monotonic() + ALIVE_MS / 1000
             yield from self._update_wanted()
-            yield from self._lose_stopped(late_s)
+            yield from self._drop_unresponsive(late_s)
             for node in [node for node in self._nodes.values() if not self._reachable(node)]:
                 yield from self._lose(node.name, "its connection broke")
 
-    def _lose_stopped(self, late_s: float) -> Iterator[control.FromHosts]:
+    def _drop_unresponsive(self, late_s: float) -> Iterator[control.FromHosts]:
         """Treat nodes that have not ended a process in time as lost.
 
         ``late_s`` is the delay of this check. If it is long, this process itself was held up and has not read
@@ -354,7 +354,7 @@ class Nodes:
     # ---- nodes that join and leave --------------------------------------------------------------
 
     def _join(self, name: str, join: messages.Join) -> None:
-        here, names = software(), ("edgefl", *(BITS if self._same_bits else ()))
+        here, names = software(), ("edgefl", *(BITS_DEPEND_ON if self._same_bits else ()))
         differ = [f"{what} {join.software.get(what)}, but this host has {here[what]}" for what in names
                   if join.software.get(what) != here[what]]  # fmt: skip
         if differ:

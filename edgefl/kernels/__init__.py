@@ -124,7 +124,7 @@ def page_locked(memory: NDArray[np.uint8], backend: str | None = None) -> Iterat
 
 
 def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None = None) -> float:
-    """Return the squared L2 norm of a flat update in float64, with the same bits as in `weighted_sum`.
+    """Return the squared L2 norm of a flat update in float64, bit for bit as `weighted_sum` computes it.
 
     >>> import numpy as np
     >>> sq_norm(np.array([3, 4], np.float32))

@@ -158,7 +158,7 @@ class SumArguments(NamedTuple):
         base = None if self.base is None else floats("base", self.base, size, like=", as many as out")
         apart = base is None or base.ctypes.data == checked_out.ctypes.data
         if not apart and np.may_share_memory(base, checked_out):
-            raise ValueError("base must be out itself or not overlap it (got an overlap)")
+            raise ValueError("base must be the same array as out, or not overlap it (got a partial overlap)")
         pairs = []
         for k, (item, scale) in enumerate(zip(vectors, per_update, strict=True)):
             # Fast path: building argument names would dominate the cost of a small sum.

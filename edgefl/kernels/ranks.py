@@ -70,7 +70,7 @@ def trimmed_mean(
     order in float64, and the mean is rounded to float32. A mean of zero is +0.0. For K updates, trim =
     (K − 1) // 2 gives the median. ``out`` is float32[D] and must not overlap an update. There are
     1 to 1024 ``updates``; they and their ``scales`` are as in `weighted_sum`, and all values must be finite.
-    All CPU back ends give the same bits; ``cuda`` uses the fastest of them.
+    All CPU back ends give the same bits. There is no GPU version: ``cuda`` runs the fastest CPU back end.
 
     Raises ValueError or TypeError with the name of the wrong argument, and ConfigError if ``backend`` is not
     available.
@@ -92,7 +92,8 @@ def products(
     """Return the inner products of all pairs of updates: float64[K, K], symmetric.
 
     The products of elements are exact in float64 and are added in a fixed order, so all CPU back ends give
-    the same bits; ``cuda`` uses the fastest of them. Arguments and errors are those of `trimmed_mean`.
+    the same bits. There is no GPU version: ``cuda`` runs the fastest CPU back end. Arguments and errors are
+    those of `trimmed_mean`.
 
     >>> products([np.array([1, 2], np.float32), np.array([3, 0], np.float32)]).tolist()
     [[5.0, 3.0], [3.0, 9.0]]

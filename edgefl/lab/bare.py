@@ -46,7 +46,7 @@ TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
 """Headers with the same lengths as in a run; the header ``LEAVE`` ends a client."""
 PATIENCE_S = 60.0
 """Seconds without a message after which a process assumes that the other side has ended."""
-LOOK_PARAMETERS = 100_000
+READING_PARAMETERS = 100_000
 """Small models make several trips between two readings of the clock: about this many parameters in all."""
 FORK = multiprocessing.get_context("fork")
 
@@ -129,14 +129,14 @@ def _through_memory(case: LimitCase) -> float:
     buffer = ParameterBuffer.create(Shape(case.parameters, ring, slots))
     rates = FORK.RawArray("d", case.clients)
     all_are_there = FORK.Barrier(case.clients)
-    a_look = max(1, LOOK_PARAMETERS // case.parameters)
+    trips_per_reading = max(1, READING_PARAMETERS // case.parameters)
     weights, versions = [1.0 / case.updates] * case.updates, itertools.count()
 
     def life(number: int) -> None:
         trip = trip_of(case, buffer, number)
         _repeat(trip, slots)
         all_are_there.wait(PATIENCE_S)
-        rates[number] = a_look * _rate(lambda: _repeat(trip, a_look), case.seconds / 2)
+        rates[number] = trips_per_reading * _rate(lambda: _repeat(trip, trips_per_reading), case.seconds / 2)
 
     def add() -> None:
         version = next(versions)

@@ -73,7 +73,8 @@ MAX_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "n
 number is drawn on a logarithmic scale. The maximum is small for the failpoints of checkpoints, which are
 rarely passed."""
 MAX_TURNS = 4
-"""Maximum number of deaths at each failpoint in one command; after that, the run is ended and resumed."""
+"""Maximum number of kills at each failpoint while one command runs; then the run is stopped and resumed with
+a new command."""
 MAX_FRUITLESS = 3
 """A failpoint is considered unreachable after this number of servers failed to reach it in time."""
 
@@ -366,7 +367,7 @@ class _Round:
         self._number = len(findings.rounds)
         self._round = DisturbedRun(seed=experiment.seed + self._number)
         self._folder = folder / f"seed-{self._round.seed}"
-        self._run, self._calm = self._folder / "killed", self._folder / "undisturbed"
+        self._run, self._undisturbed = self._folder / "killed", self._folder / "undisturbed"
         self._witness, self._temporary = self._folder / "witness", self._folder / "tmp"
         self._watch = _Stopwatch()
         self._highest = 0
@@ -378,7 +379,7 @@ class _Round:
     def run(self) -> None:
         self._findings.rounds.append(self._round)
         self._temporary.mkdir(parents=True)
-        if self._virtual and not self._make_calm():
+        if self._virtual and not self._run_undisturbed():
             return
         failures = 0
         while failures < MAX_FAILURES:
@@ -392,8 +393,8 @@ class _Round:
         if not self._round.violations:
             shutil.rmtree(self._folder)
 
-    def _make_calm(self) -> bool:
-        command = self._start("run", self._calm, {})
+    def _run_undisturbed(self) -> bool:
+        command = self._start("run", self._undisturbed, {})
         try:
             while command.process.poll() is None:
                 self._tell(self._findings, f"seed {self._round.seed}: undisturbed")
@@ -552,7 +553,7 @@ class _Round:
         if problems:
             return
         if self._virtual:
-            yield from outcome.differences(self._calm, self._run)
+            yield from outcome.differences(self._undisturbed, self._run)
         else:
             self._witness.touch()
             self._round.acknowledged = len(outcome.read_log(self._witness))

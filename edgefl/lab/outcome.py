@@ -65,12 +65,12 @@ def unreadable(folder: Path) -> Iterator[str]:
     yield from (f"{name} is missing" for name in RESULTS if not (folder / name).is_file())
 
 
-def differences(calm: Path, disturbed: Path) -> Iterator[str]:
+def differences(undisturbed: Path, disturbed: Path) -> Iterator[str]:
     """Yield a line for each kind of result in which a disturbed run differs from the undisturbed run.
 
-    ``calm`` is the folder of the undisturbed run.
+    ``undisturbed`` is the folder of the undisturbed run.
     """
-    expected, found = _figures(calm), _figures(disturbed)
+    expected, found = _figures(undisturbed), _figures(disturbed)
     for kind, there in expected.items():
         here = found[kind]
         other = [key for key in sorted({*there, *here}) if here.get(key) != there.get(key)]

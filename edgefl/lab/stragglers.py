@@ -31,7 +31,7 @@ SIZES = ((1, 120), (4, 60), (16, 20))
 CLIENTS = sum(count for _, count in SIZES)
 MEAN = sum(size * count for size, count in SIZES) / CLIENTS
 STRAGGLER = 1.0
-"""Mean duration λ of a trip per example of the client, in emulated seconds."""
+"""λ: the mean duration of a trip for each example that the client holds, in emulated seconds."""
 OVER_SELECTION = 1.3
 CONCURRENCY = (10, 30)
 """Numbers of clients that train simultaneously. In rounds, this is the size of the cohort including its

@@ -143,7 +143,7 @@ def expected_staleness(quick: bool = False) -> Finding:
 
 
 def waiting_staleness(quick: bool = False) -> Finding:
-    """Test equation 6 for clients that wait for the next version before they restart.
+    """Test equation 6 of FedStaleWeight for clients that wait for the next version before they restart.
 
     Client i then contributes an update to one in E[τ_i] + 1 versions.
     """

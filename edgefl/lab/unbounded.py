@@ -31,14 +31,14 @@ SOURCE = "Toghani and Uribe 2022"
 
 
 class Constants(NamedTuple):
-    """The constants in the theorem's bound."""
+    """The constants in the bound of theorem 1 (Toghani and Uribe 2022)."""
 
     smoothness: float
     """The smoothness constant L."""
     variance: float
     """The variance σ²/b of a gradient on the smallest batch."""
     diversity: float
-    """The diversity γ² of the clients."""
+    """γ², which bounds how far the clients' gradients differ from the gradient of the objective."""
     gap: float
     """The initial gap f(w_0) − f*."""
     clients: int

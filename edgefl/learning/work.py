@@ -40,7 +40,7 @@ BATCHES = (2, 4)
 """Batch sizes for which `batch_work` counts the work; batch normalisation does not accept a batch of 1."""
 FEW_CHANNELS = 4
 """Maximum number of input channels per group in a depthwise (grouped) or thin (ungrouped) convolution."""
-FREE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
+NO_MATRIX_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
 """Layers that compute no matrix product even though their weight may be a matrix."""
 
 __all__ = [
@@ -258,7 +258,7 @@ def _hollow(tensor: Tensor) -> Tensor:
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = (_aten.convolution, _aten.convolution_backward)
-_FREE = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "_local_scalar_dense")
+_NO_BYTES = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "_local_scalar_dense")
 _COPIES = (
     "cat", "stack", "clone", "copy_", "_to_copy", "index", "index_put", "index_put_", "index_select", "roll",
     "constant_pad_nd", "slice_backward", "select_backward", "unfold_backward",
@@ -342,7 +342,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _written(func, args):
             if tensor.requires_grad and tensor.is_leaf:
                 self._updated[tensor.untyped_storage()._cdata] = tensor.numel()
-        if not _is_view(func) and packet.__name__ not in _FREE:
+        if not _is_view(func) and packet.__name__ not in _NO_BYTES:
             self._amounts["calls"] += 1
             self._count(packet, args, kwargs, out, _bytes(leaves))
         return out
@@ -542,7 +542,7 @@ class _Layers:
 
     def _own(self, name: str, layer: nn.Module) -> float:
         declared = getattr(layer, "flops_per_example", None)
-        if isinstance(layer, FREE):
+        if isinstance(layer, NO_MATRIX_PRODUCT):
             return 0.0
         if declared is not None:
             return _declared(declared)

@@ -76,7 +76,7 @@ class Secret:
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
-            raise ValueError(f"key must have {KEY_BYTES} bytes (got {len(key)})")
+            raise ValueError(f"key must be {KEY_BYTES} bytes long (got {len(key)})")
         self._key = key
         self.seed = int(self.digest(b"seed"), 16)
 

@@ -345,7 +345,7 @@ class Keeper:
     def _check(self) -> None:
         """Check the phones' memory, and assign orphans to their phones."""
         for why in self._queue.trouble.values():
-            raise RunError(f"a phone's share can no longer be enforced: {why}")
+            raise RunError(f"a phone's CPU share can no longer be enforced: {why}")
         strangers = set(children_of(os.getpid()) or [])
         for phone in self._phones.values():
             phone.watch()

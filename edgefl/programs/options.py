@@ -41,7 +41,7 @@ class ProgramOptions(NamedTuple):
     out: Path | None = None
     """Results folder; if None, nothing is written."""
     print_lines: bool = True
-    """True to print the phones' lines on this process's own output. With several phones, each line is
+    """True to copy the phones' output to the output of this process. With several phones, each line is
     prefixed with the phone's number and device."""
     awake: bool = False
     """True to keep this host's cores from going idle while phones are stopped (`edgefl.host.awake`)."""

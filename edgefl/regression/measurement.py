@@ -92,7 +92,7 @@ class Measurement:
 
     @cached_property
     def reference_cpu_s(self) -> list[float]:
-        """CPU time of a unit of the reference on this host in seconds, for each repetition."""
+        """CPU seconds that a unit of the reference's work took on this host, for each repetition."""
         return [min(one.reference_cpu_s) / self.trial.shots.units for one in self.repetitions]
 
     @cached_property

@@ -135,11 +135,11 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
-    """The metrics of one repetition's process. CPU times are in seconds of this host, other times in
+    """The metrics of one repetition's process. CPU times are seconds on this host; other times are
     emulated seconds."""
 
     cpu_s: list[float]
-    """CPU time of each shot of the function."""
+    """CPU time of each shot, which is a group of calls of the function that are timed together."""
     reference_cpu_s: list[float]
     """CPU time of each shot of the reference. These shots alternate with those of the function, and come
     first and last."""

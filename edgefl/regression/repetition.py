@@ -59,7 +59,7 @@ INTERPRETED_STEPS = 100
 ``interpreter`` are in steps of the same program, so that no conversion between programs is needed."""
 MIN_REST = 0.1
 """If the time outside torch is below this share of the CPU time, it is treated as overhead of torch calls."""
-LITTLE = 0.1
+SMALL_SHARE = 0.1
 """A function is treated as interpreted code if it executes fewer FLOP per CPU second than this share of the
 rate of a small training step."""
 SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
@@ -459,7 +459,7 @@ def _most_like(work: StepWork, cpu_s: float) -> ReferenceName:
     """Return the reference that is most similar to a function with this torch work and CPU time."""
     small = make_reference("train-small")
     small_s = min(used_s(partial(small.run, 1)) for _ in range(20))
-    if not work.calls or work.flop < LITTLE * small.flop / small_s * cpu_s:
+    if not work.calls or work.flop < SMALL_SHARE * small.flop / small_s * cpu_s:
         return "interpreted"
     per_call = math.log(max(1.0, work.flop / work.calls))
 

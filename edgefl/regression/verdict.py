@@ -21,7 +21,7 @@ BY_TIME = frozenset({"seconds", "joules"})
 """Metrics with budgets that depend on the time. A disturbed host makes only these uncertain."""
 TESTED = {"cpu_s": "CPU time", "peak_mib": "peak memory", "sent_mib": "sent"}
 """Metrics that a statistical test compares with the baseline, and their names."""
-LITTLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
+NEGLIGIBLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
 """Minimum amounts in the baseline for which growth is stated in percent."""
 TOLERANCE = 0.05
 DOUBTFUL = 0.5
@@ -34,8 +34,9 @@ LOAD_MAX, LOAD_SAME = 1.2, 1.05
 """Limits on the ratio of the reference's CPU time to its CPU time in the baseline. Up to the first limit,
 measurements are comparable; up to the second, the host's load counts as unchanged."""
 DRIFT, DRIFT_WAITED = 0.6, 0.16
-"""If the reference's CPU time changes by a share of x beyond `LOAD_SAME`, and the share of time spent waiting
-for a core changes by y, the function's CPU time may change by a share of ``DRIFT * x + DRIFT_WAITED * y``."""
+"""Tolerances for a host that changes. If the reference's CPU time changes by a fraction x beyond `LOAD_SAME`,
+and the fraction of time spent waiting for a core by y, the function's CPU time may change by a fraction
+``DRIFT * x + DRIFT_WAITED * y``."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,7 @@ class Compared(NamedTuple):
 
     def __str__(self) -> str:
         unit = "s" if self.metric == "cpu_s" else "MiB"
-        share = share_text(self.before, self.now, LITTLE[self.metric]) or "grew"
+        share = share_text(self.before, self.now, NEGLIGIBLE[self.metric]) or "grew"
         in_mib = self.least > self.tolerance * self.before
         allowed = f"{figure(self.least)} MiB" if in_mib else f"{self.tolerance:.1%}"
         return (

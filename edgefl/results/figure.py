@@ -48,7 +48,7 @@ _SETTINGS: Any = {
 }
 ENDINGS = (".pdf", ".svg", ".eps", ".png")
 BANDS = ("interval", "range", "none")
-WIDEST_IN = 200.0
+LARGEST_IN = 200.0
 """Maximum width and height of a figure, in inches; a larger one has too many pixels for a .png file."""
 AXES = {"at_s": "emulated seconds", "trips": "client trips", "version": "version"}
 
@@ -86,8 +86,8 @@ def plot(
         raise ConfigError(f"band: {unknown('band', band, BANDS)}")
     sizes: tuple[tuple[str, Any], ...] = (("width_in", width_in), ("height_in", height_in))
     for name, size_in in sizes:
-        fits = isinstance(size_in, Real) and 0.0 < float(size_in) <= WIDEST_IN
-        require(name, size_in, fits, f"a number of inches above 0 and at most {WIDEST_IN:g}")
+        fits = isinstance(size_in, Real) and 0.0 < float(size_in) <= LARGEST_IN
+        require(name, size_in, fits, f"a number of inches above 0 and at most {LARGEST_IN:g}")
     curves = {
         label: [_curve(result, y, over) for result in found] for label, found in _by_label(runs).items()
     }

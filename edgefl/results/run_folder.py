@@ -167,7 +167,7 @@ def resumable(folder: Path) -> bool:
     return any((folder / CHECKPOINTS).glob("journal-*.safetensors"))
 
 
-def way_on(folder: Path) -> str:
+def resume_hint(folder: Path) -> str:
     """Return the end of a failed run's error message: the command to resume the run, if it is resumable."""
     return f"; carry on with: edgefl resume {folder}" if resumable(folder) else ""
 
@@ -274,8 +274,8 @@ def _lock(lock: int, folder: Path, patience_s: float) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until:
-                way_on = "wait until that process ends, or stop it"
-                raise ConfigError(f"{folder} is in use by another edgefl process; {way_on}") from None
+                hint = "wait until that process ends, or stop it"
+                raise ConfigError(f"{folder} is in use by another edgefl process; {hint}") from None
             time.sleep(0.05)  # a blocking lock has no time-out
             continue
         except OSError:

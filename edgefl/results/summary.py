@@ -81,7 +81,7 @@ def fidelity_of(record: Record) -> dict[str, Any]:
     """
     trips, meta = record.trips, record.meta
     virtual = meta.clock == "virtual"
-    own_pace = as_they_are(record)
+    own_pace = is_real_device(record)
     ended = ~np.isnan(trips["arrived_s"]) & ~own_pace
     reported = ended & ~np.isnan(trips["trip_achieved_s"]) & ~np.isnan(trips["trip_declared_s"])
     declared = {part: trips[f"{part}_declared_s"][reported] for part in ACHIEVED}
@@ -105,7 +105,7 @@ def fidelity_of(record: Record) -> dict[str, Any]:
     return {**fields, **conditions, "throttle": meta.throttle, "unmeasured": unmeasured}
 
 
-def as_they_are(record: Record) -> NDArray[np.bool_]:
+def is_real_device(record: Record) -> NDArray[np.bool_]:
     """Return a mask of the trips made by real devices, whose speed is not controlled."""
     clients = [client for node in record.meta.nodes if node.as_is for client in node.peers]
     return np.isin(record.trips["client"], clients)
@@ -122,7 +122,7 @@ def _network(moved: dict[str, int]) -> dict[str, Any]:
 def _real_devices(record: Record) -> list[dict[str, Any]]:
     """Return each real device's measured training time, the time in its profile, and the ratio of the two."""
     trips, found = record.trips, []
-    whole = as_they_are(record) & ~np.isnan(trips["compute_s"])
+    whole = is_real_device(record) & ~np.isnan(trips["compute_s"])
     for client in np.unique(trips["client"][whole]).tolist():
         its = whole & (trips["client"] == client)
         ratios = trips["compute_s"][its] / trips["compute_declared_s"][its]

@@ -38,7 +38,7 @@ class Tail:
         return self._words[1]
 
     def clear(self, seq: int) -> None:
-        """Remove all batches after a commit of all events up to number ``seq``."""
+        """Remove all batches; call this once all events up to number ``seq`` have been committed."""
         self._words[0] = 0
         self._words[1] = seq
 

@@ -25,7 +25,7 @@ PROJECT = "edgefl"
 """Name of the project in Weights & Biases, and of the experiment in MLflow."""
 FIGURES = ("accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s", "time_scale")
 """Fields of summary.json that a tracker shows for the whole run."""
-IMPATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+MLFLOW_TIMEOUTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 """Environment variables set for MLflow, unless the user has set them. By default, MLflow waits minutes for a
 server that does not answer."""
 
@@ -119,7 +119,7 @@ def _tensorboard(run: Copied) -> str:
 
 def _mlflow(run: Copied) -> str:
     """Add a run to the experiment "edgefl" of the server in MLFLOW_TRACKING_URI."""
-    for name, value in IMPATIENCE.items():
+    for name, value in MLFLOW_TIMEOUTS.items():
         os.environ.setdefault(name, value)
     import mlflow
     from mlflow.entities import Metric, Param, RunTag

@@ -231,5 +231,8 @@ class Gate:
                 peer.dismissed = self.send(peer, messages.Bye())
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait up to ``timeout_ms`` for a message; return True if a watched descriptor is ready."""
+        """Wait up to ``timeout_ms``; return True if a watched descriptor is ready.
+
+        The wait ends early when a message arrives or a descriptor is ready.
+        """
         return self.socket.wait(0 if self._stuck else timeout_ms)

@@ -291,12 +291,12 @@ class _Supervisor:
                     store.set_meta(nodes=rows)
             return write_results(self._folder)
         except (EdgeflError, OSError) as error:
-            way_on = run_folder.way_on(self._folder) if self._end.interrupted else ""
+            hint = run_folder.resume_hint(self._folder) if self._end.interrupted else ""
             what = "the run's summary, report or trace cannot be written"
-            raise RunError(f"{what}: {error}{way_on}") from error
+            raise RunError(f"{what}: {error}{hint}") from error
 
     def _error(self, what: str) -> RunError:
-        return RunError(f"{what}{run_folder.way_on(self._folder)}")
+        return RunError(f"{what}{run_folder.resume_hint(self._folder)}")
 
     # ---- the loop ------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from edgefl.strategies.base import Client, Step, Update, View
 
 
 @dataclass
-class Profiles:
+class TripStatistics:
     """Measurements of each client's trips, and the time of the last step."""
 
     staleness: MovingAverage
@@ -102,16 +102,16 @@ class Pisces(Asynchronous):
         """Return the number of update slots, one per client: no client trains while its update is held."""
         return clients
 
-    def begin(self, devices: Sequence[Client]) -> Profiles:
+    def begin(self, devices: Sequence[Client]) -> TripStatistics:
         average = MovingAverage(len(devices), window=self.window)
         latency_s = [device.down_s + device.compute_s for device in devices]
-        return Profiles(average, latency_s, exploration=self.exploration)
+        return TripStatistics(average, latency_s, exploration=self.exploration)
 
     def utility(self, examples: int, loss: float, staleness: float) -> float:
         """Return U_i, the utility of a client with this mean loss and mean staleness."""
         return examples * loss * math.pow(staleness + 1.0, -self.staleness_penalty)
 
-    def assign(self, state: Profiles, view: View) -> Sequence[int]:
+    def assign(self, state: TripStatistics, view: View) -> Sequence[int]:
         waiting = {update.client for update in view.held}
         ready = [client for client in view.idle if client not in waiting and not self.excludes(state, client)]
         room = min(view.openings, (self.concurrency or len(view.devices)) - view.training)
@@ -130,7 +130,7 @@ class Pisces(Asynchronous):
         state.begun_s.update(dict.fromkeys(start, view.now_s))
         return start
 
-    def arrive(self, state: Profiles, update: Update, view: View) -> Sequence[Update]:
+    def arrive(self, state: TripStatistics, update: Update, view: View) -> Sequence[Update]:
         client = update.client
         state.latency_s[client] = update.at_s - state.begun_s[client]
         staleness = state.staleness.observe(client, float(update.staleness))
@@ -141,7 +141,7 @@ class Pisces(Asynchronous):
                 self._count_outliers(state, update, view)
         return super().arrive(state, update, view)
 
-    def excludes(self, state: Profiles, client: int) -> bool:
+    def excludes(self, state: TripStatistics, client: int) -> bool:
         """Return True if the client's loss was an outlier ``credits`` times."""
         return self.credits is not None and state.outlying.get(client, 0) >= self.credits
 
@@ -158,7 +158,7 @@ class Pisces(Asynchronous):
         clustered = near[:, near.sum(axis=1) >= neighbours].any(axis=1)
         return [client for client, within in zip(losses, clustered.tolist(), strict=True) if not within]
 
-    def _count_outliers(self, state: Profiles, update: Update, view: View) -> None:
+    def _count_outliers(self, state: TripStatistics, update: Update, view: View) -> None:
         """Pool the clients' latest losses, and count each client's outliers.
 
         The pool covers the ``outlier_window`` base versions up to the base version of ``update``.
@@ -175,12 +175,12 @@ class Pisces(Asynchronous):
         for version in [version for version in state.losses if version <= oldest - self.outlier_window]:
             del state.losses[version]
 
-    def wake_s(self, state: Profiles, view: View) -> float:
+    def wake_s(self, state: TripStatistics, view: View) -> float:
         """Return the time of the next step: the time of the last step plus the interval I."""
         slowest_s = max((state.latency_s[client] for client in view.running), default=0.0)
         return state.stepped_s + slowest_s / (self.staleness_bound + 1)
 
-    def step(self, state: Profiles, view: View) -> Step | None:
+    def step(self, state: TripStatistics, view: View) -> Step | None:
         if not view.held or view.now_s < self.wake_s(state, view):
             return None
         updates = sorted(view.held, key=lambda update: update.client)
@@ -191,5 +191,5 @@ class Pisces(Asynchronous):
         discount = [math.pow(mean + 1.0, -self.staleness_discount) for mean in means]
         return Step(updates, [p * factor for p, factor in zip(part, discount, strict=True)])
 
-    def stepped(self, state: Profiles, step: Step, view: View) -> None:
+    def stepped(self, state: TripStatistics, step: Step, view: View) -> None:
         state.stepped_s = view.now_s

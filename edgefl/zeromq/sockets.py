@@ -13,7 +13,7 @@ Whose = Callable[..., bytes]
 
 AT_ONCE = 256
 """Maximum number of messages that are read in one iteration of a process's main loop."""
-LENT_BYTES = 1024 * 1024
+ZERO_COPY_BYTES = 1024 * 1024
 """Minimum size, in bytes, of an immutable frame (such as a model) that is sent without a copy."""
 PEER_LINGER_MS = 1000
 HANDSHAKE_MS = 10_000
@@ -62,7 +62,7 @@ class ZmqSocket:
         for frame in frames[:-1]:
             self._socket.send(frame, _MORE)
         last = frames[-1]
-        self._socket.send(last, NOBLOCK, copy=not (isinstance(last, bytes) and len(last) >= LENT_BYTES))
+        self._socket.send(last, NOBLOCK, copy=not (isinstance(last, bytes) and len(last) >= ZERO_COPY_BYTES))
 
     def _receive(self, headers: int) -> list[Frame]:
         """Return the frames of the next message. Raises `zmq.Again` if there is no message.

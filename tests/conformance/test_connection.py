@@ -19,7 +19,7 @@ import zmq
 from edgefl.run import connection, control, messages
 from edgefl.run.connection import Connection, PeerSocket, ServerSocket
 from edgefl.zeromq.door import CallerSocket, DoorSocket
-from edgefl.zeromq.sockets import LENT_BYTES, Dealer, Frame, Full, Unreachable
+from edgefl.zeromq.sockets import ZERO_COPY_BYTES, Dealer, Frame, Full, Unreachable
 
 BOUND_MS = 20_000
 SOME = 5
@@ -285,7 +285,7 @@ def test_a_peer_whose_run_ends_before_the_server_connects_ends_silently(server: 
 @pytest.mark.parametrize("door", ["", DOOR])
 @pytest.mark.parametrize("lent", [False, True])
 def test_payload_frames_arrive_whether_copied_or_lent(lent: bool, door: str) -> None:
-    size = LENT_BYTES if lent else LENT_BYTES - 1
+    size = ZERO_COPY_BYTES if lent else ZERO_COPY_BYTES - 1
     pid = os.fork()  # pyzmq keeps a thread after it has lent the memory of frames
     if pid == 0:
         code = 1

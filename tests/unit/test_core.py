@@ -409,8 +409,8 @@ def test_a_run_whose_strategy_only_wakes_itself_ends(
         if core.stopped:
             break
     said = "no progress: the strategy was woken 50 times in a row while no client trained"
-    way_on = "; if it waits on purpose, set stop.emulated_s"
-    assert core.stopped == (said + way_on if ends else None)
+    hint = "; if it waits on purpose, set stop.emulated_s"
+    assert core.stopped == (said + hint if ends else None)
 
 
 def test_the_last_trip_may_complete_a_version() -> None:

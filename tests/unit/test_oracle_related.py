@@ -21,7 +21,7 @@ from edgefl.strategies.fedat import FedAT
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedfix import FedFix
 from edgefl.strategies.mifa import MIFA
-from edgefl.strategies.pisces import Pisces, Profiles
+from edgefl.strategies.pisces import Pisces, TripStatistics
 from edgefl.strategies.quafl import QuAFL
 from edgefl.strategies.safa import SAFA
 from edgefl.testing import MemoryRun, Vector, fleet, run_in_memory
@@ -407,10 +407,10 @@ def test_pisces_excludes_clients_that_are_often_outliers(credits: int | None, ex
 
 
 def test_pisces_forgets_losses_outside_all_pools() -> None:
-    states: list[Profiles] = []
+    states: list[TripStatistics] = []
 
     class Watched(Pisces):
-        def begin(self, devices: Sequence[Client]) -> Profiles:
+        def begin(self, devices: Sequence[Client]) -> TripStatistics:
             states.append(super().begin(devices))
             return states[0]
 
