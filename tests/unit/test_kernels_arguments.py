@@ -35,7 +35,11 @@ WRONG_SUM: Wrong = [
     ({"out": _f(frozen=True)}, V, "out must be writable (got a read-only array)"),
     ({"base": _f(3)}, V, "base must have 4 elements, as many as out (got 3)"),
     ({"base": _f(4, np.float16)}, T, "base must be float32 (got float16)"),
-    ({"out": S, "base": SHARED[1:5]}, V, "base must be the same array as out, or not overlap it"),
+    (
+        {"out": S, "base": SHARED[1:5]},
+        V,
+        "base must be the same array as out, or not overlap it (got a partial overlap)",
+    ),
     ({"out": S, "updates": [F, SHARED[3:7]]}, V, "updates[1] must not overlap the output array (out)"),
     ({"updates": [_f(), _f(5)]}, V, "updates[1] must have 4 elements, as many as out (got 5)"),
     ({"updates": [_f(), np.ones(4)]}, T, f"updates[1] {ALLOWED} (got float64)"),
