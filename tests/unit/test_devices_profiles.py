@@ -255,7 +255,7 @@ def test_the_folder_of_profiles_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     (package / "emulation").mkdir(parents=True)
     monkeypatch.setattr(profiles, "__file__", str(package / "emulation" / "profiles.py"))
     find = profiles.bundled_folder.__wrapped__
-    with pytest.raises(ProfileError, match="install edgefl again"):
+    with pytest.raises(ProfileError, match="reinstall edgefl"):
         find()
     (tmp_path / "profiles" / "devices").mkdir(parents=True)
     assert find() == tmp_path / "profiles"
