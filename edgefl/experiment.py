@@ -87,7 +87,7 @@ class Fleet(Settings, frozen=True, kw_only=True):
     units: Literal["individual", "identical"] = "individual"
     """``individual``: each phone has its own speed; the speeds vary as much as measurements of several phones
     of the same model do (docs/individuals.md). ``identical``: all phones have exactly the speed in the
-    profile. Profiles that describe a paper's devices are always identical."""
+    profile. Phones with the profile of a paper's device always are."""
     model_errors: Literal["none", "drawn"] = "none"
     """``drawn``: the compute times of all phones with the same device profile are multiplied by one random
     factor. It is drawn with the experiment's seed from the profile's 90% interval for a training step of this

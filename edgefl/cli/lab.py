@@ -263,7 +263,9 @@ def chaos(
     only: Annotated[
         str | None, typer.Option(metavar="KINDS", help="Kinds of processes to kill, such as server,client.")
     ] = None,
-    every: Annotated[float, typer.Option(metavar="S", min=0.0, help="Mean seconds between kills.")] = 1.0,
+    every: Annotated[
+        float, typer.Option(metavar="S", min=0.0, help="Mean seconds from a recovery to the next kill.")
+    ] = 1.0,
     failpoints: Annotated[
         int,
         typer.Option(
@@ -278,7 +280,7 @@ def chaos(
 ) -> int:
     """Kill processes of runs, resume the runs, and check them.
 
-    Processes are killed with kill -9 at random times, in as many runs as N kills need.
+    Processes are killed with kill -9, at random times or at failpoints, in as many runs as needed.
     If a guarantee is violated, the exit code is 1, and each violation is printed on one line.
     """
     from edgefl import new_run_folder

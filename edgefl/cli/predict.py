@@ -238,7 +238,7 @@ def _with_bars(
 
 
 def _parts(prediction: Prediction) -> dict[str, float]:
-    """Return what the predicted time consists of, in seconds; "all else" is the total of the small parts."""
+    """Return the parts of the predicted time in seconds, keyed by description; "all else" is the rest."""
     shown = {PARTS[key]: s for key, s in prediction.parts.items() if s >= SHOWN * prediction.seconds}
     rest = prediction.seconds - sum(shown.values())
     return shown if rest <= 1e-9 * prediction.seconds else {**shown, "all else": rest}

@@ -160,7 +160,7 @@ def import_(
         list[str] | None, typer.Option(help="Only this entry of the file; may be repeated.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="fedscale: maximum number of clients, from slow to fast; default 100.")
+        int | None, typer.Option(help="fedscale: maximum number of clients, evenly spaced; default 100.")
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="power-profile: the device profile to complete with this file.")

@@ -49,14 +49,16 @@ def execute(
     connect: Annotated[
         list[str] | None,
         typer.Option(
-            "--connect", metavar="PORT=HOST:PORT", help="Forward this port to a server; may be repeated."
+            "--connect",
+            metavar="PORT=HOST:PORT",
+            help="Forward this local port to a server; may be repeated.",
         ),
     ] = None,
     share: Annotated[
         str | None,
         typer.Option(
             metavar="CORES",
-            help="Share of host cores: 0.3 for all threads together; 0.3x4,0.1x4: one core per thread.",
+            help="Cores of this host: 0.3 for all threads together; 0.3x4,0.1x4: one core per thread.",
         ),
     ] = None,
     like: Annotated[

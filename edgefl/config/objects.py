@@ -66,7 +66,7 @@ def name_objects(
     partition: Any = None,
     strategies: Iterable[Any] = (),
 ) -> Named:
-    """Return the experiment that names the given objects; ``home`` is the folder of the experiment's file.
+    """Return the experiment with importable names of the given objects; ``home`` is the folder of its file.
 
     ``strategy`` is an instance or a class, ``model`` is a function or class that creates a model, ``data`` is
     a function, a `Dataset` or four arrays, ``partition`` is a function, and ``strategies`` are the strategies

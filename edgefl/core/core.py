@@ -54,9 +54,9 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 MAX_IDLE_WAKES = 100_000
-"""Maximum number of consecutive wake-ups (at `Strategy.wake_s` or an arrival) while no client trains and no
-version is made. A run without ``stop.emulated_s`` then ends, unless a client can still join. Held updates do
-not prevent this, because the strategy may never use them."""
+"""Maximum number of consecutive wake-ups (at times of `Strategy.wake_s` or `Strategy.arrivals`) while no
+client trains and no version is made. A run without ``stop.emulated_s`` then ends, unless a client can still
+join. Held updates do not prevent this, because the strategy may never use them."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 

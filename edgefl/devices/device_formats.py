@@ -148,7 +148,7 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
         notes.append(f"left out: the cores' currents, which are equal at every frequency ({seen[0]:g} mA)")
         clusters = []
     if options.base is None:
-        needed = "name the device profile to complete with --base"
+        needed = "give the device profile to complete: --base PROFILE"
         raise ProfileError(f"{path}: has no computing rates; {needed}")
     tables = to_json(load_device(options.base))
     sources, source = tables["sources"], f"Android power_profile.xml: {path.name}"

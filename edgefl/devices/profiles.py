@@ -363,7 +363,7 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
         yield wrong("thermal.trips", "steps whose freq_scale does not rise with temp_c", scales)
     elif thermal.off_c is not None and thermal.off_c < temps[-1]:
         yield wrong("thermal.off_c", f"at least {temps[-1]}, the temp_c of the last step", thermal.off_c)
-    elif thermal.off_c == temps[0]:  # the device would switch on again at once
+    elif thermal.off_c == temps[0]:  # it returns when it has cooled to the first step: at once
         yield wrong("thermal.off_c", f"above {temps[0]}, the temp_c of the only step", thermal.off_c)
     if thermal.ambient_c is not None and thermal.ambient_c >= temps[0]:
         yield wrong("thermal.ambient_c", f"below {temps[0]}, the temp_c of the first step", thermal.ambient_c)

@@ -95,8 +95,8 @@ class ThermalModel(NamedTuple):
     busy_w: float
     step_c: tuple[float, ...]
     speeds: tuple[float, ...]
-    """Fractions of full speed: 1.0 below the first throttling step, then the fraction above each step. The
-    fractions never increase."""
+    """Fractions of full speed: 1.0 below the first throttling step, then the fraction at each step and
+    above. The fractions never increase."""
     off_c: float = math.inf
 
     def power_w(self, speed: float) -> float:

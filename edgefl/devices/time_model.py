@@ -85,7 +85,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     of the step's time, v are ``cost_variations`` and L is ``cost_errors``; `error_factor_of` limits ‖Lᵀs‖.
     """
     cost_variations: tuple[Variation, ...] = ()
-    """Variation v of each cost between networks: half the width of the 90% interval of the cost's logarithm.
+    """Variation v of each cost between networks: half the width of the 90% interval of ln(cost).
 
     There is a number for each of `TERMS` and one for the fixed part. Costs vary because the efficiency of a
     library's kernels depends on the shapes of its operands. If the tuple is empty, no cost varies.

@@ -88,7 +88,8 @@ def _replacements() -> dict[object, Callable[..., Any]]:
 
 def _methods_called(kind: type) -> Iterator[tuple[type, str]]:
     """Yield the methods that run when an averaging method of a strategy of class ``kind`` is called. These
-    are the first one in the MRO and, as long as each method calls `super`, the next ones."""
+    are the method of the first class in the MRO that has one and, as long as each method calls `super`, those
+    of the next classes."""
     for name in _AVERAGING:
         for owner in kind.__mro__:
             method = vars(owner).get(name)

@@ -285,7 +285,7 @@ def _around(controller: str) -> Iterator[Place]:
 
 
 class StealMeter:
-    """Measures the CPU time that the hypervisor has given to other virtual machines since its creation."""
+    """Measures the CPU time that the hypervisor gave to other virtual machines since the meter's creation."""
 
     def __init__(self) -> None:
         self._start = psutil.cpu_times()

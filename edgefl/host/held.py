@@ -158,7 +158,7 @@ def govern(kind: str, requests: int, lifeline: int) -> None:
 
 
 class Governor:
-    """Handles the requests of clients to start or end the throttling of a phase.
+    """Handles the requests of clients to start, change or end the throttling of a phase.
 
     It has no side effects except those of the throttles, so that tests need no processes.
     """

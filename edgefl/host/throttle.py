@@ -397,7 +397,7 @@ LATE_NS = 50_000  # turns that are due within this time are run immediately
 
 
 def reduce_wakeup_latency() -> None:
-    """Reduce this thread's wake-up latency, so that it stops and continues processes on time.
+    """Reduce this thread's wake-up latency, so that it acts on time.
 
     Without privileges, the latency is reduced less.
     """
@@ -508,7 +508,9 @@ def open(kind: str, pid: int, share: float) -> Throttle:
     if kind not in KINDS:
         raise ConfigError(unknown("throttle", kind, KINDS))
     if kind == "sigstop" and pid == os.getpid():
-        raise ConfigError("throttle 'sigstop': a process cannot stop itself; use 'cgroup' instead")
+        raise ConfigError(
+            "throttle 'sigstop': a process cannot stop itself; use 'cgroup', or another process"
+        )
     with contextlib.ExitStack() as undo:
         target = Target(pid)
         undo.callback(target.close)

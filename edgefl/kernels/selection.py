@@ -118,7 +118,7 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
 
 # ---- threads ---------------------------------------------------------------------------------------
 
-_MOST = 16
+_MAX_THREADS = 16
 """Default limit on the number of threads: a few cores of a large host saturate its memory bandwidth."""
 
 _threads = 0
@@ -128,7 +128,7 @@ def threads() -> int:
     """Return the maximum number of threads per call. The default is one per usable core, but at most 16."""
     global _threads
     if _threads == 0:
-        _threads = min(usable_cores(), _MOST)
+        _threads = min(usable_cores(), _MAX_THREADS)
     return _threads
 
 

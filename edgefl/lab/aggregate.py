@@ -45,7 +45,7 @@ TURNS = 9
 _TURN_S = 0.004
 """Approximate duration of a contender's turn, in seconds; its call is repeated to fill the turn."""
 _SLOW_S = 5.0
-"""A contender whose turns took more seconds than this in total gets no turn after the third."""
+"""After its third turn, a contender gets no more turns once its calls took longer than this in total."""
 _CALM_S = 0.04
 """Pause in seconds after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9

@@ -47,7 +47,8 @@ TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
 PATIENCE_S = 60.0
 """Seconds without a message after which a process assumes that the other side has ended."""
 READING_PARAMETERS = 100_000
-"""Small models make several trips between two readings of the clock: about this many parameters in all."""
+"""With a small model, a client makes several trips between two readings of the clock, with about this many
+parameters in all."""
 FORK = multiprocessing.get_context("fork")
 
 

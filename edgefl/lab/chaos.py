@@ -40,8 +40,8 @@ BESIDE = ("die", *failpoints.OF_SUMS)
 PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 """Kinds of processes whose death does not end the ``edgefl`` command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
-"""Kinds of processes of which any single one can be killed without losing an update. Under the wall clock, no
-other of these kinds is killed until the run has recovered."""
+"""Kinds of processes of which any single one can be killed without losing an update, under either clock.
+Under the wall clock, no other of these kinds is killed until the run has recovered."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE = 0.25
 """Share of kills that are early: they do not wait until the run has recovered from the previous kill."""
@@ -73,8 +73,8 @@ MAX_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "n
 number is drawn on a logarithmic scale. The maximum is small for the failpoints of checkpoints, which are
 rarely passed."""
 MAX_TURNS = 4
-"""Maximum number of kills at each failpoint while one command runs; then the run is stopped and resumed with
-a new command."""
+"""Maximum number of kills at each failpoint except ``die`` while one command runs; then the run is stopped
+and resumed with a new command."""
 MAX_FRUITLESS = 3
 """A failpoint is considered unreachable after this number of servers failed to reach it in time."""
 

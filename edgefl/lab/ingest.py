@@ -39,7 +39,7 @@ from edgefl.results.record import Record
 
 SIZES = (1_000, 62_006, 1_663_370, 11_173_962)
 QUICK_SIZES = SIZES[1:3]
-MAX_S, QUICK_MOST_S = 240.0, 40.0
+MAX_S, QUICK_MAX_S = 240.0, 40.0
 """Number of seconds after which no more turns start, without and with ``--quick``. Cases that have not had a
 turn by that time are left out."""
 LIMITS: dict[Transport, tuple[Limit, ...]] = {
@@ -109,7 +109,7 @@ def run(
     ]
     cases = [_Case(transport, size, clients, seconds) for transport in LIMITS for size in fitting]
     in_order = sorted(cases, key=lambda case: case.parameters)
-    _take_turns(in_order, repetitions, QUICK_MOST_S if quick else MAX_S, say)
+    _take_turns(in_order, repetitions, QUICK_MAX_S if quick else MAX_S, say)
     return {
         "host": bench.machine(backend=kernels.backend()),
         "clients": clients,

@@ -147,7 +147,7 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
     try:
         verify(folder, code=code)
     except EdgeflError as error:
-        yield f"the run differs when it is recomputed from its journal: {error}"
+        yield f"recomputed from its journal, the run is not confirmed: {error}"
 
 
 class Acknowledged(NamedTuple):

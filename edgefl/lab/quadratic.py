@@ -170,7 +170,7 @@ def descend(
 
 
 def delays_of(run: MemoryRun, skip: int = 0) -> Counts:
-    """Return the delay t − τ_i(t) of each applied update: the versions from its base to its step.
+    """Return the delay t − τ_i(t) of each applied update: the number of versions from its base to its step.
 
     The first ``skip`` versions are left out. `Update.staleness` counts only the versions until the update
     arrives.

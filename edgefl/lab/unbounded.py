@@ -38,7 +38,7 @@ class Constants(NamedTuple):
     variance: float
     """The variance σ²/b of a gradient on the smallest batch."""
     diversity: float
-    """γ², which bounds how far the clients' gradients differ from the gradient of the objective."""
+    """γ², the mean over clients of ‖∇f_i − ∇f‖², where f is the objective."""
     gap: float
     """The initial gap f(w_0) − f*."""
     clients: int

@@ -23,7 +23,7 @@ class Examples(Protocol):
 class Images:
     """Images stored as uint8 of shape (n, channels, height, width); indexing returns (x/top − mean)/std.
 
-    Float32 copies would need four times as much memory.
+    Float32 copies would need four times as much memory, and every forked client might make its own.
 
     >>> images = Images(np.full((2, 1, 1, 2), 255, np.uint8), top=255, mean=[0.5], std=[0.25])
     >>> images[np.array([1])].tolist()

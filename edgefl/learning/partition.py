@@ -6,7 +6,7 @@
              Examples are drawn without replacement; when a class is used up, the client gets more examples
              of its other classes, in proportion to their shares (redrawn if all these shares are 0).
 `shards`     every client holds ``classes_per_client`` different classes; every class is held by the same
-             number of clients (± 1) and split evenly among them. DeFedAvg uses two classes per client.
+             number of clients (± 1) and split evenly among them, as in DeFedAvg, with two classes per client.
 `by-device`  the clients of a device profile named in ``labels`` hold the labels listed there; each label is
              split evenly, at random, among all clients that hold it. Clients of other profiles hold the
              labels that ``labels`` does not contain, or all labels if it contains every label. This split is

@@ -72,7 +72,7 @@ def _split(
 def held_out(
     labels: NDArray[np.int64], fraction: float, seed: int, purpose: str = "test-split"
 ) -> NDArray[np.bool_]:
-    """Mark a ``fraction`` of each class as test examples.
+    """Mark a ``fraction`` of each class, rounded to a whole number, as held out.
 
     Of a class with two or more examples, at least one is marked and at least one is not.
 

@@ -66,8 +66,8 @@ SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
 """Target CPU time of a shot of the function (calls that are timed together), and maximum CPU time of a shot
 of the reference, in seconds; the numbers of calls and units are then rounded to whole numbers."""
 TIMED_S, WAITING_S = 0.12, 0.3
-"""Maximum CPU time and wall-clock time for which each repetition times the function, in seconds; a single
-call may exceed them."""
+"""Approximate limits, in seconds, on the CPU time and the wall-clock time for which each repetition times the
+function; a single call may exceed them."""
 MAX_PAIRS = 60
 REST_S = 0.06
 """Approximate CPU time in seconds, per repetition, of the stand-in program (`RestWork`); a single unit of

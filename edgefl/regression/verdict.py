@@ -377,5 +377,5 @@ def changed(known: Sequence[Compared], tests: int) -> list[bool]:
 
 
 def figure(value: float) -> str:
-    """Format a number with four significant digits, or as a whole number between 1,000 and a million."""
+    """Format a number with four significant digits; from 1,000 to a million, as a whole number."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"

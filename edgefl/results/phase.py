@@ -51,7 +51,7 @@ class Phase(NamedTuple):
     one_profile: ObservedShare | None
     coincident: ObservedShare | None
     by_design: str = ""
-    """Reason why the strategy makes clients act together, which suppresses the warning; otherwise empty."""
+    """Reason why clients are meant to act together, which suppresses the warning; otherwise empty."""
 
     def figures(self) -> dict[str, Any]:
         """Return the results for ``summary.json``."""
@@ -81,7 +81,7 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
     """Compare a run's buffers and arrivals with those of independent phones.
 
     ``trips`` are the trips of a `Record`, and ``profile`` is the device profile of each trip. ``by_design``
-    is the reason why the strategy makes clients act together (`Meta.in_phase`). If it is empty but no update
+    is the reason why clients are meant to act together (`Meta.in_phase`). If it is empty but no update
     was stale, the strategy is assumed to train in rounds.
     """
     applied = trips["applied_version"] >= 0

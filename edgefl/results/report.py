@@ -214,7 +214,7 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
         name = "Mean of all" if which == "mean" else "Mean of the worst tenth"
         rows.append([name, found["clients"], *(text_of(found[kind][which]) for kind in kinds)])
     about = f"{found['measure'].capitalize()} at version {found['version']}, mean over clients. "
-    about += "Personal model: the global model after training on the client's other examples."
+    about += "Personal model: the global model after one trip's training on the client's other examples."
     table = html_table(["Profile", ">Clients", *(f">{kind.capitalize()} model" for kind in kinds)], rows)
     return [page.card("On the clients' own examples", about, table)]
 
@@ -307,7 +307,7 @@ def _energy(found: dict[str, Any]) -> list[str]:
         ">90% interval, J",
     ]
     unknown = f" {found['unknown_trips']:,} trips are missing, because their profiles state no power draw."
-    about = "Energy of completed trips, from profile currents or measured radio power (docs/profiles.md)."
+    about = "Energy of completed trips, from the profiles' currents or a metered radio (docs/profiles.md)."
     return [page.card("Energy", about + (unknown if found["unknown_trips"] else ""), html_table(head, rows))]
 
 

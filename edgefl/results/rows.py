@@ -260,7 +260,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
     """`Strategy.remark`: a warning about hyperparameters that do not fit together."""
     in_phase: str = ""
-    """Reason why the strategy makes clients act together; empty if they should be independent."""
+    """Reason why clients are meant to act together; empty if they should be independent."""
     privacy: Privacy | None = None
     """The table ``[privacy]`` of the experiment."""
     sampling: tuple[float, bool] | None = None

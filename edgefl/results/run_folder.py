@@ -88,7 +88,7 @@ def is_sweep(folder: Path) -> bool:
 def refuse_sweep(folder: Path) -> None:
     """Raise `ConfigError` if the folder holds a sweep instead of a run."""
     if is_sweep(folder):
-        raise ConfigError(f"{folder} holds the runs of a sweep; name one of them: {folder / RUNS}/…")
+        raise ConfigError(f"{folder} is not a run but holds runs; name one of them: {folder / RUNS}/…")
 
 
 def require_free(folder: Path, mine: str) -> None:

@@ -299,7 +299,7 @@ def on_clients(record: Record) -> dict[str, Any] | None:
 
     The metrics are the mean accuracy or, for a task without classes, the mean loss, over all clients and over
     the worst tenth of them. All clients have the same weight. The ``global`` model and the clients'
-    ``personal`` models (the global model after training on each client) have separate metrics.
+    ``personal`` models (the global model after one trip's training on each client) have separate metrics.
     """
     row = next((row for row in reversed(record.evaluations) if row.clients), None)
     if row is None:

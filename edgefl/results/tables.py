@@ -214,7 +214,7 @@ def table(
 
 
 def figure(value: object) -> str:
-    """Return the text of a cell: fractions have four significant digits, and None becomes a dash."""
+    """Return the text of a cell: floats have four significant digits or no fraction, and None is a dash."""
     if value is None:
         return "–"
     if isinstance(value, float):

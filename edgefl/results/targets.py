@@ -107,7 +107,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     it is the same for all runs; the highest smoothed accuracy that every run reached. It is None if none of
     them exists. The target's window, the number of evaluations over which values are smoothed, is 1 for
     ``stop.metric``, at most ``stop.accuracy_over`` for ``stop.accuracy``, and otherwise `WINDOW`. Raises
-    `ConfigError` if ``given`` cannot be an accuracy, or if it is given and no evaluation has an accuracy.
+    `ConfigError` if ``given`` is not an accuracy above 0, or if it is given and no evaluation has one.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]

@@ -263,7 +263,8 @@ class _Supervisor:
     def _run_processes(self, shown: contextlib.ExitStack) -> None:
         """Run all processes until the run has ended.
 
-        The view is opened after the zygote and the server; it stays open until ``shown`` is closed.
+        The view is opened when the zygote and the server have started; it stays open until ``shown`` is
+        closed.
         """
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_children)  # called last, after the channels are closed

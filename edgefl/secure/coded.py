@@ -47,7 +47,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
         code = self.code
         if 2 * code.recover <= code.holders + code.private:
             need = (code.holders + code.private) // 2 + 1
-            why = "otherwise two groups of holders could unmask two sums with the same mask"
+            why = "otherwise a server could unmask two sums with the same mask, with other holders each"
             raise ValueError(f"recover must be at least {need} (got {code.recover}): {why}")
 
     @property

@@ -95,9 +95,10 @@ class Rounds(Strategy):
         return True
 
     def max_training(self, clients: int) -> int:
-        """Return the maximum number of clients with a task, which are the members of a round.
+        """Return the maximum number of clients with a task.
 
-        With over-selection, as many other clients may still have a cancelled task of the last round.
+        These are the members of a round. With over-selection, as many other clients may still have a
+        cancelled task of the last round.
         """
         return min(clients, self.members(clients) * (1 if self.over_selection == 1.0 else 2))
 

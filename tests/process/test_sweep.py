@@ -140,7 +140,7 @@ def test_a_sweep_is_compared_and_shown_by_its_folder(
     assert gone._repr_html_() is None
     for arguments, words in (
         (["compare", str(swept), "--out", str(swept)], "holds another summary.json"),
-        (["report", str(swept)], f"{swept} holds the runs of a sweep; name one of them"),
+        (["report", str(swept)], f"{swept} is not a run but holds runs; name one of them"),
         (["compare", str(swept), str(swept)], "is named twice"),
     ):
         assert cli.main(arguments) == 2

@@ -176,7 +176,7 @@ def test_a_table_is_shown_with_its_ends_and_the_columns_that_fit(monkeypatch: py
 
 def test_the_folder_of_a_sweep_is_refused_as_a_result(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "fedbuff-seed-1")
-    with pytest.raises(ConfigError, match="holds the runs of a sweep; name one of them: "):
+    with pytest.raises(ConfigError, match="is not a run but holds runs; name one of them: "):
         Result(tmp_path)
 
 

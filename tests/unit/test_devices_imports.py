@@ -479,7 +479,7 @@ def test_files_that_are_too_long_are_refused(
 
 def test_a_power_profile_needs_a_base(edgefl: Shell) -> None:
     command = ["profiles", "import", "power-profile", str(SAMPLES / "power_profile.xml")]
-    assert "profile to complete with --base" in edgefl.refuses(2, *command)
+    assert "profile to complete: --base PROFILE" in edgefl.refuses(2, *command)
     assert "did you mean 'pixel-3'" in edgefl.refuses(2, *command, "--base", "pixel3")
     assert main([*command, "--base", "paper-half-normal"]) == 0
 
