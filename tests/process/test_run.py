@@ -133,7 +133,7 @@ def test_files_that_a_power_cut_lost_are_written_again(
     assert {name: (folder / name).read_bytes() for name in names} == before
     Command("resume", str(folder)).ends(2, "this run is over")
     (folder / "record.sqlite").unlink()
-    Command("resume", str(folder)).ends(2, "no record.sqlite in it")
+    Command("resume", str(folder)).ends(2, "it has no record.sqlite")
     assert not (folder / "record.sqlite").exists()
 
 
