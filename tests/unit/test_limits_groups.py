@@ -187,10 +187,17 @@ def in_child(body: Callable[[], Any]) -> Any:
     return results.get()
 
 
+def new_memory(mib: int) -> mmap.mmap:
+    """Return private memory that is resident. NumPy's might be memory that the test's process had freed."""
+    block = mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    np.frombuffer(block, np.uint8)[:] = 1
+    return block
+
+
 def above_the_limit() -> tuple[str, bool, bool]:
     limit = MemoryLimit(64)
     try:
-        np.ones(128 * MIB, np.uint8)
+        np.ones(1024 * MIB, np.uint8)
         outcome = "allocated"
     except MemoryError:
         outcome = "MemoryError"
@@ -199,7 +206,7 @@ def above_the_limit() -> tuple[str, bool, bool]:
 
 def below_the_limit() -> tuple[float, bool, float]:
     limit = MemoryLimit(256)
-    kept = np.ones(64 * MIB, np.uint8)
+    kept = new_memory(64)
     peak = limit.peak_mib  # measures the memory
     used, over = limit.used_mib(), limit.over()
     del kept
@@ -213,7 +220,7 @@ def watched_only() -> bool:
 
     memory.resource.setrlimit = refused  # type: ignore[assignment]  # in this child
     limit = MemoryLimit(32)
-    kept = np.ones(64 * MIB, np.uint8)
+    kept = new_memory(64)
     over = limit.over()
     del kept
     return over
