@@ -87,7 +87,7 @@ class Fleet(Settings, frozen=True, kw_only=True):
     units: Literal["individual", "identical"] = "individual"
     """``individual``: each phone has its own speed; the speeds vary as much as measurements of several phones
     of the same model do (docs/individuals.md). ``identical``: all phones have exactly the speed in the
-    profile. Phones with the profile of a paper's device always are."""
+    profile. Phones with the profile of a paper's device are always identical."""
     model_errors: Literal["none", "drawn"] = "none"
     """``drawn``: the compute times of all phones with the same device profile are multiplied by one random
     factor. It is drawn with the experiment's seed from the profile's 90% interval for a training step of this
@@ -115,7 +115,7 @@ class Fleet(Settings, frozen=True, kw_only=True):
     churn: Churn = Churn()
     attackers: Attackers | None = None
     on_leave: Literal["lose", "finish"] = "lose"
-    """What a client does if it goes offline during a trip: ``lose`` the task, or ``finish`` it first."""
+    """A client that leaves during a trip loses its task (``lose``) or finishes it first (``finish``)."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"
     """Mechanism that enforces the profile's ``memory.app_limit_mib`` under the wall clock: ``rlimit`` sets a
     resource limit and also samples the memory of the process (``auto`` selects this); ``cgroup`` uses a

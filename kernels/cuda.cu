@@ -36,8 +36,8 @@ thread_local char message[200];
 
 size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/* Device memory that grows on demand and is reused by later calls. It is not thread-safe, so that functions lock
- * `in_use` before they use it. */
+/* Device memory that grows on demand and is reused by later calls. It is not thread-safe, so functions lock `in_use`
+ * before they use it. */
 struct arena {
     char *memory = nullptr;
     size_t size = 0, used = 0;

@@ -362,7 +362,7 @@ def export(
 
 
 def _check_name(out: Path | None, name: str | None = None) -> None:
-    """Raise `ConfigError` if ``name`` or the stem of ``out`` is no valid profile name, or if they differ."""
+    """Raise `ConfigError` if ``name`` or the stem of ``out`` is not a valid name, or if they differ."""
     from edgefl.devices.schema import NAME_PATTERN, NAME_WORDS
 
     if out is not None and name not in (None, out.stem):

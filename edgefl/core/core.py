@@ -434,7 +434,7 @@ class Core(Ledger):
             if self._cuts:
                 until = calls.call(self.strategy, "until", self._state, client, self, read=calls.until)
             if until is not None and not calls.possible(until, self.now_s):
-                allowed = f"a time that is not past, or 1 to {calls.MAX_STEPS:,} steps, and a finite gain"
+                allowed = f"a time that has not passed, or 1 to {calls.MAX_STEPS:,} steps, and a finite gain"
                 raise calls.invalid(self.strategy, "until", allowed, repr(until))
             actions.append(Train(client, task, self.version, trip, until, cohort))
             if self.participation is not None:

@@ -220,7 +220,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How each arm's step sizes are chosen: those with the largest area under the learning curve are used."""
+    """Chooses each arm's step sizes: those with the largest area under the learning curve."""
 
     grid: Mapping[str, tuple[float, ...]]
     """Values to try for each key of the experiment; all combinations are run."""

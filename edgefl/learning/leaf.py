@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import re
 import string
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,16 +61,16 @@ PHOTO = re.compile(r"[\w-]+\.(jpg|jpeg|png)", re.IGNORECASE)
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
-class Kind:
+class Kind(ABC):
     """A kind of data set, such as images or tweets; the module's docstring lists all kinds."""
 
     name: str
     classes: int | None = None
     """Number of classes; None if it is one more than the largest label."""
 
+    @abstractmethod
     def parse(self, values: list[Any], where: str) -> Any:
         """Check and convert the inputs of one user; ``where`` (file and user) is for error messages."""
-        raise NotImplementedError
 
     def labels(self, values: list[Any], where: str) -> Labels:
         """Check and convert the labels of one user: whole numbers, which may be written as 1.0 or "1"."""
@@ -85,9 +86,9 @@ class Kind:
             numbers.append(number)
         return np.array(numbers, np.int64)
 
+    @abstractmethod
     def finish(self, train: list[Any], test: list[Any]) -> tuple[Examples, Examples]:
         """Concatenate the inputs of all users; return the training and the test inputs."""
-        raise NotImplementedError
 
 
 class Numbers(Kind):

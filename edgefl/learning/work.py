@@ -258,7 +258,7 @@ def _hollow(tensor: Tensor) -> Tensor:
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = (_aten.convolution, _aten.convolution_backward)
-_NO_BYTES = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "_local_scalar_dense")
+_UNCOUNTED = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "_local_scalar_dense")
 _COPIES = (
     "cat", "stack", "clone", "copy_", "_to_copy", "index", "index_put", "index_put_", "index_select", "roll",
     "constant_pad_nd", "slice_backward", "select_backward", "unfold_backward",
@@ -342,7 +342,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _written(func, args):
             if tensor.requires_grad and tensor.is_leaf:
                 self._updated[tensor.untyped_storage()._cdata] = tensor.numel()
-        if not _is_view(func) and packet.__name__ not in _NO_BYTES:
+        if not _is_view(func) and packet.__name__ not in _UNCOUNTED:
             self._amounts["calls"] += 1
             self._count(packet, args, kwargs, out, _bytes(leaves))
         return out

@@ -111,7 +111,7 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
 def _one_profile(
     codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> float:
-    """Of the buffers with several updates, return the share whose updates are all from one profile."""
+    """Return the share of single-profile buffers among the buffers with several updates."""
     same = np.maximum.reduceat(codes, starts) == np.minimum.reduceat(codes, starts)
     return float(np.mean(same[sizes > 1]))
 

@@ -7,6 +7,7 @@ are scheduled in an agenda and processed as soon as their results are computed.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -78,7 +79,7 @@ class Restored:
 
 
 @dataclass(eq=False)
-class Timeline:
+class Timeline(ABC):
     """Base class of the timelines. Callers must handle an event before they request the next one."""
 
     experiment: Experiment
@@ -95,15 +96,19 @@ class Timeline:
     trips: Trips
     agenda: Agenda = field(init=False, default_factory=Agenda)
 
+    @abstractmethod
     def expect(self) -> None:
         """Register the clients or workers, which perform the tasks, as expected peers."""
 
+    @abstractmethod
     def start(self) -> None:
         """Start emulated time, and schedule the joins of the clients."""
 
+    @abstractmethod
     def assign(self, task: messages.Task) -> None:
         """Assign a task to a client or, under the virtual clock, to any worker."""
 
+    @abstractmethod
     def cancel(self, client: int, task: int) -> None:
         """Cancel a running task."""
 
@@ -121,9 +126,9 @@ class Timeline:
         move = self.dynamics.move(client)
         return Due(self._change_s(client, move), JOIN if move.joins else LEAVE, client)
 
+    @abstractmethod
     def _change_s(self, client: int, move: Transition) -> float:
         """Return the emulated time at which to schedule a client's join or leave; ∞ stands for never."""
-        raise NotImplementedError
 
     def _schedule_changes(self) -> None:
         """Schedule the next join or leave of each client whose dynamics have changed."""
@@ -139,12 +144,13 @@ class Timeline:
         """Schedule a `Ticked` event."""
         self.agenda.add(Due(at_s, TICK))
 
+    @abstractmethod
     def flush(self) -> None:
         """Send the queued messages."""
 
+    @abstractmethod
     def phase(self, task: int) -> int:
         """Return the current phase (a `TripPhase`) of the trip of a running task."""
-        raise NotImplementedError
 
     def states(self) -> bytes:
         """Return the state of each client, one byte per client, as in `control.Progress`."""
@@ -160,9 +166,9 @@ class Timeline:
         `flush`."""
         return iter(())
 
+    @abstractmethod
     def resend(self, peer: Peer) -> Iterator[TimelineEvent]:
         """Send an idle peer its unanswered tasks again."""
-        raise NotImplementedError
 
     def delivery(
         self, client: int, result: messages.TaskResult, times: messages.TripTimes, at_s: float
@@ -171,36 +177,36 @@ class Timeline:
         examples = self.trips.data.final[client] if result.counted is None else result.counted
         return Delivery(client, result, times, examples, at_s)
 
+    @abstractmethod
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
         """Handle a peer's report that a task has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
         """Handle the end of a client's or worker's process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rejoin(self, client: int, at_s: float) -> None:
         """Let a dead client join again, at ``at_s`` or later."""
-        raise NotImplementedError
 
+    @abstractmethod
     def due(self) -> Iterator[TimelineEvent]:
         """Yield the events that are due now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait_ms(self) -> int:
         """Return the milliseconds until the next event that can become due without a message."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def expected(self) -> int:
         """A number above 0 if scheduled events will happen even if no client trains."""
-        raise NotImplementedError
 
     def save(self) -> InFlightWork:
         """Return the unfinished work that a checkpoint must hold: in this base class, only the versions that
         wait for evaluation."""
         return InFlightWork(entries=self.evaluation.entries)
 
+    @abstractmethod
     def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
         """Continue from a checkpoint."""
-        raise NotImplementedError

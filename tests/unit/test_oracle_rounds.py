@@ -331,5 +331,5 @@ def test_an_impossible_end_of_a_trip_is_refused(until: Until) -> None:
     core = Core(Odd(), fleet(1), 0, experiment.Stop())
     with pytest.raises(RunError) as caught:
         core.handle(Joined(0, 0.0))
-    wanted = "strategy Odd.until must return a time that is not past, or 1 to 1,000,000,000 steps, and"
+    wanted = "strategy Odd.until must return a time that has not passed, or 1 to 1,000,000,000 steps,"
     assert str(caught.value).startswith(wanted)
