@@ -205,7 +205,8 @@ class _Executor:
                 return
             del self.in_flight[event.client]
             if isinstance(event, core_events.Failed):
-                self.updates[event.task] = np.zeros_like(self.result.models[0])  # used by a run with privacy
+                # with privacy, a failed trip counts as a zero update
+                self.updates[event.task] = np.zeros_like(self.result.models[0])
             if isinstance(event, core_events.Arrived) and self.core.strategy.measures:
                 change = self.result.models[-1] - self.result.models[event.base_version]
                 norms = [float(np.linalg.norm(vector)) for vector in (self.updates[event.task], change)]

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from edgefl.devices.phones import TFLITE, Costs, Phone, PhoneTable, of_measured, of_phone, speeds
-from edgefl.devices.time_model import FEMNIST_STEP, TimeModel, joined
+from edgefl.devices.time_model import FEMNIST_STEP, ONE_RATE_FACTOR, TimeModel, joined
 
 BRIDGE: Final = "Pixel_4"
 """Model of the phone whose training times are scaled."""
@@ -25,8 +25,6 @@ TRAINING: Final = "mnn"
 TRANSFER: Final = 1.75
 """Error factor of the assumption that two phones' training times have the same ratio as their inference
 times. It is the largest of three known errors."""
-RATE_FACTOR: Final = 6.0
-"""Uncertainty factor of a single rate for all operations, the same as in other profiles."""
 LARGE_HEAP_MIB: Final = 512.0
 SMALL_HEAP_MIB: Final = 256.0
 SMALL_RAM_GIB: Final = 1.5
@@ -62,7 +60,7 @@ def facts(table: PhoneTable, phone: Phone, trains: TimeModel, source: str) -> di
     train_gflops = FEMNIST_STEP.flop / trains.seconds(FEMNIST_STEP) / 1e9
     cpu: dict[str, Any] = {"rate_gflops": {"train": float(f"{train_gflops:.4g}")}}
     sources = {"cpu.rate_gflops.train": f"derived: LEAF's FEMNIST CNN in runtime.{TRAINING}"}
-    uncertainty = {"cpu.rate_gflops.train": RATE_FACTOR}
+    uncertainty = {"cpu.rate_gflops.train": ONE_RATE_FACTOR}
     known = {name: value for name in ("year", "soc") if (value := getattr(phone, name)) is not None}
     sources |= dict.fromkeys(known, f"{phone.name}'s technical specifications")
     if phone.cores and phone.core and phone.mhz:

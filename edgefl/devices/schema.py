@@ -398,7 +398,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return self.delay_model is not None and self.delay_model.mode == "replace"
 
     def individual(self, rng: np.random.Generator) -> Device:
-        """Draw an individual device from the client's random stream if the profile has a ``slowdown``."""
+        """Draw the slowdown of one unit of this model from the client's random stream, and apply it."""
         if self.slowdown is None or self.cpu is None:
             return self
         factor = self.slowdown.draw(rng)

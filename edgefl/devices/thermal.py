@@ -116,7 +116,7 @@ class ThermalModel(NamedTuple):
         return 0.0 if temp_c <= to_c else self._reaches_s(temp_c, 0.0, to_c)
 
     def compute(self, temp_c: float, work_s: float) -> Computation:
-        """Return the course of a computation that takes ``work_s`` at full speed and starts at ``temp_c``."""
+        """Predict how a device at ``temp_c`` slows down during work of ``work_s`` seconds at full speed."""
         stretches: list[Stretch] = []
         at_s = done_s = 0.0
         while True:

@@ -254,7 +254,7 @@ class DutyCycle:
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on. Return True, since the next turn must run immediately."""
+        """Charge another account from now on. Return whether the next turn must run immediately: always."""
         self.account = account
         self._plan(account.at_ns, account.used_ns, 0.0)
         return True
@@ -382,7 +382,7 @@ class Quota:
         return self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on. Return False, since the next turn need not run any earlier."""
+        """Charge another account from now on. Return whether the next turn must run immediately: never."""
         self.account = account
         return False
 

@@ -1,4 +1,4 @@
-"""Ablations of FedBuff (Nguyen 2022): how its lead grows with concurrency, and the partition of table 7."""
+"""Ablations of FedBuff (Nguyen 2022): its lead over FedAvgM at two concurrencies; long-tailed data."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class LimitCase(NamedTuple):
-    """A limit to measure; the measurement takes about ``seconds`` seconds."""
+    """A limit of this host's hardware and ZeroMQ, and how to measure it, in about ``seconds`` seconds."""
 
     what: Limit
     transport: Transport
@@ -173,7 +173,7 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
 
 
 def _repeat(call: Callable[[], None], times: int) -> None:
-    """Make ``times`` calls: to warm up, because the first calls touch new memory, or as one timed unit."""
+    """Call ``call`` ``times`` times, as one timed unit or to warm up (first calls touch new memory)."""
     for _ in range(times):
         call()
 

@@ -519,7 +519,7 @@ class _Round:
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
         """Return True if the run is over, and note a violation if no kill explains why the command ended.
 
-        A kill of a process other than `PEERS` explains a failure, but neither a traceback nor exit code 2.
+        Killing a process whose kind is not in `PEERS` explains a failure, but no traceback or exit code 2.
         """
         code, output = command.process.returncode, command.output()
         last = output[-1] if output else f"exit code {code}"

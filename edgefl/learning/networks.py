@@ -213,9 +213,9 @@ def lstm_sent140(
 
 
 def lstm_shakespeare(input_shape: Shape, classes: int, *, embedding: int = 8, hidden: int = 256) -> nn.Module:
-    """Create LEAF's model that predicts the next letter (Caldas et al. 2018).
+    """Create LEAF's next-character model (Caldas et al. 2018).
 
-    It consists of an embedding in 8 dimensions, two LSTM layers of width 256 and a linear layer.
+    It consists of an 8-dimensional embedding, two LSTM layers of width 256 and a linear layer.
 
     >>> sum(p.numel() for p in lstm_shakespeare((80,), 80).parameters())
     819920

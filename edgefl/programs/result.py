@@ -149,7 +149,7 @@ class ProgramsResult(NamedTuple):
 
     @property
     def unjudged(self) -> str:
-        """Why there was no enforcement error to judge; "" if there was one, or if the result is INVALID."""
+        """Why the CPU limit was not judged; "" if it was judged, or if the result is INVALID."""
         if not self.valid or self.held.median_abs_error is not None:
             return ""
         if self.throttle == "off":

@@ -215,7 +215,7 @@ def learning_figures(
 
 
 EARLY = 0.1
-"""Initial fraction of the x axis. Curves still rise there, so it is ignored for the y axis's lower end."""
+"""Initial fraction of the x axis. Curves still rise there, so the y axis's lower end ignores it."""
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:

@@ -182,7 +182,8 @@ class Until(NamedTuple):
     """The end of a task: a time at which the client sends its unfinished model, or a number of steps."""
 
     at_s: float = math.inf
-    """Time in emulated seconds. A client that is downloading at that time sends the downloaded model."""
+    """Time at which training stops, in emulated seconds. A client that is still downloading at that time
+    finishes the download and sends the model untrained."""
     gain: float = 1.0
     """The client sends w_k + gain·(y − w_k), or gain·Δ, where w_k is the downloaded model, y is the client's
     model at the end of the task, and Δ = y − w_k."""

@@ -59,8 +59,8 @@ class DeFedAvgNIID(Strategy):
     """
 
     participants: Count | None = None
-    """n: number of clients drawn per step; default 10, or the whole fleet if it is smaller. n may exceed the
-    size of the fleet."""
+    """n: number of clients drawn per step; default 10, or the size of the fleet if it is smaller. A larger n
+    than the fleet is allowed, because clients are drawn with replacement."""
     takes: Literal["when-selected", "newest"] = "when-selected"
     """Which update of a sampled client is used: with ``when-selected``, the update in its send buffer when
     the client is selected (Algorithm 1); with ``newest``, its newest update when every sampled client has
