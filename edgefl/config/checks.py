@@ -119,6 +119,8 @@ def _check_stop(stop: Stop) -> None:
     goal = stop.metric
     if goal is not None and (goal.at_least is None) == (goal.at_most is None):
         raise _at("stop.metric", "give either at_least or at_most")
+    if goal is not None and goal.name == "accuracy":
+        raise _at("stop.metric.name", "accuracy has a key of its own: use stop.accuracy")
 
 
 def _check_secure(secure: Secure | None) -> None:

@@ -226,6 +226,7 @@ stop.accuracy=1.01 -> stop.accuracy: must be a number above 0 and at most 1, got
 stop.metric={name="mae"} -> stop.metric: give either at_least or at_most
 stop.metric={name="mae",at_least=1,at_most=2} -> stop.metric: give either at_least or at_most
 stop.metric={at_most=1} -> stop.metric.name: missing
+stop.metric={name="accuracy",at_least=0.5} -> stop.metric.name: accuracy has a key of its own: use stop.accuracy
 stop.metric={name="mae",at_most=nan} -> stop.metric.at_most: must be a finite number, got nan
 data.evaluate_on=validation -> data.evaluate_on: 'validation' needs data.validation_fraction above 0
 data.client_test_fraction=1 -> data.client_test_fraction: must be a number of at least 0 and below 1, got 1
