@@ -147,7 +147,7 @@ def sweep(
     experiment: Experiment | str | Path,
     out: str | Path | None = None,
     *,
-    seeds: Iterable[int] = (1, 2, 3),
+    seeds: Iterable[int] | None = None,
     grid: Mapping[str, Iterable[Any]] | None = None,
     target: float | None = None,
     fleets: int | None = None,
@@ -161,9 +161,10 @@ def sweep(
     """Run an experiment once for every seed and every combination of the values in ``grid``.
 
     ``grid`` maps keys of the experiment to lists of values, such as ``{"strategy.server_lr": [0.1, 1.0]}``.
-    The values of ``"strategy"`` may be objects and names: ``[Mine(), "fedbuff"]``. Each run gives the same
-    results as `run`. The folder ``out`` (by default ``runs/NAME-sweep``) contains the runs, a page that
-    compares them (report.html), their curves (curves.pdf) and their results (runs.csv).
+    The values of ``"strategy"`` may be objects and names: ``[Mine(), "fedbuff"]``. The ``seeds`` are 1, 2 and
+    3 by default. Each run gives the same results as `run`. The folder ``out`` (by default
+    ``runs/NAME-sweep``) contains the runs, a page that compares them (report.html), their curves (curves.pdf)
+    and their results (runs.csv).
 
     Finished runs are not repeated: the same call continues a sweep after Ctrl-C, and a call with more seeds
     adds the runs of these seeds. The times that runs take to reach the accuracy ``target`` are compared seed
@@ -186,11 +187,23 @@ def sweep(
     jobs = whole("jobs", jobs, 1, 256)
     if fleets is not None:
         fleets = whole("fleets", fleets, 2, 10_000)
+        if seeds is not None:
+            raise ConfigError("seeds and fleets: give only one of them; each fleet has its own seed")
+    given_seeds = range(1, 4 if fleets is None else fleets + 1) if seeds is None else _values("seeds", seeds)
+    numbers = [whole("seeds", seed, 0) for seed in given_seeds]
     given, home = objects.opened(experiment)
     silent = not sys.stderr.isatty() if quiet is None else quiet
     if grid is not None and not isinstance(grid, Mapping):
         raise ConfigError(f"grid: must map keys to lists of values, got {grid!r}")
     choices = {key: _values(f"grid {key!r}", values) for key, values in (grid or {}).items()}
+    for what, value, replacing in (
+        ("strategy", strategy, {"strategy"}),
+        ("model", model, {"model", "model.name"}),
+        ("data", data, {"data"}),
+        ("partition", partition, {"data", "data.partition"}),
+    ):
+        if value is not None and (key := next(iter(replacing & choices.keys()), None)) is not None:
+            raise ConfigError(f"{what}: has no effect, because the grid replaces it (grid {key!r})")
     kinds = [each for each in choices.get("strategy", []) if not isinstance(each, Mapping)]
     named = objects.name_objects(
         given, home, strategy=strategy, model=model, data=data, partition=partition, strategies=kinds
@@ -205,7 +218,7 @@ def sweep(
         return sweeping.sweep(
             wanted,
             folder,
-            seeds=_values("seeds", seeds) if fleets is None else [*range(1, fleets + 1)],
+            seeds=numbers,
             grid=sweeping.written(choices),
             base=named.base,
             say=lambda text: None if silent else say(text, err=True),

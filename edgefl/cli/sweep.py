@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edgefl import toml
 from edgefl.cli.paths import folder_option, run_folder, run_or_sweep
 from edgefl.cli.run import (
     INVALID,
@@ -87,6 +89,7 @@ def sweep(
         raise ConfigError(
             "--jobs and --ray: give only one of them; with --ray, each run uses the whole cluster"
         )
+    _check_replaced(set_ or (), choices)
     numbers = seeds_of(seeds or "1..3") if fleets is None else [*range(1, fleets + 1)]
     experiment = read_experiment(file, set_, None, clock, None, on_nodes=ray is not None)
     base, folder = file.parent.absolute(), out or Path("runs") / f"{experiment.name}-sweep"
@@ -128,6 +131,15 @@ def sweep(
     if invalid:
         say(f"edgefl: INVALID: {', '.join(invalid)}; see fidelity in their summary.json", err=True)
     return 1 if stuck else INVALID if invalid and not accept_invalid else 0
+
+
+def _check_replaced(changes: Sequence[str], grid: Iterable[str]) -> None:
+    """Raise `ConfigError` if the grid replaces a key that ``--set`` changes, or the whole table of it."""
+    for change in changes:
+        keys, _ = toml.assignment(change)
+        for key in grid:
+            if keys[: key.count(".") + 1] == tuple(key.split(".")):
+                raise ConfigError(f"--set {change}: has no effect, because --grid {key} replaces it")
 
 
 def axis(text: str) -> tuple[str, list[str]]:

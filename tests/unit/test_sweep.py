@@ -155,6 +155,20 @@ def test_a_setting_that_nodes_cannot_run_is_refused_before_the_first_run(tmp_pat
         ({"fleets": 1}, "fleets: must be a whole number from 2 to 10000, got 1"),
         ({"fleets": 10**12}, "fleets: must be a whole number from 2 to 10000, got 1000000000000"),
         ({"target": "0.9"}, "target: expected an accuracy above 0 and at most 1, such as 0.9; got '0.9'"),
+        ({"seeds": ["1", "2"]}, "seeds: must be a whole number from 0, got '1'"),
+        ({"seeds": [1.0]}, "seeds: must be a whole number from 0, got 1.0"),
+        (
+            {"seeds": (1, 2, 3), "fleets": 2},
+            "seeds and fleets: give only one of them; each fleet has its own seed",
+        ),
+        (
+            {"strategy": "fedasync", "grid": {"strategy": ["fedbuff", "fedavg"]}},
+            "strategy: has no effect, because the grid replaces it (grid 'strategy')",
+        ),
+        (
+            {"model": "mlp", "grid": {"model.name": ["mlp", "cnn-fedbuff"]}},
+            "model: has no effect, because the grid replaces it (grid 'model.name')",
+        ),
     ],
 )
 def test_the_python_function_has_the_limits_of_the_command(
@@ -172,3 +186,25 @@ def test_the_python_function_accepts_numpys_integers(tmp_path: Path, monkeypatch
     edgefl.sweep(PLAIN, tmp_path / "out", jobs=np.int64(3), fleets=np.uint8(2))  # type: ignore[arg-type]
     assert (given["jobs"], given["seeds"], given["fleets"]) == (3, [1, 2], True)
     assert type(given["jobs"]) is int
+    edgefl.sweep(PLAIN, tmp_path / "out", seeds=np.arange(4, 6))
+    assert given["seeds"] == [4, 5]
+    assert {type(seed) for seed in given["seeds"]} == {int}
+    edgefl.sweep(PLAIN, tmp_path / "out")
+    assert given["seeds"] == [1, 2, 3]
+
+
+def test_a_setting_that_the_grid_replaces_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "one.toml"
+    file.write_text(config.dump(PLAIN))
+    for change, grid in (
+        ("strategy.buffer_size=3", "strategy.buffer_size=1,2"),
+        ("strategy.buffer_size=3", "strategy={name='fedbuff'},{name='fedavg'}"),
+    ):
+        arguments = ["sweep", str(file), "--set", change, "--grid", grid, "--out", str(tmp_path / "out")]
+        assert main(arguments) == 2
+        key = grid.partition("=")[0]
+        refused = f"edgefl: --set {change}: has no effect, because --grid {key} replaces it\n"
+        assert capsys.readouterr().err == refused
+    assert not (tmp_path / "out").exists()
