@@ -27,7 +27,7 @@ from edgefl.results.grouping import (
     own_names,
     rows_of,
 )
-from edgefl.results.groups import profiles_by_speed
+from edgefl.results.groups import applied_profiles, profiles_by_speed
 from edgefl.results.own_code import mixed_code
 from edgefl.results.page import html_table
 from edgefl.results.pictures import Curve, close_fonts, curves_picture, learning_figures, series
@@ -413,20 +413,23 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
     """Return two cards that show each profile's applied weight and staleness, slowest profile first."""
     names = dict.fromkeys(name for row in rows for name in profiles_by_speed(row.runs[0].record))
 
-    def by_profile(title: str, about: str, value: Callable[[dict[str, Any]], dict[str, float]]) -> str:
-        found = [[value(run.summary) for run in row.runs] for row in rows]
+    def by_profile(title: str, about: str, value: Callable[[Run], dict[str, float]]) -> str:
+        found = [[value(run) for run in row.runs] for row in rows]
         cells = []
         for name in names:
             known = ([figures[name] for figures in seeds if name in figures] for seeds in found)
             cells.append([name, *(str(estimate(values)) if values else None for values in known)])
         return page.card(title, about, html_table(["Profile", *(f">{row.label}" for row in rows)], cells))
 
+    def staleness(run: Run) -> dict[str, float]:
+        found = run.summary["staleness"]["by_profile"]
+        return {name: found[name]["mean"] for name in found.keys() & applied_profiles(run.record)}
+
     return [
         by_profile("Applied weight by profile", "Mean over a profile's clients: 1 is fair.",
-                   lambda summary: summary["applied_weight"]["by_profile"]),
-        by_profile("Staleness by profile", "Mean over applied updates.",
-                   lambda summary: {name: found["mean"]
-                                    for name, found in summary["staleness"]["by_profile"].items()}),
+                   lambda run: run.summary["applied_weight"]["by_profile"]),
+        by_profile("Staleness by profile", "Mean over applied updates; runs without any are left out.",
+                   staleness),
     ]  # fmt: skip
 
 

@@ -99,6 +99,11 @@ def profile_of_trips(record: Record) -> NDArray[Any]:
     return profile_of(record, record.trips["client"])
 
 
+def applied_profiles(record: Record) -> set[str]:
+    """Return the profiles with at least one applied update; the others have no staleness."""
+    return {*profile_of_trips(record)[record.trips["uses"] > 0].tolist()}
+
+
 def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
     """Return the median of ``values``, one per trip, for each profile. Missing values are ignored."""
     profile, known = profile_of_trips(record), np.isfinite(values)

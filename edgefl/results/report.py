@@ -15,6 +15,7 @@ from edgefl.files import write_text
 from edgefl.host.fidelity import PHASES, RESOLUTION_WALL_S
 from edgefl.results import page
 from edgefl.results.groups import (
+    applied_profiles,
     by_profile,
     profile_of_trips,
     profiles_by_speed,
@@ -262,7 +263,7 @@ def _logged(record: Record) -> list[str]:
 def _profiles(record: Record, summary: dict[str, Any]) -> str:
     profile, ended = profile_of_trips(record), ~np.isnan(record.trips["arrived_s"])
     trip_s = by_profile(record, record.trips["trip_achieved_s"])
-    staleness = summary["staleness"]["by_profile"]
+    staleness, applied = summary["staleness"]["by_profile"], applied_profiles(record)
     rows = []
     for name in profiles_by_speed(record):
         theirs = record.fleet["profile"] == name
@@ -276,7 +277,9 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
                 number(record.fleet["step_s"][theirs][0]),
                 f"{int((ended & (profile == name)).sum()):,}",
                 number(trip_s.get(name)),
-                "{} / {}".format(*(number(staleness[name][what]) for what in ("mean", "p95"))),
+                " / ".join(number(staleness[name][what]) for what in ("mean", "p95"))
+                if name in applied
+                else None,
                 number(summary["applied_weight"]["by_profile"].get(name)),
                 percent(summary["accuracy_by_profile_labels"].get(name)),
                 number(peak.get("peak_mib")) + limit,

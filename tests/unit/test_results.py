@@ -111,6 +111,23 @@ def test_the_same_profile_is_slow_in_summary_report_and_comparison(tmp_path: Pat
     assert re.search(r"60.0%\s+30.0%", text)
 
 
+def test_a_page_has_no_staleness_of_a_profile_without_an_applied_update(tmp_path: Path) -> None:
+    """Regression: its staleness was 0, also in the mean over seeds."""
+    runs = [tmp_path / str(seed) for seed in (1, 2)]
+    for seed, run in enumerate(runs, 1):
+        run.mkdir()
+        with Store(run) as store:
+            store.clients([client(0, "slow", 1.0), client(1, "fast", 0.1)])
+            for task, staleness in enumerate((8, 2)):
+                store.trip(trip(task, task, arrived_s=1.0, staleness=staleness))
+            store.applied(1, [1] if seed == 1 else [0, 1], [1.0] * seed)
+            store.set_meta(strategy="fedbuff", clock="virtual", status="done", seed=seed)
+    assert "0 / 0" not in Page(write_report(runs[0])).text
+    compare(runs, tmp_path / "out")
+    page = " ".join(Page(tmp_path / "out" / "report.html").text.split())
+    assert "Profile fedbuff ×2 slow 8 fast 2 ±0" in page.partition("Staleness by profile")[2]
+
+
 def test_altered_updates_wrong_versions_and_incidents_are_counted(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.trip(trip(0, base_version=5, trained_version=5, checksum_sent=2**63, checksum_seen=2**63))
