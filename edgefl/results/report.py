@@ -274,7 +274,7 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
                 name,
                 ", ".join(sorted(set(record.fleet["network"][theirs].tolist()))),
                 int(theirs.sum()),
-                number(record.fleet["step_s"][theirs][0]),
+                number(float(np.median(record.fleet["step_s"][theirs]))),
                 f"{int((ended & (profile == name)).sum()):,}",
                 number(trip_s.get(name)),
                 " / ".join(number(staleness[name][what]) for what in ("mean", "p95"))
@@ -286,7 +286,7 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
                 number(peak.get("process_grew_mib")),
             ]
         )
-    head = ["Profile", "Network", ">Clients", ">Training step, s", ">Trips", ">Median trip time, s",
+    head = ["Profile", "Network", ">Clients", ">Median training step, s", ">Trips", ">Median trip time, s",
             ">Staleness, mean / 95th percentile", ">Applied weight", ">Accuracy on its classes",
             ">Peak memory / limit, MiB", ">Process growth, MiB"]  # fmt: skip
     return html_table(head, rows)

@@ -111,6 +111,16 @@ def test_the_same_profile_is_slow_in_summary_report_and_comparison(tmp_path: Pat
     assert re.search(r"60.0%\s+30.0%", text)
 
 
+def test_the_report_has_the_median_step_of_a_profiles_phones(tmp_path: Path) -> None:
+    """Regression: it had the step of the profile's first phone, which is faster or slower than the others."""
+    with Store(tmp_path) as store:
+        store.clients([client(k, "slow", step_s, 0) for k, step_s in enumerate((0.5, 2.0, 3.0))])
+        store.set_meta(strategy="fedbuff", clock="virtual", status="done")
+    page = " ".join(Page(write_report(tmp_path)).text.split())
+    assert "Median training step, s" in page
+    assert "slow lte 3 2 0" in page
+
+
 def test_a_page_has_no_staleness_of_a_profile_without_an_applied_update(tmp_path: Path) -> None:
     """Regression: its staleness was 0, also in the mean over seeds."""
     runs = [tmp_path / str(seed) for seed in (1, 2)]
