@@ -411,7 +411,7 @@ def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
 
 def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
     """Return two cards that show each profile's applied weight and staleness, slowest profile first."""
-    names = dict.fromkeys(name for row in rows for name in profiles_by_speed(row.runs[0].record))
+    names = profiles_by_speed(*(run.record for row in rows for run in row.runs))
 
     def by_profile(title: str, about: str, value: Callable[[Run], dict[str, float]]) -> str:
         found = [[value(run) for run in row.runs] for row in rows]

@@ -32,14 +32,22 @@ class Shares(NamedTuple):
     shares: NDArray[np.float64]
 
 
-def profiles_by_speed(record: Record) -> list[str]:
-    """Return the fleet's profiles in order of the declared time of a whole trip, slowest first.
+def profiles_by_speed(record: Record, *others: Record) -> list[str]:
+    """Return the profiles of the runs' fleets in order of the declared time of a whole trip, slowest first.
 
-    A record from a version before 1.0.0 has no such times. Its profiles are ordered by the median declared
-    time of their trips instead. The training time of each trip is scaled to the median number of steps over
-    all trips, so that the order does not depend on how the examples are split. Profiles without a completed
-    trip come first.
+    If several runs have a profile, the first of them determines its time. A record from a version before
+    1.0.0 has no such times. Its profiles are ordered by the median declared time of their trips instead. The
+    training time of each trip is scaled to the median number of steps over all trips, so that the order does
+    not depend on how the examples are split. Profiles without a completed trip come first.
     """
+    known = dict[str, tuple[float, float, str]]()
+    for each in (record, *others):
+        known = {**_ranks(each), **known}
+    return sorted(known, key=known.__getitem__)
+
+
+def _ranks(record: Record) -> dict[str, tuple[float, float, str]]:
+    """Return the sort key of each profile of the run's fleet: see `profiles_by_speed`."""
     trips, fleet, trip_s = record.trips, record.fleet, record.meta.trip_s
     names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())
     of_each = np.nan_to_num(fleet["step_s"])
@@ -48,7 +56,7 @@ def profiles_by_speed(record: Record) -> list[str]:
         steps, compute_s = trips["steps"], np.nan_to_num(trips["compute_declared_s"])
         equal = np.median(steps) / np.maximum(steps, 1) if steps.any() else 1.0
         trip_s = by_profile(record, trips["trip_declared_s"] + compute_s * (equal - 1.0))
-    return sorted(step_s, key=lambda name: (-trip_s.get(name, math.inf), -step_s[name], name))
+    return {name: (-trip_s.get(name, math.inf), -step_s[name], name) for name in names}
 
 
 def labels_by_profile(record: Record) -> dict[str, set[int]]:
@@ -65,11 +73,11 @@ def slow_group(record: Record, *others: Record) -> Group:
     The group is the smallest set of slowest profiles with a class that no faster profile holds. If there is
     no such set, or if the seed decides the classes (`BY_CHANCE`), the group is the slowest profile alone.
     """
-    held = labels_by_profile(record)
-    for other in others:
-        for name, labels in labels_by_profile(other).items():
-            held[name] = held.get(name, set()) | labels
-    order = list(held)
+    order = profiles_by_speed(record, *others)
+    held: dict[str, set[int]] = {name: set() for name in order}
+    for each in (record, *others):
+        for name, labels in labels_by_profile(each).items():
+            held[name] |= labels
     chosen, only = order[:1], set[int]()
     for k in range(1, len(order)):
         slow, fast = (set().union(*(held[p] for p in part)) for part in (order[:k], order[k:]))

@@ -181,6 +181,18 @@ def test_the_slow_phones_do_not_depend_on_the_seed(tmp_path: Path) -> None:
     assert runs[0].slow.labels == ()  # class 2 is on another phone in the other seed
 
 
+def test_the_slow_phones_do_not_depend_on_the_order_of_runs_with_different_fleets(tmp_path: Path) -> None:
+    """Regression: a slow profile that only the second run has counted as faster than all of the first run."""
+    one, other = (run_of(tmp_path / name, name, 1, linear(20.0)) for name in ("fedbuff", "fedavg"))
+    with Store(other) as store:
+        store.clients([client(0, "fast", 0.1, 0, 1), client(1, "slowest", 9.0, 2)])
+    for folders in ([one, other], [other, one]):
+        assert {run.slow.profiles for run in load(folders)} == {("slowest",)}
+        assert "the classes held only by slowest" in text_of(folders, 0.5, tmp_path / "out")
+        applied = page_of(tmp_path / "out").partition("Applied weight by profile")[2]
+        assert re.search("slowest .*slow .*fast ", applied)
+
+
 def test_a_comparison_reads_each_experiment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, plain = Counter[Path](), toml.read
 
