@@ -341,7 +341,7 @@ def _highest(rows: Sequence[RunGroup]) -> str:
     text += f": {percent(first.figures['accuracy'].mean)}"
     gap = _gap(first, second, "accuracy")
     if gap is None or gap.mean == 0.0 or _level(first, second, "accuracy"):
-        return text
+        return text + _doubt(first, second, "accuracy")
     if gap.mean < 0.0:  # possible if the rows have different seeds
         gap = gap._replace(mean=-gap.mean)
         text += f"; on the seeds that both have, {second.label} is "
@@ -352,7 +352,7 @@ def _highest(rows: Sequence[RunGroup]) -> str:
     text += "" if gap.half is None else f" ±{gap.half * 100:.1f}"
     text += f" points above {other.label}"
     if gap.half is None:
-        return f"{text} (one seed: another may reverse the order)"
+        return text + ONE_SEED
     return text if higher(gap) else text + UNDECIDED
 
 
@@ -360,9 +360,22 @@ def _highest_of_slow(rows: Sequence[RunGroup]) -> str:
     first, second, *_ = _by(rows, "slow_accuracy")
     leaders, found = _leaders(rows, "slow_accuracy"), share(first.figures["slow_accuracy"])
     text = f"On the classes that only slow phones hold, {leaders} the highest accuracy: {found}"
-    gap = _gap(first, second, "slow_accuracy")
-    settled = gap is None or gap.half is None or higher(gap) or _level(first, second, "slow_accuracy")
-    return text if settled else text + UNDECIDED
+    return text + _doubt(first, second, "slow_accuracy")
+
+
+ONE_SEED = " (one seed: another may reverse the order)"
+NO_SEED = " (they have no seed in common: other seeds may reverse the order)"
+UNDECIDED = " (these seeds do not tell them apart)"
+
+
+def _doubt(first: RunGroup, second: RunGroup, figure: str) -> str:
+    """Return why the rows' seeds do not settle that ``first`` is ahead; "" if they do or rows are level."""
+    if _level(first, second, figure):
+        return ""
+    gap = _gap(first, second, figure)
+    if gap is None:
+        return NO_SEED
+    return ONE_SEED if gap.half is None else "" if higher(gap) else UNDECIDED
 
 
 def _by(rows: Sequence[RunGroup], figure: str) -> list[RunGroup]:
@@ -379,9 +392,6 @@ def _leaders(rows: Sequence[RunGroup], figure: str) -> str:
     first = _by(rows, figure)[0]
     names = [row.label for row in rows if _level(row, first, figure)]
     return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'}"
-
-
-UNDECIDED = " (these seeds do not tell them apart)"
 
 
 def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:

@@ -405,6 +405,26 @@ def test_one_seed_has_no_interval_and_the_report_says_so(tmp_path: Path) -> None
     assert says in page_of(tmp_path / "out")
 
 
+def test_a_lead_without_a_common_seed_or_on_one_seed_is_marked_as_uncertain(tmp_path: Path) -> None:
+    """Regression: without a common seed, and on the slow phones' classes, it was stated as settled."""
+    one, same, other = (
+        run_of(tmp_path / f"{name} {seed}", name, seed, linear(10.0, top))
+        for name, seed, top in (("fedbuff", 1, 0.9), ("fedavg", 1, 0.8), ("fedavg", 2, 0.8))
+    )
+    for right, folder in zip((6, 4, 4), (one, same, other), strict=True):
+        with Store(folder) as store:
+            store.clients([client(0, "fast", 0.1, 0), client(1, "slow", 1.0, 1)])
+            counts = {"correct": (9, right), "total": (10, 10)}
+            store.evaluation(evaluation(41, 41.0, accuracy=right / 8, trips=410, loss=0.5, **counts))
+    for folders, why in (
+        ([one, other], "(they have no seed in common: other seeds may reverse the order)"),
+        ([one, same], "(one seed: another may reverse the order)"),
+    ):
+        text = text_of(folders, 0.5)
+        assert text.count(why) == 2
+        assert f"fedbuff has the highest accuracy: 60.0% {why}" in text
+
+
 def test_a_curve_ends_with_its_last_seed_and_the_band_of_a_share_is_within_0_and_1() -> None:
     seeds = [np.array([[0.0, 4.0, end], [0.0, 0.9, 1.0]]) for end in (5.0, 6.0, 9.0)]
     seeds[0][1] = (0.0, 0.1, 0.3)
