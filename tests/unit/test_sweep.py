@@ -39,6 +39,14 @@ def test_a_sweep_has_a_named_run_for_each_combination_of_values_with_each_seed()
     assert found[3].experiment == config.change(PLAIN, ["strategy.server_lr=1", "training.lr=0.5", "seed=2"])
 
 
+def test_all_runs_of_a_sweep_have_the_phones_that_the_experiments_own_seed_draws() -> None:
+    def fleets(seed: int) -> list[Any]:
+        drawn = Experiment(fleet=Fleet(devices="phones-2020"), stop=Stop(versions=1), seed=seed)
+        return [one.experiment.fleet.devices for one in planned({}, wanted=drawn)]
+
+    assert fleets(5)[0] == fleets(5)[1] != fleets(6)[0] == fleets(6)[1]
+
+
 def test_labels_are_short_and_folders_have_unique_names(capsys: pytest.CaptureFixture[str]) -> None:
     def labels(grid: dict[str, list[str]]) -> list[str]:
         return [one.label for one in planned(grid, (1,))]
