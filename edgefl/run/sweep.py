@@ -349,6 +349,8 @@ def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | N
     compare.write(out, runs, rows, target, sweep=described)
     found = Sweep(out)
     found.table().write(out / "runs.csv")
+    for name in ("fleets.csv", CURVES):  # an earlier sweep in this folder may have had other runs
+        (out / name).unlink(missing_ok=True)
     if (over := found.fleets()).rows:
         over.write(out / "fleets.csv")
     scored = any(np.isfinite(row.figures["accuracy"].mean) for row in rows)

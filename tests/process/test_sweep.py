@@ -90,6 +90,9 @@ def test_each_setting_has_the_same_drawn_fleets(swept: Path, tmp_path: Path) -> 
     (over,) = found.fleets()["fleets"]
     assert over == 2
     assert (found.dir / "fleets.csv").read_text().startswith("label,fleets,ahead,ties,undecided,share")
+    alone = edgefl.sweep(SHORT, found.dir, fleets=2, grid={"strategy.server_lr": [0.5]}, target=0.05)
+    assert alone.fleets().rows == 0
+    assert not (found.dir / "fleets.csv").exists()  # of two settings
 
 
 def test_the_folder_of_a_sweep_has_tables_curves_and_a_report(swept: Path) -> None:
