@@ -160,6 +160,8 @@ def test_cancelled_trips_count_as_client_trips_and_lost_and_open_ones_do_not(tmp
     found = summarize(folder)
     assert found["client_trips"] == 50 + 3
     assert (found["trips"]["discarded"], found["trips"]["lost"], found["trips"]["open"]) == (3, 10, 1)
+    assert found["bytes"] == {"down": 50 * 9, "up": 50 * 9}
+    assert "Moved by completed trips" in Page(write_report(folder)).text
 
 
 def test_a_run_with_large_errors_is_invalid_and_its_report_has_the_reason(tmp_path: Path) -> None:
