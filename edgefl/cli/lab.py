@@ -222,8 +222,8 @@ def reproduce(
         from edgefl.lab.studies import load
 
         study = load(paper).changed(changes or ())
-        title, citation, remarks = study.title, study.citation, study.remarks(settings)
         curves, findings = _judged(study, folder, settings, tune, mutants, quiet, tell)
+        title, citation, remarks = study.title, study.citation, study.remarks(settings)  # of the tuned steps
     notes = [*remarks, *filter(None, [correction(findings)])]
     write_report(folder, title, citation, findings, curves=curves, notes=notes, extra=kept)
     if not quiet:

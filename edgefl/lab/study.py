@@ -285,6 +285,11 @@ class Study:
         note = (f"Changed by --set in every run: {', '.join(changes)}.",) if changes else ()
         return replace(self, changes=tuple(changes), notes=(*self.notes, *note))
 
+    @property
+    def changes_besides_data(self) -> list[str]:
+        """The user's changes except the data set; each data set has a file of tuned step sizes."""
+        return [change for change in self.changes if toml.assignment(change)[0] != ("data", "name")]
+
     def settings(self) -> list[str]:
         """Return the names of the study's settings; "" stands for the settings file without a suffix.
 
@@ -375,10 +380,13 @@ class Study:
         small = [IN_SMALL] if settings == QUICK else []
         steps = []
         if self.tuning is not None:
-            tuned = self.tuned(settings)
+            tuned, found = self.tuned(settings), self._tuning_file(settings)
             file = f"experiments/papers/tuned/{self.steps_file(settings).name}"
-            on = self._tuning_file(settings).get("evaluated_on")
+            on, given = found.get("evaluated_on"), found.get("set", [])
             there = f"Step sizes: tuned here for each arm, on other seeds and on {on} examples ({file})."
+            if {*given} != {*self.changes_besides_data}:
+                how = "".join(f" --set {change}" for change in given)
+                there += f" They were tuned {f'with{how}' if given else 'without --set'}, unlike these runs."
             steps = [
                 there if tuned else f"Step sizes: not tuned here, {file} is missing (--tune creates it)."
             ]

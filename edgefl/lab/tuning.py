@@ -126,6 +126,7 @@ def written(
     lines = [
         *(f"# {line}" for line in textwrap.wrap(what, 108, break_long_words=False, break_on_hyphens=False)),
         'evaluated_on = "validation"',
+        *([f"set = {toml.literal(study.changes_besides_data)}"] if study.changes_besides_data else []),
         "",
         "[steps]",
     ]

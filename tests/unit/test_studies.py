@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from edgefl import ConfigError, config, toml
+from edgefl.cli import lab as cli_lab
+from edgefl.cli import main
 from edgefl.lab import PAPERS, claims, fedbuff, fedstaleweight, study, tuning
 from edgefl.lab.studies import load
-from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
+from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, slug
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results.rows import Meta
 from edgefl.results.statistics import WINDOW, difference, higher, passage, ratio, smoothed
@@ -404,6 +406,32 @@ def test_races_use_the_step_sizes_that_were_tuned_on_their_data(
     assert "on other seeds and on validation examples" in one.remarks("quick")[-1]
     assert one.borders("quick") == {"a": ("strategy.server_lr",), "b, K = 2": ("strategy.server_lr",)}
     assert one.changed(["data.name=mnist"]).tuned("quick") == {}  # the steps are tuned on digits
+    other = one.changed(["training.momentum=0.5"])
+    assert "unlike these runs" not in one.remarks("quick")[-1]
+    assert other.remarks("quick")[-1].endswith("They were tuned without --set, unlike these runs.")
+    kept.write_text(tuning.written(other, one.tuning, "quick", best, [grid, own]))  # type: ignore[arg-type]
+    assert "unlike these runs" not in other.remarks("quick")[-1]
+    how = "They were tuned with --set training.momentum=0.5, unlike these runs."
+    assert one.remarks("quick")[-1].endswith(how)
+
+
+def test_the_report_after_tuning_describes_the_new_step_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it described the file before the tuning, for example as missing."""
+    file, said = tmp_path / "steps.toml", list[str]()
+
+    def judged(*_: object) -> tuple[None, list[Finding]]:
+        file.write_text('evaluated_on = "validation"\n[steps]\n"FedAsync" = ["training.lr=0.1"]\n')
+        return None, []
+
+    monkeypatch.setattr(Study, "steps_file", lambda *_: file)
+    monkeypatch.setattr(cli_lab, "_judged", judged)
+    monkeypatch.setattr(study, "write_report", lambda *_, notes, **__: said.extend(notes))
+    arguments = ["reproduce", "fedbuff", "--quick", "--tune", "--quiet", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    (steps,) = (note for note in said if note.startswith("Step sizes:"))
+    assert steps.startswith("Step sizes: tuned here for each arm, on other seeds and on validation examples")
 
 
 def test_a_study_without_a_grid_of_step_sizes_is_not_tuned(tmp_path: Path) -> None:
