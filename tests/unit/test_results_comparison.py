@@ -10,7 +10,8 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Privacy
 from edgefl.privacy.accounting import PrivacyAccount, composed
 from edgefl.results.compare import compare
-from tests.reports import Page, printed, read_json, write_run
+from edgefl.results.store import Store
+from tests.reports import Page, client, printed, read_json, trip, write_run
 
 
 def test_a_comparison_of_private_runs_has_their_joint_epsilon(tmp_path: Path) -> None:
@@ -25,6 +26,19 @@ def test_a_comparison_of_private_runs_has_their_joint_epsilon(tmp_path: Path) ->
     assert bound in Page(tmp_path / "out" / "report.html").text
     compare(runs[:1], tmp_path / "one")
     assert read_json(tmp_path / "one" / "summary.json")["comparison"]["privacy"] == ""
+
+
+def test_the_largest_staleness_of_a_row_is_that_of_all_its_seeds(tmp_path: Path) -> None:
+    """Regression: it was the rounded mean of the seeds' largest values, which may be below the mean."""
+    runs = [tmp_path / str(seed) for seed in (1, 2)]
+    for seed, run in enumerate(runs, 1):
+        run.mkdir()
+        with Store(run) as store:
+            store.clients([client(0, "fast", 0.1)])
+            store.trip(trip(0, arrived_s=1.0, staleness=(0, 21)[seed - 1]))
+            store.applied(1, [0], [1.0])
+            store.set_meta(strategy="fedbuff", clock="virtual", status="done", seed=seed)
+    assert "10.5/21" in printed(compare(runs))
 
 
 @pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
