@@ -14,7 +14,8 @@ from rich.console import Group as RenderGroup
 from rich.console import RenderableType
 from rich.text import Text
 
-from edgefl.experiment import NO_PROGRESS
+from edgefl.errors import listed
+from edgefl.experiment import NO_PROGRESS, TOO_FEW_CLIENTS
 from edgefl.files import write_json, write_text
 from edgefl.results import fleets, page, trace
 from edgefl.results.grouping import (
@@ -94,7 +95,8 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceT
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
     spent = together(run.record for run in runs)
-    notes = (in_a_sentence(rows, target), spent, *unfinished(runs), *mixed_code([run.record for run in runs]))
+    code = mixed_code([run.record for run in runs])
+    notes = (in_a_sentence(rows, target), spent, *unfinished(runs), *cautions(runs), *code)
     parts = [*tables, *(Text(note) for note in notes if note)]
     return RenderGroup(*[each for part in parts for each in (Text(), part)][1:])
 
@@ -105,6 +107,25 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
         f"{run.folder} has not ended, so its row is not ranked; edgefl resume {run.folder} continues it."
         for run in runs
         if not run.finished
+    ]
+
+
+def cautions(runs: Sequence[Run]) -> list[str]:
+    """Return sentences that name runs which ended early, and runs in which phones act in phase."""
+    ends = TOO_FEW_CLIENTS, "participations"
+    early = [str(run.folder) for run in runs if run.record.meta.stop_reason.startswith(ends)]
+    in_phase = [str(run.folder) for run in runs if run.summary["phase"]["warning"]]
+    count = many(len(runs), "run")
+    return [
+        *([f"{len(early)} of {count} ended early, with too few clients: {listed(early)}."] if early else ()),
+        *(
+            [
+                f"In {len(in_phase)} of {count} (by chance 1%) phones act in phase, so that comparisons may "
+                f"not hold (docs/individuals.md): {listed(in_phase)}."
+            ]
+            if in_phase
+            else ()
+        ),
     ]
 
 
@@ -276,6 +297,7 @@ def comparison_page(
     stuck = ", ".join(row.label for row in rows if row.stuck)
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
     stuck += "".join(f"<p><b>{UNFINISHED.capitalize()}:</b> {escape(line)}</p>" for line in unfinished(runs))
+    stuck += "".join(f"<p><b>Caution:</b> {escape(line)}</p>" for line in cautions(runs))
     each_run = together(run.record for run in runs), *mixed_code([run.record for run in runs])
     race: list[str] = []
     if target is not None:

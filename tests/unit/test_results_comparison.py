@@ -10,6 +10,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Privacy
 from edgefl.privacy.accounting import PrivacyAccount, composed
 from edgefl.results.compare import compare
+from edgefl.results.phase import Phase
 from edgefl.results.store import Store
 from tests.reports import Page, client, printed, read_json, trip, write_run
 
@@ -39,6 +40,23 @@ def test_the_largest_staleness_of_a_row_is_that_of_all_its_seeds(tmp_path: Path)
             store.applied(1, [0], [1.0])
             store.set_meta(strategy="fedbuff", clock="virtual", status="done", seed=seed)
     assert "10.5/21" in printed(compare(runs))
+
+
+def test_a_comparison_names_runs_that_ended_early_and_runs_with_phones_in_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: only each run's own report did."""
+    reasons = {"a": "too few clients are left: 1 of 4", "b": "participations", "c": "trips"}
+    monkeypatch.chdir(tmp_path)
+    runs = [write_run(Path(name), strategy=name, stop_reason=why) for name, why in reasons.items()]
+    early = "2 of 3 runs ended early, with too few clients: a, b."
+    compare(runs, "out")
+    assert early in printed(compare(runs), width=400)
+    assert early in Page(Path("out/report.html")).text
+    assert "in phase" not in printed(compare(runs))
+    monkeypatch.setattr(Phase, "warning", "Phones act in phase.")
+    found = printed(compare(runs[2:]), width=400)
+    assert "In 1 of 1 run (by chance 1%) phones act in phase, so that comparisons may not hold" in found
 
 
 @pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
