@@ -64,11 +64,13 @@ def flower(
 
 
 def _say_messages(result: FlowerResult) -> None:
-    """Print one line per phone: the error of its compute time, and the time of each message."""
+    """Print one line per phone: the error of its compute time, and each message's emulated time."""
     from edgefl.results.tables import percent
 
+    scale = result.phones.time_scale
     for phone in result.phones.phones:
         own = [one for one in result.messages if one.phone == phone.phone]
-        took = ", ".join(f"{one.kind} {one.number} {one.seconds:.1f} s" for one in own) or "no message"
+        times = (f"{one.kind} {one.number} {one.seconds / scale:.1f} s" for one in own)
+        took = ", ".join(times) or "no message"
         error = "not judged" if phone.cpu_error is None else f"off by {percent(phone.cpu_error, 2)}"
         say(f"edgefl: phone {phone.phone} ({phone.device}), compute time {error}: {took}", err=True)

@@ -7,12 +7,16 @@ import pty
 import select
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 from test_programs import CAT
 
+from edgefl.cli import flower
 from edgefl.cli.programs import say_result
+from edgefl.flower.runtime import NodeMessage
 from edgefl.host.capacity import Demand, capacity_cores, choose_time_scale
 from edgefl.host.verdict import Conditions, HeldVerdict
 from edgefl.programs.messages import PhoneState, TrafficState
@@ -201,3 +205,13 @@ def test_only_a_missing_reader_ends_a_phones_output(capsys: pytest.CaptureFixtur
     assert view.failed
     lost = "edgefl: output of the phones is lost: /dev/full cannot be written: No space left on device\n"
     assert capsys.readouterr().err == lost
+
+
+def test_the_times_of_a_flower_apps_messages_are_printed_in_emulated_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Regression: they were wall seconds, 5 times as long with a time scale of 5."""
+    phones = SimpleNamespace(time_scale=5.0, phones=[SimpleNamespace(phone=0, device="pi-4", cpu_error=None)])
+    found: Any = SimpleNamespace(phones=phones, messages=[NodeMessage(0, "train", 1, 50.0)])
+    flower._say_messages(found)
+    assert capsys.readouterr().err == "edgefl: phone 0 (pi-4), compute time not judged: train 1 10.0 s\n"
