@@ -37,7 +37,7 @@ from edgefl.results.spending import together
 from edgefl.results.statistics import NONE, Estimate, difference, estimate, higher, share, summary_curve
 from edgefl.results.summary import is_scored, measured, metric_names, rounded
 from edgefl.results.tables import FittedTable, many, number, percent, table
-from edgefl.results.targets import COSTS, RaceTarget, race_in_words
+from edgefl.results.targets import COSTS, RaceTarget, evaluated_on, race_in_words
 
 VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red", NO_PROGRESS: "bold red", UNFINISHED: "bold red"}
 
@@ -283,7 +283,7 @@ def comparison_page(
         names = [row.label for row in rows]
     each = many(len(rows[0].runs), "seed") + " each" if len(seeds) == 1 < len(runs) / len(rows) else ""
     about = "" if _scored(rows) else "No accuracy is measured. "
-    lines = "Measured on the test examples."
+    lines = f"Measured on the {evaluated_on(runs[0].record)} examples."
     if any(len(row.runs) > 1 for row in rows):
         about += "± is half the 95% interval of the mean over seeds. "
         lines = "Thin lines show each seed, thick lines the mean over seeds."

@@ -196,7 +196,7 @@ _TERMS = {
         r"slow phones",
         "The clients of the fleet's slowest profiles, ranked by the declared time of a trip.",
     ),
-    "accuracy": (r"^accuracy", "Share of the test examples that the global model classifies correctly."),
+    "accuracy": (r"^accuracy", "Share of the evaluated examples that the global model classifies correctly."),
     "applied weight": (
         r"\bweight\b",
         "A client's share of the total weight in all sums, multiplied by the number of clients: 1 is fair.",

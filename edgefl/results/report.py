@@ -33,6 +33,7 @@ from edgefl.results.record import Record
 from edgefl.results.run_pictures import draw_classes, draw_timeline, draw_weights
 from edgefl.results.summary import is_scored, measured, metric_names, summarize
 from edgefl.results.tables import FittedTable, figure, many, number, percent, seconds, table
+from edgefl.results.targets import evaluated_on
 
 FILE_NAME = "report.html"
 INCIDENTS = 12
@@ -170,7 +171,7 @@ def _learning(record: Record) -> list[str]:
     """Return the cards with the accuracy, or the loss if the task has no accuracy, and the user's metrics."""
     empty = "No accuracy was a finite number." if record.evaluations else "No evaluation was made."
     about = {
-        "at_s": "On the server's test examples.",
+        "at_s": f"On the server's {evaluated_on(record)} examples.",
         "trips": "A trip consists of download, training and upload.",
         "own": "As measured by the evaluation function.",
     }

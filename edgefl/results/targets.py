@@ -12,7 +12,7 @@ import numpy as np
 
 from edgefl import toml
 from edgefl.errors import ConfigError
-from edgefl.experiment import Evaluation, Stop
+from edgefl.experiment import Data, Evaluation, Stop
 from edgefl.results.fleets import Ahead, ahead
 from edgefl.results.record import Record
 from edgefl.results.run_folder import EXPERIMENT_FILE
@@ -163,6 +163,11 @@ def settings_of(record: Record) -> Settings:
         found = Settings()
     _known[record] = found
     return found
+
+
+def evaluated_on(record: Record) -> str:
+    """Return the server's examples on which the run's models are evaluated: ``test`` or ``validation``."""
+    return str(settings_of(record).tables.get("data", {}).get("evaluate_on", Data().evaluate_on))
 
 
 _known: WeakKeyDictionary[Record, Settings] = WeakKeyDictionary()

@@ -286,12 +286,13 @@ class LivePage:
         rows = rows[:: -(-len(rows) // MAX_POINTS)] if rows else []
         at_s, accuracy, loss = np.array(rows, dtype=np.float64).reshape(-1, 3).T
         now_s, wall_s, trips, _, staleness, median, p95 = np.array(self._curve).reshape(-1, 7).T
+        on = self._experiment.data.evaluate_on
         rate = np.divide(np.diff(trips), np.diff(wall_s), out=np.zeros(max(0, trips.size - 1)),
                          where=np.diff(wall_s) > 0)  # fmt: skip
         return [
-            _chart("Accuracy", "of the global model on the server's test examples", "share",
+            _chart("Accuracy", f"of the global model on the server's {on} examples", "share",
                    ("accuracy", at_s, accuracy)),
-            _chart("Loss", "of the global model on the server's test examples", "", ("loss", at_s, loss)),
+            _chart("Loss", f"of the global model on the server's {on} examples", "", ("loss", at_s, loss)),
             _chart("Throughput", "client trips per wall second", "", ("trips/s", now_s[1:], rate)),
             _chart("Staleness", f"versions, mean of the last {RECENT} trips", "",
                    ("staleness", now_s, staleness)),

@@ -111,6 +111,16 @@ def test_the_same_profile_is_slow_in_summary_report_and_comparison(tmp_path: Pat
     assert re.search(r"60.0%\s+30.0%", text)
 
 
+@pytest.mark.parametrize("on", ["test", "validation"])
+def test_pages_name_the_examples_on_which_models_are_evaluated(tmp_path: Path, on: str) -> None:
+    """Regression: accuracies on validation examples were said to be on test examples."""
+    run = write_run(tmp_path / "run")
+    (run / "experiment.toml").write_text(f"[data]\nevaluate_on = '{on}'\n")
+    assert f"On the server's {on} examples." in Page(write_report(run)).text
+    compare([run], tmp_path / "out")
+    assert f"Measured on the {on} examples." in Page(tmp_path / "out" / "report.html").text
+
+
 def test_the_report_has_the_median_step_of_a_profiles_phones(tmp_path: Path) -> None:
     """Regression: it had the step of the profile's first phone, which is faster or slower than the others."""
     with Store(tmp_path) as store:
