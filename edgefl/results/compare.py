@@ -96,7 +96,9 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceT
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
     spent = together(run.record for run in runs)
     code = mixed_code([run.record for run in runs])
-    notes = (in_a_sentence(rows, target), spent, *unfinished(runs), *cautions(runs), *code)
+    invalid = ", ".join(row.label for row in rows if not row.valid)
+    warning = f"INVALID: {invalid}. {DO_NOT_USE}" if invalid else ""
+    notes = (in_a_sentence(rows, target), warning, spent, *unfinished(runs), *cautions(runs), *code)
     parts = [*tables, *(Text(note) for note in notes if note)]
     return RenderGroup(*[each for part in parts for each in (Text(), part)][1:])
 
@@ -176,6 +178,7 @@ def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
 SHORT = {"accuracy on slow phones' classes": "slow", "client trips": "trips", "staleness mean/max": "stale",
          "weight of slow phones": "weight"}  # fmt: skip
 """Shorter headings for narrow terminals, keyed by the full heading."""
+DO_NOT_USE = "Do not use their figures as results; each run's own report has the reasons."
 COMPUTED = "Computed: times follow from the device profiles; no error is measured."
 
 
@@ -290,10 +293,7 @@ def comparison_page(
     about += COMPUTED if any(row.verdict == "computed" for row in rows) else ""
     ends = [_cells(row, _scored(rows)) for row in rows]
     invalid = ", ".join(row.label for row in rows if not row.valid)
-    warning = (
-        f"<b>INVALID:</b> {escape(invalid)}. Do not use their figures as results; each run's own "
-        "report has the reasons."
-    )
+    warning = f"<b>INVALID:</b> {escape(invalid)}. {DO_NOT_USE}"
     stuck = ", ".join(row.label for row in rows if row.stuck)
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
     stuck += "".join(f"<p><b>{UNFINISHED.capitalize()}:</b> {escape(line)}</p>" for line in unfinished(runs))

@@ -59,6 +59,15 @@ def test_a_comparison_names_runs_that_ended_early_and_runs_with_phones_in_phase(
     assert "In 1 of 1 run (by chance 1%) phones act in phase, so that comparisons may not hold" in found
 
 
+def test_a_comparison_warns_of_invalid_runs_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
+    """Regression: on the terminal only a cell said so, below a sentence that named the run as the first."""
+    runs = [write_run(tmp_path / "a", strategy="a", error=0.5), write_run(tmp_path / "b", strategy="b")]
+    warning = "INVALID: a. Do not use their figures as results"
+    assert warning in printed(compare(runs, tmp_path / "out"))
+    assert warning in " ".join(Page(tmp_path / "out" / "report.html").text.replace(" :", ":").split())
+    assert "Do not use" not in printed(compare(runs[1:]))
+
+
 @pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
 def test_a_run_is_not_overwritten_by_a_comparison(tmp_path: Path, mark: str) -> None:
     run, out = write_run(tmp_path / "run"), tmp_path / "out"
