@@ -161,7 +161,9 @@ class Sweep:
         """Return one row per label, with the mean of each metric over seeds.
 
         A column ``…_half_95`` is half the width of the mean's 95% interval (Student's t); it is NaN if there
-        is only one seed. ``no_progress`` is 1.0 if a run's model did not learn; such a row is not ranked.
+        is only one seed. A mean is NaN if a run lacks the metric, such as the time to a target that it did
+        not reach; the tables of `edgefl sweep` have the mean of the runs that reached it. ``no_progress`` is
+        1.0 if a run's model did not learn; such a row is not ranked.
         """
         rows = self._summary["comparison"]["rows"]
         names = dict.fromkeys(name for row in rows for name in row["figures"])
