@@ -25,6 +25,12 @@ from edgefl.seeds import stream
 
 Counts = NDArray[np.int64]
 KEY = "evaluation.function"
+RESERVED = frozenset((
+    "version", "versions", "at_s", "wall_s", "trips", "client_trips", "epsilon", "emulated_s",
+    "slow_accuracy", "slow_weight", "staleness_mean", "staleness_max", "trips_to_target",
+    "emulated_s_to_target",
+))  # fmt: skip
+"""Names of columns and figures in edgefl's own tables, in which a metric of this name would be missing."""
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MAX_COUNTED = 10_000
 """Maximum number of classes for which results are counted per class; the counts must fit in one message."""
@@ -96,6 +102,8 @@ class OwnEvaluation:
     def _number(self, name: Any, value: Any) -> float:
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
             self._refuse(f"names of 1 to {LONGEST_NAME} letters", repr(name)[:80])
+        if name in RESERVED:
+            self._refuse("names that edgefl's own tables do not use", repr(name))
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
             if not isinstance(value, str | bytes):  # float() would parse strings and bytes
                 return float(value)

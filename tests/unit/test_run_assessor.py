@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data, Evaluation, Experiment, Fleet, MetricGoal, Model, Stop, Training
-from edgefl.learning.evaluate import EvalResult, OwnEvaluation, _result, evaluate
+from edgefl.learning.evaluate import RESERVED, EvalResult, OwnEvaluation, _result, evaluate
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.partition import hold_out
+from edgefl.results.grouping import FIGURES
 from edgefl.run import messages
 from edgefl.run.control import column
 from edgefl.run.messages import NO_SCORES
@@ -151,6 +152,7 @@ def test_an_evaluation_does_not_depend_on_the_personal_models_of_an_earlier_one(
         (lambda: {"a": "1.5"}, r"must return numbers \(got str for 'a'\)"),
         (lambda: {"a": torch.zeros(2)}, r"must return numbers \(got Tensor for 'a'\)"),
         (lambda: {1: 1.0}, r"must return names of 1 to 32 letters \(got 1\)"),
+        (lambda: {"trips": 1.0}, r"must return names that edgefl's own tables do not use \(got 'trips'\)"),
         (lambda: {"": 1.0}, r"must return names of 1 to 32 letters \(got ''\)"),
         (lambda: {"a\n": 1.0}, r"must return names of 1 to 32 letters"),
         (lambda: {"a" * 33: 1.0}, r"must return names of 1 to 32 letters"),
@@ -163,6 +165,13 @@ def test_invalid_metrics_are_one_line(monkeypatch: pytest.MonkeyPatch, returned:
     with pytest.raises(ConfigError, match=message) as caught:
         own.measure(FlatModel(nn.Linear(3, 2)), X, Y)
     assert "\n" not in str(caught.value)
+
+
+def test_the_names_of_edgefls_columns_and_figures_are_reserved() -> None:
+    """Regression: a metric called trips was missing in the table of evaluations, and one called versions in
+    comparisons."""
+    columns = {"version", "at_s", "wall_s", "trips", "epsilon"}
+    assert (columns | {*FIGURES}) - {"accuracy", "loss"} == RESERVED
 
 
 @pytest.mark.parametrize(("classes", "counted"), [(10_000, 10_000), (10_001, 0)])
