@@ -178,13 +178,14 @@ def trips(record: Record) -> Table:
     """Return one row per client trip, ordered by task.
 
     The columns are the fields of `TripRow`, the device profile, and the metrics that the user's training
-    function logged. Times are in emulated seconds, except ``cpu_s``. If the trip did not reach a phase, such
-    as the upload, the times of that phase are NaN.
+    function logged; ``logged_`` precedes the name of such a metric if another column has that name. Times are
+    in emulated seconds, except ``cpu_s``. If the trip did not reach a phase, such as the upload, the times of
+    that phase are NaN.
     """
     table = _single(record.trips)
     table["profile"] = profile_of(record, table["client"])
     for name, logged in record.metrics.items():
-        table.setdefault(name, logged)
+        table[f"logged_{name}" if name in table else name] = logged
     return table
 
 

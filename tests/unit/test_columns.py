@@ -28,7 +28,7 @@ from tests.reports import evaluation, trip, write_run
 def test_columns_equal_the_record(tmp_path: Path) -> None:
     result = Result(write_run(tmp_path / "run", clients=4, trips=20, lost=2))
     with Store(result.dir) as store:
-        store.trip(trip(99, 0, 30.0, metrics={"drift": 1.5}))
+        store.trip(trip(99, 0, 30.0, metrics={"drift": 1.5, "loss": 0.75}))
         store.evaluation(evaluation(9, 50.0, accuracy=math.nan, metrics={"mae": 0.25}))
     trips, curve = result.trips(), result.evaluations()
     record = result.record
@@ -36,6 +36,8 @@ def test_columns_equal_the_record(tmp_path: Path) -> None:
     assert trips["task"].tolist() == record.trips["task"].tolist()
     assert trips["profile"][:2].tolist() == ["pixel-4", "pixel-4"]
     assert trips["drift"][-1] == 1.5
+    assert np.isnan(trips["loss"][-1])  # no loss was passed to `context.step`
+    assert trips["logged_loss"][-1] == 0.75
     assert not {"checksum_sent", "checksum_seen", "metrics"} & trips.keys()
     assert np.isnan(trips["staleness"][0])  # a lost trip
     np.testing.assert_array_equal(curve["accuracy"], [row.accuracy for row in record.evaluations])
