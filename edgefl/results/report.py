@@ -31,7 +31,7 @@ from edgefl.results.pictures import (
 from edgefl.results.protection import privacy_card, secure_card
 from edgefl.results.record import Record
 from edgefl.results.run_pictures import draw_classes, draw_timeline, draw_weights
-from edgefl.results.summary import is_scored, measured, metric_names, summarize
+from edgefl.results.summary import is_client_trip, is_scored, measured, metric_names, summarize
 from edgefl.results.tables import FittedTable, figure, many, number, percent, seconds, table
 from edgefl.results.targets import evaluated_on
 
@@ -262,7 +262,7 @@ def _logged(record: Record) -> list[str]:
 
 
 def _profiles(record: Record, summary: dict[str, Any]) -> str:
-    profile, ended = profile_of_trips(record), ~np.isnan(record.trips["arrived_s"])
+    profile, ended = profile_of_trips(record), is_client_trip(record)
     trip_s = by_profile(record, record.trips["trip_achieved_s"])
     staleness, applied = summary["staleness"]["by_profile"], applied_profiles(record)
     rows = []

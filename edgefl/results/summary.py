@@ -161,6 +161,14 @@ def _plain(value: Any) -> Any:
     return rounded(value) if isinstance(value, float) else value
 
 
+def is_client_trip(record: Record) -> NDArray[np.bool_]:
+    """Return a mask of the trips that count as client trips: completed and cancelled, but not lost ones."""
+    trips = record.trips
+    counted: NDArray[np.bool_] = np.isin(trips["fate"], ("applied", "discarded", "dropped"))
+    counted |= ~np.isnan(trips["arrived_s"])
+    return counted
+
+
 def summarize(run: Record | str | Path) -> dict[str, Any]:
     """Return the run's results, with None for each result that was not measured.
 
@@ -170,7 +178,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     """
     record = run if isinstance(run, Record) else Record(run)
     meta, trips = record.meta, record.trips
-    ended = ~np.isnan(trips["arrived_s"]) | np.isin(trips["fate"], ("applied", "discarded", "dropped"))
+    ended = is_client_trip(record)
     fates = Counter(trips["fate"].tolist())
     last = record.evaluations[-1] if record.evaluations else None
     finite = [row.accuracy for row in record.evaluations if np.isfinite(row.accuracy)]

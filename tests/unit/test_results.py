@@ -171,7 +171,10 @@ def test_cancelled_trips_count_as_client_trips_and_lost_and_open_ones_do_not(tmp
     assert found["client_trips"] == 50 + 3
     assert (found["trips"]["discarded"], found["trips"]["lost"], found["trips"]["open"]) == (3, 10, 1)
     assert found["bytes"] == {"down": 50 * 9, "up": 50 * 9}
-    assert "Moved by completed trips" in Page(write_report(folder)).text
+    page = " ".join(Page(write_report(folder)).text.split())
+    assert "Moved by completed trips" in page
+    assert "pixel-4 lte 2 0.1 27 " in page  # 24 completed and the three cancelled ones
+    assert "moto-g4 lte 2 1 26 " in page
 
 
 def test_a_run_with_large_errors_is_invalid_and_its_report_has_the_reason(tmp_path: Path) -> None:
