@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from itertools import chain
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from torch.utils.flop_counter import flop_registry
 
 from edgefl.errors import ConfigError, described
 from edgefl.learning.arithmetic import torch_seed
+from edgefl.learning.attention import FusedAttention
 from edgefl.learning.live import LiveTensors, live_lines
 from edgefl.learning.operations import BatchWork, StepWork
 
@@ -288,6 +290,8 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = LiveTensors(known)
         self._amounts: Counter[str] = Counter()
+        self._attention: Counter[FusedAttention] = Counter()
+        """Number of calls of fused attention; ``_amounts`` contains their floating-point operations only."""
         self._cells = _Cells()
         self._shapes = _ShapeCache()
         self._moved: set[int] = set()
@@ -315,8 +319,12 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(self._updated.values())
 
     def work(self) -> StepWork:
-        """Return the work counted so far."""
-        return StepWork(**{name: float(amount) for name, amount in self._amounts.items()})
+        """Return the work counted so far. Call this outside the meter's context."""
+        amounts = Counter(self._amounts)
+        for call, times in self._attention.items():
+            more = {name: times * amount for name, amount in _separate(call).items()}
+            amounts.update(more | {"matmul_flop": 0})
+        return StepWork(**{name: float(amount) for name, amount in amounts.items()})
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -342,7 +350,10 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _written(func, args):
             if tensor.requires_grad and tensor.is_leaf:
                 self._updated[tensor.untyped_storage()._cdata] = tensor.numel()
-        if not _is_view(func) and packet.__name__ not in _UNCOUNTED:
+        if (fused := FusedAttention.of(packet, args, kwargs)) is not None:
+            self._attention[fused] += 1
+            self._amounts["matmul_flop"] += fused.flop
+        elif not _is_view(func) and packet.__name__ not in _UNCOUNTED:
             self._amounts["calls"] += 1
             self._count(packet, args, kwargs, out, _bytes(leaves))
         return out
@@ -363,6 +374,18 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._amounts["matmul_bytes"] += moved
         else:
             self._amounts[_bytes_kind(packet.__name__)] += moved
+
+
+@cache
+def _separate(call: FusedAttention) -> Counter[str]:
+    """Return the work of attention in separate operations, forward or backward."""
+    with torch.enable_grad(), WorkMeter() as forward:
+        result, operands = call.attend()
+    if not call.backward:
+        return forward._amounts
+    with WorkMeter() as backward:
+        torch.autograd.grad(result, operands, torch.empty_like(result))
+    return backward._amounts
 
 
 class _ShapeCache:

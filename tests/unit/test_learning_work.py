@@ -8,6 +8,7 @@ from resource import RUSAGE_SELF, getrusage
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
@@ -257,6 +258,39 @@ def test_built_in_models_have_the_same_work_on_meta_and_on_real_tensors(name):
     on_meta = batch_work(module, shape, dtype=dtype)
     assert on_meta == batch_work(module, shape, dtype=dtype, meta=False)
     assert on_meta.per_example.flop > 0
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": None}])
+def test_attention_in_one_operation_has_the_work_of_its_products(options, inference):
+    """On the CPU, torch fuses attention; the meta device, with which time models are fitted, does not."""
+
+    def attend(own: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        heads = own.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        mask = {"attn_mask": x.new_zeros(40, 40)} if "attn_mask" in options else {}
+        mixed = scaled_dot_product_attention(*heads, **{**options, **mask})
+        return own.out(mixed.transpose(1, 2).flatten(2).mean(1))
+
+    module = Custom(attend, qkv=nn.Linear(16, 48), out=nn.Linear(16, 3))
+    real, meta = (
+        step_work(module, (40, 16), 4, inference=inference, meta=on_meta) for on_meta in (False, True)
+    )
+    # The fused result is laid out so that no copy of it is needed.
+    copies = {"copy_bytes": meta.copy_bytes, "calls": meta.calls}
+    assert structs.replace(real, **copies) == meta
+    assert 0 <= meta.calls - real.calls <= 2
+    assert 0 <= meta.copy_bytes - real.copy_bytes <= 2 * 2 * 4 * (4 * 40 * 16)
+
+
+def test_a_matrix_that_is_only_a_factor_of_attention_is_counted():
+    def pool(own: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(own.queries.expand(len(x), 1, -1, -1), x[:, None], x[:, None])[
+            :, 0
+        ]
+
+    module = nn.Sequential(Custom(pool, queries=torch.ones(3, 4)), nn.Flatten(), nn.Linear(12, 2))
+    work = step_work(module, (7, 4), 5, inference=True, meta=False)
+    assert work.matmul_flop == 2 * (2 * 5 * 3 * 7 * 4) + 2 * 5 * 12 * 2
 
 
 def test_a_matrix_that_is_only_added_is_counted_in_bytes():
