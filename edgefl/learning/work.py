@@ -36,6 +36,7 @@ from edgefl.errors import ConfigError, described
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.attention import FusedAttention
 from edgefl.learning.live import LiveTensors, live_lines
+from edgefl.learning.moved import COPIES, bytes_kind, moved_bytes
 from edgefl.learning.operations import BatchWork, StepWork
 
 BATCHES = (2, 4)
@@ -261,11 +262,7 @@ def _hollow(tensor: Tensor) -> Tensor:
 _aten = torch.ops.aten
 _CONVOLUTIONS = (_aten.convolution, _aten.convolution_backward)
 _UNCOUNTED = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "_local_scalar_dense")
-_COPIES = (
-    "cat", "stack", "clone", "copy_", "_to_copy", "index", "index_put", "index_put_", "index_select", "roll",
-    "constant_pad_nd", "slice_backward", "select_backward", "unfold_backward",
-)  # fmt: skip
-_MOVES = (*_COPIES, "add", "add_", "sub", "sub_")
+_MOVES = (*COPIES, "add", "add_", "sub", "sub_")
 """Operations that may use a weight matrix without a matrix product; only their bytes are counted."""
 _CELLS = frozenset(
     f"{cell}{suffix}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for suffix in ("", "_cell")
@@ -355,7 +352,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._amounts["matmul_flop"] += fused.flop
         elif not _is_view(func) and packet.__name__ not in _UNCOUNTED:
             self._amounts["calls"] += 1
-            self._count(packet, args, kwargs, out, _bytes(leaves))
+            self._count(packet, args, kwargs, out, moved_bytes(packet, args, leaves, out))
         return out
 
     def _count(
@@ -373,7 +370,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._amounts[kind] += formula(*args, **kwargs, out_val=out)
             self._amounts["matmul_bytes"] += moved
         else:
-            self._amounts[_bytes_kind(packet.__name__)] += moved
+            self._amounts[bytes_kind(packet.__name__)] += moved
 
 
 @cache
@@ -488,23 +485,6 @@ def _written(func: Any, args: Sequence[Any]) -> Iterator[Tensor]:
     for argument, value in zip(func._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
-
-
-def _bytes(leaves: Sequence[Any]) -> int:
-    """Return the number of bytes in all floating-point tensors.
-
-    Tensors of indices are ignored, because their size depends on the runtime.
-    """
-    found = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
-    return sum(tensor.numel() * tensor.element_size() for tensor in found)
-
-
-def _bytes_kind(operation: str) -> str:
-    if operation in _COPIES:
-        return "copy_bytes"
-    if "pool" in operation:
-        return "pool_bytes"
-    return "norm_bytes" if "norm" in operation or "var" in operation else "elementwise_bytes"
 
 
 def _convolution(packet: Any, args: Sequence[Any], out: Any) -> dict[str, float]:

@@ -40,6 +40,10 @@ def channel_means() -> nn.Module:
     return Custom(lambda _, x: x.mean((2, 3)))
 
 
+def channel_sums(axis: int) -> nn.Module:
+    return Custom(lambda _, x: x.sum(axis))
+
+
 def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Module:
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, groups=groups, bias=False), channel_means())
 
@@ -96,6 +100,24 @@ def test_bytes_are_counted_by_kind_of_operation():
     assert work.copy_bytes == work.conv_bytes == 0
     assert work.calls == 4
     assert work.parameters == 0  # no update in inference
+
+
+def test_a_lookup_reads_its_rows_and_not_the_whole_table():
+    rows, width, batch, length = 1000, 8, 2, 5
+    words = nn.Sequential(nn.Embedding(rows, width), channel_sums(1))
+    looked_up, summed = batch * length * width, batch * width
+    work = step_work(words, (length,), batch, dtype=np.int64, inference=True)
+    assert work.elementwise_bytes == 4 * (2 * looked_up + looked_up + summed)
+    bags = nn.EmbeddingBag(rows, width)
+    work = step_work(bags, (length,), batch, dtype=np.int64, inference=True)
+    assert 4 * (looked_up + summed) <= work.elementwise_bytes < 4 * rows * width
+    words[0].weight.requires_grad_(False)
+    head = nn.Sequential(words, nn.Linear(width, 2))
+    assert step_work(head, (length,), batch, dtype=np.int64).elementwise_bytes < 4 * rows * width
+    with WorkMeter() as meter:
+        torch.ones(rows, width)[torch.arange(3)]
+        torch.ones(2, width)[torch.zeros(7, dtype=torch.int64)]  # the table is smaller than the result
+    assert meter.work().copy_bytes == 4 * width * (2 * 3 + 2 + 7)
 
 
 @pytest.mark.parametrize(("shape", "paper_mflop"), [((1, 28, 28), 17.0), ((3, 32, 32), 31.4)])
