@@ -21,6 +21,20 @@ LiveLines = tuple[tuple[float, float], ...]
 examples × bytes per example."""
 
 
+def memory_of(tensor: Tensor) -> torch.UntypedStorage:
+    """Return the memory of a tensor's numbers; for a sparse gradient, of those that it contains.
+
+    >>> len(memory_of(torch.eye(5).to_sparse())) == 5 * 4
+    True
+    """
+    return stored(tensor).untyped_storage()
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Return the tensor itself or, for a sparse tensor, the numbers that it contains."""
+    return tensor._values() if tensor.layout == torch.sparse_coo else tensor
+
+
 class LiveTensors:
     """Counts the bytes of live tensors after each operation.
 
@@ -40,7 +54,7 @@ class LiveTensors:
         self._bytes = 0
         self._storages: dict[int, weakref.ref[Any] | None] = {}
         for tensor in known:
-            self._storages[tensor.untyped_storage()._cdata] = None
+            self._storages[memory_of(tensor)._cdata] = None
 
     @property
     def bytes(self) -> int:
@@ -51,7 +65,7 @@ class LiveTensors:
         """Record an operation and its positional arguments; ``tensors`` are its arguments and results."""
         for tensor in tensors:
             if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
+                storage = memory_of(tensor)
                 if (key := storage._cdata) not in self._storages:
                     self._bytes += (size := storage.nbytes())
                     self._storages[key] = weakref.ref(storage, partial(self._freed, key, size))
@@ -59,7 +73,7 @@ class LiveTensors:
 
     def release(self, tensor: Tensor) -> None:
         """Stop counting a parameter's gradient, because complete gradients are counted separately."""
-        storage = tensor.untyped_storage()
+        storage = memory_of(tensor)
         if self._storages.get(storage._cdata) is not None:
             self._storages[storage._cdata] = None
             self._bytes -= storage.nbytes()

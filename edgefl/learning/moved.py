@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from edgefl.learning.live import stored
+
 COPIES: Final = (
     "cat", "stack", "clone", "copy_", "_to_copy", "index", "index_put", "index_put_", "index_select", "roll",
     "constant_pad_nd", "slice_backward", "select_backward", "unfold_backward",
@@ -24,7 +26,7 @@ def moved_bytes(packet: Any, args: Sequence[Any], leaves: Sequence[Any], out: An
     depends on the runtime.
     """
     found = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
-    moved = sum(tensor.numel() * tensor.element_size() for tensor in found)
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in map(stored, found))
     return moved - _unread_bytes(packet, args, out)
 
 

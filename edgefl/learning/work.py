@@ -35,7 +35,7 @@ from torch.utils.flop_counter import flop_registry
 from edgefl.errors import ConfigError, described
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.attention import FusedAttention
-from edgefl.learning.live import LiveTensors, live_lines
+from edgefl.learning.live import LiveTensors, live_lines, memory_of
 from edgefl.learning.moved import COPIES, bytes_kind, moved_bytes
 from edgefl.learning.operations import BatchWork, StepWork
 
@@ -303,7 +303,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def moves(self, tensor: Tensor) -> bool:
         """Return True if an addition or a copy has read the tensor, for example a positional embedding."""
-        return tensor.untyped_storage()._cdata in self._moved
+        return memory_of(tensor)._cdata in self._moved
 
     @property
     def flop(self) -> float:
@@ -346,7 +346,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live.note(packet, args, leaves)
         for tensor in _written(func, args):
             if tensor.requires_grad and tensor.is_leaf:
-                self._updated[tensor.untyped_storage()._cdata] = tensor.numel()
+                self._updated[memory_of(tensor)._cdata] = tensor.numel()
         if (fused := FusedAttention.of(packet, args, kwargs)) is not None:
             self._attention[fused] += 1
             self._amounts["matmul_flop"] += fused.flop
@@ -360,7 +360,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         if packet.__name__ in _MOVES:
             tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-            self._moved.update(tensor.untyped_storage()._cdata for tensor in tensors)
+            self._moved.update(memory_of(tensor)._cdata for tensor in tensors)
         formula = flop_registry.get(packet)
         if packet in _CONVOLUTIONS:
             self._amounts.update(_convolution(packet, args, out))
@@ -430,11 +430,13 @@ def _new_tensor(func: Any, args: Sequence[Any], out: Any) -> list[Any] | None:
     """Return the size, strides and type of ``out`` if it is one new, dense tensor; otherwise None."""
     if not isinstance(out, Tensor) or any(one.alias_info for one in func._schema.arguments):
         return None
+    if out.layout != torch.strided:
+        return None
     storage = out.untyped_storage()
     if storage.nbytes() != out.numel() * out.element_size():
         return None
     given = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-    if any(storage._cdata == tensor.untyped_storage()._cdata for tensor in given):
+    if any(storage._cdata == memory_of(tensor)._cdata for tensor in given):
         return None
     return [out.shape, out.stride(), out.dtype]
 

@@ -18,7 +18,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Model
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.models import MODELS, make_model
-from edgefl.learning.work import StepWork, WorkMeter, _cross_entropy, _Step, batch_work, step_work
+from edgefl.learning.work import BatchWork, StepWork, WorkMeter, _cross_entropy, _Step, batch_work, step_work
 
 IMAGE = (3, 8, 8)
 
@@ -118,6 +118,22 @@ def test_a_lookup_reads_its_rows_and_not_the_whole_table():
         torch.ones(rows, width)[torch.arange(3)]
         torch.ones(2, width)[torch.zeros(7, dtype=torch.int64)]  # the table is smaller than the result
     assert meter.work().copy_bytes == 4 * width * (2 * 3 + 2 + 7)
+
+
+@pytest.mark.parametrize("meta", [False, True])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_sparse_gradient_of_an_embedding_has_only_its_rows(kind, meta):
+    def work(sparse: bool) -> BatchWork:
+        bags = kind is nn.EmbeddingBag
+        table = kind(1000, 8, sparse=True, mode="sum") if sparse and bags else kind(1000, 8, sparse=sparse)
+        module = nn.Sequential(table, *([] if bags else [channel_sums(1)]), nn.Linear(8, 3))
+        return batch_work(module, (5,), dtype=np.int64, meta=meta)
+
+    few, all_ = work(sparse=True), work(sparse=False)
+    assert few.at(2).parameters == all_.at(2).parameters
+    assert few.at(2).matmul_flop == all_.at(2).matmul_flop > 0
+    assert few.at(2).bytes < 4 * 1000 * 8 < all_.at(2).bytes
+    assert 0 < few.live_bytes(2) < all_.live_bytes(2)
 
 
 @pytest.mark.parametrize(("shape", "paper_mflop"), [((1, 28, 28), 17.0), ((3, 32, 32), 31.4)])
