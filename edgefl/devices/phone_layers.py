@@ -73,21 +73,23 @@ class _Layers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _convolution(args: Sequence[Any], out: Tensor) -> Layer:
-    image, weight, stride, groups = args[0], args[1], args[3], int(args[8])
+    image, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], int(args[8])
     depthwise = groups > 1 and groups == image.shape[1]
+    # A transposed convolution has the work of the convolution of its output to its input.
+    first, last = (out, image) if transposed else (image, out)
     return Layer(
         kind="depthwise" if depthwise else "conv",
-        in_side=_side(image),
-        out_side=_side(out),
-        in_channels=image.shape[1] if depthwise else weight.shape[1],
-        out_channels=out.shape[1],
-        kernel=round(math.sqrt(math.prod(weight.shape[2:]))),
+        in_side=_side(first),
+        out_side=_side(last),
+        in_channels=first.shape[1] if depthwise else weight.shape[1],
+        out_channels=last.shape[1],
+        kernel=math.sqrt(math.prod(weight.shape[2:])),
         stride=int(stride[0]),
     )
 
 
 def _product(first: Tensor, out: Tensor) -> Layer:
-    side = round((out.numel() / out.shape[-1]) ** 0.5)
+    side = math.sqrt(out.numel() / out.shape[-1])
     sizes = {"in_channels": first.shape[-1], "out_channels": out.shape[-1]}
     return Layer(kind="conv", in_side=side, out_side=side, kernel=1, stride=1, **sizes)
 
@@ -104,9 +106,9 @@ def _plain(kind: Literal["add", "pool"], image: Tensor, out: Tensor) -> Layer:
     )
 
 
-def _side(image: Tensor) -> int:
+def _side(image: Tensor) -> float:
     """Return the side length of a square with as many pixels as the image."""
-    return round(math.sqrt(math.prod(image.shape[2:])))
+    return math.sqrt(math.prod(image.shape[2:]))
 
 
 def _channels(image: Tensor) -> int:

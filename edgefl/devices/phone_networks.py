@@ -25,6 +25,7 @@ from edgefl.learning.operations import StepWork
 from edgefl.validation import convert
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
+Side = Size | Annotated[float, msgspec.Meta(ge=0)]
 FLOAT_BYTES: Final = 4
 THIN: Final = 4
 """Channels per vector register. A convolution with at most this many input channels is thin."""
@@ -38,25 +39,28 @@ LARGE: Final = 56
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer of a network; the sides of its input and output images are in pixels."""
+    """One layer of a network; the sides of its input and output images are in pixels.
+
+    The sides and the kernel are those of squares with the same areas, and need not be whole numbers.
+    """
 
     kind: Literal["conv", "depthwise", "relu", "add", "pool"]
-    in_side: Size
-    out_side: Size
+    in_side: Side
+    out_side: Side
     in_channels: Size
     out_channels: Size
-    kernel: Size
+    kernel: Side
     stride: Size
 
     @property
     def outputs(self) -> int:
         """Number of output values."""
-        return self.out_side**2 * self.out_channels
+        return round(self.out_side**2) * self.out_channels
 
     @property
     def inputs(self) -> int:
         """Number of input values."""
-        return self.in_side**2 * self.in_channels
+        return round(self.in_side**2) * self.in_channels
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,14 +142,14 @@ def weighted(found: Mapping[str, float], weights: Weights) -> StepWork:
 
 
 def _convolution(layer: Layer) -> dict[str, float]:
-    taps = layer.kernel**2
+    taps = round(layer.kernel**2)
     if layer.kind == "depthwise":
         flop, values = 2.0 * layer.outputs * taps, layer.out_channels * taps
         own = {"depthwise_flop": flop, "depthwise_planes": float(layer.out_channels)}
         own |= {"strided": flop} if layer.stride > 1 else {}
     else:
         values = layer.in_channels * layer.out_channels * taps
-        flop = 2.0 * layer.out_side**2 * values
+        flop = 2.0 * round(layer.out_side**2) * values
         own = _dense(layer, flop)
     return own | {"calls": 1.0, "conv_bytes": float(FLOAT_BYTES * (layer.inputs + layer.outputs + values))}
 

@@ -239,6 +239,25 @@ def test_layers_of_a_module_are_found() -> None:
     assert module[0].weight.device.type == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("module", "shape", "products"),
+    [
+        (nn.ConvTranspose2d(64, 32, 2, 2), (64, 28, 28), 28 * 28 * 64 * 32 * 4),
+        (nn.ConvTranspose2d(64, 64, 4, 2, 1, groups=4), (64, 28, 28), 28 * 28 * 64 * 16 * 16),
+        (nn.ConvTranspose2d(8, 8, 3, 2, 1, groups=8), (8, 14, 14), 14 * 14 * 8 * 9),
+        (nn.Conv2d(64, 64, (1, 7), padding=(0, 3)), (64, 17, 17), 17 * 17 * 64 * 64 * 7),
+        (nn.Conv1d(8, 16, 5, padding=2), (8, 50), 50 * 8 * 16 * 5),
+        (nn.Linear(12, 6), (3, 12), 3 * 12 * 6),
+    ],
+)
+def test_the_operations_of_a_layer_are_those_of_its_products(
+    module: nn.Module, shape: tuple[int, ...], products: int
+) -> None:
+    """A transposed convolution makes its products for each input, and not all shapes are squares."""
+    found = counts(inference_layers(module, shape, np.float32))
+    assert sum(amount for name, amount in found.items() if name.endswith("_flop")) == 2 * products
+
+
 def test_the_inference_time_of_a_module_on_a_phone_is_predicted() -> None:
     make, shape = NAMED["mobilenet_v2"]
     fast, slow = (
