@@ -9,6 +9,7 @@ from edgefl.run import messages
 TIMES = messages.TripTimes(
     work_s=1.5, down=messages.Spent(1.0, 1.25), compute=messages.Spent(1.5, 1.5),
     up=messages.Spent(0.5, 0.75), delay=messages.Spent(0.25, 0.375), lateness_s=0.5, process_grew_mib=1.5,
+    busy_s=1.25,
 )  # fmt: skip
 DONE = messages.TaskResult(
     task=40, trained_version=7, steps=5, loss=0.25, checksum=2**64 - 1, cpu_s=0.125, peak_mib=20.0,

@@ -59,6 +59,17 @@ class TripPlan(NamedTuple):
     def compute_s(self) -> float:
         return self.compute_lead_s + self._takes_s(self.work_s) + self.tail_s
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds of computing at full power that use as much energy as this trip's computing.
+
+        A throttled device draws less power, and one that rests after its last step draws no power of
+        computing.
+        """
+        if self.heat is not None:
+            return sum(seconds * watts for seconds, watts in self.heat.powers()) / self.heat.model.busy_w
+        return self.compute_lead_s + self._takes_s(self.work_s) if self.rests else self.compute_s
+
     def _takes_s(self, work_s: float) -> float:
         cool_s = work_s / self.compute_rate_per_s
         return cool_s if self.heat is None else self.heat.seconds(cool_s)

@@ -16,7 +16,8 @@ PARTS = ("idle_j", "compute_j", "download_j", "upload_j")
 def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | None = None) -> dict[str, Any]:
     """Return the energy of the trips that arrived by ``until_s``, by use and by profile, with 90% intervals.
 
-    `edgefl.devices.energy` computes the joules from the declared durations of the trips' phases. If a
+    `edgefl.devices.energy` computes the joules from the declared durations of the trips' phases; throttled
+    computing counts by its power, and rests after the last step as idling, as for the batteries. If a
     device's profile states no power draw, ``unstated`` is used; if that is None, the energy of the device's
     trips is unknown, and ``unknown_trips`` is their number.
 
@@ -36,12 +37,13 @@ def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | N
         if draw is None:
             unknown += int(theirs.sum())
             continue
-        ways = ("compute", "down", "up")
-        compute_s, download_s, upload_s = (
-            math.fsum(np.nan_to_num(trips[f"{way}_declared_s"][theirs])) for way in ways
+        columns = ("busy_s", "compute_declared_s", "down_declared_s", "up_declared_s")
+        busy_s, compute_s, download_s, upload_s = (
+            math.fsum(np.nan_to_num(trips[column][theirs])) for column in columns
         )
         found = draw.energy(
-            compute_s=compute_s,
+            compute_s=busy_s,
+            idle_s=max(0.0, compute_s - busy_s),
             download_s=download_s,
             upload_s=upload_s,
             time_factor=record.meta.model_error_factor.get(profile, 1.0),

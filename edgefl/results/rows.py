@@ -21,7 +21,7 @@ from edgefl.experiment import Privacy, Secure
 
 APPLICATION_ID = 0x45464C52
 """``EFLR`` in the SQLite header, which distinguishes a run record from other databases."""
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 FILE_NAME = "record.sqlite"
 FATES = ("applied", "discarded", "dropped", "lost")
 """The possible outcomes of a trip's update. Applied: a version used it. Discarded: it was valid but was not
@@ -94,6 +94,9 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trip_achieved_s: float | None = None
     work_s: float | None = None
     """Training time at the device's full speed, according to the device's time model."""
+    busy_s: float | None = None
+    """Declared time of computing at full power with the energy of this trip's computing. It is less than
+    ``compute_declared_s`` if the device throttled, or if it rested after its last step."""
     lateness_s: float | None = None
     """How late the trip ended, in emulated seconds after its planned end."""
     cpu_s: float | None = None

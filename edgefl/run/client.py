@@ -111,6 +111,7 @@ class ClientProcess:
             delay=messages.Spent(pacer.delay_declared_s, pacer.delay_s),
             lateness_s=up.lateness_s,
             process_grew_mib=self._growth.peak_mib(),
+            busy_s=plan.busy_s,
         )
         finished = self._update.result(task, result, checksum, cpu_s, times)
         self._watch_memory()

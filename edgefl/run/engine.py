@@ -86,6 +86,7 @@ class _OpenTrip(msgspec.Struct):
             trip_declared_s=trip.declared_s,
             trip_achieved_s=trip.achieved_s,
             work_s=times.work_s,
+            busy_s=times.busy_s,
             lateness_s=times.lateness_s,
             cpu_s=result.cpu_s,
             peak_mib=result.peak_mib,

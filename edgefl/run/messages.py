@@ -93,6 +93,8 @@ class TripTimes(_Message, frozen=True, tag=4):
     lateness_s: Amount = 0.0
     process_grew_mib: Amount | None = None
     """Memory growth of the client's process so far, in MiB; None under the virtual clock."""
+    busy_s: Amount = 0.0
+    """Planned seconds of computing at full power (`TripPlan.busy_s`)."""
 
     @property
     def trip(self) -> Spent:

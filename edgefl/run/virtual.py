@@ -66,7 +66,7 @@ class Trip(msgspec.Struct):
             messages.Spent(time_s, time_s)
             for time_s in (plan.down_s, plan.compute_s, plan.up_s, plan.down.lead_s + plan.up.lead_s)
         )
-        return messages.TripTimes(plan.work_s, down, compute, up, delay)
+        return messages.TripTimes(plan.work_s, down, compute, up, delay, busy_s=plan.busy_s)
 
 
 @dataclass(eq=False)

@@ -132,7 +132,13 @@ def bounded(result: messages.TaskResult) -> None:
     measured = [result.cpu_s, result.peak_mib]
     if (times := result.times) is not None:
         spent = map(msgspec.structs.astuple, (times.trip, times.down, times.compute, times.up, times.delay))
-        measured += [times.work_s, times.lateness_s, times.process_grew_mib or 0.0, *itertools.chain(*spent)]
+        measured += [
+            times.work_s,
+            times.busy_s,
+            times.lateness_s,
+            times.process_grew_mib or 0.0,
+            *itertools.chain(*spent),
+        ]
     assert all(figure >= 0.0 and math.isfinite(figure) for figure in measured)
 
 

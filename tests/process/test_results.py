@@ -245,6 +245,18 @@ def test_needed_memory_is_the_same_under_both_clocks_and_for_any_number_of_worke
     assert 2 * weights_mib < min(found[0]) < 6 * weights_mib
 
 
+def test_a_phone_that_waits_for_its_poll_uses_no_energy_of_computing(tmp_path: Path) -> None:
+    polls = {"name": "favano", "participants": 2, "interval_s": 5.0}
+    phones = Fleet(devices={"pixel-4": 4}, network="lte")
+    edgefl.run(virtual(fleet=phones, strategy=polls, stop=Stop(versions=3)), tmp_path / "run")
+    with Record(tmp_path / "run") as record:
+        found, trips = summarize(record)["energy"], record.trips
+    arrived = ~np.isnan(trips["arrived_s"])
+    waited_s = trips["compute_declared_s"][arrived] - trips["busy_s"][arrived]
+    assert (waited_s > 4.0).all()
+    assert 0.0 < found["compute_j"] < found["idle_j"]
+
+
 def test_the_energy_of_a_run_is_the_sum_over_its_parts(tmp_path: Path) -> None:
     phones = Fleet(devices={"pixel-4": 3, "board-qrb2210": 2}, network="5g")
     edgefl.run(virtual(fleet=phones, stop=Stop(trips=20)), tmp_path / "run")

@@ -12,12 +12,43 @@ import pytest
 from test_devices_thermal import CORES_A, device
 
 from edgefl.devices import load_device, load_network
+from edgefl.devices.condition import ConditionModel, power_of
 from edgefl.devices.energy import METERED, PowerDraw, draw_of
+from edgefl.devices.link import Link
+from edgefl.devices.plan import plan_trip
 from edgefl.devices.schema import Radio
+from edgefl.devices.thermal import thermal_model
 from edgefl.errors import ConfigError
 
 MEASURED = Path(__file__).parents[3] / "shared" / "data" / "devices" / "radio-power.csv"
 RADIOS: dict[str, Radio] = {"5G low band": "5g-low-band", "5G mmWave": "5g-mmwave"}
+
+
+@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.parametrize("budget_s", [math.inf, 200.0, 5000.0])
+def test_a_trip_uses_the_energy_that_its_battery_loses(hot: bool, budget_s: float) -> None:
+    """Fails if a throttled phone has its full power, or one that rests after its last step computes."""
+    phone, network = load_device("pixel-2"), load_network("lte")
+    heat, rng = thermal_model(phone), np.random.default_rng(0)
+    assert heat is not None
+    trip = plan_trip(
+        phone, Link(network, rng), rng, 400_000, 3600.0, 400_000, (heat, heat.ambient_c) if hot else None
+    )
+    if budget_s < math.inf:
+        trip = trip.within(budget_s, [30.0] * 120)
+    model = ConditionModel(heat if hot else None, power_of(phone, network))
+    before = model.initial()
+    lost_j = before.charge_j - model.after_trip(before, trip, trip.total_s).charge_j
+    power = draw_of(phone, network)
+    found = power.energy(
+        compute_s=trip.busy_s,
+        download_s=trip.down_s,
+        upload_s=trip.up_s,
+        idle_s=trip.compute_s - trip.busy_s,
+    )
+    assert 0.0 < lost_j == pytest.approx(found.total_j)
+    throttled = hot and budget_s > 200.0
+    assert (trip.busy_s < 0.99 * trip.compute_s) is (throttled or budget_s == 5000.0)
 
 
 def draw(**watts: float) -> PowerDraw:

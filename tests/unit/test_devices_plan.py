@@ -102,6 +102,7 @@ def test_a_trip_cut_short_by_a_budget(budget_s: float, steps: int, tail_s: float
     assert (found.steps, found.work_s) == (steps, steps)
     assert found.tail_s == pytest.approx(tail_s, abs=1e-12)
     assert found.total_s == pytest.approx(total_s, abs=1e-12)
+    assert found.busy_s == pytest.approx(4.0 if steps == 4 else found.compute_s, abs=1e-12)
 
 
 def test_a_trip_cut_short_by_a_budget_keeps_its_delay() -> None:

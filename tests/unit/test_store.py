@@ -60,7 +60,7 @@ def test_every_field_of_a_trip_is_kept(store: Store, tmp_path: Path) -> None:
         task=7, client=2, base_version=4, trip=1, sent_s=1.25, received_s=1.5, arrived_s=9.75, staleness=3,
         reason="late", examples=60, steps=5, loss=0.5, trained_version=4, down_bytes=1 << 40, up_bytes=12,
         down_s=0.25, compute_s=8.0, up_s=0.25, down_declared_s=0.25, compute_declared_s=8.0,
-        up_declared_s=0.25, trip_declared_s=8.5, trip_achieved_s=8.5, work_s=8.0, lateness_s=1e-4,
+        up_declared_s=0.25, trip_declared_s=8.5, trip_achieved_s=8.5, work_s=8.0, busy_s=7.0, lateness_s=1e-4,
         cpu_s=0.5, peak_mib=13.5, process_grew_mib=1.5, checksum_sent=2**64 - 1, checksum_seen=2**63,
     )  # fmt: skip
     store.trip(row)
@@ -291,7 +291,7 @@ def execute(path: Path, statement: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("PRAGMA user_version = 99", r"was written by a newer edgefl \(schema 99; this one reads 5\)"),
+        ("PRAGMA user_version = 99", r"was written by a newer edgefl \(schema 99; this one reads 6\)"),
         ("PRAGMA user_version = 0", "was written by an older edgefl"),
         ("PRAGMA application_id = 1", "is a database of a program other than edgefl"),
         ("DROP TABLE trips", "damaged: no table trips"),

@@ -178,7 +178,9 @@ def test_a_header_has_a_maximum_size() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1e-9])
 def test_times_and_costs_are_finite_and_not_negative(value: float) -> None:
-    wrong = [(name, value) for name in ("work_s", "lateness_s", "cpu_s", "peak_mib", "process_grew_mib")]
+    wrong = [
+        (name, value) for name in ("work_s", "lateness_s", "cpu_s", "peak_mib", "process_grew_mib", "busy_s")
+    ]
     for phase in ("down", "compute", "up", "delay"):
         wrong += [(phase, messages.Spent(value, 1.0)), (phase, messages.Spent(1.0, value))]
     for name, field in wrong:
