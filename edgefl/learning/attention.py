@@ -49,12 +49,12 @@ class FusedAttention(NamedTuple):
         )
 
     @property
-    def flop(self) -> float:
+    def flop(self) -> int:
         """Floating-point operations of the products: two products, or the gradients of their four factors."""
         (*outer, rows, width), *_ = self.operands[0]
         columns, value_width = self.operands[1][0][-2], self.operands[2][0][-1]
-        heads = float(torch.Size(outer).numel())
-        return 2.0 * heads * rows * columns * (width + value_width) * (2 if self.backward else 1)
+        heads = torch.Size(outer).numel()
+        return 2 * heads * rows * columns * (width + value_width) * (2 if self.backward else 1)
 
     def attend(self) -> tuple[Tensor, list[Tensor]]:
         """Compute attention in separate operations on torch's meta device, which needs no memory for the

@@ -35,6 +35,7 @@ from torch.utils.flop_counter import flop_registry
 from edgefl.errors import ConfigError, described
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.attention import FusedAttention
+from edgefl.learning.declared import Layers, declared_calls, declared_number
 from edgefl.learning.live import LiveTensors, live_lines, memory_of
 from edgefl.learning.moved import COPIES, bytes_kind, moved_bytes
 from edgefl.learning.operations import BatchWork, StepWork
@@ -43,8 +44,6 @@ BATCHES = (2, 4)
 """Batch sizes for which `batch_work` counts the work; batch normalisation does not accept a batch of 1."""
 FEW_CHANNELS = 4
 """Maximum number of input channels per group in a depthwise (grouped) or thin (ungrouped) convolution."""
-NO_MATRIX_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
-"""Layers that compute no matrix product even though their weight may be a matrix."""
 
 __all__ = [
     "BatchWork",
@@ -119,7 +118,10 @@ def batch_work(
 
 
 def traced_work(
-    train: Callable[[int], tuple[int, int]], batch: int, known: Iterable[Tensor] = ()
+    train: Callable[[int], tuple[int, int]],
+    batch: int,
+    known: Iterable[Tensor] = (),
+    module: nn.Module | None = None,
 ) -> BatchWork:
     """Count the work of a training step by running it, for code such as the user's own function.
 
@@ -128,7 +130,9 @@ def traced_work(
     work per example; if the second size does not change the batches, all work is attributed to the step. Work
     that is done once per training is divided among its steps. The operations of an optimiser are counted like
     any others. The memory of the tensors in ``known``, which belong to the model, is not part of
-    `BatchWork.live_bytes`.
+    `BatchWork.live_bytes`. If a layer of ``module`` declares ``flops_per_example``, each of its calls adds
+    this number for each example; a call without gradients adds a third of it. If ``module`` itself declares
+    it, the operations are not counted.
 
     >>> layer, x = nn.Linear(3, 2), torch.zeros(8, 3)
     >>> def train(batch):
@@ -142,10 +146,14 @@ def traced_work(
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+            declared = stack.enter_context(declared_calls(module))
             meter = stack.enter_context(WorkMeter(known))
             steps, examples = train(size)
-        return meter.work().scaled(1 / steps), examples / steps, max(meter.live.line, default=0)
+        counted = StepWork(parameters=float(steps * meter.updated_parameters)) if whole else meter.work()
+        work = counted + StepWork(matmul_flop=math.fsum(declared))
+        return work.scaled(1 / steps), examples / steps, max(meter.live.line, default=0)
 
+    whole = getattr(module, "flops_per_example", None) is not None
     second = batch // 2 if batch >= 4 else 2 * batch
     (work, mean, peak), (other, mean2, peak2) = trip(batch), trip(second)
     lines = live_lines([peak], [peak2], (batch, second))
@@ -171,7 +179,7 @@ class _Step(msgspec.Struct, frozen=True):
         line: list[int] = []
         declared = getattr(module, "flops_per_example", None)
         if declared is not None:
-            counted = StepWork(matmul_flop=self.batch * _declared(declared))
+            counted = StepWork(matmul_flop=self.batch * declared_number(declared))
         else:
             counted, line = self.on_meta_or_real(module, updated, meta)
         if not self.inference:
@@ -212,7 +220,7 @@ class _Step(msgspec.Struct, frozen=True):
             if parameter.requires_grad:
                 hook: Any = parameter.register_post_accumulate_grad_hook
                 hook(meter.gradient_done)
-        layers = _Layers(module, meter)
+        layers = Layers(module, meter)
         inputs = torch.zeros((self.batch, *self.input_shape), dtype=_torch_dtype(self.dtype), device=device)
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -516,56 +524,3 @@ def _convolution_kind(weight: Tensor, groups: int) -> ConvolutionKind:
     if math.prod(weight.shape[2:]) == 1:
         return "pointwise"
     return "thin" if few else "conv"
-
-
-# ---- layers --------------------------------------------------------------------------------------
-
-
-class _Layers:
-    """The layers that the forward pass used, and the operations counted in each layer."""
-
-    def __init__(self, module: nn.Module, meter: WorkMeter) -> None:
-        self._module = module
-        self._meter = meter
-        self._flop: dict[str, float] = {}
-        """Floating-point operations of each layer, including its children; unused layers are absent."""
-        self._entered: list[float] = []
-        for name, part in module.named_modules():
-            part.register_forward_pre_hook(lambda *_: self._entered.append(self._meter.flop))
-            part.register_forward_hook(lambda *_, name=name: self._leave(name), always_call=True)
-
-    def _leave(self, name: str) -> None:
-        self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
-
-    def declared_flop(self) -> float:
-        """Return the total number of operations per example that the used layers declare.
-
-        Raises `ConfigError` if a layer with a weight matrix neither declares its operations nor was counted.
-        """
-        used = ((name, part) for name, part in self._module.named_modules() if name in self._flop)
-        return sum(self._own(name, part) for name, part in used)
-
-    def _own(self, name: str, layer: nn.Module) -> float:
-        declared = getattr(layer, "flops_per_example", None)
-        if isinstance(layer, NO_MATRIX_PRODUCT):
-            return 0.0
-        if declared is not None:
-            return _declared(declared)
-        own = layer.parameters(recurse=False)
-        if not self._flop[name] and any(_is_matrix(p) and not self._meter.moves(p) for p in own):
-            raise ConfigError(
-                f"model: the operations of layer {name or type(layer).__name__!r} ({type(layer).__name__}) "
-                "cannot be counted; give it an attribute flops_per_example (forward and backward)"
-            )
-        return 0.0
-
-
-def _is_matrix(parameter: nn.Parameter) -> bool:
-    """Return True if two or more dimensions are larger than 1; in a scale per channel only one is."""
-    return sum(size > 1 for size in parameter.shape) > 1
-
-
-def _declared(declared: Any) -> float:
-    if not isinstance(declared, int | float) or not (math.isfinite(declared) and declared >= 0):
-        raise ConfigError(f"model: flops_per_example must be a number ≥ 0 (got {declared!r})")
-    return float(declared)

@@ -238,7 +238,7 @@ class Workload:
         try:
             known = [self.flat.vector, self.flat.grad, *self.flat.module.buffers()]
             with _refusing_training():
-                found = traced_work(train, min(self.rule.batch_size, len(rows)), known)
+                found = traced_work(train, min(self.rule.batch_size, len(rows)), known, self.flat.module)
             self._state = self.flat.gradients
             return found
         finally:

@@ -211,6 +211,33 @@ def test_the_cost_of_a_step_is_the_work_of_the_function():
     )
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_operations_that_a_layer_declares_are_part_of_the_work_of_the_function(whole):
+    """Fails if they are left out, or if the module's own number is added to a count."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, CLASSES))
+    (module if whole else module[1]).flops_per_example = 1e6
+    x = torch.ones(32, 6)
+
+    def work(forward_passes):
+        def train(batch):
+            for first in range(0, 32, batch):
+                for _ in range(forward_passes):
+                    with torch.no_grad():
+                        module(x[first : first + batch])
+                module(x[first : first + batch]).sum().backward()
+            return 32 // batch, 32
+
+        return traced_work(train, 8, module=module).at(8).matmul_flop
+
+    expected = batch_work(module, (6,), loss=torch.sum).at(8).matmul_flop
+    assert expected >= 8e6
+    assert work(forward_passes=0) == pytest.approx(expected)
+    counted = 0 if whole else 2 * 8 * (6 * 8 + 8 * CLASSES)
+    assert work(forward_passes=1) == pytest.approx(expected + 8e6 / 3 + counted)
+    assert not module._forward_hooks
+    assert not module[1]._forward_hooks
+
+
 class OwnWay(FedBuff):
     def train(self, model, examples, context):
         raise NotImplementedError
