@@ -284,6 +284,8 @@ def _device_faults(device: Device) -> Iterator[Fault]:
             yield wrong("slowdown.high", f"at least low = {device.slowdown.low}", device.slowdown.high)
         if cpu is None:
             yield Fault("slowdown", "slowdown: has no effect without a cpu to slow down")
+        elif device.timed_by_draw:
+            yield Fault("slowdown", "slowdown: has no effect with a delay_model that replaces a trip's time")
     yield from _runtime_faults(device)
     if memory is not None and memory.app_limit_mib > memory.ram_mib:
         yield wrong("memory.app_limit_mib", f"at most ram_mib = {memory.ram_mib}", memory.app_limit_mib)

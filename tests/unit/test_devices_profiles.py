@@ -106,6 +106,7 @@ cpu = "measured" -> cpu = "" -> sources.cpu: must be a string that is not empty,
 [memory] -> [gpu]\nx = 1\n[memory] -> unknown key 'gpu'; did you mean 'cpu'? allowed at the top level: availab
 [cpu.rate_gflops]\ntrain = 1.5 -> -> cpu: missing; give it, or a delay_model with mode = "replace"
 [memory] -> [slowdown]\nlow = 3\nhigh = 1\n[memory] -> slowdown.high: must be at least low = 3.0, got 1.0
+[memory] -> [slowdown]\nlow=1\nhigh=2\n[delay_model]\ndist="list"\nvalues_s=[1]\n[memory] -> slowdown: has
 """
 WRONG_NETWORKS = r"""
 rate_mbps = 2.0 -> rate_mbps = 0 -> down.rate_mbps: must be a finite number above 0, got 0
