@@ -163,15 +163,22 @@ def _core(device: Device) -> str:
 
 
 def _gemm(device: Device, base: Device) -> tuple[float, str]:
-    """Return the ratio of two devices' computing rates, and a note that states the rates."""
-    figures = []
+    """Return the ratio of two devices' computing rates, and a note that states the rates.
+
+    The rates are those of all cores or, if one of them is unknown, those of one thread.
+    """
+    found = []
     for each in (device, base):
         rates = each.cpu.rate_gflops.gemm if each.cpu is not None else None
         if rates is None:
             raise ConfigError(f"{each.id}: has no cpu.rate_gflops.gemm to scale by")
-        figures.append(rates.all or rates.one or 0.0)
-    own, its = figures
-    return own / its, f"gemm {own:g} / {its:g} GFLOPS"
+        found.append(rates)
+    for what, rate in (("gemm", "all"), ("gemm of one thread", "one")):
+        own, its = (getattr(rates, rate) for rates in found)
+        if own and its:
+            return own / its, f"{what} {own:g} / {its:g} GFLOPS"
+    lacks = "nt" if found[0].all is None else "1t"
+    raise ConfigError(f"{device.id}: cpu.rate_gflops.gemm needs {lacks}, as {base.id} states no other rate")
 
 
 def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:

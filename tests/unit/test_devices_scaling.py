@@ -136,9 +136,20 @@ def test_the_fastest_cores_of_the_list_select_the_measured_device(tmp_path: Path
     assert base_of(load_device(path)) == "pi-5"
 
 
+def test_rates_of_the_same_number_of_threads_are_compared(tmp_path: Path) -> None:
+    found = [
+        scale(written(tmp_path, PHONE.replace("nt = 37.2", rates)))
+        for rates in ("nt = 37.2", "1t = 9.2", "1t = 9.2, nt = 37.2")
+    ]
+    assert "x 2 (gemm 37.2 / 18.6 GFLOPS)" in found[0]
+    assert "x 1 (gemm of one thread 9.2 / 9.2 GFLOPS)" in found[1]
+    assert "x 2 (gemm 37.2 / 18.6 GFLOPS)" in found[2]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "options", "said"),
     [
+        ("nt = 37.2", "1t = 9.2", ("--like", "pi-5"), "mine: cpu.rate_gflops.gemm needs nt, as pi-5 states"),
         ("gemm = { nt = 37.2 }", "", (), "no cpu.rate_gflops.gemm to scale by"),
         ("Cortex-A73", "Z80", (), "no measured device has cores like 'Z80'"),
         (
