@@ -427,6 +427,16 @@ class Trips:
             found[device.id] = float(np.median(trips_s))
         return found
 
+    def apart_s(self, info: ClientInfo) -> tuple[float, float]:
+        """Return the seconds of a download and an upload that the strategy schedules separately, else zeros.
+
+        They are those at the mean rates of the network of clients like ``info``.
+        """
+        if not self._apart or _profile(info.profile).timed_by_draw:
+            return 0.0, 0.0
+        link = Link(_varied(info.network, 0.0), stream(0, "typical transfer"))
+        return link.down(self._down_bytes).declared_s, link.up(self._up_bytes).declared_s
+
     def known(self, client: int) -> Client:
         """Return what a strategy may know about a client, such as the times of the client's first trip."""
         held, trip = self.data.held(client, 0), self.in_series(client)

@@ -17,7 +17,8 @@ def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | N
     """Return the energy of the trips that arrived by ``until_s``, by use and by profile, with 90% intervals.
 
     `edgefl.devices.energy` computes the joules from the declared durations of the trips' phases; throttled
-    computing counts by its power, and rests after the last step as idling, as for the batteries. If a
+    computing counts by its power, and rests after the last step as idling, as for the batteries. If the
+    strategy schedules transfers separately, each trip counts with one download and one upload. If a
     device's profile states no power draw, ``unstated`` is used; if that is None, the energy of the device's
     trips is unknown, and ``unknown_trips`` is their number.
 
@@ -41,11 +42,12 @@ def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | N
         busy_s, compute_s, download_s, upload_s = (
             math.fsum(np.nan_to_num(trips[column][theirs])) for column in columns
         )
+        apart_s, number = record.meta.apart_s.get(profile, {}).get(network, (0.0, 0.0)), int(theirs.sum())
         found = draw.energy(
             compute_s=busy_s,
             idle_s=max(0.0, compute_s - busy_s),
-            download_s=download_s,
-            upload_s=upload_s,
+            download_s=download_s + number * apart_s[0],
+            upload_s=upload_s + number * apart_s[1],
             time_factor=record.meta.model_error_factor.get(profile, 1.0),
         )
         values = {**dict(zip(PARTS, found[:4], strict=True)), "low_j": found.low_j, "high_j": found.high_j}

@@ -306,6 +306,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     before 1.0.0."""
     power: dict[str, dict[str, PowerDraw]] = {}
     """Power draw of the fleet's devices, keyed by profile and network, for profiles that state it."""
+    apart_s: dict[str, dict[str, tuple[float, float]]] = {}
+    """Seconds of the download and of the upload for each trip, keyed as ``power``, if the strategy schedules
+    transfers separately; otherwise empty, and the transfers are part of the trips."""
     host_step_s: float | None = None
     """CPU time of one training step on this host, in seconds, measured before the run."""
     load: float | None = None

@@ -289,6 +289,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         model_error_factor=_model_errors(plan, prepared.work.at(experiment.training.batch_size)),
         trip_s=trips.typical_s(),
         power=_power(plan),
+        apart_s=_apart_s(plan, trips) if strategy.transfers_apart else {},
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
@@ -370,6 +371,15 @@ def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
         with contextlib.suppress(ProfileError):
             if draw := draw_of(device, network):
                 found.setdefault(device.id, {})[network.id] = draw
+    return found
+
+
+def _apart_s(plan: control.Serve, trips: Trips) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return the time of each trip's separate download and upload, keyed by profile and network."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for info in kinds_of(fleet_of(plan.experiment)).values():
+        device, network = device_of(plan.experiment, info.client, info.profile), network_of(info.network)
+        found.setdefault(device.id, {})[network.id] = trips.apart_s(info)
     return found
 
 

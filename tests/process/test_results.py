@@ -257,6 +257,20 @@ def test_a_phone_that_waits_for_its_poll_uses_no_energy_of_computing(tmp_path: P
     assert 0.0 < found["compute_j"] < found["idle_j"]
 
 
+def test_transfers_beside_the_training_use_energy(tmp_path: Path) -> None:
+    phones, found = Fleet(devices={"pixel-4": 4}, network="3g-slow", variation=0.0), []
+    for overlap in (False, True):
+        strategy = {"name": "defedavg-iid", "buffer_size": 2, "overlap": overlap}
+        folder = tmp_path / str(overlap)
+        edgefl.run(virtual(fleet=phones, strategy=strategy, stop=Stop(versions=3)), folder)
+        with Record(folder) as record:
+            arrived = int((~np.isnan(record.trips["arrived_s"])).sum())
+            energy = summarize(record)["energy"]
+        found.append([energy[use] / arrived for use in ("download_j", "upload_j")])
+    assert found[1] == pytest.approx(found[0])
+    assert min(found[0]) > 0.0
+
+
 def test_the_energy_of_a_run_is_the_sum_over_its_parts(tmp_path: Path) -> None:
     phones = Fleet(devices={"pixel-4": 3, "board-qrb2210": 2}, network="5g")
     edgefl.run(virtual(fleet=phones, stop=Stop(trips=20)), tmp_path / "run")
