@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 
 from edgefl.errors import ConfigError
@@ -16,8 +17,9 @@ from edgefl.errors import ConfigError
 if TYPE_CHECKING:
     from edgefl.learning.work import WorkMeter
 
-NO_MATRIX_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
-"""Layers that compute no matrix product even though their weight may be a matrix."""
+NO_MATRIX_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, ParametrizationList)
+"""Layers that compute no matrix product even though their weight may be a matrix. A `ParametrizationList`
+computes a weight, of which the layer that has it computes the product."""
 
 
 class Layers:

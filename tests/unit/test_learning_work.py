@@ -11,6 +11,7 @@ import torch
 from msgspec import structs
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl.devices.time_model import FEMNIST_STEP
@@ -351,6 +352,13 @@ def test_a_layer_that_cannot_be_counted_is_refused_unless_it_declares_its_flop()
     layer.flops_per_example = "many"
     with pytest.raises(ConfigError, match="flops_per_example must be a number ≥ 0"):
         step_work(layer, (4,), 2)
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_normed_weight_is_counted_in_the_product_of_its_layer(norm):
+    module = nn.Sequential(nn.Flatten(), norm(nn.Linear(12, 5)))
+    for meta in (True, False):
+        assert step_work(module, (12,), 4, meta=meta).matmul_flop == 2 * (2 * 4 * 12 * 5)
 
 
 def test_layers_without_products_or_use_are_not_counted():
