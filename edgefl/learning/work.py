@@ -129,10 +129,10 @@ def traced_work(
     numbers of steps and of examples in them. Runs with two batch sizes separate the work per step from the
     work per example; if the second size does not change the batches, all work is attributed to the step. Work
     that is done once per training is divided among its steps. The operations of an optimiser are counted like
-    any others. The memory of the tensors in ``known``, which belong to the model, is not part of
-    `BatchWork.live_bytes`. If a layer of ``module`` declares ``flops_per_example``, each of its calls adds
-    this number for each example; a call without gradients adds a third of it. If ``module`` itself declares
-    it, the operations are not counted.
+    any others, except that the operation that changes a parameter counts as its update. The memory of the
+    tensors in ``known``, which belong to the model, is not part of `BatchWork.live_bytes`. If a layer of
+    ``module`` declares ``flops_per_example``, each of its calls adds this number for each example; a call
+    without gradients adds a third of it. If ``module`` itself declares it, the operations are not counted.
 
     >>> layer, x = nn.Linear(3, 2), torch.zeros(8, 3)
     >>> def train(batch):
@@ -147,7 +147,7 @@ def traced_work(
             stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             declared = stack.enter_context(declared_calls(module))
-            meter = stack.enter_context(WorkMeter(known))
+            meter = stack.enter_context(WorkMeter(known, updates=True))
             steps, examples = train(size)
         counted = StepWork(parameters=float(steps * meter.updated_parameters)) if whole else meter.work()
         work = counted + StepWork(matmul_flop=math.fsum(declared))
@@ -290,10 +290,15 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (48.0, 104.0)
     """
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        """Create a meter; the tensors in ``known`` are not counted as live memory."""
+    def __init__(self, known: Iterable[Tensor] = (), *, updates: bool = False) -> None:
+        """Create a meter; the tensors in ``known`` are not counted as live memory.
+
+        With ``updates``, an operation that changes parameters in place is counted as their update, and not
+        by the bytes that it moves.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = LiveTensors(known)
+        self._updates = updates
         self._amounts: Counter[str] = Counter()
         self._attention: Counter[FusedAttention] = Counter()
         """Number of calls of fused attention; ``_amounts`` contains their floating-point operations only."""
@@ -352,12 +357,15 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func._overloadpacket
         leaves = tree_leaves((args, kwargs, out))
         self.live.note(packet, args, leaves)
-        for tensor in _written(func, args):
-            if tensor.requires_grad and tensor.is_leaf:
-                self._updated[memory_of(tensor)._cdata] = tensor.numel()
+        changed = [tensor for tensor in _written(func, args) if tensor.requires_grad and tensor.is_leaf]
+        for tensor in changed:
+            self._updated[memory_of(tensor)._cdata] = tensor.numel()
         if (fused := FusedAttention.of(packet, args, kwargs)) is not None:
             self._attention[fused] += 1
             self._amounts["matmul_flop"] += fused.flop
+        elif self._updates and changed and packet.__name__ not in COPIES:
+            self._amounts["calls"] += 1
+            self._amounts["parameters"] += sum(tensor.numel() for tensor in changed)
         elif not _is_view(func) and packet.__name__ not in _UNCOUNTED:
             self._amounts["calls"] += 1
             self._count(packet, args, kwargs, out, moved_bytes(packet, args, leaves, out))

@@ -13,6 +13,7 @@ from torch import nn, optim
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from edgefl.devices import load_device
 from edgefl.errors import ConfigError, TrainingError
 from edgefl.experiment import Training
 from edgefl.learning.custom import CustomTrainer
@@ -209,6 +210,26 @@ def test_the_cost_of_a_step_is_the_work_of_the_function():
     assert cost(lambda *given: sgd(*given, forward_passes=2)).matmul_flop == pytest.approx(
         plain.matmul_flop + forward
     )
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_torchs_sgd_takes_as_long_as_the_built_in_one(foreach):
+    """In MNN the update of a parameter takes a hundred times as long as to move its bytes."""
+    module, x, y = nn.Linear(1000, 1000), torch.ones(32, 1000), torch.zeros(32, dtype=torch.int64)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=foreach)
+
+    def train(batch):
+        for first in range(0, 32, batch):
+            optimizer.zero_grad()
+            cross_entropy(module(x[first : first + batch]), y[first : first + batch]).backward()
+            optimizer.step()
+        return 32 // batch, 32
+
+    own, built_in = traced_work(train, 8).at(8), batch_work(module, (1000,), meta=False).at(8)
+    assert own.parameters == pytest.approx(built_in.parameters)
+    for runtime in ("mnn", "torch"):
+        seconds = load_device("pixel-4").time_model(runtime).seconds
+        assert seconds(own) == pytest.approx(seconds(built_in), rel=0.15)
 
 
 @pytest.mark.parametrize("whole", [False, True])
