@@ -24,6 +24,9 @@
     evaluate.py    evaluation of a model
     arithmetic.py  device, precision, memory layout, torch's random stream
     work.py        the work of a step, counted by class of operation
+    attention.py   fused attention as separate operations
+    moved.py       the bytes that an operation moves
+    declared.py    operations that layers declare
     operations.py  data types for the work of a step
     live.py        memory of live tensors
 
