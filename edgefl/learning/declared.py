@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,24 @@ from torch.utils._pytree import tree_leaves
 
 from edgefl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from edgefl.learning.work import WorkMeter
-
 NO_MATRIX_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, ParametrizationList)
 """Layers that compute no matrix product even though their weight may be a matrix. A `ParametrizationList`
 computes a weight, of which the layer that has it computes the product."""
 
 
+class Meter(Protocol):
+    """What `Layers` needs of a meter: the operations so far, and which tensors were only added or copied."""
+
+    @property
+    def flop(self) -> float: ...
+
+    def moves(self, tensor: Tensor) -> bool: ...
+
+
 class Layers:
     """The layers that the forward pass used, and the operations counted in each layer."""
 
-    def __init__(self, module: nn.Module, meter: WorkMeter) -> None:
+    def __init__(self, module: nn.Module, meter: Meter) -> None:
         self._module = module
         self._meter = meter
         self._flop: dict[str, float] = {}
