@@ -66,16 +66,20 @@ class Asynchronous(Strategy):
         """Return the clients whose updates the next step will use."""
         return {update.client for update in view.held}
 
+    def waiting(self, state: Any, view: View) -> Collection[int]:
+        """Return the clients that may not start yet, even if they are idle."""
+        if self.restart == "immediate":
+            return ()
+        return self.contributors(state, view) if self.restart == "after-step" else view.up_to_date
+
     def assign(self, state: Any, view: View) -> Sequence[int]:
         idle, room = view.idle, view.openings
         if self.concurrency is not None:
             room = min(room, self.concurrency - view.training)
         if room <= 0 or not idle:
             return ()
-        ready = idle
-        if self.restart != "immediate":
-            after = self.restart == "after-step"
-            ready = PatchedSequence(idle, self.contributors(state, view) if after else view.up_to_date)
+        waiting = self.waiting(state, view)
+        ready = PatchedSequence(idle, waiting) if waiting else idle
         if not ready:
             return ()
         if self.concurrency is None and room >= len(view.devices):

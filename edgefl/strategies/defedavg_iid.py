@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -56,8 +56,14 @@ class DeFedAvgIID(Buffered):
         if view.version == 0 and view.now_s < state.broadcast_s:
             return ()
         room = self.max_held(len(view.devices)) - len(view.held) - view.training
-        start = [c for c in super().assign(state, view) if state.free_s.get(c, 0.0) <= view.now_s]
-        return start[: max(0, room)]
+        return super().assign(state, view)[: max(0, room)]
+
+    def waiting(self, state: Links, view: View) -> Collection[int]:
+        """Return the clients that may not start yet, including those that still upload an update."""
+        waiting = super().waiting(state, view)
+        if not self.overlap:
+            return waiting
+        return {*waiting, *(c for c in view.idle if state.free_s.get(c, 0.0) > view.now_s)}
 
     def arrive(self, state: Links, update: Update, view: View) -> Sequence[Update]:
         state.free_s[update.client] = self._received_s(update, view)

@@ -138,6 +138,25 @@ def test_defedavg_iid_overlaps_downloads_and_training(down_s: float) -> None:
     assert strategy.transfers_apart
 
 
+@pytest.mark.parametrize(
+    ("fields", "trips"),
+    [
+        ({"concurrency": 2}, 2 * 100),
+        ({"arrival_process": "constant", "arrival_rate_per_s": 0.5}, 100 // 2),
+        ({"concurrency": 2, "restart": "after-step"}, 2 * 100),
+    ],
+)
+def test_a_client_that_still_uploads_takes_no_place_of_a_client_that_is_free(
+    fields: dict[str, Any], trips: int
+) -> None:
+    """Mutant: clients are drawn from all idle clients, and those that still upload are then left out."""
+    devices = [Client(i, "a", 10, 1, 0.0, 1.0, 9.0) for i in range(40)]  # 9 s of upload after each second
+    strategy = resolve({"name": "defedavg-iid", "buffer_size": 2, "overlap": True, **fields})
+    core = Core(strategy, devices, 0, experiment.Stop(emulated_s=100.0))
+    run_in_memory(core, [1.0] * 40)
+    assert trips - 2 <= core.trips <= trips
+
+
 def test_versions_are_an_upload_apart_and_updates_are_staler_than_with_the_newest() -> None:
     """The paper's fleet has trips of 50 steps of 17 MFLOP at 2·U[1, 5] GFLOPS, and 2.33 MB at 400 Mbit/s."""
     transfer_s = 0.0466
