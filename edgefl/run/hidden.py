@@ -146,6 +146,11 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
             "[server.secure] needs a strategy that uses only weighted sums of updates, got "
             f"{name!r}: it uploads models, exchanges vectors, or reads updates' norms"
         )
+    if strategy.reuses:
+        raise ConfigError(
+            f"[server.secure] permits only one sum with an update, but strategy {name!r} uses updates again "
+            "in later steps (reuses = True)"
+        )
     rules = experiment.privacy
     if rules is not None and rules.quantile is not None:
         raise ConfigError("privacy.quantile reads updates' norms, which [server.secure] hides; leave it out")

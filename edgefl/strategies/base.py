@@ -296,6 +296,9 @@ class Strategy:
     reads: ClassVar[Literal["metadata", "updates"]] = "metadata"
     """With ``updates``, `combine` reads the parameters of a step's updates. ``[privacy]`` then requires
     that only the clients add noise, because the server's noise protects sums, not single updates."""
+    reuses: ClassVar[bool] = False
+    """Whether a step may use updates that an earlier step has used (`Step.keep`). ``[server.secure]`` refuses
+    such strategies, because it permits only one sum with an update."""
     vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that are broadcast with the model; each update contains changes to
     them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from edgefl.strategies.base import Client, Step, Update, View
 from edgefl.strategies.buffered import Buffered
@@ -21,6 +21,8 @@ class CA2FL(Buffered):
     S is the set of the M = ``buffer_size`` updates in a full buffer. h_i is the last update of client i that
     an earlier step used, initially 0. After the step, h_i ← Δ_i for i ∈ S. The server stores n updates.
     """
+
+    reuses: ClassVar[bool] = True
 
     restart: Literal["immediate", "new-version", "after-step"] = "new-version"
 

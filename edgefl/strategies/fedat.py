@@ -56,6 +56,7 @@ class FedAT(Strategy):
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
+    reuses: ClassVar[bool] = True
 
     tiers: Count | None = None
     """M: number of tiers, each with the same number of clients (± 1); default 5, or the number of clients

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from edgefl.experiment import NonNegative
 from edgefl.strategies.base import Step, Strategy, View
@@ -19,6 +19,8 @@ class MIFA(Strategy):
     each scaled by the client learning rate of the round in which it was made. The paper stores G_i/η_t and
     applies the current η_t, which is equivalent if the client learning rate is constant.
     """
+
+    reuses: ClassVar[bool] = True
 
     gather_s: NonNegative = 10.0
     """Maximum time, in emulated seconds, that the first round waits for the whole fleet to connect. In the

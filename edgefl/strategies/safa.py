@@ -51,6 +51,7 @@ class SAFA(Strategy):
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
+    reuses: ClassVar[bool] = True
 
     participants: Count | None = None
     """Number of models per round (C·m in the paper, for m clients); default 10, or the number of clients

@@ -281,6 +281,8 @@ PRIVATE = {
         ({"strategy": {"name": "median"}}, "hides individual updates, but strategy 'median' reads them"),
         ({"strategy": {"name": "scaffold"}}, "needs a strategy that uses only weighted sums"),
         ({"strategy": {"name": "fedasync"}}, "needs a strategy|least_clients: must be at most 1"),
+        ({"strategy": {"name": "ca2fl"}}, "'ca2fl' uses updates again in later steps"),
+        ({"strategy": {"name": "mifa"}}, "'mifa' uses updates again in later steps"),
         ({"server": Server(secure=SECURE, update_format="int8")}, "update_format: must be 'float32'"),
         ({"server": Server(secure=Secure(holders=9, recover=8))}, "at most 6, the number of clients, got 9"),
         ({"server": Server(secure=Secure(holders=5, recover=3))}, "recover: must be at least 4 with 5"),

@@ -58,6 +58,8 @@ def test_a_strategy_obeys_the_rules_and_gives_the_same_bits_for_the_same_seed(ta
     run, again = (check_strategy(strategy) for _ in range(2))
     assert [model.tobytes() for model in run.models] == [model.tobytes() for model in again.models]
     assert run.events == again.events
+    used = [task for order, _ in run.sums for task in order.tasks]
+    assert strategy.reuses == (len(set(used)) < len(used))
     if strategy.optimizer().vectors == 0:  # momentum overshoots
         # Each client moves the model towards its own number, 0 to 11.
         assert (run.models[-1] > 0.0).all()
