@@ -37,7 +37,7 @@ def check_relations(found: Experiment) -> None:
     _check_growth(found)
     _check_evaluation(found)
     _check_stop(found.stop)
-    _check_privacy(found.privacy)
+    _check_privacy(found.privacy, found.server.update_format)
     _check_secure(found.server.secure)
     _check_partition(found, found.fleet.devices)
     if not isinstance(found.strategy["name"], str):
@@ -133,7 +133,7 @@ def _check_secure(secure: Secure | None) -> None:
             raise _no_effect(f"server.secure.{name}", needs, got)
 
 
-def _check_privacy(privacy: Privacy | None) -> None:
+def _check_privacy(privacy: Privacy | None, update_format: str) -> None:
     if privacy is None:
         return
     unused = [] if privacy.mechanism == "tree" else ["honaker", "restart_every"]
@@ -144,6 +144,9 @@ def _check_privacy(privacy: Privacy | None) -> None:
             raise _no_effect(f"privacy.{name}", needs, got)
     if privacy.local_noise_multiplier:
         _check_local(privacy)
+        if privacy.central and update_format != "float32":
+            why = "'float32' with both noise_multiplier and local_noise_multiplier (rounding a client's noise"
+            raise wrong("server.update_format", f"{why} can change its update by more than L)", update_format)
 
 
 def _check_local(privacy: Privacy) -> None:

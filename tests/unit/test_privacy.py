@@ -17,8 +17,9 @@ from edgefl.core import Core
 from edgefl.core.events import Sum
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Privacy
-from edgefl.parameters.buffer import ParameterBuffer, Shape, with_scales
+from edgefl.parameters.buffer import FORMATS, ParameterBuffer, Shape, with_scales
 from edgefl.privacy import source
+from edgefl.privacy.local import LocalNoise
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import KEY_FILE, Secret, Seeded, source_of
 from edgefl.privacy.tree import TreeNoise, nodes
@@ -477,6 +478,27 @@ def test_settings_that_give_no_privacy_are_refused(
     start = "" if message == UNBOUNDED else r"privacy\."
     with pytest.raises(ConfigError, match=f"^{start}{message}"):
         checked(wanted(privacy, strategy=strategy), tmp_path)
+
+
+@pytest.mark.parametrize("update_format", ["float16", "bfloat16", "int8"])
+def test_both_kinds_of_noise_are_refused_with_rounded_updates(update_format: str) -> None:
+    """After rounding, noisy updates can differ by more than L, for which the server's noise is scaled."""
+    size, server = 20_000, {"server": {"update_format": update_format}}
+    kind, noise = FORMATS[update_format], LocalNoise(1.0, 4.0, 1, Seeded(3))
+    true = np.full(size, size**-0.5, np.float32)
+    received = []
+    for update in (true, np.zeros(size, np.float32)):
+        raw, sum_of = np.zeros(kind.nbytes(size), np.uint8), np.zeros(size, np.float32)
+        assert noise.protect(update, np.zeros(size, np.float32), client=0, trip=0)
+        values, scales = kind.values(raw, size), kind.scales(raw, size)
+        kernels.quantize(values, update, scales=scales)
+        kernels.weighted_sum(sum_of, None, [values], [1.0], scales=None if scales is None else [scales])
+        received.append(sum_of.astype(float))
+    assert np.linalg.norm(received[0] - received[1]) > 1.01
+    with pytest.raises(ConfigError, match="update_format: must be 'float32' with both noise_multiplier and"):
+        wanted({**LOCAL, "noise_multiplier": 1.0}, **server)
+    for alone in (LOCAL, {"noise_multiplier": 1.0}):
+        assert wanted(alone, **server).server.update_format == update_format
 
 
 READER = """
