@@ -373,10 +373,11 @@ class Aggregator(Slots):
     ) -> None:
         """Write the next running statistics: the weighted average of the clients' statistics.
 
-        The weights are those of the step, or those that `Strategy.combine` chose. If they add up to more than
-        1, they are divided by their sum. Differential privacy forbids this division, because the sum may
-        reveal how many clients were drawn. An update holds the change of the statistics since its base
-        version, so the difference between the base version and the latest version is added.
+        The weights are those of the step, or those that `Strategy.combine` chose. Negative weights count as
+        0, because a negative share of a variance could make the average negative. If the weights add up to
+        more than 1, they are divided by their sum. Differential privacy forbids this division, because the
+        sum may reveal how many clients were drawn. An update holds the change of the statistics since its
+        base version, so the difference between the base version and the latest version is added.
         """
         if not self.statistics:
             return
@@ -384,6 +385,8 @@ class Aggregator(Slots):
         base_scale = 1.0 if self.buffer.shape.statistics else action.base_scale
         shares, total = self._chosen or action.weights, 1.0
         if base_scale == 1.0 and self.privacy is None:
+            shares = tuple(max(0.0, share) for share in shares)
+            weights = [max(0.0, weight) for weight in weights]
             total = max(1.0, sum(shares))
         one = self.combine is not None and not self._chosen  # the strategy combined the updates
         part = VectorSum(weights if one else [weight / total for weight in weights], base_scale)

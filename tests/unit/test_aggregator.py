@@ -443,6 +443,21 @@ TestRing = RingMachine.TestCase
 TestRing.settings = settings(max_examples=60, stateful_step_count=40)
 
 
+def test_a_negative_weight_is_no_share_of_the_statistics(make: Make) -> None:
+    """As in CA2FL, which subtracts older updates. Mutant: the weighted sum of these variances is negative."""
+    aggregator = make(statistics=2)
+    buffer = aggregator.buffer
+    buffer.model(0)[-2:] = 1.0
+    variances = (0.2, 0.3, 9.0)
+    for task, variance in enumerate(variances):
+        deliver(aggregator, task, variance - 1.0, client=task)
+    weights = (0.5, 0.5, -0.25)
+    assert not step(aggregator, [0, 1, 2], weights).bad
+    assert np.allclose(buffer.model(buffer.latest[1])[-2:], 0.25)
+    made = buffer.model(buffer.latest[1])[:-2] - buffer.model(0)[:-2]
+    assert np.allclose(made, sum(w * (v - 1.0) for w, v in zip(weights, variances, strict=True)))
+
+
 @pytest.mark.parametrize("weights", [(0.25, 0.5), (1.0, 1.0)])
 @pytest.mark.parametrize("how", ["plain", "private", "chosen", "vector"])
 def test_statistics_have_the_weights_of_the_step(make: Make, how: str, weights: tuple[float, float]) -> None:
