@@ -5,7 +5,8 @@
     slot headers   64 bytes for each slot: client, task, base version, checksum and state of the update in it
     ring           entries with published models: one model and the state vectors of the server's optimiser,
                    each D float32 numbers
-    slots          one update in each slot, in the `UpdateFormat` of the run
+    slots          one update in each slot, in the `UpdateFormat` of the run; if this format rounds, running
+                   statistics follow as float32 numbers
     statistics     for each slot: the running statistics (of batch normalisation) in the task's base version
     sides          for each client: which of its two kept blocks is current, and the task that made it current
     kept           two "kept blocks" for each client, with the numbers that the client keeps between trips:
@@ -42,12 +43,12 @@ from edgefl.kernels.arguments import SCALE_BLOCK, Floats, Update
 RING_BYTES = 256 * 2**20
 RING_MIN, RING_MAX = 5, 16
 MAGIC = 0x6564676566_6C31
-LAYOUT = 7
+LAYOUT = 8
 PAGE = 4096
 TINY = np.float32(1e-20)
 """Weights with a smaller magnitude than this count as 0 in `ParameterBuffer.weights_digest`."""
 
-_SHAPE = "size ring slots vectors format clients kept tail extra statistics"
+_SHAPE = "size ring slots vectors format clients kept tail extra statistics exact"
 _FIELDS = ("magic", "layout", *_SHAPE.split(), "latest_version", "latest_entry")
 _HEADER = np.dtype([(name, "<i8") for name in _FIELDS])
 WORDS = 8
@@ -96,12 +97,16 @@ class Shape:
     """Number of additional bytes after the numbers of each update, for secure aggregation."""
     statistics: int = 0
     """Number of running statistics, at the end of the model, that are stored with each slot."""
+    exact: int = 0
+    """Number of running statistics that each update contains as float32 numbers, after its rounded numbers.
+    In their places among the rounded numbers there are zeros."""
 
     @property
     def possible(self) -> bool:
         counts = self.size >= 1 and self.ring >= 2 and self.slots >= 1 and self.vectors >= 0
         keeps = self.clients >= 0 and self.kept >= 0 and (self.clients == 0) == (self.kept == 0)
-        others = self.tail >= 0 and self.extra >= 0 and 0 <= self.statistics <= self.size
+        others = self.tail >= 0 and self.extra >= 0
+        others = others and 0 <= self.statistics <= self.size and 0 <= self.exact <= self.size
         return counts and keeps and others and self.format in FORMATS
 
     @property
@@ -111,7 +116,7 @@ class Shape:
     @property
     def update_bytes(self) -> int:
         """Length of one update in a slot, in bytes."""
-        return self.update_format.nbytes(self.size) + self.extra
+        return update_bytes(self.format, self.size, self.exact) + self.extra
 
     @property
     def stride(self) -> int:
@@ -166,6 +171,7 @@ class ParameterBuffer:
         self._raws = [whole[start : start + shape.update_bytes] for start in starts]
         self._updates = [kind.values(raw, shape.size) for raw in self._raws]
         self._scales = [kind.scales(raw, shape.size) for raw in self._raws]
+        self._exact = [exact_part(raw, shape) for raw in self._raws]
         # A memoryview reads and writes plain integers several times faster than a numpy array.
         self.side: memoryview[int] = whole[sides : sides + 8 * shape.clients].view(np.int64).data
         self.state, self.task, self.client, self.base_version, self.fetched, self.lent = (
@@ -216,7 +222,7 @@ class ParameterBuffer:
         buffer = cls(fd, memory, shape)
         header, kind = buffer._header, list(FORMATS).index(shape.format)
         sizes = (shape.size, shape.ring, shape.slots, shape.vectors, kind, shape.clients, shape.kept)
-        header[0] = (0, LAYOUT, *sizes, shape.tail, shape.extra, shape.statistics, -1, -1)
+        header[0] = (0, LAYOUT, *sizes, shape.tail, shape.extra, shape.statistics, shape.exact, -1, -1)
         buffer._entries[:, 0] = -1
         header["magic"] = MAGIC
         return buffer
@@ -234,7 +240,7 @@ class ParameterBuffer:
             header = np.frombuffer(memory, _HEADER, count=1)[0].item()
         if header[:2] != (MAGIC, LAYOUT):
             raise SlotError(f"descriptor {fd} is not a parameter buffer of layout {LAYOUT}")
-        size, ring, slots, vectors, kind, *others = header[2:12]
+        size, ring, slots, vectors, kind, *others = header[2:13]
         name = dict(enumerate(FORMATS)).get(kind, "")
         shape = Shape(size, ring, slots, vectors, name, *others)
         if not shape.possible or len(memory) < shape.total_bytes:
@@ -314,6 +320,10 @@ class ParameterBuffer:
     def scales(self, slot: int) -> Floats | None:
         """Return the scales of the update in a slot, or None if the update format has no scales."""
         return self._scales[slot]
+
+    def exact(self, slot: int) -> Floats | None:
+        """Return the running statistics that the update in a slot contains as float32 numbers, if any."""
+        return self._exact[slot]
 
     def raw(self, slot: int) -> Raw:
         """Return the update in a slot as bytes, including its scales and the extra bytes after them."""
@@ -466,6 +476,27 @@ FORMATS = {
 }
 
 
-def with_scales(checksum: int, scales: Floats | None) -> int:
-    """Combine the checksum of an update's values with a checksum of its scales, if it has scales."""
-    return checksum if scales is None else (checksum + _SCALES_FACTOR * kernels.checksum(scales)) % 2**64
+def update_bytes(name: str, size: int, exact: int = 0) -> int:
+    """Return the length in bytes of an update with ``size`` parameters in the format ``name``, followed by
+    ``exact`` float32 numbers.
+
+    >>> update_bytes("int8", 1000), update_bytes("int8", 1000, exact=2), update_bytes("float16", 3, exact=2)
+    (1016, 1024, 16)
+    """
+    nbytes = FORMATS[name].nbytes(size)
+    return -(-nbytes // 4) * 4 + 4 * exact if exact else nbytes
+
+
+def exact_part(raw: Raw, shape: Shape) -> Floats | None:
+    """Return the float32 numbers of an update as a view of its bytes, or None if it has none."""
+    end = shape.update_bytes - shape.extra
+    return raw[end - 4 * shape.exact : end].view(np.float32) if shape.exact else None
+
+
+def with_scales(checksum: int, *parts: Floats | None) -> int:
+    """Combine the checksum of an update's values with checksums of its scales and of its float32 numbers, if
+    it has these parts."""
+    for part in parts:
+        if part is not None:
+            checksum = (checksum + _SCALES_FACTOR * kernels.checksum(part)) % 2**64
+    return checksum

@@ -138,7 +138,7 @@ class Aggregator(Slots):
         base version w_k to the latest version w_n."""
         buffer, slot, backend, block = self.buffer, lease.slot, self._backend, self.blocks[0]
         (update,), (scale,) = self._updates([slot], block)
-        norm = math.sqrt(kernels.sq_norm(update, backend, scale=scale))
+        norm = math.sqrt(kernels.sq_norm(update, backend, scale=scale) + sum(self._exact_squares([slot])))
         latest, base, distance = buffer.latest[1], self._bases[slot], 0.0
         if base != latest:
             now, then = (buffer.model(entry)[block] for entry in (latest, base))
@@ -243,9 +243,15 @@ class Aggregator(Slots):
         updates, scales = self._updates(slots, block)
         weights, scaled = list(action.weights), buffer.shape.update_format.scaled
         model = buffer.model(entry)[block]
+        exact = [found for slot in slots if (found := buffer.exact(slot)) is not None]
+        if exact and self.combine is not None:
+            updates, scales, exact = self._decoded(updates, scales, exact), [None] * len(updates), []
+        added = self._exact_squares(slots) if exact else [0.0] * len(slots)
         if self.privacy is not None and action.clip_norm is not None:
-            pairs = zip(updates, scales, strict=True)
-            squares = [kernels.sq_norm(update, self._backend, scale=scale) for update, scale in pairs]
+            parts = zip(updates, scales, added, strict=True)
+            squares = [
+                kernels.sq_norm(update, self._backend, scale=scale) + more for update, scale, more in parts
+            ]
             self._zero |= {
                 task for task, square in zip(action.tasks, squares, strict=True) if not math.isfinite(square)
             }
@@ -253,18 +259,21 @@ class Aggregator(Slots):
                 squares[place], updates[place] = 0.0, np.zeros_like(updates[place])
                 if (scale := scales[place]) is not None:
                     scales[place] = np.zeros_like(scale)
+                if exact:
+                    exact[place], added[place] = np.zeros_like(exact[place]), 0.0
             self._clipped = self.privacy.clip(weights, squares, action.clip_norm)
             weights = self._clipped.weights
             if deviation := self.privacy.deviation(action.clip_norm):
-                exact = np.array([action.version, *weights, deviation]).tobytes()
+                numbers = np.array([action.version, *weights, deviation]).tobytes()
                 summed = [task for task in action.tasks if task not in self._zero]
                 pieces = [buffer.raw(self.leases[task].slot).data for task in summed]
-                self._salt = self.privacy.source.digest(exact, *pieces)
+                self._salt = self.privacy.source.digest(numbers, *pieces)
                 updates = [*updates, self.privacy.noise(action.version, model.size, self._salt)]
                 weights, scales = [*weights, deviation], [*scales, None]
-        sums = None if self.exchanged else np.empty(len(updates), dtype=np.uint64)
+        decoded = self.combine is not None and buffer.shape.exact
+        sums = None if self.exchanged or decoded else np.empty(len(updates), dtype=np.uint64)
         if self.combine is None:
-            norms = self._step(action, entry, updates, weights, scales, sums)
+            norms = self._step(action, entry, updates, weights, scales, sums, exact)
         else:  # compute norms and checksums first, because the strategy must read only finite updates
             zeros, given = [0.0] * len(updates), scales if scaled else None
             norms = kernels.weighted_sum(
@@ -278,9 +287,27 @@ class Aggregator(Slots):
             seen = sums[: len(slots)].tolist()
         for place in self._zero_places(action):
             seen[place] = kernels.checksum(buffer.slot(slots[place]), self._backend)
-        if scaled:
-            seen = [with_scales(one, buffer.scales(slot)) for one, slot in zip(seen, slots, strict=True)]
-        return norms[: len(slots)].tolist(), tuple(seen)
+        if scaled or buffer.shape.exact:
+            pairs = zip(seen, slots, strict=True)
+            seen = [with_scales(one, buffer.scales(slot), buffer.exact(slot)) for one, slot in pairs]
+        return (norms[: len(slots)] + added).tolist(), tuple(seen)
+
+    def _exact_squares(self, slots: Sequence[int]) -> list[float]:
+        """Return the squared norms of the numbers that the updates in these slots contain as float32."""
+        parts = map(self.buffer.exact, slots)
+        return [0.0 if part is None else kernels.sq_norm(part, self._backend) for part in parts]
+
+    def _decoded(
+        self, updates: list[Update], scales: list[Floats | None], exact: Sequence[Floats]
+    ) -> list[Update]:
+        """Return rounded updates as float32, with their float32 numbers in place."""
+        made: list[Update] = []
+        for update, scale, part in zip(updates, scales, exact, strict=True):
+            out, given = np.empty(update.size, np.float32), None if scale is None else [scale]
+            kernels.weighted_sum(out, None, [update], [1.0], self._backend, scales=given)
+            out[-part.size :] = part
+            made.append(out)
+        return made
 
     def _make_hidden(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model from the sum of hidden updates.
@@ -318,10 +345,12 @@ class Aggregator(Slots):
         weights: Sequence[float],
         scales: list[Floats | None],
         checksums: Checksums | None = None,
+        exact: Sequence[Floats] = (),
     ) -> Doubles:
         """Write the next model from these updates and weights; return the squared norms of the updates.
 
-        If ``checksums`` is given, it is filled with the updates' checksums.
+        If ``checksums`` is given, it is filled with the updates' checksums. ``exact`` holds the running
+        statistics of the updates if the updates themselves are rounded.
         """
         buffer, old_entry, block = self.buffer, self.buffer.latest[1], self.blocks[0]
         model, base = (buffer.model(at)[block] for at in (entry, old_entry))
@@ -339,7 +368,7 @@ class Aggregator(Slots):
             scales=scales if any(scale is not None for scale in scales) else None,
             checksums=checksums,
         )
-        self._average(action, model, base, weights, updates, scales)
+        self._average(action, model, base, weights, updates, scales, exact)
         return norms
 
     def _combined(
@@ -370,6 +399,7 @@ class Aggregator(Slots):
         weights: Sequence[float],
         updates: list[Update],
         scales: list[Floats | None],
+        exact: Sequence[Floats],
     ) -> None:
         """Write the next running statistics: the weighted average of the clients' statistics.
 
@@ -381,7 +411,14 @@ class Aggregator(Slots):
         """
         if not self.statistics:
             return
-        first = (model.size - self.statistics) // SCALE_BLOCK * SCALE_BLOCK
+        first = model.size - self.statistics
+        if exact:  # after the updates there may be noise
+            updates = [*exact, *(noise[first:] for noise in updates[len(exact) :])]
+            scales = [None] * len(updates)
+        else:
+            first = first // SCALE_BLOCK * SCALE_BLOCK
+            updates = [update[first:] for update in updates]
+            scales = [None if scale is None else scale[first // SCALE_BLOCK :] for scale in scales]
         base_scale = 1.0 if self.buffer.shape.statistics else action.base_scale
         shares, total = self._chosen or action.weights, 1.0
         if base_scale == 1.0 and self.privacy is None:
@@ -390,9 +427,8 @@ class Aggregator(Slots):
             total = max(1.0, sum(shares))
         one = self.combine is not None and not self._chosen  # the strategy combined the updates
         part = VectorSum(weights if one else [weight / total for weight in weights], base_scale)
-        scales = [None if scale is None else scale[first // SCALE_BLOCK :] for scale in scales]
         made = np.empty(model.size - first, np.float32)
-        self._vector_sum(made, base[first:], part, [update[first:] for update in updates], scales)
+        self._vector_sum(made, base[first:], part, updates, scales)
         averaged, latest = made[-self.statistics :], base[-self.statistics :]
         if self.buffer.shape.statistics:
             slots = [self.leases[task].slot for task in action.tasks]

@@ -94,6 +94,7 @@ def shape_of(
         kept=kept,
         tail=TAIL_BYTES if experiment.clock.kind == "wall" else 0,
         statistics=statistics if strategy.upload == "delta" else 0,
+        exact=statistics if server.update_format != "float32" else 0,
         extra=0 if (rules := rules_of(experiment, strategy, size, clients)) is None else rules.overhead_bytes,
     )
 

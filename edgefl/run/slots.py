@@ -176,7 +176,8 @@ class Slots:
 
     def _write(self, slot: int, task: int, update: Raw | int) -> None:
         self.buffer.raw(slot)[:] = update
-        checksum = with_scales(kernels.checksum(self.buffer.slot(slot)), self.buffer.scales(slot))
+        values, scales, exact = self.buffer.slot(slot), self.buffer.scales(slot), self.buffer.exact(slot)
+        checksum = with_scales(kernels.checksum(values), scales, exact)
         self.buffer.written(slot, task=task, checksum=checksum)
 
     def release(self, task: int) -> None:

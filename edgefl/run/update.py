@@ -16,7 +16,7 @@ from edgefl import failpoints, kernels
 from edgefl.core.events import Cohort
 from edgefl.kernels.arguments import Floats, Update
 from edgefl.kernels.selection import select
-from edgefl.parameters.buffer import ParameterBuffer, Raw, blocks, with_scales
+from edgefl.parameters.buffer import ParameterBuffer, Raw, blocks, exact_part, with_scales
 from edgefl.run.connection import of_training, reason
 from edgefl.run.hidden import HiddenUpdates, Phones, Trip, norm_limit
 from edgefl.run.messages import Cut, Task, TaskResult, TripTimes
@@ -168,6 +168,10 @@ class UpdateMaker:
                 if self._residual is not None:
                     old, new = self._buffer.kept(client), self._buffer.kept(client, new=True)
                     old, new = old[self._residual], new[self._residual]
+            if (exact := exact_part(raw, self._shape)) is not None:
+                statistics = trained[self._size - exact.size : self._size]
+                exact[:] = statistics
+                statistics[:] = 0.0
             values, scales = self._parts(raw)
             kernels.quantize(values, trained, scales=scales, residual=old, new_residual=new)
 
@@ -176,7 +180,8 @@ class UpdateMaker:
         if self._sum is not None:
             return self._sum
         values, scales = self._parts(raw)
-        return with_scales(kernels.checksum(values, self._backend), scales)
+        exact = exact_part(raw, self._shape)
+        return with_scales(kernels.checksum(values, self._backend), scales, exact)
 
     def result(
         self, task: Task, trained: TrainResult, checksum: int, cpu_s: float, times: TripTimes | None = None

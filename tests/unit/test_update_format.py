@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgefl import kernels
+import edgefl
+from edgefl import config, kernels
+from edgefl.core.events import Sum
+from edgefl.devices.fleet import fleet_of
 from edgefl.errors import RunError
+from edgefl.experiment import Privacy
+from edgefl.kernels.arguments import Floats
+from edgefl.learning.train import TrainResult
 from edgefl.parameters.buffer import FORMATS, PAGE, ParameterBuffer, Shape, with_scales
+from edgefl.privacy.source import Seeded
+from edgefl.run.aggregator import Aggregator
+from edgefl.run.demands import shape_of
+from edgefl.run.slots import Lease
+from edgefl.run.update import UpdateMaker
+from edgefl.run.workload import Workload
+from edgefl.strategies import resolve
 
 SIZE = 1000
 NAMES = sorted(FORMATS)
@@ -87,3 +104,113 @@ def test_an_error_about_residuals_that_do_not_fit_names_the_setting() -> None:
     why = r"2 × 1000000000 kept numbers for each of 100000 clients; server.error_feedback = "
     with pytest.raises(RunError, match=why):
         ParameterBuffer.create(Shape(10**9, 2, 1, 0, "int8", clients=100_000, kept=10**9))
+
+
+BATCH_NORM = """
+from torch import nn
+
+def make(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.BatchNorm1d(20), nn.Linear(20, classes))
+"""
+STATISTICS = 40  # 20 means and 20 variances
+
+
+class Run:
+    """Makes updates with given changes of the model, and sums them, as a run does."""
+
+    def __init__(self, experiment: edgefl.Experiment, base: Path) -> None:
+        self.workload = Workload(experiment, fleet_of(experiment), base)
+        self.size, strategy = self.workload.flat.size, resolve(experiment.strategy)
+        assert self.workload.flat.buffers == STATISTICS
+        shape = shape_of(experiment, strategy, self.size, 4, statistics=STATISTICS)
+        self.buffer = ParameterBuffer.create(shape)
+        self.first = self.workload.flat.array.copy()
+        self.buffer.model(0)[: self.size] = self.first
+        self.buffer.publish(version=0, entry=0)
+        self.aggregator = Aggregator.of(experiment, strategy, self.buffer, self.size, Seeded(1), STATISTICS)
+        self.aggregator.begin()
+        self.maker = UpdateMaker(self.workload, self.buffer)
+
+    def deliver(self, task: int, change: Floats) -> Lease:
+        base = self.buffer.model(0)
+
+        def train(*_: Any) -> TrainResult:
+            self.workload.flat.array += change
+            return TrainResult(5, 100, 0.5)
+
+        np.copyto(self.workload.flat.whole, base)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.workload, "train", train)
+            self.maker.train(task, 0, 0, base, None)
+        lease = self.aggregator.lease(task=task, client=task, version=0)
+        raw = self.buffer.raw(lease.slot)
+        self.maker.write(raw, task, task, base)
+        self.buffer.written(lease.slot, task=task, checksum=self.maker.checksum(raw))
+        return lease
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Any]:
+    made: list[Run] = []
+    (tmp_path / "batch_norm.py").write_text(BATCH_NORM)
+
+    def one(update_format: str, strategy: dict[str, Any], **changes: Any) -> Run:
+        given: dict[str, Any] = {
+            "fleet": {"devices": {"pixel-4": 4}},
+            "model": {"name": "batch_norm:make"},
+            "server": {"update_format": update_format},
+            "stop": {"versions": 1},
+            "strategy": strategy,
+            **changes,
+        }
+        made.append(Run(config.validate(edgefl.Experiment(**given), tmp_path), tmp_path))
+        return made[-1]
+
+    yield one
+    for run in made:
+        run.buffer.close()
+
+
+ROUNDED = [name for name in NAMES if name != "float32"]
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedasync", "scaffold", "asyncfeded", "median", "krum", "private"]
+)
+@pytest.mark.parametrize("update_format", ROUNDED)
+def test_running_statistics_are_not_rounded(runs: Any, update_format: str, name: str) -> None:
+    """Mutant: they are, in blocks with other numbers. A small variance is then lost or becomes negative."""
+    private = name == "private"
+    changes = {"privacy": Privacy(clip_norm=1e6, noise_multiplier=1e-14, noise="seeded")} if private else {}
+    run = runs(update_format, {"name": "fedbuff" if private else name}, **changes)
+    drawn = np.random.default_rng(3).normal(size=(2, run.size)).astype(np.float32)
+    drawn[:, -20:] = -0.9999  # variances are 1 at the start
+    drawn[:, -40:-20] *= 500.0
+    leases = [run.deliver(task, change) for task, change in enumerate(drawn)]
+    base_scale, clip_norm = (0.0 if name == "fedasync" else 1.0), (1e6 if private else None)
+    result = run.aggregator.sum(Sum(1, (0, 1), (0.25, 0.75), base_scale, {}, clip_norm), 1)
+    assert (result.bad, result.altered, result.zero) == ((), (), ())
+    share = {"median": [0.5, 0.5], "krum": [1.0, 0.0]}.get(name, [0.25, 0.75])
+    expected = run.first.astype(float) + np.asarray(share) @ drawn
+    made = run.buffer.model(1)[: run.size]
+    assert np.allclose(made[-40:], expected[-40:], rtol=1e-6, atol=1e-7)
+    assert np.allclose(made[:-40], expected[:-40], atol=0.05)
+    sent = [change + (run.first if name == "fedasync" else 0.0) for change in drawn]
+    for norm, lease, update in zip(result.norms, leases, sent, strict=True):
+        assert math.sqrt(norm) == pytest.approx(np.linalg.norm(update), rel=0.01)
+        if name == "asyncfeded":
+            assert run.aggregator.measure(lease)[0] == pytest.approx(np.linalg.norm(update), rel=0.01)
+
+
+@pytest.mark.parametrize("update_format", ROUNDED)
+def test_statistics_that_are_not_finite_or_altered_are_found(runs: Any, update_format: str) -> None:
+    run = runs(update_format, {"name": "fedavg"})
+    for task, value in enumerate((1.0, np.nan, 1.0)):
+        change = np.zeros(run.size, np.float32)
+        change[-1] = value
+        lease = run.deliver(task, change)
+    run.buffer.raw(lease.slot)[-1] ^= 1
+    result = run.aggregator.sum(Sum(1, (0, 1, 2), (1.0, 1.0, 1.0)), 1)
+    assert result.bad == result.altered == (2,)
+    assert run.aggregator.sum(Sum(1, (0, 1), (1.0, 1.0)), 1).bad == (1,)
+    assert not run.aggregator.sum(Sum(1, (0,), (1.0,)), 1).bad
