@@ -19,12 +19,14 @@ from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core import events as core_events
 from edgefl.core.deaths import consequence
+from edgefl.core.strategy_calls import combined
 from edgefl.errors import ConfigError, RunError
 from edgefl.kernels import steps as optimizer
 from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client, Strategy, TripInputs, Update, VectorSum
+from edgefl.strategies.rows import Rows
 from edgefl.validation import require, whole
 
 Vector = npt.NDArray[Any]
@@ -328,6 +330,12 @@ class _Executor:
             model += part.into_model * made[name]
         self.result.vectors.append(made)
 
+    def combined(self, action: core_events.Sum) -> list[float] | Vector:
+        """Let the strategy combine the updates; it reads them as float32, as in a real run."""
+        rows = [np.asarray(self.updates[task], np.float32) for task in action.tasks]
+        clients = [self.result.owners[task] for task in action.tasks]
+        return combined(self.core.strategy, Rows(rows, clients=clients), action.weights)
+
     def sum(self, action: core_events.Sum) -> None:
         model = self.result.models[-1]
         assert action.version == len(self.result.models), f"{action} skips a version"
@@ -346,6 +354,11 @@ class _Executor:
                 weights, next_norm = clipped.weights, self.privacy.next_norm(action.version, clipped, norm)
                 noise = self.privacy.noise(action.version, model.size)
                 step += noise.reshape(model.shape) * number(self.privacy.deviation(norm))
+            elif self.core.strategy.reads == "updates":
+                found = self.combined(action)
+                if isinstance(found, np.ndarray):
+                    step += found.astype(model.dtype)
+                weights = [0.0] * len(weights) if isinstance(found, np.ndarray) else found
             for task, weight in zip(action.tasks, weights, strict=True):
                 step += self.updates[task] * number(weight)
             out = np.empty_like(model)

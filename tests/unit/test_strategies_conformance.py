@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Train
 from edgefl.errors import ConfigError, RunError
-from edgefl.strategies import Step, Strategy, View, names, resolve
+from edgefl.strategies import Buffered, Rows, Step, Strategy, View, names, resolve
 from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
@@ -109,6 +110,39 @@ class Raises(FedBuff):
 def test_check_strategy_detects_faults(strategy: Strategy, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         check_strategy(strategy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CannotCombine(Buffered):
+    reads: ClassVar[Literal["metadata", "updates"]] = "updates"
+
+    def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float]:
+        raise ValueError("no update is good enough")
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"name": "median"}, 1.25),
+        ({"name": "trimmed-mean"}, (1.2 + 1.25 + 1.4) / 3),
+        ({"name": "krum"}, 1.2),
+        ({"name": "rfa", "iterations": 200}, 1.25),
+    ],
+)
+def test_updates_are_combined_in_memory_too(table: dict[str, Any], expected: float) -> None:
+    changes = [100.0, 1.1, 1.2, 1.25, 1.4]
+
+    def train(client: int, model: NDArray[Any], trip: int) -> NDArray[Any]:
+        return model + changes[client]
+
+    strategy = resolve({"buffer_size": 5, "server_lr": 0.5, **table})
+    for first in (np.zeros(1), np.zeros(3, np.float32)):
+        core = Core(strategy, fleet(5), 0, experiment.Stop(versions=1))
+        run = run_in_memory(core, [1.0] * 5, model=first, train=train)
+        assert np.allclose(run.models[-1], 0.5 * expected, rtol=0.01)
+        assert run.models[-1].dtype == first.dtype
+    with pytest.raises(RunError, match=r"CannotCombine.combine raised ValueError: no update is good enough"):
+        check_strategy(CannotCombine(buffer_size=3))
 
 
 def test_a_run_that_never_stops_is_ended_by_max_events() -> None:
