@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgefl.errors import ConfigError
 from edgefl.experiment import Count
 from edgefl.strategies.asynchronous import Asynchronous
 from edgefl.strategies.base import Step, Update, View, check_fits
@@ -33,13 +32,7 @@ class Buffered(Asynchronous):
 
     def check(self, clients: int) -> None:
         super().check(clients)
-        size = self.size(clients)
-        check_fits("buffer_size", size, clients)
-        if self.restart == "new-version" and self.concurrency is not None and size > self.concurrency:
-            raise ConfigError(
-                f"strategy.buffer_size must be at most strategy.concurrency ({self.concurrency}) with "
-                f'strategy.restart = "new-version", got {size}'
-            )
+        check_fits("buffer_size", self.size(clients), clients)
 
     def max_held(self, clients: int) -> int:
         return self.size(clients)

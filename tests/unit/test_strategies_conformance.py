@@ -27,6 +27,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"name": "fedbuff", "buffer_size": 12},
     {"name": "fedbuff", "buffer_size": 12, "restart": "new-version"},
     {"name": "fedbuff", "buffer_size": 3, "concurrency": 1},
+    {"name": "fedbuff", "buffer_size": 12, "concurrency": 2, "restart": "new-version"},
+    {"name": "ca2fl", "concurrency": 3},
     {"name": "fedbuff", "buffer_size": 3, "concurrency": 5, "max_staleness": 2},
     {"name": "fedbuff", "buffer_size": 3, "max_staleness": 0},
     {"name": "fedbuff", "buffer_size": 3, "arrival_process": "constant", "arrival_rate_per_s": 2.5},

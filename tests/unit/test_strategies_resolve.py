@@ -132,11 +132,6 @@ def test_an_error_is_one_line_that_names_the_field(table: dict[str, Any], messag
     [
         ("fedbuff", {"buffer_size": 30}, "strategy.buffer_size must be at most {fleet}, got 30"),
         ("fedbuff", {"concurrency": 30}, "strategy.concurrency must be at most {fleet}, got 30"),
-        (
-            "fedbuff",
-            {"concurrency": 4, "buffer_size": 5, "restart": "new-version"},
-            'must be at most strategy.concurrency (4) with strategy.restart = "new-version", got 5',
-        ),
         ("fedavg", {"cohort": 30}, "strategy.cohort must be at most {fleet}, got 30"),
         ("safa", {"participants": 30}, "strategy.participants must be at most {fleet}, got 30"),
         ("quafl", {"participants": 30}, "strategy.participants must be at most {fleet}, got 30"),
