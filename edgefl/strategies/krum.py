@@ -12,7 +12,7 @@ import numpy as np
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count
 from edgefl.strategies.buffered import Buffered
-from edgefl.strategies.rows import Rows
+from edgefl.strategies.rows import Rows, check_buffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class Krum(Buffered):
     def check(self, clients: int) -> None:
         super().check(clients)
         size = self.size(clients)
+        check_buffer(size)
         if self.attackers is not None and size < 2 * self.attackers + 3:
             raise ConfigError(
                 f"strategy.buffer_size must be at least 2 × strategy.attackers + 3 = "

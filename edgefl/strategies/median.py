@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from edgefl.strategies.base import Vector
 from edgefl.strategies.buffered import Buffered
-from edgefl.strategies.rows import Rows
+from edgefl.strategies.rows import Rows, check_buffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,10 @@ class Median(Buffered):
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"
+
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        check_buffer(self.size(clients))
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Vector:
         return rows.median()

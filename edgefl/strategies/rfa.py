@@ -12,7 +12,7 @@ import numpy as np
 from edgefl.experiment import Count
 from edgefl.strategies.base import Update, View
 from edgefl.strategies.buffered import Buffered
-from edgefl.strategies.rows import Rows
+from edgefl.strategies.rows import Rows, check_buffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,10 @@ class Rfa(Buffered):
     weighting: Literal["examples", "uniform"] = "examples"
     """Whether the weights α_k are proportional to the clients' numbers of examples, as in the paper, or
     equal."""
+
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        check_buffer(self.size(clients))
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         counts = [update.examples if self.weighting == "examples" else 1 for update in updates]

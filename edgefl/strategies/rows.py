@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl import kernels
+from edgefl.errors import ConfigError
+from edgefl.kernels.ranks import MAX_UPDATES
 
 Doubles = NDArray[np.float64]
 
@@ -87,3 +89,12 @@ class Rows:
         """Cosines of the angles between all pairs of updates, as float64[K, K]; 0 for an update of zeros."""
         lengths = self.norms[:, None] * self.norms
         return np.divide(self.products, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+
+
+def check_buffer(size: int) -> None:
+    """Raise `ConfigError` if a buffer of ``size`` updates is too large for `Rows` to compare all of them."""
+    if size > MAX_UPDATES:
+        raise ConfigError(
+            f"strategy.buffer_size must be at most {MAX_UPDATES} for a strategy that compares updates, "
+            f"got {size}"
+        )

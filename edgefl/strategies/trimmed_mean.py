@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.strategies.base import Vector
 from edgefl.strategies.buffered import Buffered
-from edgefl.strategies.rows import Rows
+from edgefl.strategies.rows import Rows, check_buffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,10 @@ class TrimmedMean(Buffered):
 
     beta: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2
     """β: share of the values that is left out at each end; β·K is rounded down."""
+
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        check_buffer(self.size(clients))
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Vector:
         trim = int(self.beta * len(rows) + 1e-9)

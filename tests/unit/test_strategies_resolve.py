@@ -150,6 +150,14 @@ def test_fields_that_do_not_fit_the_fleet_are_refused(
     assert message.format(fleet="the fleet's 24 clients") in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["krum", "median", "rfa", "trimmed-mean"])
+def test_buffers_that_are_too_large_to_compare_are_refused_before_the_run(name: str) -> None:
+    resolve({"name": name, "buffer_size": 1024}).check(5000)
+    message = "strategy.buffer_size must be at most 1024 for a strategy that compares updates, got 1025"
+    with pytest.raises(ConfigError, match=message):
+        resolve({"name": name, "buffer_size": 1025}).check(5000)
+
+
 def test_defaults_of_the_built_in_strategies_fit_every_fleet() -> None:
     for name, clients in itertools.product(names(), (1, 2, 7, 24, 1000)):
         strategy = resolve({"name": name})
