@@ -19,6 +19,7 @@ from edgefl.run.hosting import Share
 from edgefl.run.slots import ENTRIES_NOT_LENT
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
+from edgefl.strategies.pisces import Pisces
 
 
 def checked(experiment: Experiment, base: Path) -> Experiment:
@@ -48,6 +49,10 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
         raise ConfigError(
             f"[privacy] protects updates by noise in their sum, but strategy {name!r} reads individual "
             "updates (reads = 'updates'); choose another strategy, or only privacy.local_noise_multiplier"
+        )
+    if isinstance(strategy, Pisces) and strategy.credits is not None:
+        raise ConfigError(
+            "strategy.credits: has no effect with [privacy], under which the server sees no losses"
         )
     vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures
     most = None if vectors else strategy.max_weight(clients)

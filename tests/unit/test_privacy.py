@@ -457,6 +457,7 @@ WITHOUT = "has no effect without "
             {"name": "scaffold"},
             "local_noise_multiplier: .* strategy 'scaffold' also exchanges c; choose another",
         ),
+        (LOCAL, {"name": "pisces", "credits": 5}, r"strategy.credits: has no effect with \[privacy\]"),
         ({"local_noise_multiplier": 2.0}, FEDBUFF, "max_participations: missing; it sets on how many trips"),
         ({**LOCAL, "quantile": 0.5}, FEDBUFF, "quantile: must be unset with local_noise_multiplier"),
         ({**LOCAL, "honaker": True}, FEDBUFF, f"honaker: {WITHOUT}privacy.noise_multiplier above 0"),
@@ -475,7 +476,7 @@ WITHOUT = "has no effect without "
 def test_settings_that_give_no_privacy_are_refused(
     privacy: dict[str, Any], strategy: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    start = "" if message == UNBOUNDED else r"privacy\."
+    start = "" if message == UNBOUNDED or message.startswith("strategy") else r"privacy\."
     with pytest.raises(ConfigError, match=f"^{start}{message}"):
         checked(wanted(privacy, strategy=strategy), tmp_path)
 
