@@ -17,7 +17,7 @@ from edgefl.run.secure_parties import SumReply, Used
 from edgefl.secure import ID_BYTES, SecureError
 from edgefl.secure.coded import Holder, Member, Request, Rules, Sender, check_members, unmasked
 from edgefl.secure.coding import Code
-from edgefl.secure.fixed import FixedPoint, integer_weights
+from edgefl.secure.fixed import LARGEST_SUM, FixedPoint, integer_weights
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 
@@ -35,6 +35,12 @@ def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: i
         raise ConfigError(
             f"server.secure.recover: must be at least {least} with {secure.holders} holders and private = "
             f"{secure.private}, got {secure.recover}; with fewer, one mask could be used in two sums"
+        )
+    held = strategy.max_held(clients)
+    if held * secure.resolution > LARGEST_SUM:
+        raise ConfigError(
+            f"server.secure.resolution: must be at most {LARGEST_SUM // held} for sums of up to {held} "
+            f"updates, got {secure.resolution}"
         )
 
 

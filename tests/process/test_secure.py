@@ -288,6 +288,14 @@ PRIVATE = {
         ({"server": Server(secure=Secure(holders=5, recover=3))}, "recover: must be at least 4 with 5"),
         ({"server": Server(secure=Secure(holders=3, recover=3, private=3))}, "private < recover ≤ holders"),
         ({"server": Server(secure=Secure(least_clients=4))}, "least_clients: must be at most 3, the"),
+        (
+            {
+                "fleet": Fleet(devices={"paper-exponential": 300_000}),
+                "strategy": {"name": "fedfix"},
+                "server": Server(secure=Secure(resolution=4096)),
+            },
+            "server.secure.resolution: must be at most 3579 for sums of up to 300000 updates, got 4096",
+        ),
         ({"privacy": Privacy(clip_norm=1.0, quantile=0.5)}, "privacy.quantile reads updates' norms"),
         ({"server": PAIRS}, "needs a strategy with rounds whose clients know their weights .* got FedBuff"),
         ({"server": PAIRS, "strategy": {**ROUNDS, "redraw": True}}, "strategy.redraw: must be false"),
