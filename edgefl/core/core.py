@@ -305,6 +305,8 @@ class Core(Ledger):
         self._zero.update(dict.fromkeys(event.zero, BAD))
         self._sum = None
         self._clip_norm = event.clip_norm or self._clip_norm
+        if self._schedule is not None and order.from_s is not None:
+            self._schedule.due(math.nextafter(self.now_s, 0.0))  # arrivals during the exchange are lost
         late, self._late = self._late, []
         if bad:
             for task in bad:

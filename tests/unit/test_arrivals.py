@@ -11,7 +11,7 @@ from scipy import stats
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Joined, Left, Ticked, Train, Wake
+from edgefl.core.events import Arrived, Joined, Left, Summed, Ticked, Train, Unmasking, Wake
 from edgefl.core.participation import Schedule
 from edgefl.errors import ConfigError, RunError
 from edgefl.strategies import View, resolve
@@ -67,6 +67,21 @@ def test_an_arrival_without_a_free_place_is_lost(limit: dict[str, int]) -> None:
     _, result = run(clients, 4_000, [1.0] * clients, **fields)
     came = sum(type(event).__name__ == "Ticked" for event in result.events)
     assert 1 - len(starts(result)) / came == pytest.approx(0.346, abs=0.02)
+
+
+@pytest.mark.parametrize(("ends_s", "start"), [(9.5, 0), (9.0, 1)])
+def test_arrivals_during_an_exchange_of_secure_aggregation_are_lost(ends_s: float, start: int) -> None:
+    """Mutant: they all start together when the exchange ends. An arrival at its end is served."""
+    strategy = FedBuff(buffer_size=1, arrival_process="constant", arrival_rate_per_s=1.0)
+    core = Core(strategy, fleet(20), 0, experiment.Stop(versions=9))
+    for client in range(20):
+        core.handle(Joined(client, 0.0))
+    (first,) = (action for action in core.handle(Ticked(1.0)) if isinstance(action, Train))
+    core.handle(Arrived(first.client, first.task, 0, 1, 1, 0.0, 1.5))
+    core.handle(Unmasking(1, 1.5, ends_s))
+    done = [*core.handle(Ticked(5.0)), *core.handle(Ticked(ends_s)), *core.handle(Summed(1, ends_s))]
+    assert sum(isinstance(action, Train) for action in done) == start
+    assert sum(isinstance(action, Train) for action in core.handle(Ticked(10.0))) == 1
 
 
 def test_the_same_seed_gives_the_same_arrivals() -> None:
