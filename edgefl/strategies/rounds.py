@@ -169,15 +169,22 @@ class Rounds(Strategy):
     def cancel(self, state: Round, view: View) -> Sequence[int]:
         return [client for client in view.running if view.trained_from(client) < view.version]
 
-    def step(self, state: Round, view: View) -> Step | None:
+    def _updates(self, state: Round) -> int:
+        """Return the number of updates after which the round ends. A client drawn twice sends only one."""
         size = state.size - sum(count - 1 for count in state.copies.values())
-        if self.closed:
-            size = min(size, max(1, len(state.copies)))
-        if state.version != view.version or len(view.held) < size:
+        return min(size, max(1, len(state.copies))) if self.closed else size
+
+    def _ended(self, state: Round, view: View) -> bool:
+        return state.version == view.version and len(view.held) >= self._updates(state)
+
+    def step(self, state: Round, view: View) -> Step | None:
+        if not self._ended(state, view):
             return None
-        order = sorted(view.held[:size], key=lambda update: update.client)
+        order = sorted(view.held[: self._updates(state)], key=lambda update: update.client)
         updates = [update for update in order for _ in range(state.copies[update.client])]
         return Step(updates, self.weights(state, updates, view))
 
     def wake_s(self, state: Round, view: View) -> float | None:
+        if self._ended(state, view):  # the last draw, for a lost member, was a client that has delivered
+            return math.nextafter(view.now_s, math.inf)
         return self.gather_s if state.version < 0 else None

@@ -18,7 +18,7 @@ from edgefl.strategies.base import Until
 from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
-from edgefl.testing import MemoryRun, Vector, fleet, run_in_memory
+from edgefl.testing import MemoryRun, TripFails, Vector, fleet, run_in_memory
 
 DELTAS = (1.0, 10.0, 100.0)
 DEVICES = [Client(0, "a", 10), Client(1, "a", 30), Client(2, "b", 60)]
@@ -333,3 +333,18 @@ def test_an_impossible_end_of_a_trip_is_refused(until: Until) -> None:
         core.handle(Joined(0, 0.0))
     wanted = "strategy Odd.until must return a time that has not passed, or 1 to 1,000,000,000 steps,"
     assert str(caught.value).startswith(wanted)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_round_ends_if_a_lost_member_is_replaced_by_one_that_has_delivered(seed: int) -> None:
+    """With replacement, a draw may give a client that has delivered. Mutant: no event then ends the round."""
+
+    def train(client: int, model: Vector, trip: int) -> Vector:
+        if client == 1:
+            raise TripFails("its training fails")
+        return model + 1.0
+
+    strategy = FedAvg(cohort=2, replacement=True, weighting="uniform")
+    run = run_in_memory(Core(strategy, fleet(2), seed, experiment.Stop(versions=8)), [1.0, 2.0], train=train)
+    assert [order.weights for order, _ in run.sums] == [(1.0,)] * 8
+    assert run.models[-1] == 8.0
