@@ -199,7 +199,7 @@ class _Executor:
         then: core_events.Event | None = event
         if isinstance(event, core_events.Died):
             then = consequence(event, private=self.core.privacy is not None)
-        if isinstance(then, core_events.Left):
+        if isinstance(then, core_events.Left) and not then.finishes:
             self.in_flight.pop(then.client, None)
         elif isinstance(event, core_events.Arrived | core_events.Failed):
             begun = self.in_flight.get(event.client)

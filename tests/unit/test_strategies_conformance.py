@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Train
+from edgefl.core.events import Left, Train
 from edgefl.errors import ConfigError, RunError
 from edgefl.strategies import Buffered, Rows, Step, Strategy, View, names, resolve
 from edgefl.strategies.favano import FAVANO
@@ -145,6 +145,13 @@ def test_updates_are_combined_in_memory_too(table: dict[str, Any], expected: flo
         assert run.models[-1].dtype == first.dtype
     with pytest.raises(RunError, match=r"CannotCombine.combine raised ValueError: no update is good enough"):
         check_strategy(CannotCombine(buffer_size=3))
+
+
+def test_a_client_that_finishes_its_task_before_it_leaves_delivers_in_memory() -> None:
+    core = Core(FedBuff(buffer_size=3, restart="after-step"), fleet(3), 0, experiment.Stop(versions=1))
+    run = run_in_memory(core, [1.0, 2.0, 3.0], events=[Left(2, 0.5, "leaves", finishes=True)])
+    assert sorted(update.client for update in run.sums[0][1]) == [0, 1, 2]
+    assert not core.connected(2)
 
 
 def test_a_run_that_never_stops_is_ended_by_max_events() -> None:
