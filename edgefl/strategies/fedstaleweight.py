@@ -76,12 +76,18 @@ class FedStaleWeight(Buffered):
 
     @property
     def remark(self) -> str:
-        if self.form in ("by-restart", self.fair_form):
-            return ""
-        return (
-            f'strategy.form = "{self.form}" with strategy.restart = "{self.restart}" does not give each '
-            f'client 1/n of the weight; "{self.fair_form}" does'
-        )
+        found = []
+        if self.form not in ("by-restart", self.fair_form):
+            found.append(
+                f'strategy.form = "{self.form}" with strategy.restart = "{self.restart}" does not give each '
+                f'client 1/n of the weight; "{self.fair_form}" does'
+            )
+        if self.concurrency is not None or self.arrival_process != "as-needed":
+            found.append(
+                "fedstaleweight assumes that no client waits to be drawn: with a strategy.concurrency below "
+                "the fleet's size, or an arrival process, clients do not each have 1/n of the weight"
+            )
+        return "; ".join(found)
 
     def begin(self, devices: Sequence[Client]) -> Expectation:
         average = MovingAverage(len(devices), mode=self.average, window=self.window, decay=self.decay)

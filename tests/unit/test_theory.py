@@ -101,6 +101,18 @@ def test_only_the_form_for_the_restart_rule_is_fair(
     assert all(f'"{word}"' in remarks[other] for word in (restart, fair, other))
 
 
+@pytest.mark.parametrize(
+    "limit", [{"concurrency": 6}, {"arrival_process": "constant", "arrival_rate_per_s": 1.0}]
+)
+def test_weights_are_not_fair_if_clients_wait_to_be_drawn_and_a_line_says_so(limit: dict[str, Any]) -> None:
+    """Staleness does not show the wait, so slow clients are overcompensated."""
+    strategy = FedStaleWeight(buffer_size=5, normalize="running", max_step=1e9, **limit)
+    found = simulate(strategy, 1500, skip=300).applied()
+    assert found[SLOW].mean() > 1.1 > 0.95 > found[FAST].mean()
+    assert "assumes that no client waits to be drawn" in strategy.remark
+    assert "\n" not in strategy.remark
+
+
 PROBLEM = Quadratic(4, smoothness=0.5, variance=2.0, distance=3.0, spread=0.25)
 
 
