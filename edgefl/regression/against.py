@@ -24,7 +24,7 @@ from edgefl.host.channel import Channel, Closed
 from edgefl.regression.checkout import Base, Checkout
 from edgefl.regression.counts import share_text
 from edgefl.regression.paired import Estimate, ProcessPair, block_ratio, decide, estimate
-from edgefl.regression.process import Failure, alone
+from edgefl.regression.process import Failure, Surroundings, alone
 from edgefl.regression.sides import (
     BranchAnswer,
     CallRequest,
@@ -99,6 +99,7 @@ class AgainstBase:
         import of a test's module changes environment variables, because other modules must then be imported
         after this change."""
         self._file = ""
+        self._surroundings: Surroundings | None = None
         self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
         """Channels to the branches of base and head (the processes that import the functions' module, whose
         path is `_file`), keyed by memory layout."""
@@ -125,14 +126,21 @@ class AgainstBase:
             if self._checkout is None:
                 tell(f"checking out {self.base.name}")
                 self._checkout = Checkout(self.base, self._build)
-            if file != self._file:
-                self._end_branches()
-                self._file = file
+            self._follow(file)
             try:
                 return self._compared(label, call, tolerance, limit_s or LIMIT_S, tell)
             except BaseException:
                 self._end_branches()  # pending answers would be mistaken for answers to the next request
                 raise
+
+    def _follow(self, file: str) -> None:
+        """End the processes that other modules, or tests with another environment or folder, have used."""
+        before, self._surroundings = self._surroundings, Surroundings.now()
+        if before is not None and before.environment != self._surroundings.environment:
+            self._end_stems()
+        elif file != self._file or before != self._surroundings:
+            self._end_branches()
+        self._file = file
 
     def _compared(
         self, label: str, call: CallRequest, tolerance: float, limit_s: float, tell: Tell

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
 
 import msgspec
 
@@ -206,6 +206,19 @@ def _failure_of(error: BaseException) -> Failure:
 def _raised_as(error: BaseException, module: str, name: str) -> bool:
     """Return True if the exception is of class ``name`` of ``module``, which need not be loaded."""
     return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
+
+
+class Surroundings(NamedTuple):
+    """The environment variables and the working folder that a test gives to the function that it runs."""
+
+    environment: dict[str, str]
+    folder: str
+
+    @classmethod
+    def now(cls) -> Self:
+        """Return those of this process, without the variable in which pytest names the current test."""
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+        return cls(environment, os.getcwd())
 
 
 class MeasuringProcess:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from edgefl.regression.against import AgainstBase, verdict_of
 from edgefl.regression.checkout import Base
-from edgefl.regression.process import MeasuringProcess
+from edgefl.regression.process import MeasuringProcess, Surroundings
 from edgefl.regression.sides import CallRequest
 from edgefl.regression.verdict import TOLERANCE, Compared, Verdict
 
@@ -37,7 +37,7 @@ class Session:
     def __init__(self, options: SessionOptions, tell: Callable[[str], None] = lambda _: None) -> None:
         self.options, self.tell = options, tell
         self._process: MeasuringProcess | None = None
-        self._file: Path | None = None
+        self._serves: tuple[Path, Surroundings] | None = None
         self.compared: dict[str, tuple[Compared, ...]] = {}
         """Comparisons of each device's first measurement with its baseline, keyed by test and function. Each
         value holds the comparisons of all devices of the test."""
@@ -47,10 +47,14 @@ class Session:
         of the test."""
 
     def process(self, file: Path) -> MeasuringProcess:
-        """Return the measuring process of a test module, which no other test module uses."""
-        if self._process is None or self._file != file or self._process.popen.poll() is not None:
+        """Return the measuring process of a test module, which no other test module uses.
+
+        If a test or fixture has changed the environment or the working folder, the process is a new one.
+        """
+        wanted = file, Surroundings.now()
+        if self._process is None or self._serves != wanted or self._process.popen.poll() is not None:
             self._end_process()
-            self._process, self._file = MeasuringProcess(), file
+            self._process, self._serves = MeasuringProcess(), wanted
         return self._process
 
     def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:

@@ -235,6 +235,24 @@ def test_modules_that_must_see_a_changed_environment_are_not_preloaded(
             assert len(found.pairs) == 2
 
 
+def test_each_test_gives_its_environment_and_folder_to_both_sides(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = (
+        "import os\nfrom pathlib import Path\n\ndef step():\n"
+        "    mib = int(os.environ['GATE_MIB']) + int(Path('mib').read_text())\n"
+        "    return len(b'x' * (mib << 20))\n"
+    )
+    commit(repository, {"steps.py": reads, "a/mib": "0", "b/mib": "30"})
+    write(repository, {"steps.py": f"{reads}\nSINCE = 1\n"})
+    with contextlib.closing(AgainstBase(find_base("HEAD", repository))) as made:
+        for variable, folder, mib in (("10", "a", 10), ("30", "a", 30), ("30", "b", 60)):
+            monkeypatch.setenv("GATE_MIB", variable)
+            monkeypatch.chdir(repository / folder)
+            found = made.compare("step", call("steps", repository / "steps.py"), 0.05, 1e-9, lambda _: None)
+            assert mib_of(found) == (mib, mib)
+
+
 def test_a_module_that_changes_the_environment_when_a_function_runs_stays_preloaded(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

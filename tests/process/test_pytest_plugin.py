@@ -97,6 +97,33 @@ def test_functions_run_on_their_devices_within_the_memory_of_these(pytester: pyt
     found.stdout.fnmatch_lines(["E * out of memory on pixel-3a: 512 MiB allowed", "  pixel-3a * FAIL"])
 
 
+def test_each_test_gives_its_environment_and_folder_to_its_function(pytester: pytest.Pytester) -> None:
+    pytester.syspathinsert()
+    pytester.makepyfile(
+        steps="""
+        import os
+        from pathlib import Path
+
+        def turns():
+            return sum(1 for _ in range(int(os.environ["TURNS"]) * int(Path("turns").read_text())))
+        """,
+        test_device="""
+        import pytest
+        import steps
+
+        @pytest.mark.edge_device("pixel-4")
+        @pytest.mark.parametrize(("variable", "file"), [(1, 1), (1000, 1), (1, 1000)])
+        def test_turns(edge_device, monkeypatch, tmp_path, variable, file):
+            monkeypatch.setenv("TURNS", str(variable))
+            monkeypatch.chdir(tmp_path)
+            (tmp_path / "turns").write_text(str(file))
+            executed = edge_device.run(steps.turns).counted.first.value("instructions")
+            assert (executed > 1000) == (variable * file == 1000)
+        """,
+    )
+    pytester.runpytest_inprocess(*OPTIONS).assert_outcomes(passed=3)
+
+
 def test_a_function_may_skip_its_test_or_declare_that_it_fails(pytester: pytest.Pytester) -> None:
     pytester.syspathinsert()
     pytester.makepyfile(
