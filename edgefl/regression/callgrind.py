@@ -26,6 +26,7 @@ from edgefl.errors import ConfigError, NotMet
 from edgefl.host.process import child_environment
 from edgefl.regression import valgrind
 from edgefl.regression.calls import bound, takes_device
+from edgefl.regression.counts import cut_off
 from edgefl.regression.process import PrepareRequest, failure_of, find
 
 FEW = 0.01
@@ -111,7 +112,7 @@ def _costs(text: str) -> dict[str, int]:
 def _named(costs: Counter[str]) -> dict[str, int]:
     """Return each function's instruction count; functions with less than 1% of the total are combined."""
     total = costs.total()
-    named = {name: count for name, count in costs.items() if count >= FEW * total}
+    named = {name: count for name, count in cut_off(costs).items() if count >= FEW * total}
     rest = total - sum(named.values())
     return named | ({"other functions": rest} if rest else {})
 

@@ -33,7 +33,7 @@ from edgefl.host.process import keep_stops
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
 from edgefl.regression.bytecode import CodeName, NotCounted, count_instructions
-from edgefl.regression.counts import BY_TORCH, NATIVE_CODE, WAITS, WORKS_ON, CountedRun, Counts
+from edgefl.regression.counts import BY_TORCH, NATIVE_CODE, WAITS, WORKS_ON, CountedRun, Counts, cut_off
 from edgefl.regression.process import Failure, result_of
 from edgefl.regression.repetition import (
     INTERPRETED_STEPS,
@@ -298,7 +298,7 @@ def by_owner(counts: Mapping[CodeName, int]) -> dict[str, int]:
     for code, count in counts.items():
         if (owner := _owner(code, modules)) is not None:
             found[owner] += count
-    return dict(found)
+    return cut_off(found)
 
 
 def _owner(code: CodeName, modules: Mapping[str, str]) -> str | None:

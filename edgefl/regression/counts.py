@@ -12,7 +12,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+MAX_NAME = 500
+"""Maximum length of the name of a counted function; longer ones are cut off (`cut_off`)."""
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 INSTRUCTIONS, NATIVE = "instructions", "native_instructions"
 NOTHING = 3
@@ -192,8 +195,8 @@ class PythonEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Counts of one function in one test. They are valid on all hosts."""
 
-    test: Name
-    function: Name
+    test: Text
+    function: Text
     torch: str
     """Version of torch."""
     figures: dict[Name, Count]
@@ -425,6 +428,20 @@ def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[
     for package, version in (name.rpartition(" ")[::2] for name in new if " " in name):
         if then.get(package, version) != version:
             yield package, f"{package} is {version}, the baseline's is {then[package]}"
+
+
+def cut_off(counts: Mapping[str, int]) -> dict[str, int]:
+    """Cut off names that are too long for a baseline, such as those of C++ templates, and add up equal ones.
+
+    >>> long = "std::map<" * 100
+    >>> [(len(name), count) for name, count in cut_off({"f": 1, long + "1": 2, long + "2": 3}).items()]
+    [(1, 1), (500, 5)]
+    """
+    found: dict[str, int] = {}
+    for name, count in counts.items():
+        short = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+        found[short] = found.get(short, 0) + count
+    return found
 
 
 def share_text(before: float, now: float, least: float = 0.0) -> str:

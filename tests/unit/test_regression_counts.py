@@ -6,6 +6,7 @@ import json
 import sys
 import sysconfig
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from edgefl.devices.code import clusters_of, throughput
 from edgefl.host.code_operations import python_bodies
 from edgefl.regression import baseline
 from edgefl.regression.bytecode import CodeName, NotCounted, count_instructions
+from edgefl.regression.callgrind import _named
 from edgefl.regression.counted import by_owner, python_seconds
 from edgefl.regression.counts import (
     FIGURES,
@@ -103,6 +105,21 @@ def test_growth_in_another_version_of_torch_is_not_judged_but_growth_in_ones_own
     assert [one.name for one in against(before, own, versions=newer).grew] == ["instructions"]
     same = run_of({"steps.train": 100, "torch 2.14.0": 5000}, figures={"calls": 10})
     assert against(before, same, versions=newer) == CountedVerdict()
+
+
+def test_long_names_of_tests_and_functions_can_be_saved(tmp_path: Path) -> None:
+    """The names of C++ templates and of a test's parameters may have thousands of characters."""
+    templates = {f"void step<{'long, ' * 1000}{last}>(long)": 5 * 10**5 for last in ("int", "double")}
+    run = counted().with_native(_named(Counter(templates)))
+    made = entry_of(f"test_step[{'x' * 2000}]", "step", run, Versions("3.11", "2.13.0", "x86_64"))
+    path = tmp_path / "edgefl-baselines" / "test_a.json"
+    baseline.save(path, [], [msgspec.convert(msgspec.to_builtins(made), CountedEntry)])
+    (found,) = baseline.load_counted(path).values()
+    assert found == made
+    assert [len(name) for name in found.native["x86_64"]] == [500]
+    assert found.value("native_instructions", Versions("3.11", "2.13.0", "x86_64")) == 10**6
+    code = {CodeName("/home/me/steps.py", "outer.<locals>." * 100 + "step"): 7}
+    assert [(len(name), count) for name, count in by_owner(code).items()] == [(500, 7)]
 
 
 def test_each_version_of_python_has_its_own_counts_and_the_others_stay(tmp_path: Path) -> None:
