@@ -6,7 +6,7 @@ host, its CPU, its number of cores, its load or its hash seed, so one baseline s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -397,10 +397,14 @@ def _explained(
 ) -> tuple[Growth, str]:
     """Return the growth with the functions that grew, and the version changes that may explain the growth."""
     name = growth.name
-    if name in (INSTRUCTIONS, NATIVE):
-        old, new = before.parts(name, versions) or {}, now.first.parts(name) or {}
+    old, new = before.parts(name, versions) or {}, now.first.parts(name) or {}
+    if name == INSTRUCTIONS:
         return _instructions(old, new, growth, _allowed(name, growth.before, tolerance, now.processes))
-    other = name in BY_TORCH and before.torch != versions.torch
+    by_torch = name in BY_TORCH
+    if name == NATIVE:
+        growth = growth._replace(where=_where(old, new, new))
+        by_torch = bool(before.figures.get("calls") or now.first.figures.get("calls"))
+    other = by_torch and before.torch != versions.torch
     return growth, f"torch is {versions.torch}, the baseline's is {before.torch}" if other else ""
 
 
@@ -411,15 +415,20 @@ def _instructions(
 
     A package's new version explains the growth only if the growth of all other code is within the tolerance.
     """
-    changed = {name: new.get(name, 0) - old.get(name, 0) for name in {*old, *new}}
-    grown = sorted((name for name in changed if changed[name] > 0), key=lambda name: (-changed[name], name))
-    own = [name for name in grown if " " not in name] or grown
-    where = ", ".join(f"{name} {old.get(name, 0):,} → {new.get(name, 0):,}" for name in own[:2])
+    own = [name for name in new if " " not in name]
+    found = growth._replace(where=_where(old, new, own) or _where(old, new, new))
     versions = dict(_other_versions(old, new))
+    changed = {name: new.get(name, 0) - old.get(name, 0) for name in {*old, *new}}
     rest = sum(count for name, count in changed.items() if name.rpartition(" ")[0] not in versions)
-    why = ", ".join(versions.values())
-    found = growth._replace(where=f"most in {where}" if where else "")
-    return found, "" if rest > allowed - growth.before else why
+    return found, "" if rest > allowed - growth.before else ", ".join(versions.values())
+
+
+def _where(old: Mapping[str, int], new: Mapping[str, int], names: Iterable[str]) -> str:
+    """Name the two of these functions that grew the most; "" if none grew."""
+    grown = {name: new[name] - old.get(name, 0) for name in names if new[name] > old.get(name, 0)}
+    most = sorted(grown, key=lambda name: (-grown[name], name))[:2]
+    each = ", ".join(f"{name} {old.get(name, 0):,} → {new[name]:,}" for name in most)
+    return f"most in {each}" if each else ""
 
 
 def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[tuple[str, str]]:

@@ -122,6 +122,20 @@ def test_long_names_of_tests_and_functions_can_be_saved(tmp_path: Path) -> None:
     assert [(len(name), count) for name, count in by_owner(code).items()] == [(500, 7)]
 
 
+def test_the_spaces_in_a_native_name_are_no_version() -> None:
+    here = Versions("3.11", "2.13.0", "x86_64")
+    before, now = (
+        counted(calls=1).with_native({f"long step<long, {kind}>(long)": count})
+        for kind, count in (("int", 10**6), ("double", 2 * 10**6))
+    )
+    found = compare(entry(before, here), now, here)
+    assert [one.name for one in found.grew] == ["native_instructions"]
+    assert str(found.grew[0]).endswith("(+100.0%; most in long step<long, double>(long) 0 → 2,000,000)")
+    newer = compare(entry(before, here), now, here._replace(torch="2.14.0"))
+    assert newer.grew == ()
+    assert "torch is 2.14.0, the baseline's is 2.13.0" in newer.unjudged[0]
+
+
 def test_each_version_of_python_has_its_own_counts_and_the_others_stay(tmp_path: Path) -> None:
     old, new = Versions("3.11", "2.13.0"), Versions("3.12", "2.13.0")
     path = tmp_path / "edgefl-baselines" / "test_a.json"
