@@ -197,9 +197,12 @@ def _make(request: pytest.FixtureRequest, options: MarkOptions) -> EdgeDevice:
     from edgefl.regression.device import DeviceTest, EdgeDevice
 
     node = request.node
-    group = _label(node.nodeid, node.callspec.params)
+    label = _label(node.nodeid, node.callspec.params)
+    # Different values of a parameter may look alike in the label, such as two large arrays.
+    values = [id(value) for name, value in node.callspec.params.items() if name not in (FIXTURE, ITSELF)]
+    group = f"{label} {values}"
     devices = len(node.get_closest_marker("edge_device").args)
-    test = DeviceTest(node.nodeid.partition("::")[2], node.path, group, devices)
+    test = DeviceTest(node.nodeid.partition("::")[2], node.path, group, devices, label)
     try:
         made = node.stash[_DEVICE] = EdgeDevice(options, test, _session(request.config))
     except ConfigError as error:

@@ -248,9 +248,11 @@ class DeviceTest(NamedTuple):
     """Pytest's node id without the file: ``test_step[pixel-3a]``."""
     file: Path
     group: str
-    """Name of the test, which is the same for all its devices."""
+    """Identifies the test and its parameters' values; the same for all devices of the test."""
     devices: int
     """Number of devices on which the test runs."""
+    label: str = ""
+    """Name of the test with its parameters' values, as it is shown; by default ``group``."""
 
 
 class EdgeDevice:
@@ -361,7 +363,7 @@ class EdgeDevice:
     @property
     def label(self) -> str:
         """The test's name with its parameters, without the device."""
-        return self._test.group.strip()
+        return self._test.label or self._test.group
 
     def _tell(self, label: str, about: str) -> None:
         self.session.tell(f"{label} on {self.name}: {about}")

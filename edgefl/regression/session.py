@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from edgefl.regression.against import AgainstBase, verdict_of
 from edgefl.regression.checkout import Base
 from edgefl.regression.process import MeasuringProcess, Surroundings
@@ -42,9 +44,9 @@ class Session:
         """Comparisons of each device's first measurement with its baseline, keyed by test and function. Each
         value holds the comparisons of all devices of the test."""
         self._against = None if options.against is None else AgainstBase(options.against, options.build)
-        self.of_base: dict[str, Verdict] = {}
-        """Verdicts of comparisons with the base, keyed by test and function. A verdict holds for all devices
-        of the test."""
+        self.of_base: dict[tuple[str, bytes], Verdict] = {}
+        """Verdicts of comparisons with the base, keyed by test and function, and by the call. A verdict holds
+        for all devices on which the test makes the same call."""
 
     def process(self, file: Path) -> MeasuringProcess:
         """Return the measuring process of a test module, which no other test module uses.
@@ -58,15 +60,17 @@ class Session:
         return self._process
 
     def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:
-        """Compare a function with the base, once for all devices of a test, because its time on this host
-        does not depend on the device."""
+        """Compare a function with the base, once for all devices for which a test makes the same call,
+        because its time on this host does not depend on the device."""
         __tracebackhide__ = True
         assert self._against is not None
-        if group not in self.of_base:
+        same = msgspec.structs.replace(call, device="", network=None)
+        key = group, msgspec.msgpack.encode(same)
+        if key not in self.of_base:
             tolerance = self.options.tolerance
             found = self._against.compare(label, call, tolerance, self.options.limit_s, tell)
-            self.of_base[group] = verdict_of(found, tolerance)
-        return self.of_base[group]
+            self.of_base[key] = verdict_of(found, tolerance)
+        return self.of_base[key]
 
     def close(self) -> None:
         """End all processes, and remove the base's files."""

@@ -14,8 +14,11 @@ import test_pytest_plugin as plugin
 from test_pytest_plugin import TEST, Run, check
 
 from edgefl.regression import gate, progress, table
+from edgefl.regression.against import AgainstBase, Comparison
 from edgefl.regression.badge import colour
+from edgefl.regression.checkout import Base
 from edgefl.regression.markdown import markdown, workflow_commands
+from edgefl.regression.sides import CallRequest
 
 pytest_plugins = ["pytester"]
 
@@ -101,6 +104,43 @@ def test_each_parameter_has_one_row_with_its_value_in_all_outputs(
     assert all(f"`{name}`" in markdown(results) for name in names)
     page = (pytester.path / "r.html").read_text()
     assert all(f"test_step n={n}: step" in page.replace("<wbr>", "") for n in (1, 2))
+
+
+def test_only_the_same_call_of_a_test_has_the_same_verdict(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison with the base is made once for all devices, but not for another call."""
+    calls: list[Any] = []
+
+    def compare(_: object, label: str, call: CallRequest, *how: object) -> Comparison:
+        calls.append(call.kwargs["mib"])
+        return Comparison("main", missing=label)
+
+    monkeypatch.setattr(AgainstBase, "compare", compare)
+    base = Base("main", "0" * 40, pytester.path)
+    monkeypatch.setattr("edgefl.regression.checkout.find_base", lambda *_: base)
+    found = run(
+        """
+        class Case:
+            def __init__(self, mib):
+                self.mib = mib
+
+            def __repr__(self):
+                return "Case()"
+
+        @pytest.mark.edge_device("pixel-4", "pi-4")
+        @pytest.mark.parametrize("case", [Case(1), Case(2)])
+        def test_case(edge_device, case):
+            edge_device.run(steps.step, mib=case.mib)
+
+        @pytest.mark.edge_device("pixel-4", "pi-4")
+        def test_device(edge_device):
+            edge_device.run(steps.step, mib=3 if edge_device.name == "pi-4" else 4)
+        """,
+        "--edgefl-against=main",
+    )
+    found.assert_outcomes(passed=6)
+    assert sorted(calls) == [1, 2, 3, 4]
 
 
 def test_a_skipped_test_has_no_result_and_an_expected_failure_is_not_red(
