@@ -143,6 +143,18 @@ def test_only_the_same_call_of_a_test_has_the_same_verdict(
     assert sorted(calls) == [1, 2, 3, 4]
 
 
+def test_a_repeated_test_is_compared_again(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Comparison("main", unjudged="too noisy"), Comparison("main", missing="step")]
+    monkeypatch.setattr(AgainstBase, "compare", lambda *_: found.pop(0))
+    base = Base("main", "0" * 40, pytester.path)
+    monkeypatch.setattr("edgefl.regression.checkout.find_base", lambda *_: base)
+    pytester.makeconftest(RERUNS)
+    assert run(TEST, "--edgefl-against=main").ret == 0
+    assert found == []
+
+
 def test_a_skipped_test_has_no_result_and_an_expected_failure_is_not_red(
     run: Run, pytester: pytest.Pytester, baseline: Path
 ) -> None:
@@ -280,22 +292,24 @@ def test_listing_the_tests_writes_nothing(run: Run, pytester: pytest.Pytester) -
     assert not file.exists()
 
 
+RERUNS = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    *before, failed, _ = runtestprotocol(item, nextitem=nextitem, log=False)
+    failed.outcome = "rerun"
+    item._initrequest()
+    for report in (*before, failed, *runtestprotocol(item, nextitem=nextitem, log=False)):
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+"""A conftest that runs each test twice, as pytest-rerunfailures does with a failed test."""
+
+
 def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytester) -> None:
     """pytest-rerunfailures, which this imitates, runs a failed test once more."""
     file, junit = pytester.path / "r.json", pytester.path / "junit.xml"
-    pytester.makeconftest(
-        """
-        from _pytest.runner import runtestprotocol
-
-        def pytest_runtest_protocol(item, nextitem):
-            *before, failed, _ = runtestprotocol(item, nextitem=nextitem, log=False)
-            failed.outcome = "rerun"
-            item._initrequest()
-            for report in (*before, failed, *runtestprotocol(item, nextitem=nextitem, log=False)):
-                item.ihook.pytest_runtest_logreport(report=report)
-            return True
-        """
-    )
+    pytester.makeconftest(RERUNS)
     found = run(
         """
         ATTEMPTS = []
