@@ -47,6 +47,9 @@ def count_instructions(run: Callable[[], object], most: int = MAX_INSTRUCTIONS) 
     """
     cells = _Cells(most)
     (_monitored if sys.version_info >= (3, 12) else _traced)(run, cells)
+    # The exception ends only the thread in which it is raised, and the function may catch it.
+    if any(cell[0] > most for _, cell, _ in cells.values()):
+        raise NotCounted
     return cells.counts()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import sysconfig
@@ -258,9 +259,21 @@ def endless() -> None:
         pass
 
 
-def test_counting_ends_at_its_limit_and_can_start_again() -> None:
+def ends_without_an_error() -> None:
+    with contextlib.suppress(BaseException):
+        endless()
+
+
+def in_a_thread() -> None:
+    thread = threading.Thread(target=ends_without_an_error)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("function", [endless, in_a_thread])
+def test_counting_ends_at_its_limit_and_can_start_again(function: Callable[[], object]) -> None:
     with pytest.raises(NotCounted):
-        count_instructions(endless, most=1000)
+        count_instructions(function, most=1000)
     assert instructions_of(lambda: add(1, 2)) > 1
 
 
