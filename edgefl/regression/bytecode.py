@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 MAX_INSTRUCTIONS = 20_000_000
 """Maximum number of instructions that one function may execute. Counting takes 0.2 to 2 μs per instruction,
 that is, at most 40 s for a function."""
+SOME_S = 1e-3
+"""CPU time in seconds that a thread may use while it waits for work."""
 _OWN = __file__
 Trace = Callable[[FrameType, str, Any], Any]
 
@@ -37,7 +40,8 @@ class NotCounted(BaseException):
 def count_instructions(run: Callable[[], object], most: int = MAX_INSTRUCTIONS) -> dict[CodeName, int]:
     """Call ``run``; return how many instructions each function executed, in all threads that ``run`` uses.
 
-    Raises `NotCounted` if a function executes more than ``most`` instructions or ends the counting.
+    Before Python 3.12, threads that existed before are not counted (`KeptThreads`). Raises `NotCounted` if a
+    function executes more than ``most`` instructions or ends the counting.
 
     >>> def add(a, b):
     ...     return a + b
@@ -51,6 +55,23 @@ def count_instructions(run: Callable[[], object], most: int = MAX_INSTRUCTIONS) 
     if any(cell[0] > most for _, cell, _ in cells.values()):
         raise NotCounted
     return cells.counts()
+
+
+class KeptThreads:
+    """The threads that exist now, other than this one. Before Python 3.12, they cannot be traced."""
+
+    def __init__(self) -> None:
+        others = [one.ident for one in threading.enumerate() if one is not threading.current_thread()]
+        traced = sys.version_info >= (3, 12)
+        clocks = () if traced else map(time.pthread_getcpuclockid, filter(None, others))
+        self._used_s = {clock: time.clock_gettime(clock) for clock in clocks}
+
+    def computed(self) -> bool:
+        """Return True if one of the threads has ended, or has computed for more than `SOME_S` seconds."""
+        try:
+            return any(time.clock_gettime(clock) - used_s > SOME_S for clock, used_s in self._used_s.items())
+        except OSError:  # a thread has ended
+            return True
 
 
 class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):

@@ -32,7 +32,7 @@ from edgefl.host.forked import call_forked
 from edgefl.host.process import keep_stops
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
-from edgefl.regression.bytecode import CodeName, NotCounted, count_instructions
+from edgefl.regression.bytecode import CodeName, KeptThreads, NotCounted, count_instructions
 from edgefl.regression.counts import BY_TORCH, NATIVE_CODE, WAITS, WORKS_ON, CountedRun, Counts, cut_off
 from edgefl.regression.process import Failure, result_of
 from edgefl.regression.repetition import (
@@ -67,6 +67,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
     figures: dict[str, int] = {}
     instructions: dict[str, int] | None = None
     processes: bool = False
+    kept_threads: bool = False
     link_s: float = 0.0
     untimed: str = ""
 
@@ -122,7 +123,7 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     return CountedRun(
         first=first, second=second, model_s=model_s, python_s=python_s, processes=parts[0].processes,
         error_factor=error_factor(call._replace(like="interpreter"), step, model_s, python_s),
-        imported=imported, link_s=timed.link_s, untimed=timed.untimed,
+        kept_threads=parts[2].kept_threads, imported=imported, link_s=timed.link_s, untimed=timed.untimed,
     )  # fmt: skip
 
 
@@ -213,8 +214,10 @@ def _memory(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
 
 
 def _executed(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
+    threads = KeptThreads()
     try:
-        return _Part(instructions=by_owner(count_instructions(run)))
+        counts = by_owner(count_instructions(run))
+        return _Part(instructions=counts, kept_threads=threads.computed())
     except NotCounted:
         return _Part()
 

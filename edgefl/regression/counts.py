@@ -146,6 +146,8 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     profile has no time model or does not list the cores, or if both times are 0."""
     processes: bool
     """True if the function started processes, which are not counted here."""
+    kept_threads: bool = False
+    """True if threads that existed before the call computed, and their instructions could not be counted."""
     imported: list[str] = []
     """Modules of torch that the first call imported, in the order of their imports."""
     untimed: str = ""
@@ -511,6 +513,7 @@ def summary(run: CountedRun) -> str:
             )
             if counts.figures.get(name)
         ),
+        "bytecode in threads that it keeps is not counted" if run.kept_threads else "",
         "" if run.untimed in ("", NATIVE_CODE if counts.native else "") else f"no time: {run.untimed}",
         "its child processes are not counted" if run.processes and counts.native is None else "",
     ]

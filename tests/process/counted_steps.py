@@ -87,6 +87,17 @@ def sorts_in_a_kept_thread() -> float:
     return pool().submit(sorts).result()
 
 
+def adds(turns: int) -> int:
+    total = 0
+    for turn in range(turns):
+        total += turn
+    return total
+
+
+def adds_in_a_kept_thread(turns: int) -> int:
+    return pool().submit(adds, turns).result()
+
+
 def sorts_later() -> None:
     for _ in range(5):
         pool().submit(sorts)

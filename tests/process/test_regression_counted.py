@@ -180,6 +180,14 @@ def test_a_function_may_be_a_coroutine_or_start_a_program_or_a_thread(process: M
     assert counted(process, steps.leaves_a_thread).varying() == {}
 
 
+def test_python_code_in_kept_threads_is_counted_or_said_to_be_left_out(process: MeasuringProcess) -> None:
+    """Python before 3.12 cannot trace threads that exist already."""
+    few, many = (counted(process, steps.adds_in_a_kept_thread, turns=turns) for turns in (10, 10**6))
+    said = "bytecode in threads that it keeps is not counted"
+    assert (said in summary(few), said in summary(many)) == (False, sys.version_info < (3, 12))
+    assert bool(against(few, many).grew) == (sys.version_info >= (3, 12))
+
+
 @pytest.mark.parametrize(
     ("name", "returned"),
     [
