@@ -407,7 +407,8 @@ class _SessionReport:
             top,
             skip=option("edgefl_invalid") == "skip",
         )
-        if (ended := ABORTED.get(session.exitstatus)) and not results.red:
+        early = "stopped early" if session.shouldfail or session.shouldstop else ""
+        if (ended := ABORTED.get(session.exitstatus, early)) and not results.red:
             why = f"pytest {ended}, so results of other tests may be missing"
             lost = GateRow(test="pytest", function="", device=UNKNOWN, outcome="FAIL", why=why)
             results = msgspec.structs.replace(results, rows=(*results.rows, lost))

@@ -261,23 +261,25 @@ def test_errors_around_tests_are_red_in_all_outputs(
 
 
 @pytest.mark.parametrize(
-    ("conftest", "code", "ended"),
+    ("conftest", "stops", "code", "ended"),
     [
-        ("", pytest.ExitCode.INTERRUPTED, "was interrupted"),
+        ("", "pytest.exit('enough')", pytest.ExitCode.INTERRUPTED, "was interrupted"),
+        ("", "assert 0", pytest.ExitCode.TESTS_FAILED, "stopped early"),
         (
             "def pytest_runtest_logfinish():\n    raise OSError('disk full')\n",
+            "",
             pytest.ExitCode.INTERNAL_ERROR,
             "had an internal error",
         ),
     ],
 )
 def test_an_interrupted_session_is_red(
-    run: Run, pytester: pytest.Pytester, conftest: str, code: pytest.ExitCode, ended: str
+    run: Run, pytester: pytest.Pytester, conftest: str, stops: str, code: pytest.ExitCode, ended: str
 ) -> None:
     file = pytester.path / "r.json"
     pytester.makeconftest(conftest)
-    test = TEST + "\ndef test_stops():\n    pytest.exit('enough')\n"
-    assert run(test, f"--edgefl-json={file}").ret == code
+    test = TEST + f"\ndef test_stops():\n    {stops or 'pass'}\n" + "\ndef test_last():\n    pass\n"
+    assert run(test, "-x", f"--edgefl-json={file}").ret == code
     results = gate.load_results(file)
     assert [(row.test, row.outcome, row.why) for row in results.rows] == [
         ("test_device.py::test_step[pixel-4]", "OK", results.rows[0].why),
