@@ -80,11 +80,15 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str | None) -> list[ResultRow]:
     """Return the rows of a finished test; ``failed`` and ``invalid`` are reasons why it did not pass.
 
-    If ``baseline`` is the path of a file, rows that passed contain the baseline entries to be saved there.
+    If the test passed, so do its rows, even if it expected a failure (``pytest.raises``). If ``baseline`` is
+    the path of a file, rows that passed contain the baseline entries to be saved there.
     """
     found = []
+    passed = not (failed or invalid)
     for result in device.results:
-        kept = baseline and result.outcome == "PASS" and not failed
+        caught = passed and result.outcome != "PASS"
+        outcome: Outcome = "PASS" if passed else result.outcome
+        kept = baseline and outcome == "PASS" and not failed
         figures: dict[str, Any] = {}
         if result.timed is not None:
             figures = {name: result.timed.median(name) for name in _METRICS}
@@ -96,19 +100,19 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
             label=device.label,
             function=result.function,
             device=result.device,
-            outcome=result.outcome,
-            why=result.why,
-            grew=result.grew,
+            outcome=outcome,
+            why=f"the test caught this: {result.why}" if caught else result.why,
+            grew=result.grew and not caught,
             counts="" if result.counted is None else summary(result.counted),
             figures={} if result.counted is None else result.counted.first.all(),
             **figures,
-            entry=device.entry(result) if kept else None,
+            entry=device.entry(result) if kept and not caught else None,
             counted=device.counted_entry(result) if kept else None,
             file=baseline or "",
         )
         found.append(row)
-    if (failed or invalid) and all(row.outcome == "PASS" for row in found):
-        outcome: Outcome = "FAIL" if failed else "INVALID"
+    if not passed and all(row.outcome == "PASS" for row in found):
+        outcome = "FAIL" if failed else "INVALID"
         last = (
             found.pop()
             if found

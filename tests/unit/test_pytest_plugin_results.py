@@ -155,6 +155,23 @@ def test_a_repeated_test_is_compared_again(
     assert found == []
 
 
+def test_a_failure_that_a_test_expects_is_not_red(
+    run: Run, pytester: pytest.Pytester, baseline: Path
+) -> None:
+    file = pytester.path / "r.json"
+    test = """
+    @pixel
+    def test_step(edge_device):
+        with pytest.raises(AssertionError):
+            edge_device.run(steps.step, mib=10).assert_budget(peak_mib=1)
+    """
+    found = run(test, "--edgefl-save", f"--edgefl-json={file}")
+    check(found, "  pixel-4 * OK", "    the test caught this: peak_mib 10 MiB *", passed=1)
+    assert not gate.load_results(file).red
+    assert [one["test"] for one in json.loads(baseline.read_text())["counted"]] == ["test_step[pixel-4]"]
+    run(test, "--edgefl-compare").assert_outcomes(passed=1)
+
+
 def test_a_skipped_test_has_no_result_and_an_expected_failure_is_not_red(
     run: Run, pytester: pytest.Pytester, baseline: Path
 ) -> None:
