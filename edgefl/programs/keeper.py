@@ -8,13 +8,18 @@ kernel kills the first process of each command.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import select
+import shutil
 import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
 
 from edgefl.devices.presence import AlternatingRenewal
 from edgefl.errors import EdgeflError, RunError
@@ -41,6 +46,9 @@ USUAL_SLACK_NS = 50_000
 MAX_SAVED_NS = 100_000_000
 """Maximum CPU time, in ns, that a phone may save up while it has no core, and use later."""
 NOT_FOUND, NOT_EXECUTED = 127, 126
+SHELL = "/bin/sh"
+LOOKED_AT = 1 << 10
+"""Number of bytes at the start of a file among which a zero byte shows that it is no script."""
 
 
 class KeptPhone:
@@ -472,12 +480,26 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (launch.open_files, most))
         if launch.folder is not None:
             os.chdir(launch.folder)
-        os.execvpe(launch.command[0], launch.command, launch.environment)  # does not return
+        _execute(launch.command, launch.environment)  # does not return
     except Exception as error:  # a traceback and exit code 1 would look like the command's own
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTED
         why = error.strerror if isinstance(error, OSError) else error
         os.write(2, b"edgefl: %b: %b\n" % (launch.command[0], str(why).encode()))
     return code
+
+
+def _execute(command: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> NoReturn:
+    """Execute a command as `env` and a shell do: the shell runs a text file that has no ``#!`` line."""
+    path = os.fsdecode(environment.get(b"PATH", os.fsencode(os.defpath)))
+    file = command[0] if b"/" in command[0] else shutil.which(command[0], path=path)
+    if file is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    try:
+        os.execve(file, command, environment)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC or b"\0" in Path(os.fsdecode(file)).read_bytes()[:LOOKED_AT]:
+            raise
+        os.execve(SHELL, [os.fsencode(SHELL), file, *command[1:]], environment)
 
 
 def main() -> None:

@@ -53,6 +53,22 @@ def test_the_output_of_a_single_phone_has_no_prefix(capfdbinary: pytest.CaptureF
     assert capfdbinary.readouterr().out == b"a"
 
 
+def test_a_script_without_a_first_line_is_run_by_the_shell(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell, env and timeout do this, too. A program of another machine is still no script."""
+    for name, content in (("true", b'echo "$0 $1"'), ("arm", b"\x7fELF\2\1\1\0\0")):
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert run([phone(str(tmp_path / "true"), "a b")], options()).exit_code == 0
+    assert run([phone("true", "c")], options()).exit_code == 0
+    assert run([phone("arm")], options()).exit_code == 126
+    printed = capfd.readouterr()
+    assert printed.out.splitlines() == [f"{tmp_path}/true a b", f"{tmp_path}/true c"]
+    assert printed.err == "edgefl: arm: Exec format error\n"
+
+
 def test_bytes_that_are_not_utf8_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = os.fsdecode(b"\xff")
     monkeypatch.setenv("X", odd)
