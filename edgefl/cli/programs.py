@@ -112,9 +112,11 @@ def execute(
     The exit code is the first nonzero code of a copy, or 3 if all are 0 and the emulation was INVALID.
     """
     from edgefl import programs
+    from edgefl.host.process import inherited_descriptors
     from edgefl.programs.result import UnwrittenRecord
     from edgefl.programs.view import make_view
 
+    inherited = inherited_descriptors()
     phones = phones_of(command, device or [], fleet, count, network, connect or [], share, like, threads)
     options = programs.ProgramOptions(
         time_scale=scale_of(time_scale),
@@ -125,6 +127,7 @@ def execute(
         absence=_absence(churn, leave),
         awake=awake,
         out=out,
+        descriptors=inherited,
     )
     if not quiet and like is None and share is None and any(phone.like == "interpreter" for phone in phones):
         torch = "if it trains with torch, add --like torch:MODEL or --like torch"

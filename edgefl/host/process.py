@@ -56,6 +56,21 @@ def start_process(
     return child, Channel(ours, incoming)
 
 
+def inherited_descriptors() -> tuple[int, ...]:
+    """Return the descriptors above 2 that this process was started with, such as that of a shell's ``<(…)``.
+
+    Programs that this process executes inherit them, too. Those that Python opened are not inheritable.
+    """
+    found, listed = [], list[str]()
+    with suppress(OSError):  # /proc is not mounted
+        listed = os.listdir("/proc/self/fd")
+    for fd in map(int, listed):
+        with suppress(OSError):  # the descriptor of the listing itself is closed
+            if fd > 2 and os.get_inheritable(fd):
+                found.append(fd)
+    return tuple(sorted(found))
+
+
 def without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with NVIDIA's GPUs hidden from CUDA.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import resource
 import select
@@ -473,8 +474,9 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
             group.enter()
         for place, fd in enumerate(launch.stdio):
             os.dup2(fd, place)
-        # Close the inherited descriptors, which belong to the channel and to the pipes of other phones.
-        os.closerange(len(launch.stdio), os.sysconf("SC_OPEN_MAX"))
+        # Close all others, which belong to the channel and to the pipes of other phones.
+        for before, kept in itertools.pairwise((2, *launch.descriptors, os.sysconf("SC_OPEN_MAX"))):
+            os.closerange(before + 1, kept)
         if launch.open_files is not None:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (launch.open_files, most))

@@ -49,6 +49,8 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     """Signals that the command ignores from its start, such as SIGHUP under ``nohup``."""
     open_files: int | None = None
     """Limit on open files; None for the keeper's own limit."""
+    descriptors: tuple[int, ...] = ()
+    """Descriptors above 2 that the command inherits, in ascending order."""
 
 
 class Carry(msgspec.Struct, frozen=True, tag=True):

@@ -45,6 +45,8 @@ class ProgramOptions(NamedTuple):
     prefixed with the phone's number and device."""
     awake: bool = False
     """True to keep this host's cores from going idle while phones are stopped (`edgefl.host.awake`)."""
+    descriptors: tuple[int, ...] = ()
+    """Open, inheritable descriptors above 2 that the commands inherit."""
 
 
 DEFAULTS = ProgramOptions()

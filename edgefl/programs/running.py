@@ -169,9 +169,8 @@ class RunningPhones:
                 network = held.phone.network or held.device.network or "none"
                 ways = tuple((port.listener.fileno(), port.server) for port in some)
                 self._relay_channel.send(messages.Carry(number, network, ways))
-            self._keeper_channel = self._process(
-                "keeper", messages.FromKeeper, sorted({fd for three in stdio for fd in three} - {0, 1, 2})
-            )
+            inherited = {fd for three in stdio for fd in three} - {0, 1, 2} | {*self.options.descriptors}
+            self._keeper_channel = self._process("keeper", messages.FromKeeper, sorted(inherited))
             for number, (held, three) in enumerate(zip(self._held, stdio, strict=True)):
                 self._keeper_channel.send(self._launch(number, held, three))
         if self.options.awake:
@@ -223,6 +222,7 @@ class RunningPhones:
             stdio=stdio,
             ignored=tuple(number for number in STOPS if signal.getsignal(number) is signal.SIG_IGN),
             open_files=self._open_files,
+            descriptors=self.options.descriptors,
         )
 
     def _stdio(self, number: int, theirs: contextlib.ExitStack) -> tuple[int, int, int]:

@@ -201,6 +201,20 @@ def test_a_command_may_open_as_many_files_as_without_edgefl() -> None:
     assert (soft, same) == (b"256", hard)
 
 
+def test_commands_inherit_the_descriptors_that_edgefl_was_started_with() -> None:
+    """For example, a shell gives those of ``<(…)`` to a command. Nothing else is open."""
+    with tempfile.TemporaryFile() as given:
+        given.write(b"given")
+        given.flush()
+        number = given.fileno()
+        shell = f"ls /proc/self/fd | tr '\\n' ' '; cat /dev/fd/{number}"
+        command = [sys.executable, "-m", "edgefl", *EXEC, "-q", "-d", "moto-g4", "--", "sh", "-c", shell]
+        done = subprocess.run(command, pass_fds=[number], stdout=subprocess.PIPE, check=False)
+    *numbers, text = done.stdout.split()
+    assert text == b"given"
+    assert {int(one) for one in numbers} <= {0, 1, 2, number, 3, 4}  # ls itself opens 3 or 4
+
+
 def until_up(running: RunningPhones) -> None:
     """Wait until every phone has three processes: its shell, one that the shell left, and a sleep."""
     while any(running.states.get(n) is None or running.states[n].processes < 3 for n in range(2)):
