@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -17,13 +18,13 @@ OPTION = "--edgefl-against"
 _PREFIX = "edgefl-base-"
 _GUARD = """
 trap '' INT TERM HUP
-cat > /dev/null
+read -r line
 git -C "$1" worktree remove --force "$2" > /dev/null 2>&1
 rm -rf "$3"
 git -C "$1" worktree prune > /dev/null 2>&1
 """
-"""Shell script that waits for the end of its input, then removes worktree $2 from repository $1, and deletes
-folder $3, which contains the worktree."""
+"""Shell script that waits for a line or the end of its input, then removes worktree $2 from repository $1,
+and deletes folder $3, which contains the worktree."""
 
 
 class Base(NamedTuple):
@@ -133,7 +134,10 @@ class Checkout:
     def close(self) -> None:
         """Remove the files."""
         assert self._guard.stdin is not None
-        self._guard.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
+            # A process that the tests have forked and left running may keep the pipe open.
+            self._guard.stdin.write(b"\n")
+            self._guard.stdin.close()
         self._guard.wait()
 
 

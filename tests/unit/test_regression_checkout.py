@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -50,6 +51,16 @@ def test_the_base_is_the_last_common_commit(top: Path) -> None:
     assert base.commit == git(top, "rev-parse", "main~1")
     assert base.name == f"main ({base.commit[:9]})"
     assert find_base(base.commit[:12], top).name == base.commit[:9]
+
+
+def test_the_checkout_is_removed_while_a_forked_process_goes_on(top: Path) -> None:
+    """For example, a server that a test has started with multiprocessing; it has copies of all pipes."""
+    made = Checkout(find_base("main", top))
+    assert made._guard.stdin is not None
+    copy = os.dup(made._guard.stdin.fileno())
+    made.close()
+    assert not made.root.exists()
+    os.close(copy)
 
 
 def test_a_branch_of_the_origin_is_found_by_its_name(top: Path, tmp_path: Path) -> None:
