@@ -122,6 +122,7 @@ class DeviceResult:
         self.left_out = ""
         """The metrics that were not compared with the baseline, and why; empty if all were compared."""
         self._verdicts: list[Verdict] = []
+        self._unasked: list[Verdict] = []
 
     def measurement(self, precise: bool) -> Measurement:
         """Return the measurement. If ``precise`` is False, its time may be unreliable."""
@@ -202,7 +203,7 @@ class DeviceResult:
         __tracebackhide__ = True
         if budgets:
             measured = self.measurement(not BY_TIME.isdisjoint(budgets))
-            self.require(verdict.within(measured, budgets, settled=bool(self.note)))
+            self.require(verdict.within(measured, budgets, settled=bool(self.note)), asked=True)
 
     def assert_pace(self, margin: float = 0.03) -> None:
         """Fail unless two one-sided tests at the 5% level show that the pace was kept within ± ``margin``.
@@ -210,12 +211,25 @@ class DeviceResult:
         The pace is the ratio of the achieved to the declared time of a call; it should be 1.
         """
         __tracebackhide__ = True
-        self.require(verdict.paced(self.measured, margin, settled=bool(self.note)))
+        self.require(verdict.paced(self.measured, margin, settled=bool(self.note)), asked=True)
 
-    def require(self, found: Verdict) -> None:
-        """Add a verdict; raise `NotMet` or `Invalid` unless it is PASS."""
+    def require(self, found: Verdict, *, asked: bool = False) -> None:
+        """Add a verdict, for which the test has ``asked`` or not; raise `NotMet` or `Invalid` unless it is
+        PASS."""
         __tracebackhide__ = True
         self._verdicts.append(found)
+        if not asked:
+            self._unasked.append(found)
+        self._raise(found)
+
+    def require_unasked(self) -> None:
+        """Raise the first exception of `require` again that the test has caught without asking for it."""
+        __tracebackhide__ = True
+        for found in self._unasked:
+            self._raise(found)
+
+    def _raise(self, found: Verdict) -> None:
+        __tracebackhide__ = True
         why = f"{self.function} on {self.device}: {found.why}"
         if found.grew:
             why = f"REGRESSION: {why}"
@@ -392,6 +406,7 @@ class EdgeDevice:
 
     def _judge(self, result: DeviceResult) -> None:
         __tracebackhide__ = True
+        result.require_unasked()
         counted = self._counted_verdict(result)
         if counted.outcome == "FAIL":
             result.require(counted)

@@ -80,14 +80,14 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str | None) -> list[ResultRow]:
     """Return the rows of a finished test; ``failed`` and ``invalid`` are reasons why it did not pass.
 
-    If the test passed, so do its rows, even if it expected a failure (``pytest.raises``). If ``baseline`` is
+    A failure that a test expects (``pytest.raises``) does not fail its row. If ``baseline`` is
     the path of a file, rows that passed contain the baseline entries to be saved there.
     """
     found = []
     passed = not (failed or invalid)
     for result in device.results:
-        caught = passed and result.outcome != "PASS"
-        outcome: Outcome = "PASS" if passed else result.outcome
+        caught = passed and result.outcome == "FAIL"
+        outcome: Outcome = "PASS" if caught else result.outcome
         kept = baseline and outcome == "PASS" and not failed
         figures: dict[str, Any] = {}
         if result.timed is not None:

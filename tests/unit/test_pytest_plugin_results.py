@@ -18,7 +18,9 @@ from edgefl.regression.against import AgainstBase, Comparison
 from edgefl.regression.badge import colour
 from edgefl.regression.checkout import Base
 from edgefl.regression.markdown import markdown, workflow_commands
+from edgefl.regression.session import Session
 from edgefl.regression.sides import CallRequest
+from edgefl.regression.verdict import Verdict
 
 pytest_plugins = ["pytester"]
 
@@ -141,6 +143,27 @@ def test_only_the_same_call_of_a_test_has_the_same_verdict(
     )
     found.assert_outcomes(passed=6)
     assert sorted(calls) == [1, 2, 3, 4]
+
+
+def test_a_regression_fails_although_the_test_expects_a_failure(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exception that the test catches is not the one that it means."""
+    grew = Verdict("FAIL", "time +9%", grew=("cpu_s",))
+    monkeypatch.setattr(Session, "against_base", lambda *_: grew)
+    base = Base("main", "0" * 40, pytester.path)
+    monkeypatch.setattr("edgefl.regression.checkout.find_base", lambda *_: base)
+    file = pytester.path / "r.json"
+    test = """
+    @pixel
+    def test_step(edge_device):
+        with pytest.raises(AssertionError):
+            edge_device.run(steps.step, mib=10, work={work}).assert_budget(peak_mib=1)
+    """
+    check(run(test.format(work=3)), "*nothing was measured: the function executes no more*", failed=1)
+    found = run(test.format(work=100), "--edgefl-against=main", f"--edgefl-json={file}")
+    check(found, "*REGRESSION: step on pixel-4: time +9%", failed=1)
+    assert [row.outcome for row in gate.load_results(file).rows] == ["REGRESSION"]
 
 
 def test_a_repeated_test_is_compared_again(
