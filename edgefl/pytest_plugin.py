@@ -13,9 +13,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import shutil
+import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -177,6 +178,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.fail(f"edge_device: {why}", pytrace=False)
 
 
+@pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
+def pytest_runtest_setup_judged(item: pytest.Item) -> Generator[None, object, object]:
+    """End a test as `pytest_pyfunc_call` does if one of its fixtures runs a function that is not judged."""
+    try:
+        return (yield)
+    except Exception as error:
+        errors = sys.modules.get("edgefl.errors")
+        if errors is None or not isinstance(error, errors.Invalid):
+            raise
+        why = str(error)
+    _end_unjudged(item.config, why)
+
+
+def _end_unjudged(config: pytest.Config, why: str) -> NoReturn:
+    """Fail or skip a test that could not be judged."""
+    __tracebackhide__ = True
+    if config.getoption("edgefl_invalid") == "skip":
+        pytest.skip(f"COULD NOT BE JUDGED: {why}")
+    pytest.fail(f"COULD NOT BE JUDGED: {why}", pytrace=False)
+
+
 @pytest.fixture
 def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
     """A device named in the test's mark; ``edge_device.run(function, …)`` runs a function on it."""
@@ -236,9 +258,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return result
     if found.failed:
         pytest.fail(found.failed, pytrace=False)
-    if pyfuncitem.config.getoption("edgefl_invalid") == "skip":
-        pytest.skip(f"COULD NOT BE JUDGED: {found.invalid}")
-    pytest.fail(f"COULD NOT BE JUDGED: {found.invalid}", pytrace=False)
+    _end_unjudged(pyfuncitem.config, found.invalid)
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")

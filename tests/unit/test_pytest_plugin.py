@@ -163,6 +163,24 @@ def test_a_disturbed_measurement_fails_or_is_skipped(run: Run, outcome: str, bas
     assert not baseline.exists()
 
 
+@pytest.mark.parametrize("outcome", ["errors", "skipped"])
+def test_a_function_that_a_fixture_runs_may_be_unjudged(run: Run, outcome: str) -> None:
+    test = """
+    @pytest.fixture
+    def result(edge_device):
+        return edge_device.run(steps.step)
+
+    @pixel
+    def test_step(result):
+        pass
+    """
+    option = "--edgefl-invalid=skip" if outcome == "skipped" else "--edgefl-invalid=fail"
+    found = run(test, "-rsE", "--edgefl-compare", option)
+    check(found, "*COULD NOT BE JUDGED: step on pixel-4: no baseline in *", **{outcome: 1})
+    assert "Traceback" not in found.stdout.str()
+    assert "edge_device.run" not in found.stdout.str()
+
+
 def test_the_message_of_a_failed_assertion_about_a_disturbed_measurement_is_shown(run: Run) -> None:
     found = run(TEST.replace("mib=10)", "stolen=True).seconds\n    raise AssertionError('a wrong result')"))
     stolen = "COULD NOT BE JUDGED: step on pixel-4: time stolen by the hypervisor *"
