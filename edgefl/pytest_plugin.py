@@ -268,7 +268,8 @@ def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
     if device is None:
         return None
     names = inspect.signature(pyfuncitem.function).parameters
-    device.run(pyfuncitem.function, **{name: given[name] for name in names if name in given})
+    arguments = {name: given[name] for name in names if name in given}
+    device.run_call(pyfuncitem.function, None, (), arguments)
     return True
 
 

@@ -301,6 +301,17 @@ class EdgeDevice:
         the result is read.
         """
         __tracebackhide__ = True
+        return self.run_call(function, setup, args, kwargs)
+
+    def run_call(
+        self,
+        function: Callable[..., Any],
+        setup: Callable[..., Any] | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> DeviceResult:
+        """Do the same as `run`, also if arguments of the function are named ``function`` or ``setup``."""
+        __tracebackhide__ = True
         location = locate(function)
         self._calls[location.qualname] += 1
         calls = self._calls[location.qualname]

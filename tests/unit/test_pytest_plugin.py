@@ -163,6 +163,17 @@ def test_a_disturbed_measurement_fails_or_is_skipped(run: Run, outcome: str, bas
     assert not baseline.exists()
 
 
+@pytest.mark.parametrize("name", ["function", "setup", "self"])
+def test_the_parameters_of_a_test_may_have_any_name(run: Run, name: str) -> None:
+    test = f"""
+    @pixel
+    @pytest.mark.parametrize("{name}", [7])
+    def test_step({name}):
+        pass
+    """
+    check(run(test), f"test_device.py::test_step {name}=7", "  pixel-4 * OK", passed=1)
+
+
 @pytest.mark.parametrize("outcome", ["errors", "skipped"])
 def test_a_function_that_a_fixture_runs_may_be_unjudged(run: Run, outcome: str) -> None:
     test = """
