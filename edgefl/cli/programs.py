@@ -132,6 +132,8 @@ def execute(
     if not quiet and like is None and share is None and any(phone.like == "interpreter" for phone in phones):
         torch = "if it trains with torch, add --like torch:MODEL or --like torch"
         say(f"edgefl: the program runs at the phone's speed in interpreted code; {torch}", err=True)
+    if not quiet and network is not None and not connect:
+        say(f"edgefl: --network {network} limits nothing without --connect PORT=HOST:PORT", err=True)
     view, unwritten = make_view(len(phones), quiet), ""
     try:
         result = programs.run(phones, options, view)

@@ -229,6 +229,15 @@ def test_phones_end_when_the_reader_of_their_output_ends() -> None:
         assert child.wait() == 128 + signal.SIGPIPE
 
 
+def test_a_network_without_connections_is_said_to_limit_nothing() -> None:
+    command = [*EXEC, "-d", "moto-g4", "--accept-invalid", "--network", "3g-slow", "--", "true"]
+    with Command(*command).process as child:
+        _, errors = child.communicate()
+    assert errors.splitlines()[0] == (
+        "edgefl: --network 3g-slow limits nothing without --connect PORT=HOST:PORT"
+    )
+
+
 def test_lost_output_is_reported_once_and_ends_no_phone() -> None:
     command = [sys.executable, "-m", "edgefl", *EXEC, "-d", "moto-g4=2", "--accept-invalid", "--"]
     command += ["sh", "-c", "echo a; sleep 0.1; echo b; exec true"]
