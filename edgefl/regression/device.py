@@ -29,7 +29,7 @@ from edgefl.regression.callgrind import count_native
 from edgefl.regression.counts import FIGURES, CountedEntry, CountedRun, Figure, compare, entry_of, summary
 from edgefl.regression.measure import TimeLimit, count, judged, measure
 from edgefl.regression.measurement import MIN_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
-from edgefl.regression.process import PrepareRequest, RestClass, locate
+from edgefl.regression.process import PrepareRequest, RestClass, Surroundings, locate
 from edgefl.regression.session import Session
 from edgefl.regression.sides import CallRequest
 from edgefl.regression.verdict import BUDGETS, BY_TIME, Family, NeedMore, Verdict, figure
@@ -283,6 +283,8 @@ class EdgeDevice:
         self.name = self.profile.id
         self.results: list[DeviceResult] = []
         self._calls: Counter[str] = Counter()
+        self._surroundings: dict[str, Surroundings] = {}
+        """Environment and working folder of the test at each call of `run`, keyed by the call's label."""
         self._limit = TimeLimit(session.options.limit_s)
 
     def run(
@@ -316,6 +318,7 @@ class EdgeDevice:
         self._calls[location.qualname] += 1
         calls = self._calls[location.qualname]
         label = location.qualname if calls == 1 else f"{location.qualname} {calls}"
+        here = self._surroundings[label] = Surroundings.now()
         options, mark = self.session.options, self._mark
         if options.save:  # so that a broken file is reported now, not after minutes of measuring
             baseline.load(baseline.path_of(self._test.file))
@@ -332,12 +335,13 @@ class EdgeDevice:
             like=mark.like,
             shots=before.reference.against if isinstance(before, BaselineEntry) else None,
             limit_s=min(mark.limit_s, self._limit.seconds),
+            folder=here.folder,
         )
         repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS
         repetitions *= BASELINE_TIMES if options.save and options.timed else 1
         scale = next((one for one in (options.time_scale, mark.time_scale) if one is not None), 1.0)
         plan = MeasurementPlan(self.profile, self.network, request, repetitions, scale)
-        counted = count(self.session.process(self._test.file), plan, partial(self._tell, label))
+        counted = count(self.session.process(self._test.file, here), plan, partial(self._tell, label))
         if mark.counted == "native":
             self._tell(label, "counting native instructions")
             counted = counted.with_native(count_native(request))
@@ -377,7 +381,8 @@ class EdgeDevice:
     def _measured(self, label: str, plan: MeasurementPlan) -> Measurement:
         __tracebackhide__ = True
         tell = partial(self._tell, label)
-        return measure(self.session.process(self._test.file), plan, self._limit, tell)
+        process = self.session.process(self._test.file, self._surroundings[label])
+        return measure(process, plan, self._limit, tell)
 
     @property
     def doubt(self) -> str:

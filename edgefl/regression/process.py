@@ -90,6 +90,8 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     its shots are sized to take about as long as the function's shots, up to a maximum."""
     limit_s: float
     """Maximum wall-clock time of each process that runs the function, in seconds."""
+    folder: str = "."
+    """Working folder of the function."""
 
 
 class CountRequest(PrepareRequest, frozen=True, kw_only=True, tag="count"):
@@ -224,8 +226,10 @@ class Surroundings(NamedTuple):
 class MeasuringProcess:
     """A process that runs the functions of a module, each in a forked process. Call `close` at the end."""
 
-    def __init__(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    def __init__(self, surroundings: Surroundings | None = None) -> None:
+        """Start the process with this environment, or with that of this process. Requests name the folder."""
+        given = (surroundings or Surroundings.now()).environment
+        environment = {name: value for name, value in given.items() if name != "PYTHONHASHSEED"}
         self._channel: Channel[Answer]
         self.popen, self._channel = start_process(
             "edgefl.regression.worker", Answer, without_gpus(environment)

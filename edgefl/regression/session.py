@@ -50,15 +50,15 @@ class Session:
         self._asked: set[tuple[str, bytes, str]] = set()
         """The comparisons in ``of_base``, with the device for which they were asked."""
 
-    def process(self, file: Path) -> MeasuringProcess:
+    def process(self, file: Path, surroundings: Surroundings) -> MeasuringProcess:
         """Return the measuring process of a test module, which no other test module uses.
 
-        If a test or fixture has changed the environment or the working folder, the process is a new one.
+        For another environment or working folder than before, the process is a new one.
         """
-        wanted = file, Surroundings.now()
+        wanted = file, surroundings
         if self._process is None or self._serves != wanted or self._process.popen.poll() is not None:
             self._end_process()
-            self._process, self._serves = MeasuringProcess(), wanted
+            self._process, self._serves = MeasuringProcess(surroundings), wanted
         return self._process
 
     def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:

@@ -98,6 +98,10 @@ class RegressionWorker:
 
     def _call(self, request: process.PrepareRequest) -> repetition.DeviceCall:
         """Import the function, and make this process ready to be forked."""
+        try:
+            os.chdir(request.folder)
+        except OSError as error:
+            raise ConfigError(f"{request.folder}: cannot be the working folder: {error.strerror}") from None
         sys.path[:] = request.path
         function = process.find(request.function)
         setup = None if request.setup is None else process.find(request.setup)

@@ -119,9 +119,18 @@ def test_each_test_gives_its_environment_and_folder_to_its_function(pytester: py
             (tmp_path / "turns").write_text(str(file))
             executed = edge_device.run(steps.turns).counted.first.value("instructions")
             assert (executed > 1000) == (variable * file == 1000)
+
+        @pytest.mark.edge_device("pixel-4")
+        def test_later(edge_device, monkeypatch, tmp_path):
+            (tmp_path / "turns").write_text("1")
+            with monkeypatch.context() as changed:
+                changed.setenv("TURNS", "1")
+                changed.chdir(tmp_path)
+                result = edge_device.run(steps.turns)
+            assert result.peak_mib < 5  # is measured now
         """,
     )
-    pytester.runpytest_inprocess(*OPTIONS).assert_outcomes(passed=3)
+    pytester.runpytest_inprocess(*OPTIONS).assert_outcomes(passed=4)
 
 
 def test_a_function_may_skip_its_test_or_declare_that_it_fails(pytester: pytest.Pytester) -> None:
