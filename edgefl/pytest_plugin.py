@@ -248,7 +248,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     finally:
         device.session.tell("")
         file = str(path_of(pyfuncitem.path)) if pyfuncitem.config.getoption("edgefl_save") else None
-        made = [] if found.skipped else rows(device, pyfuncitem.nodeid, found.failed, found.invalid, file)
+        failed = found.failed or _failed_subtests(pyfuncitem)
+        made = [] if found.skipped else rows(device, pyfuncitem.nodeid, failed, found.invalid, file)
         if _ROWS in pyfuncitem.stash:  # this is a rerun: remove the properties of the earlier attempt
             others = [one for one in pyfuncitem.user_properties if not str(one[0]).startswith(PROPERTIES)]
             pyfuncitem.user_properties[:] = others
@@ -259,6 +260,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     if found.failed:
         pytest.fail(found.failed, pytrace=False)
     _end_unjudged(pyfuncitem.config, found.invalid)
+
+
+def _failed_subtests(item: pytest.Item) -> str:
+    """Return why a test fails whose subtests have failed (pytest 9); empty if none has."""
+    key = getattr(sys.modules.get("_pytest.subtests"), "failed_subtests_key", None)
+    counts: Mapping[Any, int] = item.config.stash.get(key, {}) if key is not None else {}
+    failed = counts.get(getattr(item, "id", item.nodeid)) or counts.get(item.nodeid)
+    return "a subtest failed" if failed else ""
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")

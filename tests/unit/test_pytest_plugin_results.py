@@ -145,6 +145,24 @@ def test_only_the_same_call_of_a_test_has_the_same_verdict(
     assert sorted(calls) == [1, 2, 3, 4]
 
 
+def test_a_test_with_a_failed_subtest_is_red_and_saves_nothing(
+    run: Run, pytester: pytest.Pytester, baseline: Path
+) -> None:
+    pytest.importorskip("_pytest.subtests", reason="pytest before 9 has no subtests")
+    file = pytester.path / "r.json"
+    test = """
+    @pixel
+    def test_step(edge_device, subtests):
+        result = edge_device.run(steps.step, mib=10)
+        with subtests.test():
+            {fails}
+    """
+    for fails in ("assert result is None", "result.assert_budget(peak_mib=1)"):
+        assert run(test.format(fails=fails), "--edgefl-save", f"--edgefl-json={file}").ret == 1
+        assert {row.outcome for row in gate.load_results(file).rows} == {"FAIL"}
+        assert not baseline.exists()
+
+
 def test_a_regression_fails_although_the_test_expects_a_failure(
     run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
