@@ -55,7 +55,8 @@ class DeFedAvgNIID(Strategy):
     continue to train meanwhile; a client that finishes before the broadcast ends restarts from the previous
     version. Every upload of a client takes as long as its first upload, and every broadcast takes as long as
     the clients' first downloads on average. A client that is drawn twice counts twice. A sampled client that
-    disconnects with an empty send buffer is replaced by another draw.
+    disconnects with an empty send buffer is replaced by another draw, and a client that is offline is not
+    drawn.
     """
 
     participants: Count | None = None
@@ -162,7 +163,9 @@ class DeFedAvgNIID(Strategy):
         gone = [client for client in away if client not in idle]
         if state.sampled and not gone:
             return
-        present = sorted(idle | set(view.running) | set(state.latest))
+        # an update of `takes = "newest"` is at the server; a send buffer is on a client, which may be offline
+        delivered = () if self.literal else state.latest
+        present = sorted(idle.union(view.running, delivered))
         if not present:
             return
         stay = [client for client in state.sampled if client not in gone]

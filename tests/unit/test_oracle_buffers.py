@@ -11,7 +11,7 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Sum
+from edgefl.core.events import Left, Sum
 from edgefl.seeds import stream
 from edgefl.strategies import Client, resolve
 from edgefl.testing import MemoryRun, fleet, run_in_memory
@@ -155,6 +155,23 @@ def test_a_client_that_still_uploads_takes_no_place_of_a_client_that_is_free(
     core = Core(strategy, devices, 0, experiment.Stop(emulated_s=100.0))
     run_in_memory(core, [1.0] * 40)
     assert trips - 2 <= core.trips <= trips
+
+
+def test_a_client_that_is_offline_is_not_drawn_and_uploads_nothing() -> None:
+    """Mutant: a client is drawn because its send buffer is full, and uploads after it has left."""
+    devices = [Client(i, "a", 10, 1, 0.1, 1.0, 5.0) for i in range(6)]
+    core = Core(
+        resolve({"name": "defedavg-niid", "participants": 3}), devices, 0, experiment.Stop(versions=30)
+    )
+    run = run_in_memory(core, [1.0] * 6, events=[Left(0, 20.0, "left")])
+    used_at_s = [
+        at_s
+        for at_s, (_, updates) in zip(sum_times_s(run), run.sums, strict=True)
+        if 0 in (update.client for update in updates)
+    ]
+    # An upload and a broadcast that had begun before it left are the last.
+    assert used_at_s
+    assert max(used_at_s) < 20.0 + 5.0 + 0.1
 
 
 def test_versions_are_an_upload_apart_and_updates_are_staler_than_with_the_newest() -> None:
