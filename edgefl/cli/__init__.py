@@ -131,6 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not name or name == __package__.partition(".")[0] or os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(2, f"this command needs {name}, which is not installed: pip install {name}")
+    except UnicodeEncodeError as error:  # the name of a file or folder
+        if sys.getfilesystemencoding() == "utf-8" or os.environ.get("EDGEFL_TRACEBACK"):
+            raise
+        name = shortened(error.object)
+        return _say(2, f"{name}: this locale cannot write the name; set LC_ALL=C.UTF-8")
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # the name comes from the user
             name = os.fsdecode(error.filename)

@@ -86,7 +86,7 @@ def _changed(
     option: str = "--set",
 ) -> Experiment:
     """Apply ``overrides``, then ``arguments``, to the tables from ``source``, and validate the result."""
-    overrides = list(overrides)
+    overrides = [_as_utf8(text) for text in overrides]
     origin: dict[str, str] = {}
     pairs = [toml.assignment(text) for text in overrides]
     texts = (f"{option} {shortened(text)}" for text in overrides)
@@ -209,6 +209,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _as_utf8(text: str) -> str:
+    """Return an argument of the command line as UTF-8 text, also if the locale's encoding is another.
+
+    Python keeps bytes that the locale cannot decode as surrogates.
+    """
+    try:
+        return text.encode(errors="surrogateescape").decode(errors="surrogateescape")
+    except UnicodeEncodeError:  # not from a command line; `check_storable` reports it
+        return text
 
 
 def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,11 +158,15 @@ def test_a_file_gets_no_colours_and_at_most_80_columns(
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
 
 
-def test_output_in_ascii_has_question_marks_and_an_error_has_escapes() -> None:
+def test_output_in_ascii_has_question_marks_and_an_error_has_escapes(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(ONE)
     done = edgefl("profiles", "pixel-4", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (done.returncode, done.stderr) == (0, "")
     assert "pixel-4" in done.stdout
     assert "?" in done.stdout
+    named = edgefl("run", str(tmp_path / "e.toml"), "--set", "name=Läufe", LC_ALL="C", PYTHONUTF8="0")
+    assert named.returncode == 2
+    assert re.fullmatch(r"edgefl: .*: this locale cannot write the name; set LC_ALL=C.UTF-8\n", named.stderr)
     wrong = edgefl("resume", "Läufe", PYTHONUTF8="1", PYTHONIOENCODING="ascii:backslashreplace")
     assert wrong.returncode == 2
     assert r"L\xe4ufe: no such folder" in wrong.stderr

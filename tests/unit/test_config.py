@@ -102,6 +102,13 @@ def test_a_value_of_set_is_toml_or_else_a_string(toml: Path, override: str, valu
     assert set(found) - {"name"} == {"x"}
 
 
+def test_set_is_utf_8_in_every_locale(toml: Path) -> None:
+    as_ascii = "name=café".encode().decode("ascii", "surrogateescape")  # as Python passes it with LC_ALL=C
+    assert config.load(toml, [as_ascii]).name == config.load(toml, ["name=café"]).name == "café"
+    with pytest.raises(ConfigError, match="name: must be text that can be encoded as UTF-8"):
+        config.load(toml, ["name=caf\udce9"])
+
+
 def test_set_of_epochs_replaces_the_files_steps(toml: Path) -> None:
     toml.write_text(MINIMAL + "[training]\nsteps = 5\nlr = 0.5")
     assert config.load(toml, ["training.epochs=2"]).training == Training(epochs=2, lr=0.5)
