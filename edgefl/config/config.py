@@ -74,7 +74,7 @@ def change(
     0.5
     """
     tables = _plain(validate(experiment, base))
-    return _changed(tables, overrides, Path(base), "the experiment", {}, option)
+    return _changed(tables, overrides, Path(base), "the experiment", {}, option, complete=True)
 
 
 def _changed(
@@ -84,8 +84,13 @@ def _changed(
     source: str,
     arguments: Mapping[str, tuple[tuple[str, ...], Any]],
     option: str = "--set",
+    *,
+    complete: bool = False,
 ) -> Experiment:
-    """Apply ``overrides``, then ``arguments``, to the tables from ``source``, and validate the result."""
+    """Apply ``overrides``, then ``arguments``, to the tables from ``source``, and validate the result.
+
+    ``complete`` tables also hold the keys that nobody has set, with their defaults.
+    """
     overrides = [_as_utf8(text) for text in overrides]
     origin: dict[str, str] = {}
     pairs = [toml.assignment(text) for text in overrides]
@@ -101,6 +106,8 @@ def _changed(
     for argument, (keys, value) in arguments.items():
         if value is not None:
             origin[_set(tables, keys, value, argument)] = argument
+    if complete and not option_text.keys() & {("fleet",), ("fleet", "network")}:
+        _drop_default_network(tables)
     try:
         return _experiment(tables, base)
     except Fault as fault:
@@ -123,10 +130,15 @@ def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     edgefl.validation.Fault: fleet.devices.pi-4: must be a whole number from 1 to 10000000, got 0
     """
     tables = _plain(experiment)
-    given = tables.get("fleet")
-    if isinstance(given, dict) and given.get("network") == "wifi" and isinstance(given.get("devices"), str):
-        del given["network"]  # "wifi" is the default, which the fleet file overrides
+    _drop_default_network(tables)
     return _experiment(tables, Path(base))
+
+
+def _drop_default_network(tables: dict[str, Any]) -> None:
+    """Drop the default ``fleet.network`` if ``fleet.devices`` names a fleet file, which overrides it."""
+    fleet = tables.get("fleet")
+    if isinstance(fleet, dict) and fleet.get("network") == "wifi" and isinstance(fleet.get("devices"), str):
+        del fleet["network"]
 
 
 def dump(experiment: Experiment) -> str:

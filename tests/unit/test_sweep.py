@@ -47,6 +47,19 @@ def test_all_runs_of_a_sweep_have_the_phones_that_the_experiments_own_seed_draws
     assert fleets(5)[0] == fleets(5)[1] != fleets(6)[0] == fleets(6)[1]
 
 
+def test_a_fleet_file_of_a_grid_has_its_own_networks_as_in_a_run(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text("fleet.devices = { pi-4 = 4 }\nstop.versions = 3")
+    alone = config.load(tmp_path / "e.toml", ["fleet.devices=mixed-24"]).fleet
+    assert isinstance(alone.network, dict)
+    wanted = config.load(tmp_path / "e.toml")
+    assert planned({"fleet.devices": ["mixed-24"]}, wanted=wanted)[0].experiment.fleet == alone
+    for grid in (
+        {"fleet.devices": ["mixed-24"], "fleet.network": ["wifi"]},
+        {"fleet": ["{devices='mixed-24', network='wifi'}"]},
+    ):
+        assert planned(grid, wanted=wanted)[0].experiment.fleet.network == "wifi"
+
+
 def test_labels_are_short_and_folders_have_unique_names(capsys: pytest.CaptureFixture[str]) -> None:
     def labels(grid: dict[str, list[str]]) -> list[str]:
         return [one.label for one in planned(grid, (1,))]
