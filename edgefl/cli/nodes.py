@@ -14,6 +14,7 @@ import typer
 from edgefl.cli import run
 from edgefl.cli.paths import named_folder
 from edgefl.errors import ConfigError
+from edgefl.experiment import MAX_PROCESSES
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ def join(
     _require_host(address)
     if device and not is_path(device):  # a path refers to a file on the server
         load_device(device)
+    if workers is not None and workers > MAX_PROCESSES:
+        raise ConfigError(f"--workers: must be at most {MAX_PROCESSES}, got {workers}")
     if as_is and not device:
         raise ConfigError(
             "--as-is: needs --device NAME, the profile that this host's times are compared with"

@@ -325,6 +325,7 @@ tcp://127.0.0.1:* -> ADDRESS: must be tcp://HOST:PORT (got 'tcp://127.0.0.1:*')
 tcp://127.0.0.1:99999 -> ADDRESS: port must be from 1 to 65534, as the next one is used too (got 99999)
 tcp://[::1::]:7000 -> tcp://[::1::]:7000: host '[::1::]' not found (
 tcp://127.0.0.1:7000 --device pi4 -> device profile 'pi4' not found; did you mean 'pi-4'?
+tcp://127.0.0.1:7000 --workers 100001 -> --workers: must be at most 100000, got 100001
 tcp://127.0.0.1:7000 --as-is -> --as-is: needs --device NAME
 """
 
