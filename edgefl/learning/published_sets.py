@@ -66,6 +66,10 @@ def _split(
     rest = np.flatnonzero(~apart)
     test = held_out(labels[rest], test_fraction, seed)
     measured = np.flatnonzero(apart) if evaluate_on == "validation" else rest[test]
+    if not len(measured):
+        key, share = ("validation", validation) if validation else ("test", test_fraction)
+        why = "leaves no example to test on (each class keeps one for training)"
+        raise ConfigError(f"data.{key}_fraction: {share:g} {why}")
     return Dataset.of(name, ((images.take(rows), labels[rows]) for rows in (rest[~test], measured)), classes)
 
 

@@ -364,6 +364,12 @@ def test_validation_examples_of_digits_are_drawn_before_the_test_examples():
     assert parts(load_data(Data(), 1)) != [train, test]
 
 
+def test_a_validation_split_that_leaves_no_test_example_is_refused():
+    with pytest.raises(ConfigError, match=r"validation_fraction: 0\.9999 leaves no example to test on"):
+        load_data(Data(validation_fraction=0.9999), 0)
+    assert len(load_data(Data(validation_fraction=0.9999, evaluate_on="validation"), 0).test_y) > 1700
+
+
 def test_the_validation_split_keeps_the_owners_of_training_examples():
     one = Dataset(
         name="", train_x=np.arange(10.0, dtype=np.float32).reshape(-1, 1), train_y=np.arange(10) % 2,
