@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.host.channel import Channel, pair
+from edgefl.processes import stopped_by
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POOLS = ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM", "NUMBA")
@@ -138,6 +139,31 @@ def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[N
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stops_deferred() -> Iterator[list[int]]:
+    """Provide a list to which the first signal that would end the command is added. A second signal raises
+    KeyboardInterrupt.
+
+    An exception of a signal handler may be lost in a library: matplotlib's compiled code replaces it with a
+    ValueError.
+    """
+    seen = list[int]()
+
+    def note(number: int) -> None:
+        seen.append(number)
+        stopped_by.append(number)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+
+    with handled(stops(), note):
+        try:
+            yield seen
+        except Exception:
+            if len(seen) > 1:
+                raise KeyboardInterrupt from None
+            raise
 
 
 @contextmanager

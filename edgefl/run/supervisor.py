@@ -43,7 +43,7 @@ from edgefl.host.children import Child, end_child, exit_of
 from edgefl.host.confinement import Enforcement, enforced
 from edgefl.host.fork_server import ForkServer
 from edgefl.host.memory import proportional_mib
-from edgefl.host.process import handled, start_process, stops
+from edgefl.host.process import handled, start_process, stops, stops_deferred
 from edgefl.loading import code_change
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer
@@ -132,7 +132,10 @@ def resume(
         experiment = config.load(folder / run_folder.EXPERIMENT_FILE, recorded=True)
         enforcement = stack.enter_context(enforced(experiment))
         if missing := run_folder.missing_results(folder):
-            write_results(folder, missing)
+            with stops_deferred() as signals:
+                write_results(folder, missing)
+            if signals:
+                raise KeyboardInterrupt
             return Result(folder)
         begun = run_folder.begun(folder)
         base = run_folder.base_of(folder, begun)
@@ -286,11 +289,14 @@ class _Supervisor:
     def _write_results(self) -> dict[str, Any]:
         """Complete the record; write the summary, the report and the trace; return the summary."""
         try:
-            with Store(self._folder, create=False) as store:
-                store.set_meta(memory=self._memory, **self._hosts.usage(self._usage.usage()))
-                if rows := self._hosts.rows:
-                    store.set_meta(nodes=rows)
-            return write_results(self._folder)
+            with stops_deferred() as signals:
+                with Store(self._folder, create=False) as store:
+                    store.set_meta(memory=self._memory, **self._hosts.usage(self._usage.usage()))
+                    if rows := self._hosts.rows:
+                        store.set_meta(nodes=rows)
+                found = write_results(self._folder)
+            self._interrupts += len(signals)
+            return found
         except (EdgeflError, OSError) as error:
             hint = run_folder.resume_hint(self._folder) if self._end.interrupted else ""
             what = "the run's summary, report or trace cannot be written"

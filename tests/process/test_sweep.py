@@ -24,6 +24,7 @@ from edgefl.core.events import Arrived
 from edgefl.errors import ConfigError, RunError
 from edgefl.host.channel import Refused
 from edgefl.host.fork_server import ForkServer
+from edgefl.results import report
 from edgefl.results.record import Record
 from edgefl.results.sweep import Sweep
 from edgefl.run import control, lanes, supervisor
@@ -224,9 +225,10 @@ def interrupt_finished_runs(patch: pytest.MonkeyPatch) -> None:
 
 
 def interrupt_results(patch: pytest.MonkeyPatch) -> None:
-    """Send SIGINT to this process when the results of a run are being written."""
+    """Send two SIGINT to this process when the results of a run are being written."""
 
     def write_results(folder: Path, *which: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
     patch.setattr(supervisor, "write_results", write_results)
@@ -249,10 +251,28 @@ def test_a_signal_at_the_end_of_a_run_ends_the_sweep_and_not_the_run(
     assert summary(first)["versions"] == summary(second)["versions"] == 4
 
 
+def interrupt_report(patch: pytest.MonkeyPatch) -> None:
+    """Send SIGINT to this process when the report of a run is being drawn; matplotlib loses the exception."""
+    right = report.write_report
+
+    def write_report(*given: Any, **more: Any) -> Any:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("Invalid affine transformation matrix") from None
+        return right(*given, **more)
+
+    patch.setattr(report, "write_report", write_report)
+
+
+@pytest.mark.parametrize("interrupt", [interrupt_finished_runs, interrupt_report])
 def test_a_run_that_had_ended_when_the_signal_came_is_a_finished_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    interrupt: Callable[[pytest.MonkeyPatch], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    interrupt_finished_runs(monkeypatch)
+    interrupt(monkeypatch)
     (tmp_path / "short.toml").write_text(config.dump(SHORT))
     assert cli.main(["run", str(tmp_path / "short.toml"), "--out", str(tmp_path / "run")]) == 0
     assert "interrupted" not in "".join(capsys.readouterr())

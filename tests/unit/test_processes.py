@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from edgefl.host import child, children
-from edgefl.host.process import child_environment, handled
+from edgefl.host.process import child_environment, handled, stops_deferred
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -78,6 +79,24 @@ def test_a_signal_handler_that_python_did_not_set_is_left_alone(monkeypatch: pyt
         os.kill(os.getpid(), signal.SIGUSR1)
     assert got == [signal.SIGUSR1]
     assert [real(number) for number in numbers] == before
+
+
+def test_a_first_stop_signal_is_noted_and_a_second_one_raises() -> None:
+    with stops_deferred() as signals:
+        signal.raise_signal(signal.SIGINT)
+    assert signals == [signal.SIGINT]
+    with pytest.raises(KeyboardInterrupt), stops_deferred():
+        interrupted_in_native_code()
+    with pytest.raises(ValueError, match="invalid literal"), stops_deferred():
+        int("x")
+
+
+def interrupted_in_native_code() -> None:
+    """Raise another exception than the handler of the second signal does, as matplotlib may."""
+    signal.raise_signal(signal.SIGINT)
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    raise ValueError("Invalid affine transformation matrix")
 
 
 def test_children_of_another_user_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
