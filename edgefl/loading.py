@@ -118,11 +118,12 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
     return keys
 
 
-def digests() -> dict[str, str]:
-    """Return the SHA-256 hashes of the user's modules that this process has imported, keyed by module.
+def digests(files: Iterable[str] = ()) -> dict[str, str]:
+    """Return the SHA-256 hashes of the user's modules that this process has imported, keyed by module, and of
+    other ``files`` of the user, keyed by path.
 
-    These are the modules that an experiment names, and the modules that they import from their own package or
-    from the folders in which modules are searched for.
+    The modules are those that an experiment names, and those that they import from their own package or from
+    the folders in which modules are searched for.
     """
     found, resolved = dict[str, str](), functools.cache(os.path.realpath)
     for name, module in sorted(sys.modules.items()) if _named else ():
@@ -134,24 +135,31 @@ def digests() -> dict[str, str]:
         if top in _named or resolved(path.parents[min(depth, len(path.parents) - 1)]) in _searched:
             with contextlib.suppress(OSError):
                 found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for file in files:
+        with contextlib.suppress(OSError):  # a node lacks the files that only the server reads
+            found[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     return found
 
 
 def code_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return a sentence that names the modules whose digests in ``before`` and ``now`` differ, or "".
+    """Return a sentence that names the modules and files whose digests in ``before`` and ``now`` differ, or
+    "".
 
     >>> code_change({"mine": "a1", "other": "b2"}, {"mine": "a3", "other": "b2", "new": "c3"})
     'your own code has changed since the run began (mine): the run goes on with the new code'
+    >>> code_change({"/profiles/lte.toml": "a1"}, {"/profiles/lte.toml": "a3"})
+    'your own files have changed since the run began (/profiles/lte.toml): the run goes on with the new files'
     >>> code_change({"mine": "a1"}, {"mine": "a1"})
     ''
     """
-    names = listed(changed_modules(before, now))
-    changed = f"your own code has changed since the run began ({names}): the run goes on with the new code"
-    return changed if names else ""
+    names = changed_modules(before, now)
+    what, have = ("files", "have") if any("/" in name for name in names) else ("code", "has")
+    since = f"{have} changed since the run began ({listed(names)}): the run goes on with the new {what}"
+    return f"your own {what} {since}" if names else ""
 
 
 def changed_modules(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the modules in both mappings whose digests differ."""
+    """Return the modules and files in both mappings whose digests differ."""
     return [name for name in before if now.get(name, before[name]) != before[name]]
 
 

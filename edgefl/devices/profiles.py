@@ -33,6 +33,7 @@ from edgefl.devices.schema import (
 )
 from edgefl.devices.time_model import TERMS
 from edgefl.errors import ConfigError, ProfileError, listed, unknown
+from edgefl.experiment import Fleet
 from edgefl.validation import Fault, faults, join, wrong
 
 Kind = Literal["devices", "networks", "fleets"]
@@ -90,6 +91,20 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
     if len(devices) < len(fleet.devices):
         raise ProfileError(f"{name_or_path}: devices: a profile is listed under two names; list each once")
     return msgspec.structs.replace(fleet, devices=devices, network=network)
+
+
+def own_files(fleet: Fleet) -> list[str]:
+    """Return the paths of the user's files that a validated ``fleet`` names: profiles, the traces that they
+    replay, and the times at which devices are available.
+
+    >>> own_files(Fleet(devices={"pi-4": 2}, network="lte-varying"))
+    []
+    """
+    networks = [fleet.network] if isinstance(fleet.network, str) else fleet.network.values()
+    links = list(filter(is_path, networks))
+    ways = [way for link in map(load_network, links) for way in (link.down, link.up)]
+    found = [*filter(is_path, fleet.devices), *links, *(way.trace for way in ways), fleet.availability]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def as_written(kind: Kind, name_or_path: str | Path) -> Profile:

@@ -1,4 +1,7 @@
-"""Which version of the user's own code made which part of a run that was resumed with changed code."""
+"""Which version of the user's own code made which part of a run that was resumed with changed code.
+
+The user's profiles, and the files that they name, count as code; they are keyed by path.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ def mixed_code(records: Sequence[Record]) -> list[str]:
     which of them changed before a run was resumed."""
     kinds = Counter(name for name, _ in {each for record in records for each in _digests(record).items()})
     names = listed(name for name, count in kinds.items() if count > 1)
-    said = [f"Some of your own modules differ between runs that use them: {names}."] if names else []
+    what = "files" if any("/" in name for name, count in kinds.items() if count > 1) else "modules"
+    said = [f"Some of your own {what} differ between runs that use them: {names}."] if names else []
     return said + [f"{record.folder} {text}." for record in records if (text := resumed_code(record))]
 
 

@@ -20,6 +20,7 @@ from edgefl.devices import Device
 from edgefl.devices.condition import Condition
 from edgefl.devices.fleet import ClientInfo, KnownClients, Trips, device_of, kinds_of
 from edgefl.devices.plan import End, TripPlan
+from edgefl.devices.profiles import own_files
 from edgefl.errors import ConfigError, EdgeflError, TrainingError
 from edgefl.experiment import Experiment, Training
 from edgefl.learning.arithmetic import Arithmetic
@@ -463,7 +464,7 @@ class Workload:
             first_trips=self._first_trips(),
             work=self.work,
             remark=self._outputs_remark(),
-            code=digests(),
+            code=digests(own_files(self.experiment.fleet)),
             host_step_s=self.host_step_s,
             test_examples=self._assessor.test_examples,
             dataset=self.data.name,

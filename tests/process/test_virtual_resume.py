@@ -29,6 +29,7 @@ from edgefl import (
     files,
 )
 from edgefl.core.events import Died, Joined, Left
+from edgefl.devices.profiles import bundled_folder
 from edgefl.experiment import Churn
 from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
@@ -273,6 +274,34 @@ def test_own_code_that_changed_before_a_resume_is_reported(tmp_path: Path) -> No
         since = f", from version {before_it.version} on, after {before_it.trips} trips"
         assert [(row.kind, row.detail) for row in incidents_of(folder)] == [("code", changed + since)]
     assert changed in (folder / "report.html").read_text()
+
+
+def test_profiles_that_changed_before_a_resume_are_reported(tmp_path: Path) -> None:
+    profile, link = tmp_path / "own.toml", tmp_path / "link.toml"
+    text = (bundled_folder() / "devices" / "pi-4.toml").read_text()
+    profile.write_text(text.replace('id = "pi-4"', 'id = "own"'))
+    way = "delay_ms = 1\ntrace = 'a.trace'\n"
+    link.write_text(f"id = 'link'\nname = 'link'\n[down]\n{way}[up]\n{way}[sources]\ndown = 'x'\nup = 'x'\n")
+    (tmp_path / "a.trace").write_text("1\n2\n")
+    (tmp_path / "day.json").write_text('[{"period_s": 9, "intervals_s": [[0, 9]]}]')
+    availability = str(tmp_path / "day.json")
+    fleet = Fleet(devices={str(profile): 4}, network=str(link), availability=availability)
+    folder = tmp_path / "cut"
+    command = Command.run(resumable(fleet=fleet, stop=Stop(versions=100_000)), folder)
+    wait_for_versions(folder, 1, command)
+    command.interrupt()
+    command.ends(130)
+    mine = {str(tmp_path / name) for name in ("own.toml", "link.toml", "a.trace", "day.json")}
+    assert set(meta_of(folder).code) == mine
+    profile.write_text(profile.read_text().replace("fixed_ms = 1.394", "fixed_ms = 9.0"))
+    before = versions_of(folder)
+    command = Command("resume", str(folder))
+    wait_for(lambda: versions_of(folder) > before, "a version", command)
+    command.interrupt()
+    changed = f"your own files have changed since the run began ({profile}): the run goes on with the new"
+    assert changed in command.ends(130)
+    (row,) = incidents_of(folder)
+    assert row.detail.startswith(changed)
 
 
 SLOW_TO_EVALUATE = """
