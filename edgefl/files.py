@@ -23,6 +23,9 @@ from edgefl.errors import ConfigError, RunError
 
 PARTIAL = ".partial"
 """Suffix of the names of temporary files."""
+DATA_FILES = "data-*.safetensors"
+"""Pattern for files with arrays that were passed to a run as objects; the names contain a digest of the
+arrays. A new run's folder may hold only such files."""
 
 
 def read(path: str | Path, most_bytes: int) -> bytes:

@@ -14,6 +14,7 @@ from edgefl import toml
 from edgefl.config import checks
 from edgefl.errors import ConfigError, ProfileError, shortened
 from edgefl.experiment import Experiment
+from edgefl.files import DATA_FILES
 from edgefl.terminal import say
 from edgefl.validation import Fault, convert, shown
 
@@ -41,7 +42,8 @@ def load(
     ``seed`` and ``clock`` take precedence over the overrides. Keys in ``unset`` are removed from the file's
     tables first. If ``strategy.name`` is overridden, fields of the file's strategy that the new strategy
     lacks are dropped and listed on standard error. ``transport`` is the default for ``server.transport``. If
-    ``recorded``, the file was written by a run, and its `RETIRED` keys are ignored.
+    ``recorded``, the file was written by a run: its `RETIRED` keys are ignored, and its arrays are found if
+    its folder was moved.
 
     The result is complete (see `validate`). Relative paths are resolved against the file's folder, and then
     against the working directory. Raises a one-line `ConfigError` that names the key, the value and the
@@ -51,6 +53,8 @@ def load(
     tables = toml.read(path)
     for key in unset:
         _unset(tables, key, path)
+    if recorded:
+        _find_arrays(tables, path.absolute().parent)
     if isinstance(server := tables.setdefault("server", {}), dict):
         for key, value in RETIRED.items() if recorded else ():
             if server.get(key) == value:
@@ -252,6 +256,19 @@ def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str)
     if keys in ONE_OF:
         table.pop(ONE_OF[keys][-1], None)
     return ".".join(keys[:made])
+
+
+def _find_arrays(tables: dict[str, Any], folder: Path) -> None:
+    """Correct the path of a run's arrays if the run's ``folder`` or that of its sweep, which holds them, was
+    moved."""
+    data = tables.get("data")
+    if not isinstance(data, dict) or not isinstance(path := data.get("path"), str) or os.path.exists(path):
+        return
+    for place in (folder, folder.parent.parent):
+        found = place / os.path.basename(path)
+        if found.match(DATA_FILES) and found.is_file():
+            tables["data"] = {**data, "path": str(found)}
+            return
 
 
 def _unset(tables: dict[str, Any], key: str, path: Path) -> None:

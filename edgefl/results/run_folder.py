@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgefl.errors import ConfigError, FolderTaken
-from edgefl.files import PARTIAL, flush_folder, make_folder, write_text
+from edgefl.files import DATA_FILES, PARTIAL, flush_folder, make_folder, write_text
 from edgefl.privacy.source import KEY_FILE
 from edgefl.results.record import Record
 from edgefl.results.rows import FILE_NAME
@@ -25,9 +25,6 @@ SUMMARY_FILE = "summary.json"
 """Name of the file with the summary of a run, a comparison or a reproduction."""
 RUNS = "runs"
 """Name of the folder with a sweep's runs, inside the sweep's folder."""
-DATA_FILES = "data-*.safetensors"
-"""Pattern for files with arrays that were passed to a run as objects. A new run's folder may hold only such
-files."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
 """Names of the files that are created from the record at the end of a run."""
 SECRETS = (KEY_FILE, SECRET_FILE, USED_FILE)

@@ -77,7 +77,7 @@ def existing(wanted: Experiment, folder: Path, base: Path) -> Result | None:
     """
     if not (file := folder / EXPERIMENT_FILE).is_file():
         return None
-    if config.dump(config.load(file)) != config.dump(config.validate(wanted, base)):
+    if config.dump(config.load(file, recorded=True)) != config.dump(config.validate(wanted, base)):
         raise ConfigError(
             f"{folder} holds a run with different settings; use a different --out, or delete the folder"
         )

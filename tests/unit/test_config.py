@@ -420,3 +420,20 @@ def test_removed_keys_are_ignored_only_at_their_defaults_in_a_runs_file(tmp_path
     path.write_text(MINIMAL + "[server]\npartial_sums = true\n")
     with pytest.raises(ConfigError, match=r"unknown key .server.partial_sums."):
         config.load(path, recorded=True)
+
+
+@pytest.mark.parametrize("run", [".", "runs/fedbuff-seed-1"])
+def test_the_arrays_of_a_run_are_found_if_its_folder_or_its_sweep_was_moved(tmp_path: Path, run: str) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / run).mkdir(parents=True)
+    (old / "data-0123.safetensors").touch()
+    text = f"{MINIMAL}[data]\nname = 'arrays'\npath = '{old}/data-0123.safetensors'\n"
+    (old / run / "experiment.toml").write_text(text)
+
+    def path(folder: Path, *, recorded: bool = False) -> str | None:
+        return config.load(folder / run / "experiment.toml", recorded=recorded).data.path
+
+    assert path(old, recorded=True) == f"{old}/data-0123.safetensors"
+    old.rename(new)
+    assert path(new, recorded=True) == f"{new}/data-0123.safetensors"
+    assert path(new) == f"{old}/data-0123.safetensors"
