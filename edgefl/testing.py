@@ -124,9 +124,10 @@ def run_in_memory(
     >>> core.now_s
     6.0
     """
-    first = np.zeros(1) if model is None else model
+    first: Any = np.zeros(1) if model is None else model
     require("core", core, isinstance(core, Core), "a Core")
-    require("model", model, isinstance(first, np.ndarray), "an array of numpy, or None")
+    vector = isinstance(first, np.ndarray) and first.ndim == 1 and first.dtype.kind == "f"
+    require("model", model, vector, "a one-dimensional array of floating-point numbers, or None")
     timed = callable(durations) or _is_list(durations)
     require("durations", durations, timed, "a list of seconds or a function")
     counted = isinstance(steps, Integral) or _is_list(steps)
@@ -255,7 +256,11 @@ class _Executor:
         self.in_flight[client] = action
         self.result.owners[action.task] = client
         model = self.result.models[action.version]
-        duration = self.durations(client, action.trip) if callable(self.durations) else self.durations[client]
+        times: Any = self.durations
+        given_s = times(client, action.trip) if callable(times) else times[client]
+        valid = isinstance(given_s, Real) and 0.0 <= float(given_s) < math.inf  # false for NaN
+        require("durations", given_s, valid, "a finite number of seconds of at least 0")
+        duration = float(given_s)
         steps, gain = self.steps[client], 1.0
         if (until := action.until) is not None and until.steps is not None:
             steps, duration = until.steps, duration * until.steps / steps

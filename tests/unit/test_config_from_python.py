@@ -113,6 +113,26 @@ for name in (
 UNUSABLE = object()
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": np.zeros(2, int)}, "model: must be a one-dimensional array of floating-point numbers"),
+        ({"model": np.zeros((2, 2))}, "model: must be a one-dimensional array of floating-point numbers"),
+        (
+            {"durations": [1.0, -1.0]},
+            r"durations: must be a finite number of seconds of at least 0, got -",
+        ),
+        ({"durations": lambda client, trip: math.nan}, "durations: must be a finite number of seconds"),
+        ({"durations": ["1", "2"]}, "durations: must be a finite number of seconds"),
+    ],
+)
+def test_a_run_in_memory_refuses_numbers_with_which_its_models_would_be_wrong(
+    given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        in_memory(**given)
+
+
 @pytest.mark.parametrize("argument", CALLS)
 def test_a_wrong_argument_is_named_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str
