@@ -45,8 +45,11 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
             what = "holds a run" if (folder / EXPERIMENT_FILE).exists() else "is not empty"
             raise FolderTaken(f"{folder} {what}; expected a new or empty folder")
         file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:  # ``folder`` is a file, or another process has just created it
-        raise FolderTaken(f"{folder} is a file or is in use; expected a new or empty folder") from None
+    except FileExistsError as error:  # ``folder`` is a file, or another process has just created it
+        if folder.parent.is_dir():
+            raise FolderTaken(f"{folder} is a file or is in use; expected a new or empty folder") from None
+        why = f"{error.filename} is a link to a folder that does not exist"
+        raise ConfigError(f"{folder}: cannot be written: {why}") from None
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     with contextlib.ExitStack() as stack:

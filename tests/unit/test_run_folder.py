@@ -100,6 +100,17 @@ def test_if_folders_cannot_be_locked_the_experiment_file_is_locked(
         pass
 
 
+def test_a_link_to_a_missing_folder_on_the_way_is_no_taken_folder(tmp_path: Path) -> None:
+    """After `FolderTaken`, ``edgefl run`` tries other names in the same folder, so it would never end."""
+    (tmp_path / "runs").symlink_to("nowhere")
+    with (
+        pytest.raises(ConfigError, match="runs is a link to a folder that does not exist") as caught,
+        run_folder.new(tmp_path / "runs" / "run", "seed = 1\n"),
+    ):
+        pass
+    assert not isinstance(caught.value, FolderTaken)
+
+
 def test_of_several_runs_that_start_in_one_folder_one_gets_it(tmp_path: Path) -> None:
     together, done = threading.Barrier(8), threading.Event()
     taken: list[str] = []
