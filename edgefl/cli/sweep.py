@@ -219,6 +219,8 @@ def export(
             copy_to_tracker(folder, track)
         return
     run_folder(str(folder))  # raises an error for a sweep: only a single run has tables
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file; expected a folder")
 
     from edgefl.results.columns import export as write
 

@@ -232,6 +232,7 @@ def test_computed_times_are_not_called_measured(
         ("compare . --out ''", "DIR '': must be the name of a folder"),
         ("reproduce fedbuff --out ''", "DIR '': must be the name of a folder"),
         ("reproduce fedbuff --out e.toml", "--out e.toml is a file; expected a folder"),
+        ("export old --out e.toml", "--out e.toml is a file; expected a folder"),
         ("profiles PI4", "profile 'PI4' not found; did you mean 'pi-4'? available: 3g, "),
         ("profiles pi4", "profile 'pi4' not found; did you mean 'pi-4'? available: 3g, "),
         ("profiles ./x.toml", "x.toml: no such file"),
