@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 MAX_INSTRUCTIONS = 20_000_000
 """Maximum number of instructions that one function may execute. Counting takes 0.2 to 2 μs per instruction,
 that is, at most 40 s for a function."""
-SOME_S = 1e-3
-"""CPU time in seconds that a thread may use while it waits for work."""
+SOME_NS = 1_000_000
+"""CPU time in nanoseconds that a thread may use while it waits for work."""
 _OWN = __file__
 Trace = Callable[[FrameType, str, Any], Any]
 
@@ -61,17 +61,23 @@ class KeptThreads:
     """The threads that exist now, other than this one. Before Python 3.12, they cannot be traced."""
 
     def __init__(self) -> None:
-        others = [one.ident for one in threading.enumerate() if one is not threading.current_thread()]
-        traced = sys.version_info >= (3, 12)
-        clocks = () if traced else map(time.pthread_getcpuclockid, filter(None, others))
-        self._used_s = {clock: time.clock_gettime(clock) for clock in clocks}
+        others = [one.native_id for one in threading.enumerate() if one is not threading.current_thread()]
+        others = [] if sys.version_info >= (3, 12) else others
+        found = {thread: _used_ns(thread) for thread in filter(None, others)}
+        self._used_ns = {thread: used_ns for thread, used_ns in found.items() if used_ns is not None}
 
     def computed(self) -> bool:
-        """Return True if one of the threads has ended, or has computed for more than `SOME_S` seconds."""
-        try:
-            return any(time.clock_gettime(clock) - used_s > SOME_S for clock, used_s in self._used_s.items())
-        except OSError:  # a thread has ended
-            return True
+        """Return True if one of the threads has ended, or has computed for more than `SOME_NS`."""
+        now_ns = {thread: _used_ns(thread) for thread in self._used_ns}
+        return any(now is None or now - self._used_ns[thread] > SOME_NS for thread, now in now_ns.items())
+
+
+def _used_ns(thread: int) -> int | None:
+    """Return the CPU time of a thread of this process, in nanoseconds; None if the thread has ended."""
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()[0])
+    except OSError:
+        return None
 
 
 class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
