@@ -36,7 +36,7 @@ from edgefl.errors import ConfigError, described
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.attention import FusedAttention
 from edgefl.learning.declared import Layers, declared_calls, declared_number
-from edgefl.learning.live import LiveTensors, live_lines, memory_of
+from edgefl.learning.live import LiveTensors, live_lines, memory_of, stored
 from edgefl.learning.moved import COPIES, bytes_kind, moved_bytes
 from edgefl.learning.operations import BatchWork, StepWork
 
@@ -147,13 +147,14 @@ def traced_work(
             stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             declared = stack.enter_context(declared_calls(module))
-            meter = stack.enter_context(WorkMeter(known, updates=True))
+            meter = stack.enter_context(WorkMeter(known, parameters=parameters))
             steps, examples = train(size)
         counted = StepWork(parameters=float(steps * meter.updated_parameters)) if whole else meter.work()
         work = counted + StepWork(matmul_flop=math.fsum(declared))
         return work.scaled(1 / steps), examples / steps, max(meter.live.line, default=0)
 
     whole = getattr(module, "flops_per_example", None) is not None
+    parameters = [] if module is None else [one for one in module.parameters() if one.requires_grad]
     second = batch // 2 if batch >= 4 else 2 * batch
     (work, mean, peak), (other, mean2, peak2) = trip(batch), trip(second)
     lines = live_lines([peak], [peak2], (batch, second))
@@ -290,15 +291,17 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (48.0, 104.0)
     """
 
-    def __init__(self, known: Iterable[Tensor] = (), *, updates: bool = False) -> None:
+    def __init__(self, known: Iterable[Tensor] = (), *, parameters: Iterable[Tensor] | None = None) -> None:
         """Create a meter; the tensors in ``known`` are not counted as live memory.
 
-        With ``updates``, an operation that changes parameters in place is counted as their update, and not
-        by the bytes that it moves.
+        Unless ``parameters`` is None, an operation that changes parameters in place is counted as their
+        update, and not by the bytes that it moves. The ``parameters`` are recognised even if they are changed
+        through another tensor, such as ``parameter.data``.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = LiveTensors(known)
-        self._updates = updates
+        self._updates = parameters is not None
+        self._parameters = {_place(parameter) for parameter in parameters or ()}
         self._amounts: Counter[str] = Counter()
         self._attention: Counter[FusedAttention] = Counter()
         """Number of calls of fused attention; ``_amounts`` contains their floating-point operations only."""
@@ -306,8 +309,8 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._shapes = _ShapeCache()
         self._moved: set[int] = set()
         """Storages of the tensors that were used in an addition or a copy."""
-        self._updated: dict[int, int] = {}
-        """Number of elements in each tensor that was updated, keyed by the storage of the tensor."""
+        self._updated: dict[tuple[int, int], int] = {}
+        """Number of elements in each parameter that was updated, keyed by the place of the parameter."""
 
     def gradient_done(self, parameter: Tensor) -> None:
         """Record that a parameter's gradient is complete."""
@@ -325,7 +328,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def updated_parameters(self) -> int:
-        """Number of parameters updated so far: elements of tensors that require a gradient."""
+        """Number of parameters updated so far."""
         return sum(self._updated.values())
 
     def work(self) -> StepWork:
@@ -357,9 +360,9 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func._overloadpacket
         leaves = tree_leaves((args, kwargs, out))
         self.live.note(packet, args, leaves)
-        changed = [tensor for tensor in _written(func, args) if tensor.requires_grad and tensor.is_leaf]
+        changed = [tensor for tensor in _written(func, args) if self._is_parameter(tensor)]
         for tensor in changed:
-            self._updated[memory_of(tensor)._cdata] = tensor.numel()
+            self._updated[_place(tensor)] = tensor.numel()
         if (fused := FusedAttention.of(packet, args, kwargs)) is not None:
             self._attention[fused] += 1
             self._amounts["matmul_flop"] += fused.flop
@@ -370,6 +373,9 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._amounts["calls"] += 1
             self._count(packet, args, kwargs, out, moved_bytes(packet, args, leaves, out))
         return out
+
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        return (tensor.requires_grad and tensor.is_leaf) or _place(tensor) in self._parameters
 
     def _count(
         self, packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, moved: int
@@ -496,6 +502,14 @@ def _is_view(func: Any) -> bool:
     """Return True for an operation that writes nothing and whose results share memory with its arguments."""
     results = func._schema.returns
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Return the memory of a tensor's numbers, and where in it they begin.
+
+    All parameters of a run's model are in the same memory.
+    """
+    return memory_of(tensor)._cdata, int(stored(tensor).storage_offset())
 
 
 def _written(func: Any, args: Sequence[Any]) -> Iterator[Tensor]:

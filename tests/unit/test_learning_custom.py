@@ -233,6 +233,27 @@ def test_torchs_sgd_takes_as_long_as_the_built_in_one(foreach):
 
 
 @pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("through", ["parameter", "data", "detached"])
+def test_every_update_of_a_parameter_is_counted_in_a_runs_model(through, whole):
+    """All parameters of such a model are in one memory. Mutants: only one of them counts; changes of
+    ``parameter.data`` count by their bytes."""
+    flat, x = model(), torch.ones(32, 6)
+    if whole:
+        flat.module.flops_per_example = 1e6
+
+    def train(batch):
+        for first in range(0, 32, batch):
+            flat.module(x[first : first + batch]).sum().backward()
+            for parameter in flat.module.parameters():
+                views = {"parameter": parameter, "data": parameter.data, "detached": parameter.detach()}
+                with torch.no_grad():
+                    views[through].sub_(parameter.grad, alpha=0.1)
+        return 32 // batch, 32
+
+    assert traced_work(train, 8, module=flat.module).at(8).parameters == flat.trainable
+
+
+@pytest.mark.parametrize("whole", [False, True])
 def test_the_operations_that_a_layer_declares_are_part_of_the_work_of_the_function(whole):
     """Fails if they are left out, or if the module's own number is added to a count."""
     module = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, CLASSES))
