@@ -29,6 +29,8 @@ class Round:
     """Number of updates after which the round ends."""
     copies: dict[int, int] = field(default_factory=dict)
     """Number of times that each member was drawn."""
+    again: bool = False
+    """Whether the last draw gave a client that has delivered, by which the round may have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,7 @@ class Rounds(Strategy):
             for client in self.draw(state, view, PatchedSequence(idle, state.copies, others), missing):
                 if client not in state.copies:
                     state.drawn.append(client)
+                state.again = state.again or client in state.done
                 state.copies[client] = state.copies.get(client, 0) + 1
         room = self.max_training(clients) - view.training
         start = [client for client in state.drawn if client in idle][:room]
@@ -171,7 +174,7 @@ class Rounds(Strategy):
 
     def _updates(self, state: Round) -> int:
         """Return the number of updates after which the round ends. A client drawn twice sends only one."""
-        size = state.size - sum(count - 1 for count in state.copies.values())
+        size = state.size - sum(state.copies.values()) + len(state.copies)
         return min(size, max(1, len(state.copies))) if self.closed else size
 
     def _ended(self, state: Round, view: View) -> bool:
@@ -185,6 +188,7 @@ class Rounds(Strategy):
         return Step(updates, self.weights(state, updates, view))
 
     def wake_s(self, state: Round, view: View) -> float | None:
-        if self._ended(state, view):  # the last draw, for a lost member, was a client that has delivered
+        again, state.again = state.again, False
+        if again and self._ended(state, view):  # no event may follow that ends the round
             return math.nextafter(view.now_s, math.inf)
         return self.gather_s if state.version < 0 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from edgefl import experiment
 from edgefl.core import Core, events
 from edgefl.core.events import Arrived, Failed, Joined, Left, Release, Revoke, Sum, Summed, Ticked, Train
 from edgefl.errors import ConfigError, RunError
-from edgefl.strategies import Client, Strategy, View
+from edgefl.strategies import Client, Step, Strategy, View
 from edgefl.strategies.base import Until
 from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
+from edgefl.strategies.rounds import Round
 from edgefl.testing import MemoryRun, TripFails, Vector, fleet, run_in_memory
 
 DELTAS = (1.0, 10.0, 100.0)
@@ -348,3 +350,18 @@ def test_a_round_ends_if_a_lost_member_is_replaced_by_one_that_has_delivered(see
     run = run_in_memory(Core(strategy, fleet(2), seed, experiment.Stop(versions=8)), [1.0, 2.0], train=train)
     assert [order.weights for order, _ in run.sums] == [(1.0,)] * 8
     assert run.models[-1] == 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitsForAll(FedAvg):
+    """Ends a round when no member trains any more, although it needs only the first updates."""
+
+    def step(self, state: Round, view: View) -> Step | None:
+        return None if view.training else super().step(state, view)
+
+
+def test_a_strategy_of_ones_own_may_end_its_rounds_later() -> None:
+    """Mutant: the server is woken at once, again and again, and time stands still."""
+    core = core_of(WaitsForAll(cohort=2, over_selection=1.5), versions=2)
+    run_in_memory(core, [1.0, 2.0, 3.0], max_events=50)
+    assert core.now_s == 6.0
