@@ -54,10 +54,10 @@ class Layers:
 
     def _own(self, name: str, layer: nn.Module) -> float:
         declared = getattr(layer, "flops_per_example", None)
-        if isinstance(layer, NO_MATRIX_PRODUCT):
-            return 0.0
         if declared is not None:
             return declared_number(declared)
+        if isinstance(layer, NO_MATRIX_PRODUCT):
+            return 0.0
         own = layer.parameters(recurse=False)
         if not self._flop[name] and any(_is_matrix(p) and not self._meter.moves(p) for p in own):
             raise ConfigError(

@@ -19,7 +19,16 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Model
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.models import MODELS, make_model
-from edgefl.learning.work import BatchWork, StepWork, WorkMeter, _cross_entropy, _Step, batch_work, step_work
+from edgefl.learning.work import (
+    BatchWork,
+    StepWork,
+    WorkMeter,
+    _cross_entropy,
+    _Step,
+    batch_work,
+    step_work,
+    traced_work,
+)
 
 IMAGE = (3, 8, 8)
 
@@ -352,6 +361,22 @@ def test_a_layer_that_cannot_be_counted_is_refused_unless_it_declares_its_flop()
     layer.flops_per_example = "many"
     with pytest.raises(ConfigError, match="flops_per_example must be a number ≥ 0"):
         step_work(layer, (4,), 2)
+
+
+def test_an_embedding_may_declare_operations_too():
+    """Mutant: they count in the user's own training function only."""
+    module = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(20, 2))
+    module[0].flops_per_example = 72
+
+    def train(batch):
+        module(torch.zeros(batch, 5, dtype=torch.int64)).sum().backward()
+        return 1, batch
+
+    built_in, own = (
+        batch_work(module, (5,), dtype=np.int64, loss=torch.sum),
+        traced_work(train, 8, module=module),
+    )
+    assert built_in.at(8).matmul_flop == own.at(8).matmul_flop == 8 * 72 + 3 * (2 * 8 * 20 * 2)
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
