@@ -63,7 +63,7 @@ class DeFedAvgIID(Buffered):
         waiting = super().waiting(state, view)
         if not self.overlap:
             return waiting
-        return {*waiting, *(c for c in view.idle if state.free_s.get(c, 0.0) > view.now_s)}
+        return {*waiting, *(client for client, free_s in state.free_s.items() if free_s > view.now_s)}
 
     def arrive(self, state: Links, update: Update, view: View) -> Sequence[Update]:
         state.free_s[update.client] = self._received_s(update, view)
