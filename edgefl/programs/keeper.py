@@ -499,8 +499,11 @@ def _execute(command: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> 
     try:
         os.execve(file, command, environment)
     except OSError as error:
-        if error.errno != errno.ENOEXEC or b"\0" in Path(os.fsdecode(file)).read_bytes()[:LOOKED_AT]:
+        if error.errno != errno.ENOEXEC:
             raise
+        with Path(os.fsdecode(file)).open("rb") as script:
+            if b"\0" in script.read(LOOKED_AT):
+                raise
         os.execve(SHELL, [os.fsencode(SHELL), file, *command[1:]], environment)
 
 

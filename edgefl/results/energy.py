@@ -18,8 +18,9 @@ def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | N
 
     `edgefl.devices.energy` computes the joules from the declared durations of the trips' phases; throttled
     computing counts by its power, and rests after the last step as idling, as for the batteries. If the
-    strategy schedules transfers separately, each trip counts with one download and one upload. If a
-    device's profile states no power draw, ``unstated`` is used; if that is None, the energy of the device's
+    strategy schedules transfers separately (DeFedAvg), a device downloads each version from which it trained
+    once, and uploads each update or, with `Strategy.uploads_on_demand`, each applied update. If a device's
+    profile states no power draw, ``unstated`` is used; if that is None, the energy of the device's
     trips is unknown, and ``unknown_trips`` is their number.
 
     Idle power is counted only during trips. ``total_j`` is the sum of the four `PARTS`. All phones of a
@@ -42,12 +43,14 @@ def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | N
         busy_s, compute_s, download_s, upload_s = (
             math.fsum(np.nan_to_num(trips[column][theirs])) for column in columns
         )
-        apart_s, number = record.meta.apart_s.get(profile, {}).get(network, (0.0, 0.0)), int(theirs.sum())
+        down_s, up_s = record.meta.apart_s.get(profile, {}).get(network, (0.0, 0.0))
+        versions = np.unique(np.stack([trips["client"][theirs], trips["base_version"][theirs]]), axis=1)
+        sent = theirs & (trips["fate"] == "applied") if record.meta.uploads_on_demand else theirs
         found = draw.energy(
             compute_s=busy_s,
             idle_s=max(0.0, compute_s - busy_s),
-            download_s=download_s + number * apart_s[0],
-            upload_s=upload_s + number * apart_s[1],
+            download_s=download_s + versions.shape[1] * down_s,
+            upload_s=upload_s + int(sent.sum()) * up_s,
             time_factor=record.meta.model_error_factor.get(profile, 1.0),
         )
         values = {**dict(zip(PARTS, found[:4], strict=True)), "low_j": found.low_j, "high_j": found.high_j}

@@ -307,8 +307,10 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     power: dict[str, dict[str, PowerDraw]] = {}
     """Power draw of the fleet's devices, keyed by profile and network, for profiles that state it."""
     apart_s: dict[str, dict[str, tuple[float, float]]] = {}
-    """Seconds of the download and of the upload for each trip, keyed as ``power``, if the strategy schedules
-    transfers separately; otherwise empty, and the transfers are part of the trips."""
+    """Seconds of a download and of an upload, keyed as ``power``, if the strategy schedules transfers
+    separately; otherwise empty, and the transfers are part of the trips."""
+    uploads_on_demand: bool = False
+    """Whether updates that no version used were not uploaded (`Strategy.uploads_on_demand`)."""
     host_step_s: float | None = None
     """CPU time of one training step on this host, in seconds, measured before the run."""
     load: float | None = None

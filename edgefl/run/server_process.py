@@ -290,6 +290,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         trip_s=trips.typical_s(),
         power=_power(plan),
         apart_s=_apart_s(plan, trips) if strategy.transfers_apart else {},
+        uploads_on_demand=strategy.uploads_on_demand,
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
@@ -375,7 +376,7 @@ def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
 
 
 def _apart_s(plan: control.Serve, trips: Trips) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the time of each trip's separate download and upload, keyed by profile and network."""
+    """Return the time of a separate download and a separate upload, keyed by profile and network."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for info in kinds_of(fleet_of(plan.experiment)).values():
         device, network = device_of(plan.experiment, info.client, info.profile), network_of(info.network)

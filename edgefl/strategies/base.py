@@ -405,6 +405,12 @@ class Strategy:
         """
         return False
 
+    @property
+    def uploads_on_demand(self) -> bool:
+        """True if a client uploads an update only when the strategy selects the client; until then the next
+        update replaces it."""
+        return False
+
     def max_weight(self, clients: int) -> float | None:
         """Return the maximum weight of one update in a step, for a fleet of ``clients``; None if unbounded.
 

@@ -80,6 +80,10 @@ class DeFedAvgNIID(Strategy):
     def transfers_apart(self) -> bool:
         return self.literal
 
+    @property
+    def uploads_on_demand(self) -> bool:
+        return self.literal
+
     def size(self, clients: int) -> int:
         """Return n, the number of clients drawn per step, for a fleet of ``clients``."""
         return self.participants or min(10, clients)

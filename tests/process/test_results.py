@@ -257,18 +257,35 @@ def test_a_phone_that_waits_for_its_poll_uses_no_energy_of_computing(tmp_path: P
     assert 0.0 < found["compute_j"] < found["idle_j"]
 
 
+def _transfers(folder: Path, strategy: dict[str, Any]) -> tuple[Record, dict[str, float]]:
+    phones = Fleet(devices={"pixel-4": 4}, network="3g-slow", variation=0.0)
+    edgefl.run(virtual(fleet=phones, strategy=strategy, stop=Stop(versions=5)), folder)
+    record = Record(folder)
+    return record, summarize(record)["energy"]
+
+
 def test_transfers_beside_the_training_use_energy(tmp_path: Path) -> None:
-    phones, found = Fleet(devices={"pixel-4": 4}, network="3g-slow", variation=0.0), []
-    for overlap in (False, True):
-        strategy = {"name": "defedavg-iid", "buffer_size": 2, "overlap": overlap}
-        folder = tmp_path / str(overlap)
-        edgefl.run(virtual(fleet=phones, strategy=strategy, stop=Stop(versions=3)), folder)
-        with Record(folder) as record:
-            arrived = int((~np.isnan(record.trips["arrived_s"])).sum())
-            energy = summarize(record)["energy"]
-        found.append([energy[use] / arrived for use in ("download_j", "upload_j")])
-    assert found[1] == pytest.approx(found[0])
-    assert min(found[0]) > 0.0
+    iid = {"name": "defedavg-iid", "buffer_size": 2}
+    record, energy = _transfers(tmp_path / "in trips", {**iid, "overlap": False})
+    with record:
+        count = int((~np.isnan(record.trips["arrived_s"])).sum())
+    once_j = [energy[use] / count for use in ("download_j", "upload_j")]
+    assert min(once_j) > 0.0
+    for name, strategy in {
+        "iid": {**iid, "overlap": True},
+        "niid": {"name": "defedavg-niid", "participants": 2},
+    }.items():
+        record, energy = _transfers(tmp_path / name, strategy)
+        with record:
+            trips = record.trips
+            arrived = ~np.isnan(trips["arrived_s"])
+            pairs = zip(trips["client"][arrived], trips["base_version"][arrived], strict=True)
+            downloads, applied = len({*pairs}), int((arrived & (trips["fate"] == "applied")).sum())
+        uploads = applied if name == "niid" else int(arrived.sum())
+        assert downloads < int(arrived.sum())
+        assert applied < int(arrived.sum())
+        assert energy["download_j"] == pytest.approx(downloads * once_j[0])
+        assert energy["upload_j"] == pytest.approx(uploads * once_j[1])
 
 
 def test_the_energy_of_a_run_is_the_sum_over_its_parts(tmp_path: Path) -> None:
