@@ -7,6 +7,7 @@ value found.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator
@@ -100,10 +101,12 @@ def own_files(fleet: Fleet) -> list[str]:
     >>> own_files(Fleet(devices={"pi-4": 2}, network="lte-varying"))
     []
     """
-    networks = [fleet.network] if isinstance(fleet.network, str) else fleet.network.values()
-    links = list(filter(is_path, networks))
-    ways = [way for link in map(load_network, links) for way in (link.down, link.up)]
-    found = [*filter(is_path, fleet.devices), *links, *(way.trace for way in ways), fleet.availability]
+    networks = [fleet.network] if isinstance(fleet.network, str) else list(fleet.network.values())
+    found = [*filter(is_path, fleet.devices), *filter(is_path, networks), fleet.availability]
+    for link in filter(is_path, networks):
+        with contextlib.suppress(ProfileError):  # a node lacks the files that only the server reads
+            network = load_network(link)
+            found += [network.down.trace, network.up.trace]
     return list(dict.fromkeys(filter(None, found)))
 
 

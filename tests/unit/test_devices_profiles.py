@@ -19,6 +19,7 @@ from edgefl import devices, toml
 from edgefl.devices import check_file, profiles
 from edgefl.devices.link import OPPORTUNITY_BYTES, Trace, trace_text
 from edgefl.errors import ProfileError
+from edgefl.experiment import Fleet
 
 DEVICE = """
 id = "mine"
@@ -389,3 +390,9 @@ def test_synthetic_traces_have_their_published_figures() -> None:
         packets = Counter((at_ms - 1) // 1000 for at_ms in made.at_ms)
         windows = [packets[second] for second in range(seconds)]
         assert pstdev(windows) / fmean(windows) == pytest.approx(cv, rel=1e-3)
+
+
+def test_a_node_may_lack_the_networks_that_only_the_server_reads(tmp_path: Path) -> None:
+    """Regression: workers under the virtual clock train only, but nodes without the file were rejected."""
+    fleet = Fleet(devices={"pi-4": 2}, network=str(tmp_path / "absent.toml"))
+    assert profiles.own_files(fleet) == [fleet.network]
