@@ -27,7 +27,7 @@ from edgefl.host.process import child_environment
 from edgefl.regression import valgrind
 from edgefl.regression.calls import bound, takes_device
 from edgefl.regression.counts import cut_off
-from edgefl.regression.process import PrepareRequest, failure_of, find
+from edgefl.regression.process import PrepareRequest, Surroundings, failure_of, find
 
 FEW = 0.01
 """A function is listed by name only if it executes at least this share of all instructions."""
@@ -66,9 +66,9 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
             f"--callgrind-out-file={folder}/out.%p", sys.executable, "-S", valgrind.__file__,
             __name__, folder,
         ]  # fmt: skip
-        nowhere = subprocess.DEVNULL
+        nowhere, environment = subprocess.DEVNULL, child_environment(Surroundings.now().environment)
         process = subprocess.Popen(
-            command, env=child_environment(os.environ) | {"PYTHONHASHSEED": "0"}, stdin=subprocess.PIPE,
+            command, env=environment | {"PYTHONHASHSEED": "0"}, stdin=subprocess.PIPE,
             stdout=nowhere, stderr=nowhere, start_new_session=True,
         )  # fmt: skip
         try:

@@ -12,7 +12,6 @@ makes a shot (several calls, timed together) for each `ShotRequest`, until it re
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from typing import Any
 
@@ -21,7 +20,7 @@ import msgspec
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import end_child
 from edgefl.host.process import start_process, without_gpus
-from edgefl.regression.process import Failure, FunctionLocation
+from edgefl.regression.process import Failure, FunctionLocation, Surroundings
 
 _ENDING_S = 1.0
 """A stem is killed if it has not ended by itself this many seconds after its channel was closed."""
@@ -127,7 +126,10 @@ class Stem:
     """A process with its own hash seed and memory layout, which forks branches. Call `close` at the end."""
 
     def __init__(self, hash_seed: int, padding: int) -> None:
-        environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "EDGEFL_PADDING": "x" * padding}
+        environment = Surroundings.now().environment | {
+            "PYTHONHASHSEED": str(hash_seed),
+            "EDGEFL_PADDING": "x" * padding,
+        }
         self._channel: Channel[Preloaded]
         self.popen: subprocess.Popen[bytes]
         self.popen, self._channel = start_process(

@@ -241,6 +241,7 @@ def test_each_test_gives_its_environment_and_folder_to_both_sides(
     reads = (
         "import os\nfrom pathlib import Path\n\ndef step():\n"
         "    mib = int(os.environ['GATE_MIB']) + int(Path('mib').read_text())\n"
+        "    mib += 90 * ('PYTEST_CURRENT_TEST' in os.environ)  # names the test that runs first\n"
         "    return len(b'x' * (mib << 20))\n"
     )
     commit(repository, {"steps.py": reads, "a/mib": "0", "b/mib": "30"})
