@@ -197,7 +197,7 @@ def sweep(
         raise ConfigError(f"grid: must map keys to lists of values, got {grid!r}")
     choices = {key: _values(f"grid {key!r}", values) for key, values in (grid or {}).items()}
     for what, value, replacing in (
-        ("strategy", strategy, {"strategy"}),
+        ("strategy", strategy, {"strategy", "strategy.name"} if isinstance(strategy, str) else {"strategy"}),
         ("model", model, {"model", "model.name"}),
         ("data", data, {"data"}),
         ("partition", partition, {"data", "data.partition"}),

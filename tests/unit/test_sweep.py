@@ -187,6 +187,10 @@ def test_a_setting_that_nodes_cannot_run_is_refused_before_the_first_run(tmp_pat
             "strategy: has no effect, because the grid replaces it (grid 'strategy')",
         ),
         (
+            {"strategy": "fedasync", "grid": {"strategy.name": ["fedbuff", "fedavg"]}},
+            "strategy: has no effect, because the grid replaces it (grid 'strategy.name')",
+        ),
+        (
             {"model": "mlp", "grid": {"model.name": ["mlp", "cnn-fedbuff"]}},
             "model: has no effect, because the grid replaces it (grid 'model.name')",
         ),
