@@ -142,9 +142,9 @@ def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[N
 
 
 @contextmanager
-def stops_deferred() -> Iterator[list[int]]:
+def stops_deferred(earlier: int = 0) -> Iterator[list[int]]:
     """Provide a list to which the first signal that would end the command is added. A second signal raises
-    KeyboardInterrupt.
+    KeyboardInterrupt; so does the first one if ``earlier`` ones have come before.
 
     An exception of a signal handler may be lost in a library: matplotlib's compiled code replaces it with a
     ValueError.
@@ -154,14 +154,14 @@ def stops_deferred() -> Iterator[list[int]]:
     def note(number: int) -> None:
         seen.append(number)
         stopped_by.append(number)
-        if len(seen) > 1:
+        if earlier + len(seen) > 1:
             raise KeyboardInterrupt
 
     with handled(stops(), note):
         try:
             yield seen
         except Exception:
-            if len(seen) > 1:
+            if seen and earlier + len(seen) > 1:
                 raise KeyboardInterrupt from None
             raise
 

@@ -289,7 +289,7 @@ class _Supervisor:
     def _write_results(self) -> dict[str, Any]:
         """Complete the record; write the summary, the report and the trace; return the summary."""
         try:
-            with stops_deferred() as signals:
+            with stops_deferred(self._interrupts) as signals:
                 with Store(self._folder, create=False) as store:
                     store.set_meta(memory=self._memory, **self._hosts.usage(self._usage.usage()))
                     if rows := self._hosts.rows:

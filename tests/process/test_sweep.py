@@ -234,7 +234,13 @@ def interrupt_results(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(supervisor, "write_results", write_results)
 
 
-@pytest.mark.parametrize("interrupt", [interrupt_finished_runs, interrupt_results])
+def interrupt_twice(patch: pytest.MonkeyPatch) -> None:
+    """Send SIGINT before the results are written, and again while they are: that ends the command at once."""
+    interrupt_finished_runs(patch)
+    patch.setattr(supervisor, "write_results", lambda _: signal.raise_signal(signal.SIGINT))
+
+
+@pytest.mark.parametrize("interrupt", [interrupt_finished_runs, interrupt_results, interrupt_twice])
 def test_a_signal_at_the_end_of_a_run_ends_the_sweep_and_not_the_run(
     interrupt: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,8 @@ def test_a_first_stop_signal_is_noted_and_a_second_one_raises() -> None:
     assert signals == [signal.SIGINT]
     with pytest.raises(KeyboardInterrupt), stops_deferred():
         interrupted_in_native_code()
+    with pytest.raises(KeyboardInterrupt), stops_deferred(earlier=1):
+        signal.raise_signal(signal.SIGINT)
     with pytest.raises(ValueError, match="invalid literal"), stops_deferred():
         int("x")
 
