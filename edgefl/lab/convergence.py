@@ -35,9 +35,14 @@ class Ratio(NamedTuple):
 
     @property
     def agrees(self) -> bool:
+        return self.farthest <= self.within
+
+    @property
+    def farthest(self) -> float:
+        """Distance from 1 of the mean ratio or, with 3 or more seeds, of the farther end of its interval."""
         found = estimate(self.ratios)
         half = found.half if found.half is not None and len(self.ratios) > 2 else 0.0
-        return abs(found.mean - 1.0) + half <= self.within
+        return abs(found.mean - 1.0) + half
 
     @property
     def p(self) -> float | None:
@@ -104,16 +109,21 @@ WITHIN = 0.1
 
 
 def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) -> Ratio:
-    """Return the column of ``ratios`` whose mean is farthest from 1; ``ratios`` contains one row per seed."""
-    table = np.array(ratios, dtype=np.float64)
-    column = int(np.argmax(np.abs(table.mean(axis=0) - 1.0)))
-    return Ratio(name, table[:, column].tolist(), within)
+    """Return the column of ``ratios`` that reaches farthest from 1 (`Ratio.farthest`).
+
+    If this column agrees, all others agree too. ``ratios`` contains one row per seed.
+
+    >>> str(worst("noise", [[1.03, 1.0], [1.04, 1.1], [1.05, 0.9]]))
+    'noise 1.000 ±0.248'
+    """
+    columns = np.array(ratios, dtype=np.float64).T.tolist()
+    return max((Ratio(name, column, within) for column in columns), key=lambda ratio: ratio.farthest)
 
 
 def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
     """Compare the descent, noise and shares of runs with predictions; ``runs`` has one row per seed.
 
-    Return the ratios measured ÷ predicted, each for the setting in which the ratio is farthest from 1.
+    Return the ratios measured ÷ predicted, each for the setting that `worst` returns.
     """
     pairs = [list(zip(settings, row, strict=True)) for row in runs]
     quantities = [
