@@ -10,9 +10,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
+
+from edgefl.regression.usage import ThreadUsage
 
 MAX_INSTRUCTIONS = 20_000_000
 """Maximum number of instructions that one function may execute. Counting takes 0.2 to 2 μs per instruction,
@@ -63,21 +64,15 @@ class KeptThreads:
     def __init__(self) -> None:
         others = [one.native_id for one in threading.enumerate() if one is not threading.current_thread()]
         others = [] if sys.version_info >= (3, 12) else others
-        found = {thread: _used_ns(thread) for thread in filter(None, others)}
-        self._used_ns = {thread: used_ns for thread, used_ns in found.items() if used_ns is not None}
+        found = {thread: ThreadUsage.now(thread) for thread in filter(None, others)}
+        self._used_ns = {thread: used.cpu_ns for thread, used in found.items() if used is not None}
 
     def computed(self) -> bool:
         """Return True if one of the threads has ended, or has computed for more than `SOME_NS`."""
-        now_ns = {thread: _used_ns(thread) for thread in self._used_ns}
-        return any(now is None or now - self._used_ns[thread] > SOME_NS for thread, now in now_ns.items())
-
-
-def _used_ns(thread: int) -> int | None:
-    """Return the CPU time of a thread of this process, in nanoseconds; None if the thread has ended."""
-    try:
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()[0])
-    except OSError:
-        return None
+        now = {thread: ThreadUsage.now(thread) for thread in self._used_ns}
+        return any(
+            used is None or used.cpu_ns - self._used_ns[thread] > SOME_NS for thread, used in now.items()
+        )
 
 
 class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):

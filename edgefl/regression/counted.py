@@ -16,6 +16,7 @@ import resource
 import statistics
 import sys
 import sysconfig
+import threading
 import time
 import tracemalloc
 from collections import Counter
@@ -48,6 +49,7 @@ from edgefl.regression.repetition import (
     make_reference,
     used_s,
 )
+from edgefl.regression.usage import ThreadUsage
 
 BY_ENVIRONMENT = frozenset((
     "asyncio", "concurrent", "contextvars", "genericpath", "importlib", "logging", "multiprocessing",
@@ -250,7 +252,8 @@ def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: De
     """Check whether the counts explain a call's time; return why not, and the time of the transfers.
 
     The instructions must explain the CPU time outside torch, and the call must hardly wait. Waits during
-    which other threads compute are tolerated, because these threads may also have waited for a core.
+    which other threads compute, or are runnable without a core, are tolerated. If such a thread ends in the
+    call, its time without a core is unknown, so several times its CPU time are tolerated.
     ``known_s`` is the predicted time on the device without transfers.
     """
     ordinary_s = min(used_s(_ordinary) for _ in range(5))
@@ -258,13 +261,14 @@ def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: De
     per_call_s = calling_s()
     native_s, waits_s, links_s = [], [], []
     for _ in range(3):
-        clock, others_s = DeviceClock(0.0, 0.0), _others_s()
+        clock, others_s, delayed_s = DeviceClock(0.0, 0.0), _others_s(), _others_delayed_s()
         handle.begin(clock)
         beside_s, all_s, calls = beside_torch(run, 1)
         times, others_s = clock.end(0.0), _others_s() - others_s
+        delayed_s = max(0.0, _others_delayed_s() - delayed_s)
         outside_s = beside_s - calls * per_call_s
         native_s.append(outside_s - max(NATIVE_TIMES * expected_s, MIN_REST * all_s))
-        waits_s.append(times.blocked_s - THREAD_WAITS * others_s)
+        waits_s.append(times.blocked_s - THREAD_WAITS * others_s - delayed_s)
         links_s.append(times.radio_s)
     link_s = statistics.median(links_s)
     if min(waits_s) > MIN_REST * (known_s + link_s) + SOME_S:
@@ -286,6 +290,16 @@ def _alone() -> bool:
 def _others_s() -> float:
     """Return the CPU time of this process's other threads so far, in seconds."""
     return (time.process_time_ns() - time.thread_time_ns()) / 1e9
+
+
+def _others_delayed_s() -> float:
+    """Return the time during which this process's other threads were runnable but had no core, in seconds.
+
+    Threads that have ended are left out.
+    """
+    threads = {int(each) for each in os.listdir("/proc/self/task")} - {threading.get_native_id()}
+    found = (ThreadUsage.now(thread) for thread in threads)
+    return sum(used.runnable_ns for used in found if used is not None) / 1e9
 
 
 # ---- code ----------------------------------------------------------------------------------------
