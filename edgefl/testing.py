@@ -358,7 +358,7 @@ class _Executor:
                 clipped = self.privacy.clip(weights, squares, norm)
                 weights, next_norm = clipped.weights, self.privacy.next_norm(action.version, clipped, norm)
                 noise = self.privacy.noise(action.version, model.size)
-                step += noise.reshape(model.shape) * number(self.privacy.deviation(norm))
+                step += noise * number(self.privacy.deviation(norm))
             elif self.core.strategy.reads == "updates":
                 found = self.combined(action)
                 if isinstance(found, np.ndarray):

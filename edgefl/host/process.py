@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgefl.host.channel import Channel, pair
 from edgefl.processes import stopped_by
@@ -143,8 +143,9 @@ def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[N
 
 @contextmanager
 def stops_deferred(earlier: int = 0) -> Iterator[list[int]]:
-    """Provide a list to which the first signal that would end the command is added. A second signal raises
-    KeyboardInterrupt; so does the first one if ``earlier`` ones have come before.
+    """Record the first signal that would end the command, and continue; yield the list of recorded signals.
+
+    A second signal raises KeyboardInterrupt; so does the first one if ``earlier`` signals came before.
 
     An exception of a signal handler may be lost in a library: matplotlib's compiled code replaces it with a
     ValueError.
@@ -327,3 +328,27 @@ def read_kernel_file(path: str | Path) -> bytes:
         return content
     finally:
         os.close(fd)
+
+
+class ThreadSchedule(NamedTuple):
+    """Linux's scheduling statistics of a thread. They change only when the thread runs."""
+
+    ran_ns: int
+    waited_ns: int
+    """Time in which the thread could have run but had no core or quota. A wait is added when it is over."""
+    slices: int
+
+
+def thread_schedule(thread: str) -> ThreadSchedule | None:
+    """Return the schedule of the thread ``PID/task/TID``; None if it has ended or Linux reports none."""
+    with suppress(OSError, TypeError):
+        return ThreadSchedule(*map(int, read_kernel_file(f"/proc/{thread}/schedstat").split()))
+    return None
+
+
+def threads_of(pid: int) -> Iterator[tuple[str, ThreadSchedule]]:
+    """Yield each thread of a process, as ``PID/task/TID``, and its schedule."""
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            if found := thread_schedule(f"{pid}/task/{task}"):
+                yield f"{pid}/task/{task}", found

@@ -20,7 +20,7 @@ computes a weight, of which the layer that has it computes the product."""
 
 
 class Meter(Protocol):
-    """What `Layers` needs of a meter: the operations so far, and which tensors were only added or copied."""
+    """A meter counts floating-point operations, and knows which tensors were only added or copied."""
 
     @property
     def flop(self) -> float: ...
@@ -69,7 +69,7 @@ class Layers:
 
 @contextmanager
 def declared_calls(module: nn.Module | None) -> Iterator[list[float]]:
-    """Yield a list, which gets the operations of each call of a layer that declares its operations.
+    """Yield a list to which each call of a layer that declares its operations appends their number.
 
     If ``module`` itself declares them, its layers' declarations are ignored.
     """

@@ -30,7 +30,7 @@ RESERVED = frozenset((
     "slow_accuracy", "slow_weight", "staleness_mean", "staleness_max", "trips_to_target",
     "emulated_s_to_target",
 ))  # fmt: skip
-"""Names of columns and figures in edgefl's own tables, in which a metric of this name would be missing."""
+"""Names of columns and figures in edgefl's own tables. A metric with such a name would be missing in them."""
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MAX_COUNTED = 10_000
 """Maximum number of classes for which results are counted per class; the counts must fit in one message."""

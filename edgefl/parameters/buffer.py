@@ -451,6 +451,10 @@ class UpdateFormat(NamedTuple):
         """Return the length in bytes of an update with ``size`` parameters, including its scales."""
         return self._scales_at(size) + (4 * -(-size // SCALE_BLOCK) if self.scaled else 0)
 
+    def exact(self, statistics: int) -> int:
+        """Return the number of running statistics that follow as float32: 0 unless the format rounds."""
+        return 0 if self.dtype is np.float32 else statistics
+
     def values(self, raw: Raw, size: int) -> Update:
         """Return the values of an update as a view of its bytes."""
         return raw[: size * np.dtype(self.dtype).itemsize].view(self.dtype)

@@ -49,7 +49,7 @@ MAX_SAVED_NS = 100_000_000
 NOT_FOUND, NOT_EXECUTED = 127, 126
 SHELL = "/bin/sh"
 LOOKED_AT = 1 << 10
-"""Number of bytes at the start of a file among which a zero byte shows that it is no script."""
+"""A file with a zero byte among this many first bytes is not a script."""
 
 
 class KeptPhone:

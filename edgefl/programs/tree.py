@@ -26,7 +26,7 @@ from edgefl.host.groups import (
     throttled_ns,
 )
 from edgefl.host.memory import private_mib
-from edgefl.host.process import read_kernel_file
+from edgefl.host.process import ThreadSchedule, read_kernel_file, threads_of
 from edgefl.host.throttle import Target, cpu_ns
 from edgefl.programs.phone import INDEX_VARIABLE
 
@@ -385,24 +385,6 @@ def waited_for_ns(stat: list[str]) -> int:
     The kernel reports whole ticks, rounded down, so half a tick is added to correct the mean.
     """
     return sum(int(ticks) * _TICK_NS + _TICK_NS // 2 for ticks in stat[13:15] if ticks != "0")
-
-
-class ThreadSchedule(NamedTuple):
-    """Linux's scheduling statistics of a thread. They change only when the thread runs."""
-
-    ran_ns: int
-    waited_ns: int
-    """Time in which the thread could have run but had no core or quota. A wait is added when it is over."""
-    slices: int
-
-
-def threads_of(pid: int) -> Iterator[tuple[str, ThreadSchedule]]:
-    """Yield each thread of a process, as ``PID/task/TID``, and its schedule."""
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            thread = f"{pid}/task/{task}"
-            with contextlib.suppress(OSError, TypeError):
-                yield thread, ThreadSchedule(*map(int, read_kernel_file(f"/proc/{thread}/schedstat").split()))
 
 
 def _only_thread(pid: int) -> bytes:

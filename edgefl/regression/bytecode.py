@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from edgefl.regression.usage import ThreadUsage
+from edgefl.host.process import ThreadSchedule, thread_schedule
 
 MAX_INSTRUCTIONS = 20_000_000
 """Maximum number of instructions that one function may execute. Counting takes 0.2 to 2 μs per instruction,
@@ -41,8 +41,8 @@ class NotCounted(BaseException):
 def count_instructions(run: Callable[[], object], most: int = MAX_INSTRUCTIONS) -> dict[CodeName, int]:
     """Call ``run``; return how many instructions each function executed, in all threads that ``run`` uses.
 
-    Before Python 3.12, threads that existed before are not counted (`KeptThreads`). Raises `NotCounted` if a
-    function executes more than ``most`` instructions or ends the counting.
+    Before Python 3.12, threads that exist before the call are not counted (`KeptThreads`). Raises
+    `NotCounted` if a function executes more than ``most`` instructions or ends the counting.
 
     >>> def add(a, b):
     ...     return a + b
@@ -62,17 +62,20 @@ class KeptThreads:
     """The threads that exist now, other than this one. Before Python 3.12, they cannot be traced."""
 
     def __init__(self) -> None:
-        others = [one.native_id for one in threading.enumerate() if one is not threading.current_thread()]
-        others = [] if sys.version_info >= (3, 12) else others
-        found = {thread: ThreadUsage.now(thread) for thread in filter(None, others)}
-        self._used_ns = {thread: used.cpu_ns for thread, used in found.items() if used is not None}
+        threads = () if sys.version_info >= (3, 12) else threading.enumerate()
+        self._threads = [one.native_id for one in threads if one is not threading.current_thread()]
+        self._before = self._schedules()
 
     def computed(self) -> bool:
         """Return True if one of the threads has ended, or has computed for more than `SOME_NS`."""
-        now = {thread: ThreadUsage.now(thread) for thread in self._used_ns}
+        pairs = zip(self._before, self._schedules(), strict=True)
         return any(
-            used is None or used.cpu_ns - self._used_ns[thread] > SOME_NS for thread, used in now.items()
+            before is not None and (now is None or now.ran_ns - before.ran_ns > SOME_NS)
+            for before, now in pairs
         )
+
+    def _schedules(self) -> list[ThreadSchedule | None]:
+        return [thread_schedule(f"self/task/{thread}") for thread in self._threads]
 
 
 class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):

@@ -30,7 +30,7 @@ import torch
 
 from edgefl.devices.schema import Device
 from edgefl.host.forked import call_forked
-from edgefl.host.process import keep_stops
+from edgefl.host.process import keep_stops, threads_of
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
 from edgefl.regression.bytecode import CodeName, KeptThreads, NotCounted, count_instructions
@@ -49,7 +49,6 @@ from edgefl.regression.repetition import (
     make_reference,
     used_s,
 )
-from edgefl.regression.usage import ThreadUsage
 
 BY_ENVIRONMENT = frozenset((
     "asyncio", "concurrent", "contextvars", "genericpath", "importlib", "logging", "multiprocessing",
@@ -297,9 +296,9 @@ def _others_delayed_s() -> float:
 
     Threads that have ended are left out.
     """
-    threads = {int(each) for each in os.listdir("/proc/self/task")} - {threading.get_native_id()}
-    found = (ThreadUsage.now(thread) for thread in threads)
-    return sum(used.runnable_ns for used in found if used is not None) / 1e9
+    own = f"/{threading.get_native_id()}"
+    found = threads_of(os.getpid())
+    return sum(schedule.waited_ns for thread, schedule in found if not thread.endswith(own)) / 1e9
 
 
 # ---- code ----------------------------------------------------------------------------------------

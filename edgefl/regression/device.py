@@ -312,7 +312,7 @@ class EdgeDevice:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> DeviceResult:
-        """Do the same as `run`, also if arguments of the function are named ``function`` or ``setup``."""
+        """Run a function as `run` does; its arguments may also be named ``function`` or ``setup``."""
         __tracebackhide__ = True
         location = locate(function)
         self._calls[location.qualname] += 1

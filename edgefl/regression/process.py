@@ -218,7 +218,7 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def now(cls) -> Self:
-        """Return those of this process, without the variable in which pytest names the current test."""
+        """Return this process's environment and folder, without the variable of pytest's current test."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
         return cls(environment, os.getcwd())
 

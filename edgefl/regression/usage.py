@@ -22,23 +22,6 @@ def children_ns() -> int:
     return round((ended.ru_utime + ended.ru_stime) * 1e9)
 
 
-class ThreadUsage(NamedTuple):
-    """Time used by one thread so far."""
-
-    cpu_ns: int
-    runnable_ns: int
-    """Time during which the thread was runnable but had no core."""
-
-    @classmethod
-    def now(cls, thread: int) -> ThreadUsage | None:
-        """Return the times of a thread of this process; None if it has ended or the system reports none."""
-        try:
-            cpu_ns, runnable_ns, _ = (_PROC / "task" / str(thread) / "schedstat").read_bytes().split()
-        except (OSError, ValueError):
-            return None
-        return cls(int(cpu_ns), int(runnable_ns))
-
-
 class ProcessUsage(NamedTuple):
     """Time used by this process so far, or between two moments."""
 

@@ -117,18 +117,15 @@ def cautions(runs: Sequence[Run]) -> list[str]:
     ends = TOO_FEW_CLIENTS, "participations"
     early = [str(run.folder) for run in runs if run.record.meta.stop_reason.startswith(ends)]
     in_phase = [str(run.folder) for run in runs if run.summary["phase"]["warning"]]
-    count = many(len(runs), "run")
-    return [
-        *([f"{len(early)} of {count} ended early, with too few clients: {listed(early)}."] if early else ()),
-        *(
-            [
-                f"In {len(in_phase)} of {count} (by chance 1%) phones act in phase, so that comparisons may "
-                f"not hold (docs/individuals.md): {listed(in_phase)}."
-            ]
-            if in_phase
-            else ()
-        ),
-    ]
+    count, found = many(len(runs), "run"), []
+    if early:
+        found.append(f"{len(early)} of {count} ended early, with too few clients: {listed(early)}.")
+    if in_phase:
+        found.append(
+            f"In {len(in_phase)} of {count} (by chance 1%) phones act in phase, so that comparisons may not "
+            f"hold (docs/individuals.md): {listed(in_phase)}."
+        )
+    return found
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:

@@ -95,8 +95,8 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     work_s: float | None = None
     """Training time at the device's full speed, according to the device's time model."""
     busy_s: float | None = None
-    """Declared time of computing at full power with the energy of this trip's computing. It is less than
-    ``compute_declared_s`` if the device throttled, or if it rested after its last step."""
+    """Declared time of computing at full power that takes as much energy as this trip's computing. It is less
+    than ``compute_declared_s`` if the device throttled, or if it rested after its last step."""
     lateness_s: float | None = None
     """How late the trip ended, in emulated seconds after its planned end."""
     cpu_s: float | None = None

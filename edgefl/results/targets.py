@@ -166,7 +166,7 @@ def settings_of(record: Record) -> Settings:
 
 
 def evaluated_on(record: Record) -> str:
-    """Return the server's examples on which the run's models are evaluated: ``test`` or ``validation``."""
+    """Return which examples the server evaluates the run's models on: ``test`` or ``validation``."""
     return str(settings_of(record).tables.get("data", {}).get("evaluate_on", Data().evaluate_on))
 
 

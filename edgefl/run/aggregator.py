@@ -244,7 +244,8 @@ class Aggregator(Slots):
         weights, scaled = list(action.weights), buffer.shape.update_format.scaled
         model = buffer.model(entry)[block]
         exact = [found for slot in slots if (found := buffer.exact(slot)) is not None]
-        if exact and self.combine is not None:
+        decoded = bool(exact) and self.combine is not None
+        if decoded:
             updates, scales, exact = self._decoded(updates, scales, exact), [None] * len(updates), []
         added = self._exact_squares(slots) if exact else [0.0] * len(slots)
         if self.privacy is not None and action.clip_norm is not None:
@@ -270,7 +271,6 @@ class Aggregator(Slots):
                 self._salt = self.privacy.source.digest(numbers, *pieces)
                 updates = [*updates, self.privacy.noise(action.version, model.size, self._salt)]
                 weights, scales = [*weights, deviation], [*scales, None]
-        decoded = self.combine is not None and buffer.shape.exact
         sums = None if self.exchanged or decoded else np.empty(len(updates), dtype=np.uint64)
         if self.combine is None:
             norms = self._step(action, entry, updates, weights, scales, sums, exact)

@@ -11,7 +11,7 @@ from edgefl.devices.fleet import any_exact, first_tasks, fleet_of
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.host.capacity import TRIP_OVERHEAD_S, Burst, Demand, TimeScale, choose_time_scale
-from edgefl.parameters.buffer import Shape, blocks, ring_entries
+from edgefl.parameters.buffer import FORMATS, Shape, blocks, ring_entries
 from edgefl.results.tail import TAIL_BYTES
 from edgefl.run import control
 from edgefl.run.hidden import check_secure, completed, rules_of
@@ -19,7 +19,6 @@ from edgefl.run.hosting import Share
 from edgefl.run.slots import ENTRIES_NOT_LENT
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
-from edgefl.strategies.pisces import Pisces
 
 
 def checked(experiment: Experiment, base: Path) -> Experiment:
@@ -50,9 +49,9 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
             f"[privacy] protects updates by noise in their sum, but strategy {name!r} reads individual "
             "updates (reads = 'updates'); choose another strategy, or only privacy.local_noise_multiplier"
         )
-    if isinstance(strategy, Pisces) and strategy.credits is not None:
+    if field := strategy.needs_losses:
         raise ConfigError(
-            "strategy.credits: has no effect with [privacy], under which the server sees no losses"
+            f"strategy.{field}: has no effect with [privacy], under which the server sees no losses"
         )
     vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures
     most = None if vectors else strategy.max_weight(clients)
@@ -99,7 +98,7 @@ def shape_of(
         kept=kept,
         tail=TAIL_BYTES if experiment.clock.kind == "wall" else 0,
         statistics=statistics if strategy.upload == "delta" else 0,
-        exact=statistics if server.update_format != "float32" else 0,
+        exact=FORMATS[server.update_format].exact(statistics),
         extra=0 if (rules := rules_of(experiment, strategy, size, clients)) is None else rules.overhead_bytes,
     )
 

@@ -40,6 +40,7 @@ from edgefl.devices.fleet import (
     network_of,
 )
 from edgefl.devices.link import mean_mbps
+from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError, EdgeflError, ProfileError, RunError, damaged, of_system
 from edgefl.experiment import Experiment
 from edgefl.host.capacity import host
@@ -361,14 +362,19 @@ def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
     return {name: factor for name, factor in factors.items() if factor is not None}
 
 
+def _networked(plan: control.Serve) -> Iterator[tuple[ClientInfo, Device, Network]]:
+    """Yield a client of each kind with its device and network."""
+    for info in kinds_of(fleet_of(plan.experiment)).values():
+        yield info, device_of(plan.experiment, info.client, info.profile), network_of(info.network)
+
+
 def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
     """Return the power that the fleet's devices draw, keyed by profile and network.
 
     Profiles without power figures are left out.
     """
     found: dict[str, dict[str, PowerDraw]] = {}
-    for info in kinds_of(fleet_of(plan.experiment)).values():
-        device, network = device_of(plan.experiment, info.client, info.profile), network_of(info.network)
+    for _, device, network in _networked(plan):
         with contextlib.suppress(ProfileError):
             if draw := draw_of(device, network):
                 found.setdefault(device.id, {})[network.id] = draw
@@ -378,8 +384,7 @@ def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
 def _apart_s(plan: control.Serve, trips: Trips) -> dict[str, dict[str, tuple[float, float]]]:
     """Return the time of a separate download and a separate upload, keyed by profile and network."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
-    for info in kinds_of(fleet_of(plan.experiment)).values():
-        device, network = device_of(plan.experiment, info.client, info.profile), network_of(info.network)
+    for info, device, network in _networked(plan):
         found.setdefault(device.id, {})[network.id] = trips.apart_s(info)
     return found
 

@@ -37,7 +37,7 @@ from edgefl.learning.rule import LocalRule, check_terms
 from edgefl.learning.train import Rows, Trainer, TrainResult
 from edgefl.learning.work import batch_work, traced_work
 from edgefl.loading import digests, load_attribute
-from edgefl.parameters.buffer import update_bytes
+from edgefl.parameters.buffer import FORMATS, update_bytes
 from edgefl.privacy.local import LocalNoise
 from edgefl.run.assessor import Assessor
 from edgefl.run.control import Fingerprint, FirstTrip, Prepared
@@ -167,7 +167,7 @@ class Workload:
         examples = self._rows.sizes.data
         numbers = self.flat.whole.size
         update_format = experiment.server.update_format
-        exact = self.flat.buffers if update_format != "float32" else 0
+        exact = FORMATS[update_format].exact(self.flat.buffers)
         up_bytes = update_bytes(update_format, numbers, exact)
         self.rules = rules_of(experiment, strategy, self.flat.size, len(clients))
         """Rules of secure aggregation; None if the run does not use secure aggregation."""

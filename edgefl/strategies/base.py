@@ -406,6 +406,14 @@ class Strategy:
         return False
 
     @property
+    def needs_losses(self) -> str:
+        """Name of a field that has no effect unless the server sees the clients' losses; "" if there is none.
+
+        With ``[privacy]`` the server sees no losses.
+        """
+        return ""
+
+    @property
     def uploads_on_demand(self) -> bool:
         """True if a client uploads an update only when the strategy selects the client; until then the next
         update replaces it."""

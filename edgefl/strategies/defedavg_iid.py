@@ -63,10 +63,10 @@ class DeFedAvgIID(Buffered):
         waiting = super().waiting(state, view)
         if not self.overlap:
             return waiting
-        return {*waiting, *(client for client, free_s in state.free_s.items() if free_s > view.now_s)}
+        return {*waiting, *self._uploading(state, view)}
 
     def arrive(self, state: Links, update: Update, view: View) -> Sequence[Update]:
-        state.free_s[update.client] = self._received_s(update, view)
+        state.free_s = {**self._uploading(state, view), update.client: self._received_s(update, view)}
         return super().arrive(state, update, view)
 
     def step(self, state: Links, view: View) -> Step | None:
@@ -81,12 +81,15 @@ class DeFedAvgIID(Buffered):
         if not self.overlap:
             return None
         begins_s = state.broadcast_s if view.version == 0 else 0.0
-        uploads = (state.free_s[client] for client in view.idle if client in state.free_s)
-        waits = (begins_s, self._due_s(state, view), *uploads)
+        waits = (begins_s, self._due_s(state, view), *self._uploading(state, view).values())
         return min((at_s for at_s in waits if view.now_s < at_s < math.inf), default=None)
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         return [1.0 / len(updates)] * len(updates)
+
+    def _uploading(self, state: Links, view: View) -> dict[int, float]:
+        """Return the clients that still upload, and the times at which their uploads end."""
+        return {client: free_s for client, free_s in state.free_s.items() if free_s > view.now_s}
 
     def _received_s(self, update: Update, view: View) -> float:
         """Return the emulated time, in seconds, at which the server has received the update."""

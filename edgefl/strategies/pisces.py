@@ -107,6 +107,10 @@ class Pisces(Asynchronous):
         latency_s = [device.down_s + device.compute_s for device in devices]
         return TripStatistics(average, latency_s, exploration=self.exploration)
 
+    @property
+    def needs_losses(self) -> str:
+        return "" if self.credits is None else "credits"
+
     def utility(self, examples: int, loss: float, staleness: float) -> float:
         """Return U_i, the utility of a client with this mean loss and mean staleness."""
         return examples * loss * math.pow(staleness + 1.0, -self.staleness_penalty)

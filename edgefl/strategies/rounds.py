@@ -30,7 +30,7 @@ class Round:
     copies: dict[int, int] = field(default_factory=dict)
     """Number of times that each member was drawn."""
     again: bool = False
-    """Whether the last draw gave a client that has delivered, by which the round may have ended."""
+    """Whether the last draw chose a client that has already delivered, which may complete the round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +189,6 @@ class Rounds(Strategy):
 
     def wake_s(self, state: Round, view: View) -> float | None:
         again, state.again = state.again, False
-        if again and self._ended(state, view):  # no event may follow that ends the round
+        if again and self._ended(state, view):  # otherwise no event might end the round
             return math.nextafter(view.now_s, math.inf)
         return self.gather_s if state.version < 0 else None

@@ -12,8 +12,9 @@ from unittest.mock import Mock
 import pytest
 
 from edgefl.host.groups import GroupCpuTime, Place
+from edgefl.host.process import ThreadSchedule
 from edgefl.programs import tree
-from edgefl.programs.tree import Child, ProcessTree, ThreadSchedule
+from edgefl.programs.tree import Child, ProcessTree
 
 MS = 1_000_000
 HANDLER_NS = 20_000
