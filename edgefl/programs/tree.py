@@ -61,8 +61,8 @@ class ProcessTree:
         """Processes whose parent is in the tree, parents first; empty if a control group counts CPU time."""
         self._faults_before: dict[int, int] = {}
         """The result of `waited_faults` at the last refresh, for each parent of one of ``children``."""
-        self._losing: set[int] = set()
-        """Parents that did not wait for a child."""
+        self._losing: dict[int, int] = {}
+        """CPU time, in ns, at the last refresh of each parent that did not wait for a child."""
         self.ended_ns = 0
         """CPU time, in ns, of ended processes that no process of the tree has waited for."""
         self.orphans: set[int] = set()
@@ -92,7 +92,7 @@ class ProcessTree:
     def refresh(self) -> None:
         """Update the list of processes."""
         self._refreshed_ns = self._checked_ns = time.monotonic_ns()
-        self._last_pid = last_pid()
+        before, self._last_pid = self._last_pid, last_pid()
         before_ns, self._awake_ns = (
             self._awake_ns,
             self._refreshed_ns - self._halted_until_ns(self._refreshed_ns),
@@ -122,6 +122,9 @@ class ProcessTree:
                         # Read before the children's, so that a child reaped in between does not seem lost.
                         faults[pid] = waited_faults(pid) or 0
         self._count_lost(alive, self._awake_ns - before_ns)
+        if self._last_pid != before:
+            self._count_unseen(self._awake_ns - before_ns)
+        self._losing = {pid: used_ns for pid in self._losing if (used_ns := _cpu_ns(pid)) is not None}
         for pid, target in self._members.items():
             if pid not in alive:
                 target.close()
@@ -142,7 +145,7 @@ class ProcessTree:
         the kernel adds both to the totals of the process: the time in ticks, but the faults exactly. So if
         fewer faults were added than the child had at the last refresh, no process has waited for it. The
         upper estimate of the CPU time that it used since then is ``ran_ns``, the time since the last refresh
-        without stops; this also covers children that no refresh saw.
+        without stops; this also covers children of the same parent that no refresh saw.
         """
         ended = {pid: child for pid, child in self.children.items() if pid not in alive and has_ended(pid)}
         added = {
@@ -152,7 +155,9 @@ class ProcessTree:
         }
         for child in ended.values():
             heirs = [pid for pid in self._ancestors(child) if pid not in ended]
-            if heirs[0] not in added:  # it is ending too, or edgefl has waited for it
+            if heirs[0] not in added:  # it has ended too, or edgefl has waited for it
+                if child.parent in self._losing:
+                    self.uncounted_ns += ran_ns
                 continue
             if heirs[0] == child.parent:  # otherwise any of them may have adopted the child
                 del heirs[1:]
@@ -162,9 +167,23 @@ class ProcessTree:
                     added[pid] -= faults
                     break
             else:
-                self._losing.add(child.parent)
+                self._losing.setdefault(child.parent, 0)
                 self.ended_ns += child.used_ns
                 self.uncounted_ns += ran_ns
+
+    def _count_unseen(self, ran_ns: int) -> None:
+        """Count the CPU time of children that started and ended since the last refresh, which saw none.
+
+        Only parents that did not wait for an earlier child can have had them. The upper estimate is the time
+        without stops that the parent itself did not use; a parent that did not run started no child.
+        """
+        parents = {child.parent for child in self.children.values()}
+        for pid, before_ns in self._losing.items():
+            if pid not in parents:
+                now_ns = _cpu_ns(pid)
+                used_ns = 0 if now_ns is None else now_ns - before_ns
+                if used_ns or now_ns is None:
+                    self.uncounted_ns += max(0, ran_ns - used_ns)
 
     def _ancestors(self, child: Child | None) -> Iterator[int]:
         """Yield the parent of a child, the parent's parent and so on, as they were at the last refresh."""
@@ -372,11 +391,14 @@ def waited_faults(pid: int) -> int | None:
 
 def has_ended(pid: int) -> bool:
     """Return True if a process has ended, and its parent has waited for it or does not wait for children."""
-    try:
-        cpu_ns(pid)
-    except ProcessLookupError:
-        return True
-    return False
+    return _cpu_ns(pid) is None
+
+
+def _cpu_ns(pid: int) -> int | None:
+    """Return the CPU time of a process, in ns; None if it has ended and is no zombie."""
+    with contextlib.suppress(ProcessLookupError):
+        return cpu_ns(pid)
+    return None
 
 
 def waited_for_ns(stat: list[str]) -> int:
