@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import edgefl
+from edgefl.core.core import OVER
 from edgefl.results.record import Record
 
 Floats = NDArray[np.float64]
@@ -102,9 +103,17 @@ def _since_first(values: Floats, first: NDArray[np.bool_]) -> Floats:
 
 def _arrived(record: Record) -> dict[tuple[int, int], tuple[float, float, float, float]]:
     """Map (client, trip number) of each trip that arrived to its start time, arrival time and declared
-    duration in seconds, and its staleness."""
-    rows = zip(*(record.trips[name].tolist() for name in COLUMNS), strict=True)
-    return {(int(client), int(trip)): tuple(rest) for client, trip, *rest in rows if not np.isnan(rest[1])}
+    duration in seconds, and its staleness.
+
+    Trips that arrived after the end are left out: their number depends on how long the server takes to end.
+    """
+    trips = record.trips
+    rows = zip(trips["reason"].tolist(), *(trips[name].tolist() for name in COLUMNS), strict=True)
+    return {
+        (int(client), int(trip)): tuple(rest)
+        for reason, client, trip, *rest in rows
+        if reason != OVER and not np.isnan(rest[1])
+    }
 
 
 def experiment(kind: str, trips: int) -> edgefl.Experiment:

@@ -53,7 +53,7 @@ def throttle(kind: str) -> ProbeResult:
     with loaded() as child, open_throttle(kind, child.pid, SHARE) as held:
         time.sleep(PROBE_S)
     got = held.achieved()
-    share = got.cpu_s / got.wall_s
+    share = got.cpu_s / got.wall_s if got.wall_s else 0.0
     seen = f"throttled a busy process to {share:.0%} of a core, requested: {SHARE:.0%}"
     version = f" (control groups v{find('cpu').version})" if kind == "cgroup" else ""
     if abs(share / SHARE - 1.0) <= WITHIN:

@@ -114,17 +114,18 @@ def stops() -> list[signal.Signals]:
 
 
 @contextmanager
-def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[None]:
+def handled(numbers: Iterable[int], handle: Callable[[int], None], seen: int = 0) -> Iterator[None]:
     """Call ``handle`` for these signals, but not for a SIGHUP that follows any of them.
 
-    A closed terminal sends SIGHUP twice. Outside the main thread, this function does nothing, because Python
-    allows no signal handlers there. A handler that was not set by Python, as in a program that embeds Python,
-    is kept, because Python could not restore it.
+    A closed terminal sends SIGHUP twice. ``seen`` is the number of signals that came before.
+
+    Outside the main thread, this function does nothing, because Python allows no signal handlers there. A
+    handler that was not set by Python, as in a program that embeds Python, is kept, because Python could not
+    restore it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    seen = 0
 
     def note(number: int, _: object) -> None:
         nonlocal seen
@@ -146,6 +147,7 @@ def stops_deferred(earlier: int = 0) -> Iterator[list[int]]:
     """Record the first signal that would end the command, and continue; yield the list of recorded signals.
 
     A second signal raises KeyboardInterrupt; so does the first one if ``earlier`` signals came before.
+    Either may be followed by SIGHUP, which is ignored.
 
     An exception of a signal handler may be lost in a library: matplotlib's compiled code replaces it with a
     ValueError.
@@ -158,7 +160,7 @@ def stops_deferred(earlier: int = 0) -> Iterator[list[int]]:
         if earlier + len(seen) > 1:
             raise KeyboardInterrupt
 
-    with handled(stops(), note):
+    with handled(stops(), note, earlier):
         try:
             yield seen
         except Exception:

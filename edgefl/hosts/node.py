@@ -63,11 +63,11 @@ def join(
     Raises `ConfigError` if the run rejects this node, and `RunError` if the run cannot be reached or if its
     supervisor has ended.
     """
+    about = messages.Join(
+        host(), machine(), capacity_cores(), software(), workers or usable_cores(), device, as_is
+    )
     say(f"edgefl: looking for a run at {address}", err=True)
     with contextlib.ExitStack() as stack:
-        about = messages.Join(
-            host(), machine(), capacity_cores(), software(), workers or usable_cores(), device, as_is
-        )
         return _Node(address, key, about, stack).run()
 
 
@@ -206,7 +206,7 @@ class _Node:
                     self._outbox.append(message)
         except Closed:
             assert self._child is not None
-            end = exit_of(self._child, 1.0)
+            end = exit_of(self._child, GRACE_S)
             how = f"ended early ({end})" if end else "closed its channel"
             raise RunError(f"the zygote process {how}") from None
 

@@ -255,6 +255,8 @@ class _RandomKiller:
         return kind
 
     def environment(self, folder: Path) -> dict[str, str]:
+        """Return no environment variables; a due kill waits until the next command's run has recovered."""
+        self._from_s = None  # each round has its own time
         return {}
 
 
@@ -512,9 +514,9 @@ class _Round:
         self._descriptors.clear()
         # Include the versions that were recorded with the last checkpoint.
         self._highest = max(self._highest, _versions_made(self._run))
-        left = [path.name for path in self._temporary.iterdir() if path.name.startswith("edgefl")]
-        if left := [*left, *(path.name for path in Path("/dev/shm").glob("*edgefl*"))]:
-            self._violated(f"files left behind: {', '.join(sorted(left))}")
+        left = sorted(path.name for path in self._temporary.iterdir() if path.name.startswith("edgefl"))
+        if left:
+            self._violated(f"files left behind: {', '.join(left)}")
 
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
         """Return True if the run is over, and note a violation if no kill explains why the command ended.

@@ -85,9 +85,9 @@ class KeptPhone:
         accounting = None
         if self._group is not None and self._accounted:
             accounting = GroupCpuTime(self._group.place(ACCOUNTING))
+        self._began_ns = time.monotonic_ns()
         pid = fork("edgefl-phone", lambda: _become_command(self.launch, self._group))
         self.tree = ProcessTree(pid, place, accounting)
-        self._began_ns = time.monotonic_ns()
         self._account = Account(self.launch.cores, self._began_ns, 0, MAX_SAVED_NS)
         if place is not None:
             self.throttled = Quota(self.tree, self._account, place)

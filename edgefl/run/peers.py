@@ -132,13 +132,14 @@ class Peers:
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
         """Yield each peer that has been silent for more than ``seconds``, and for how many seconds.
 
-        Before its `Ready` message, a peer may be silent for `STARTUP_S` seconds if this limit is longer.
+        A dismissed peer may be silent, because it is ending. Before its `Ready` message, a peer may be silent
+        for `STARTUP_S` seconds if this limit is longer.
         """
         now = self._monotonic()
         for peer in list(self._by_name.values()):
             peer.idle = 0
             allowed = seconds if peer.ready else max(seconds, STARTUP_S)
-            if not peer.expelled and now - peer.last_message_s > allowed:
+            if not (peer.expelled or peer.dismissed) and now - peer.last_message_s > allowed:
                 yield peer, now - peer.last_message_s
 
     def refused(self, seconds: float) -> str:

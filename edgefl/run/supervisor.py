@@ -441,7 +441,7 @@ class _Supervisor:
 
     def _ended_early(self, name: str) -> None:
         """Continue after the server or the zygote has ended. Raises `RunError` if the run cannot continue."""
-        end, state = exit_of(self._children[name], 1.0), self._state
+        end, state = exit_of(self._children[name], GRACE_S), self._state
         what = f"the {name} process {f'ended early ({end})' if end else 'closed its channel'}"
         running = state in (State.SERVING, State.RESTARTING)
         if running and end and end.signal and not (name == "zygote" and self._interrupts):

@@ -23,8 +23,9 @@ from edgefl.run import control
 from edgefl.run.view import RunView
 from edgefl.terminal import say
 
-GRACE_S = 5.0
-"""Time limit in seconds for sending the last update to the readers of the page."""
+GRACE_S = 15.0
+"""Time limit in seconds for sending the last update to the readers of the page. The process that sends it has
+a low priority, so on a busy host it may need longer than its readers do."""
 
 
 def listening(port: int = 0) -> socket.socket:

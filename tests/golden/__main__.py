@@ -18,6 +18,7 @@ from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.golden import adapters, runs, verdicts
 
@@ -44,8 +45,11 @@ def machine() -> dict[str, str]:
 
 def facts_of(names: Sequence[str]) -> Iterator[tuple[str, Facts]]:
     """Find the facts of these cases, one case after the other."""
-    os.environ.update(COLUMNS="80", NO_COLOR="1", EDGEFL_BACKEND="")
-    with tempfile.TemporaryDirectory(prefix="golden-") as out, adapters.started_warm() as warm:
+    with (
+        patch.dict(os.environ, COLUMNS="80", NO_COLOR="1", EDGEFL_BACKEND=""),
+        tempfile.TemporaryDirectory(prefix="golden-") as out,
+        adapters.started_warm() as warm,
+    ):
         for name in names:
             try:
                 with redirect_stdout(io.StringIO()):

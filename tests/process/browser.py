@@ -82,11 +82,11 @@ class Browser:
         return found["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """Wait until the expression is true, for at most 30 s; return its value."""
+        """Wait until the expression is true, which is looked at 1,000 times; return its value."""
         return self.value(
-            "new Promise((done, fail) => { const until = Date.now() + 30000; const look = () => {"
+            "new Promise((done, fail) => { let looks = 1000; const look = () => {"
             f" let found = null; try {{ found = {script}; }} catch (error) {{}}"
-            " if (found) done(found); else if (Date.now() > until) fail(document.body.innerText);"
+            " if (found) done(found); else if (!--looks) fail(document.body.innerText);"
             " else setTimeout(look, 50); }; look(); })"
         )
 

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 HELD: list[Any] = []
 CALLS: list[int] = []
 POOLS: list[ThreadPoolExecutor] = []
+IMPORTED_NS = time.monotonic_ns()
 
 
 def prepare(batches: int) -> Any:
@@ -137,8 +138,7 @@ def draws() -> int:
 
 
 def depends_on_time() -> None:
-    until = time.monotonic_ns() + 2_000_000
-    while time.monotonic_ns() < until:
+    for _ in range((time.monotonic_ns() - IMPORTED_NS) // 500_000):  # two counters are never that close
         pass
 
 

@@ -15,6 +15,7 @@ from edgefl.run import supervisor
 from tests.process.runs import incidents
 
 MODEL = """
+import contextlib
 import os
 import signal
 import time
@@ -58,7 +59,8 @@ def disturb(file):
     if deed == "stop it":
         for process in (leader, *leader.children(recursive=True)):
             if process.pid != os.getpid():
-                process.suspend()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.suspend()
         os.kill(os.getpid(), signal.SIGSTOP)
         return
     if deed in SIGNALS:
@@ -68,12 +70,18 @@ def disturb(file):
         return
     name = "edgefl-" + deed.removeprefix("kill the ") if deed != "interrupt" else "edgefl-server"
     children = leader.children(recursive=True)
-    process = next(process for process in children if process.name().startswith(name))
+    process = next(process for process in children if named(process, name))
     if deed == "interrupt":
         os.killpg(0, signal.SIGINT)
     else:
         process.kill()
     process.wait()  # without this worker the run does not end by itself
+
+
+def named(process, name):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name().startswith(name)
+    return False
 
 
 def make(input_shape, classes):

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -156,6 +157,19 @@ def test_a_version_made_before_a_kill_is_no_recovery_from_it(tmp_path: Path) -> 
             advanced = run._advanced(findings.kills[0].at_s + 60.0, command)
             assert (advanced, bool(run._waiting)) == (number == 2, number == 1)
     assert findings.kills[0].recovery_s == pytest.approx(60.0)
+
+
+def test_a_kill_that_was_due_when_a_round_ended_is_made_in_the_next_round(tmp_path: Path) -> None:
+    """Each round has its own time, and a round may be shorter than the one before."""
+    plan = Plan(file=tmp_path, kills=1, every_s=1.0)
+    killer = _RandomKiller(plan, stream(0, "test"), one_keeper=False)
+    victim = Mock()
+    command = Mock(**{"family.return_value": {victim: "worker"}, "process.poll.return_value": None})
+    assert killer.turn(command, 1000.0, [], steady=True) == ""
+    killer.environment(tmp_path)
+    assert killer.turn(command, 1.0, [], steady=True) == ""
+    assert killer.turn(command, 100.0, [], steady=True) == "worker"
+    victim.kill.assert_called_once()
 
 
 def sql(folder: Path, statement: str) -> None:

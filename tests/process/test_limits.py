@@ -169,8 +169,8 @@ def test_only_groups_of_ended_owners_are_removed() -> None:
         assert (outer / name).exists()
         owner.kill()
         owner.wait()
-        assert name in groups.remove_orphans(outer)
-        assert not (outer / name).exists()
+        groups.remove_orphans(outer)
+        until(lambda: not (outer / name).exists())  # another process may be removing it
 
 
 def test_a_phone_of_a_killed_owner_is_killed_by_the_next_process_that_makes_groups() -> None:

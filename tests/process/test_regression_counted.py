@@ -54,7 +54,7 @@ def asked(
 ) -> PrepareRequest:
     return PrepareRequest(
         function=locate(function), setup=setup, args=[], kwargs=kwargs, path=list(sys.path), device="moto-g4",
-        network="lte", shots=None, limit_s=120.0,
+        network="lte", shots=None, limit_s=1000.0,
     )  # fmt: skip
 
 

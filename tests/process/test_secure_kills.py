@@ -89,14 +89,14 @@ def test_a_killed_run_is_resumed_under_the_wall_clock(
     """Only updates whose sum was released after the checkpoint may be refused, and rounds that lost half of
     their members because the kill ended their trips."""
     folder = tmp_path / "run"
-    often, end = edgefl.Checkpoint(every_s=0.1), Stop(versions=30)
+    often, end = edgefl.Checkpoint(every_s=0.1), Stop(versions=100)
     wanted = experiment(server=server, strategy=strategy, checkpoint=often, stop=end)
     command = Command.run(wanted, folder)
     wait_for_versions(folder, 5, command)
     command.kill_group()
     command.finish()
     Command("resume", str(folder), "--accept-invalid").ends()
-    assert summary(folder)["versions"] == 30
+    assert summary(folder)["versions"] == 100
     refusals = incidents(folder, "refused")
     assert summary(folder)["dropped_updates"] == len(refusals)
     reasons = ("another sum", "clients uploaded; at least 3 are required")

@@ -16,7 +16,7 @@ from edgefl import Fleet, Model, Stop, Training
 from edgefl.results.record import Record
 from edgefl.strategies import names
 
-from .runs import Command, experiment, summary, trips_of, wait_for
+from .runs import PATIENCE_S, Command, experiment, summary, trips_of, wait_for
 from .test_dynamics import CHURN, check_every_task_has_one_fate
 from .test_virtual_resume import disturbed, outcome, resumable
 
@@ -29,7 +29,7 @@ def test_five_thousand_updates_arrive_as_they_were_sent(transport: str, tmp_path
         fleet=Fleet(devices={"pixel-4": 12, "pixel-3": 12}, network="fios", join_spread_s=1.0),
         model=Model(args={"hidden": [100]}),
         training=Training(steps=2),
-        server=edgefl.Server(transport=transport),
+        server=edgefl.Server(transport=transport, heartbeat_s=PATIENCE_S),
         strategy={"name": "fedstaleweight", "buffer_size": 5, "restart": "immediate"},
         stop=Stop(trips=5000),
     )
@@ -93,7 +93,7 @@ def test_twenty_kills_of_the_server_change_no_bits(
 
 @pytest.mark.parametrize("strategy", names())
 def test_kills_of_workers_change_no_bits(strategy: str, tmp_path: Path) -> None:
-    work = {"model": Model(args={"hidden": [200]}), "training": Training(steps=30), "stop": Stop(trips=2000)}
+    work = {"model": Model(args={"hidden": [200]}), "training": Training(steps=30), "stop": Stop(trips=5000)}
     edgefl.run(wanted(strategy, 1, **work), tmp_path / "calm")
     command = Command.run(wanted(strategy, 2, **work), tmp_path / "killed")
     draw, killed = np.random.default_rng(2), list[int]()

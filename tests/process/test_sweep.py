@@ -189,7 +189,7 @@ def test_only_missing_runs_are_made(swept: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_or_killed_sweep_is_resumed_by_the_same_command(tmp_path: Path) -> None:
-    long = virtual(stop=Stop(versions=400))
+    long = virtual(stop=Stop(versions=1000))
     file = tmp_path / "long.toml"
     file.write_text(config.dump(long))
     out = tmp_path / "sweep"
@@ -286,7 +286,7 @@ def test_a_run_that_had_ended_when_the_signal_came_is_a_finished_run(
 
 @pytest.mark.slow
 def test_interrupted_concurrent_runs_have_checkpoints_and_are_resumed(tmp_path: Path) -> None:
-    long, out = virtual(stop=Stop(versions=400)), tmp_path / "sweep"
+    long, out = virtual(stop=Stop(versions=1000)), tmp_path / "sweep"
     file = Command.write(long, tmp_path / "long")
     arguments = ("sweep", str(file), "--seeds", "1..3", "--jobs", "2", "--out", str(out))
     folders = [out / "runs" / f"fedbuff-seed-{seed}" for seed in (1, 2, 3)]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from edgefl.host.channel import Closed, pair
-from edgefl.host.children import Exit
+from edgefl.host.children import Exit, end_children
 from edgefl.host.forked import call_forked
 
 MANY = 10 << 20
@@ -54,7 +54,7 @@ def test_a_result_does_not_wait_for_processes_that_the_call_leaves() -> None:
 
 def test_waiting_ends_at_the_limit_or_with_the_caller() -> None:
     def call() -> bytes:
-        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGSTOP)
         return b""
 
     with pytest.raises(TimeoutError):
@@ -63,8 +63,7 @@ def test_waiting_ends_at_the_limit_or_with_the_caller() -> None:
     theirs.close()
     with ours, pytest.raises(Closed):
         call_forked("edgefl-test", call, caller=ours.fileno())
-    os.wait()
-    os.wait()
+    end_children()
 
 
 @pytest.mark.parametrize("action", [signal.SIG_IGN, lambda *_: os.waitpid(-1, os.WNOHANG)])

@@ -282,8 +282,10 @@ def test_the_kits_file_refuses_impossible_numbers(
     assert "--threads must be at least 1, and --minutes above 0 and below 10000" in capsys.readouterr().err
 
 
-def test_this_hosts_networks_are_compared_with_the_kit(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = json.loads(result.read_text())
+def test_this_hosts_networks_are_compared_with_the_kit(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {row.network: {"wall_s": 1.0, "cpu_s": row.seconds} for row in parts_of(TYPICAL)}
+    facts = {"kit": kit.VERSION, "device": "Board", "runtime": "torch", "threads": 1, "cores": 1}
+    measured = {**facts, "parts": parts}
     monkeypatch.setattr(kit, "measure", lambda *_: measured)
     work = StepWork(conv_flop=1e9)
     expected = fit_kit(msgspec.convert(measured, KitResult).rows()).model.seconds(work)

@@ -186,12 +186,14 @@ print("ready", flush=True)
 for line in sys.stdin:
     if line != "nothing\\n":
         end, keep = os.pipe()
+        known = line == "child of which a refresh knows\\n"
         if (child := os.fork()) == 0:
             os.close(keep)
+            if known:
+                print("started", flush=True)  # so it has run, and has page faults
             os.read(end, 1)
             os._exit(0)
-        if line == "child of which a refresh knows\\n":
-            print("started", flush=True)
+        if known:
             sys.stdin.readline()
         os.close(keep)
         try:

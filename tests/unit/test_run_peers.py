@@ -67,6 +67,13 @@ def test_a_starting_peer_has_more_time_and_an_expelled_one_is_not_found_again(ta
     assert table.silent() == []
 
 
+def test_a_dismissed_peer_may_be_silent(table: Table) -> None:
+    """During the last evaluation, workers that needed more than the heartbeat's time to exit were hangs."""
+    table.ready(CLIENT, 0).dismissed = True
+    table.now += 60.0
+    assert table.silent() == []
+
+
 def test_peers_can_be_replaced_while_silent_ones_are_iterated(table: Table) -> None:
     for number in range(5):
         table.ready(CLIENT, number)
