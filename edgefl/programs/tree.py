@@ -35,6 +35,9 @@ REFRESH_NS = 40_000_000
 """Age at which the list of processes is refreshed, in ns, unless it is known to be complete."""
 LONGEST_NS = 10 * REFRESH_NS
 """Age at which the list is always refreshed: in some containers, /proc/loadavg lacks the newest pid."""
+UNSEEN_NS = 10 * REFRESH_NS
+"""Maximum time without stops, in ns, for which a parent that does not wait for its children may have had some
+although no refresh saw one."""
 MEMORY_PAUSE = 20
 """Ratio of the minimum pause after a memory reading to the CPU time that the reading took."""
 RUN_VARIABLE = "EDGEFL_RUN"
@@ -62,7 +65,8 @@ class ProcessTree:
         self._faults_before: dict[int, int] = {}
         """The result of `waited_faults` at the last refresh, for each parent of one of ``children``."""
         self._losing: dict[int, int] = {}
-        """CPU time, in ns, at the last refresh of each parent that did not wait for a child."""
+        """Parents that did not wait for a child, and the time without stops, in ns, for which refreshes have
+        seen no child of theirs since the last lost one."""
         self.ended_ns = 0
         """CPU time, in ns, of ended processes that no process of the tree has waited for."""
         self.orphans: set[int] = set()
@@ -92,7 +96,7 @@ class ProcessTree:
     def refresh(self) -> None:
         """Update the list of processes."""
         self._refreshed_ns = self._checked_ns = time.monotonic_ns()
-        before, self._last_pid = self._last_pid, last_pid()
+        self._last_pid = last_pid()
         before_ns, self._awake_ns = (
             self._awake_ns,
             self._refreshed_ns - self._halted_until_ns(self._refreshed_ns),
@@ -122,9 +126,6 @@ class ProcessTree:
                         # Read before the children's, so that a child reaped in between does not seem lost.
                         faults[pid] = waited_faults(pid) or 0
         self._count_lost(alive, self._awake_ns - before_ns)
-        if self._last_pid != before:
-            self._count_unseen(self._awake_ns - before_ns)
-        self._losing = {pid: used_ns for pid in self._losing if (used_ns := _cpu_ns(pid)) is not None}
         for pid, target in self._members.items():
             if pid not in alive:
                 target.close()
@@ -145,8 +146,14 @@ class ProcessTree:
         the kernel adds both to the totals of the process: the time in ticks, but the faults exactly. So if
         fewer faults were added than the child had at the last refresh, no process has waited for it. The
         upper estimate of the CPU time that it used since then is ``ran_ns``, the time since the last refresh
-        without stops; this also covers children of the same parent that no refresh saw.
+        without stops; this also covers children of the same parent that no refresh saw. If refreshes between
+        two lost children saw none, the time between both counts too, up to `UNSEEN_NS`.
         """
+        seen = {child.parent for child in self.children.values()}
+        self._losing = {
+            pid: unseen_ns + ran_ns * (pid not in seen) for pid, unseen_ns in self._losing.items()
+        }
+        ended_parents = {pid for pid in self._losing if pid not in alive}
         ended = {pid: child for pid, child in self.children.items() if pid not in alive and has_ended(pid)}
         added = {
             pid: now - before
@@ -156,8 +163,6 @@ class ProcessTree:
         for child in ended.values():
             heirs = [pid for pid in self._ancestors(child) if pid not in ended]
             if heirs[0] not in added:  # it has ended too, or edgefl has waited for it
-                if child.parent in self._losing:
-                    self.uncounted_ns += ran_ns
                 continue
             if heirs[0] == child.parent:  # otherwise any of them may have adopted the child
                 del heirs[1:]
@@ -167,23 +172,18 @@ class ProcessTree:
                     added[pid] -= faults
                     break
             else:
-                self._losing.setdefault(child.parent, 0)
                 self.ended_ns += child.used_ns
-                self.uncounted_ns += ran_ns
+                self.uncounted_ns += ran_ns + self._unseen_ns(child.parent)
+                self._losing[child.parent] = 0
+                ended_parents.discard(child.parent)
+        for pid in ended_parents:  # its last children have ended with it
+            self.uncounted_ns += ran_ns * (pid in seen) + self._unseen_ns(pid)
+        self._losing = {pid: unseen_ns for pid, unseen_ns in self._losing.items() if pid in alive}
 
-    def _count_unseen(self, ran_ns: int) -> None:
-        """Count the CPU time of children that started and ended since the last refresh, which saw none.
-
-        Only parents that did not wait for an earlier child can have had them. The upper estimate is the time
-        without stops that the parent itself did not use; a parent that did not run started no child.
-        """
-        parents = {child.parent for child in self.children.values()}
-        for pid, before_ns in self._losing.items():
-            if pid not in parents:
-                now_ns = _cpu_ns(pid)
-                used_ns = 0 if now_ns is None else now_ns - before_ns
-                if used_ns or now_ns is None:
-                    self.uncounted_ns += max(0, ran_ns - used_ns)
+    def _unseen_ns(self, parent: int) -> int:
+        """Return the time without stops, in ns, for which no refresh saw a child of ``parent``; 0 if long."""
+        unseen_ns = self._losing.get(parent, 0)
+        return unseen_ns if unseen_ns <= UNSEEN_NS else 0
 
     def _ancestors(self, child: Child | None) -> Iterator[int]:
         """Yield the parent of a child, the parent's parent and so on, as they were at the last refresh."""
@@ -391,14 +391,11 @@ def waited_faults(pid: int) -> int | None:
 
 def has_ended(pid: int) -> bool:
     """Return True if a process has ended, and its parent has waited for it or does not wait for children."""
-    return _cpu_ns(pid) is None
-
-
-def _cpu_ns(pid: int) -> int | None:
-    """Return the CPU time of a process, in ns; None if it has ended and is no zombie."""
-    with contextlib.suppress(ProcessLookupError):
-        return cpu_ns(pid)
-    return None
+    try:
+        cpu_ns(pid)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def waited_for_ns(stat: list[str]) -> int:
