@@ -285,12 +285,11 @@ class _OwnFolders:
             remove(outer.folder / self._name)
 
 
-def remove_orphans(outer: Path) -> list[str]:
-    """Remove the groups in ``outer`` whose owner has ended; return their names.
+def remove_orphans(outer: Path) -> None:
+    """Remove the groups in ``outer`` whose owner has ended.
 
     Processes in groups of phones (`PHONE_GROUP`) are killed; all others are moved to ``outer``.
     """
-    removed = []
     for folder in _children(outer):
         match = _NAME.fullmatch(folder.name)
         if match and started(int(match[1])) != match[2]:
@@ -299,8 +298,6 @@ def remove_orphans(outer: Path) -> list[str]:
                     _kill(group)
             _empty(folder, outer)
             remove(folder)
-            removed.append(folder.name)
-    return removed
 
 
 def _kill(folder: Path) -> None:

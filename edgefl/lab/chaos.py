@@ -255,8 +255,8 @@ class _RandomKiller:
         return kind
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Return no environment variables; a due kill waits until the next command's run has recovered."""
-        self._from_s = None  # each round has its own time
+        """Return no variables for the next command; the pause before the next kill begins anew."""
+        self._from_s = None  # the next command may be that of another round, which has its own time
         return {}
 
 

@@ -36,8 +36,8 @@ REFRESH_NS = 40_000_000
 LONGEST_NS = 10 * REFRESH_NS
 """Age at which the list is always refreshed: in some containers, /proc/loadavg lacks the newest pid."""
 UNSEEN_NS = 10 * REFRESH_NS
-"""Maximum time without stops, in ns, for which a parent that does not wait for its children may have had some
-although no refresh saw one."""
+"""Maximum time without stops, in ns, between two ended children of a parent that does not wait for them, for
+which the parent is assumed to have had other children that no refresh saw."""
 MEMORY_PAUSE = 20
 """Ratio of the minimum pause after a memory reading to the CPU time that the reading took."""
 RUN_VARIABLE = "EDGEFL_RUN"
@@ -65,8 +65,7 @@ class ProcessTree:
         self._faults_before: dict[int, int] = {}
         """The result of `waited_faults` at the last refresh, for each parent of one of ``children``."""
         self._losing: dict[int, int] = {}
-        """Parents that did not wait for a child, and the time without stops, in ns, for which refreshes have
-        seen no child of theirs since the last lost one."""
+        """Parents that lost a child (see `_count_lost`), and the time without stops since then, in ns."""
         self.ended_ns = 0
         """CPU time, in ns, of ended processes that no process of the tree has waited for."""
         self.orphans: set[int] = set()
@@ -140,20 +139,17 @@ class ProcessTree:
         self._members, self._faults_before = alive, faults
 
     def _count_lost(self, alive: Container[int], ran_ns: int) -> None:
-        """Count the CPU time of children that ended after the last refresh, and that no process waited for.
+        """Count the CPU time of lost children, which ended after the last refresh without a waiting process.
 
-        The kernel discards the CPU time and the page faults of such a child. If a process waits for a child,
+        The kernel discards the CPU time and the page faults of a lost child. If a process waits for a child,
         the kernel adds both to the totals of the process: the time in ticks, but the faults exactly. So if
         fewer faults were added than the child had at the last refresh, no process has waited for it. The
         upper estimate of the CPU time that it used since then is ``ran_ns``, the time since the last refresh
-        without stops; this also covers children of the same parent that no refresh saw. If refreshes between
-        two lost children saw none, the time between both counts too, up to `UNSEEN_NS`.
+        without stops. The time since the parent lost another child, if longer but at most `UNSEEN_NS`, counts
+        instead, because the parent may have had children that no refresh saw.
         """
-        seen = {child.parent for child in self.children.values()}
-        self._losing = {
-            pid: unseen_ns + ran_ns * (pid not in seen) for pid, unseen_ns in self._losing.items()
-        }
-        ended_parents = {pid for pid in self._losing if pid not in alive}
+        self._losing = {pid: since_ns + ran_ns for pid, since_ns in self._losing.items()}
+        ended_parents = {pid: 0 for pid in self._losing if pid not in alive and has_ended(pid)}
         ended = {pid: child for pid, child in self.children.items() if pid not in alive and has_ended(pid)}
         added = {
             pid: now - before
@@ -163,6 +159,8 @@ class ProcessTree:
         for child in ended.values():
             heirs = [pid for pid in self._ancestors(child) if pid not in ended]
             if heirs[0] not in added:  # it has ended too, or edgefl has waited for it
+                if child.parent in ended_parents:
+                    ended_parents[child.parent] += 1
                 continue
             if heirs[0] == child.parent:  # otherwise any of them may have adopted the child
                 del heirs[1:]
@@ -173,17 +171,17 @@ class ProcessTree:
                     break
             else:
                 self.ended_ns += child.used_ns
-                self.uncounted_ns += ran_ns + self._unseen_ns(child.parent)
-                self._losing[child.parent] = 0
-                ended_parents.discard(child.parent)
-        for pid in ended_parents:  # its last children have ended with it
-            self.uncounted_ns += ran_ns * (pid in seen) + self._unseen_ns(pid)
-        self._losing = {pid: unseen_ns for pid, unseen_ns in self._losing.items() if pid in alive}
+                self.uncounted_ns += max(ran_ns, self._unseen_ns(child.parent))
+                if child.parent in alive or child.parent in ended_parents:
+                    self._losing[child.parent] = 0
+        for pid, children in ended_parents.items():  # that many children ended with it
+            self.uncounted_ns += max(ran_ns * children, self._unseen_ns(pid))
+            del self._losing[pid]
 
     def _unseen_ns(self, parent: int) -> int:
-        """Return the time without stops, in ns, for which no refresh saw a child of ``parent``; 0 if long."""
-        unseen_ns = self._losing.get(parent, 0)
-        return unseen_ns if unseen_ns <= UNSEEN_NS else 0
+        """Return the time since a parent last lost a child, in ns; 0 if it is longer than `UNSEEN_NS`."""
+        since_ns = self._losing.get(parent, 0)
+        return since_ns if since_ns <= UNSEEN_NS else 0
 
     def _ancestors(self, child: Child | None) -> Iterator[int]:
         """Yield the parent of a child, the parent's parent and so on, as they were at the last refresh."""

@@ -30,6 +30,7 @@ import torch
 
 from edgefl.devices.schema import Device
 from edgefl.host.forked import call_forked
+from edgefl.host.groups import process_stat
 from edgefl.host.process import keep_stops, threads_of
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
@@ -231,11 +232,11 @@ AFTER_S = 0.05
 """Time in seconds for which threads that a call left running are watched after the call."""
 THREAD_WAITS = 4
 """Number of seconds for which a call may wait per CPU second of its other threads."""
-MIN_CALLS = 3
-"""Minimum number of calls that are timed; the one with the shortest waits counts."""
+MIN_CALLS, MAX_CALLS = 3, 10
+"""Number of calls that are timed; the one with the shortest waits counts. Only calls that wait are repeated
+more often than `MIN_CALLS` times, because a busy host may delay several in a row."""
 MORE_S, PAUSE_S = 1.0, 0.02
-"""Calls that wait are repeated until this time in seconds has passed, with pauses, because a busy host may
-delay several in a row."""
+"""Time in seconds after which calls are not repeated any more, and the pause before each repeated call."""
 ORDINARY_STEPS = 98.0
 """Number of steps of the five-body problem in Python that take as long as `_ordinary`, measured in CPython
 3.11 on an AMD EPYC (90 to 102 in 15 repetitions)."""
@@ -265,8 +266,11 @@ def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: De
     per_call_s = calling_s()
     native_s, waits_s, links_s = list[float](), list[float](), list[float]()
     limit_s, until_s = 0.0, time.monotonic() + MORE_S
-    while len(waits_s) < MIN_CALLS or (min(waits_s) > limit_s and time.monotonic() < until_s):
-        time.sleep(PAUSE_S if len(waits_s) >= MIN_CALLS else 0.0)
+    for number in range(MAX_CALLS):
+        if number >= MIN_CALLS:
+            if min(waits_s) <= limit_s or time.monotonic() > until_s:
+                break
+            time.sleep(PAUSE_S)
         clock, others_s, delayed_s = DeviceClock(0.0, 0.0), _others_s(), _others_delayed_s()
         handle.begin(clock)
         beside_s, all_s, calls = beside_torch(run, 1)
@@ -282,11 +286,17 @@ def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: De
         return _Part(untimed=WAITS)
     if min(native_s) > MIN_REST * link_s + SOME_S:  # sending itself takes some CPU time
         return _Part(untimed=NATIVE_CODE)
-    others_s = _others_s() + _others_delayed_s()
-    time.sleep(0.0 if _alone() else AFTER_S)
-    if _others_s() + _others_delayed_s() - others_s > SOME_S:
-        return _Part(untimed=WORKS_ON)
-    return _Part(link_s=link_s)
+    return _Part(untimed=WORKS_ON) if _works_on() else _Part(link_s=link_s)
+
+
+def _works_on() -> bool:
+    """Return True if other threads compute in the next `AFTER_S` seconds, or wait for a core after them."""
+    if _alone():
+        return False
+    others_s, own = _others_s(), f"/{threading.get_native_id()}"
+    time.sleep(AFTER_S)
+    threads = [thread for thread, _ in threads_of(os.getpid()) if not thread.endswith(own)]
+    return _others_s() - others_s > SOME_S or any(process_stat(one)[:1] == ["R"] for one in threads)
 
 
 def _alone() -> bool:

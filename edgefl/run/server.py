@@ -202,7 +202,7 @@ class ServerLoop:
         if self._stopped is not None:
             if message.role == control.EVALUATOR:
                 self._evaluation.give_up()
-            else:  # remove a dismissed peer, which would appear silent during the last evaluation
+            else:
                 self._peers.remove(message.role, message.peer, message.epoch)
             return
         peer = self._lifecycle.departed(message)

@@ -149,6 +149,11 @@ def first_call_is_another() -> None:
         pass
 
 
+def waits_in_its_first_calls() -> None:
+    CALLS.append(0)
+    time.sleep(0.01 if len(CALLS) <= 6 else 0.0)
+
+
 async def waits(seconds: float) -> int:
     await asyncio.sleep(seconds)
     return sum(number for number in range(100))

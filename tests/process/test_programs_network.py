@@ -63,7 +63,7 @@ def echo() -> Iterator[Echo]:
 
 
 PORTS = itertools.count(10_000 + os.getpid() * 101 % 20_000)
-"""Ports that Linux gives to no process by itself, and other test processes begin elsewhere."""
+"""Ports below those that Linux gives to programs that ask for any port."""
 
 
 def free_port() -> int:

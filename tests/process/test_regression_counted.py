@@ -6,15 +6,18 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, NotMet
 from edgefl.regression import baseline
 from edgefl.regression.callgrind import count_native, why_not
+from edgefl.regression.counted import _works_on
 from edgefl.regression.counts import (
     INSTRUCTIONS,
     NATIVE_CODE,
@@ -29,6 +32,7 @@ from edgefl.regression.counts import (
 from edgefl.regression.measure import count
 from edgefl.regression.measurement import MeasurementPlan
 from edgefl.regression.process import FunctionLocation, MeasuringProcess, PrepareRequest, locate
+from tests.patience import Patience
 from tests.process import counted_steps as steps
 from tests.process import native_steps as natives
 
@@ -103,6 +107,32 @@ def test_waiting_for_a_thread_that_computes_and_sending_are_explained(
     process: MeasuringProcess, function: Callable[..., Any]
 ) -> None:
     assert counted(process, function).untimed == ""
+
+
+def test_a_call_that_only_waits_sometimes_is_explained(process: MeasuringProcess) -> None:
+    """On a busy host, a call may wait for a thread that has no core, several times in a row."""
+    assert counted(process, steps.waits_in_its_first_calls).untimed == ""
+
+
+def test_a_thread_without_a_core_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux shows how long a thread waited for a core only after the wait."""
+    monkeypatch.setattr("edgefl.regression.counted._others_s", lambda: 0.0)
+    goes_on = True
+
+    def sorts() -> None:
+        while goes_on:
+            np.random.default_rng(0).random(1 << 22).sort()
+
+    patience = Patience(60.0)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(sorts)
+        try:
+            while not _works_on():
+                assert not patience.over()
+        finally:
+            goes_on = False
+        while _works_on():  # an idle thread does not
+            assert not patience.over()
 
 
 def test_counts_are_equal_under_other_conditions(

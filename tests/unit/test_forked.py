@@ -6,10 +6,11 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
 from edgefl.host.channel import Closed, pair
-from edgefl.host.children import Exit, end_children
+from edgefl.host.children import Exit
 from edgefl.host.forked import call_forked
 
 MANY = 10 << 20
@@ -53,6 +54,8 @@ def test_a_result_does_not_wait_for_processes_that_the_call_leaves() -> None:
 
 
 def test_waiting_ends_at_the_limit_or_with_the_caller() -> None:
+    before = {*psutil.Process().children()}
+
     def call() -> bytes:
         os.kill(os.getpid(), signal.SIGSTOP)
         return b""
@@ -63,7 +66,11 @@ def test_waiting_ends_at_the_limit_or_with_the_caller() -> None:
     theirs.close()
     with ours, pytest.raises(Closed):
         call_forked("edgefl-test", call, caller=ours.fileno())
-    end_children()
+    left = {*psutil.Process().children()} - before
+    assert len(left) == 2
+    for child in left:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.parametrize("action", [signal.SIG_IGN, lambda *_: os.waitpid(-1, os.WNOHANG)])

@@ -179,33 +179,46 @@ def test_children_that_no_process_waits_for_are_noticed(flags: int, lost: bool) 
     assert (kept.uncounted_ns > 0, kept.ended_ns >= 5 * MS) == (lost, lost)
 
 
-@pytest.mark.parametrize(("unseen_ns", "counted_ns"), [(0, 0), (UNSEEN_NS, UNSEEN_NS), (UNSEEN_NS + 1, 0)])
+@pytest.mark.parametrize(
+    ("unseen_ns", "counted_ns"), [(100, 100), (UNSEEN_NS, UNSEEN_NS), (UNSEEN_NS + 1, 100)]
+)
 def test_a_short_time_between_two_lost_children_counts(
     unseen_ns: int, counted_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Children may have started and ended between two refreshes of which neither saw one."""
+    """Children of a parent may have started and ended between refreshes that saw only one that stays."""
     monkeypatch.setattr(tree, "waited_faults", lambda pid: 0)
     monkeypatch.setattr(tree, "has_ended", lambda pid: True)
-    kept, first = ProcessTree(os.getpid()), {2: Child(1, 5, 5)}
-    for children, ran_ns in ((first, 100), ({}, unseen_ns), (first, 100)):
+    kept, stays = ProcessTree(os.getpid()), {9: Child(1, 5, 5)}
+    one = stays | {2: Child(1, 5, 5)}
+    for children, ran_ns in ((one, 100), (stays, unseen_ns - 100), (one, 100)):
         kept.children, kept._faults_before = children, {1: 0}
-        kept._count_lost([1], ran_ns)
-    assert kept.uncounted_ns == 200 + counted_ns
+        kept._count_lost([1, 9], ran_ns)
+    assert kept.uncounted_ns == 100 + counted_ns
     kept.children = {}
     kept._count_lost([1], 30)
-    assert kept.uncounted_ns == 200 + counted_ns
+    assert kept.uncounted_ns == 100 + counted_ns
     kept._count_lost([], 40)
-    assert kept.uncounted_ns == 200 + counted_ns + 30 + 40
+    assert kept.uncounted_ns == 100 + counted_ns + 30 + 40
 
 
-def test_a_child_that_ends_with_its_parent_counts_if_the_parent_has_lost_one(
+def test_children_that_end_with_their_parent_count_if_the_parent_has_lost_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tree, "has_ended", lambda pid: True)
     kept = ProcessTree(os.getpid())
-    kept.children, kept._losing = {2: Child(1, 5, 5), 4: Child(3, 5, 5)}, {1: 0}
+    kept.children = {2: Child(1, 5, 5), 4: Child(3, 5, 5), 5: Child(1, 5, 5)}
+    kept._losing = {1: 0}
     kept._count_lost([], 100)
-    assert kept.uncounted_ns == 100
+    assert kept.uncounted_ns == 200
+
+
+def test_a_parent_out_of_reach_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If its own parent ends, a refresh sees it again when edgefl has adopted it."""
+    monkeypatch.setattr(tree, "has_ended", lambda pid: False)
+    kept = ProcessTree(os.getpid())
+    kept._losing = {1: 0}
+    kept._count_lost([], 100)
+    assert (kept.uncounted_ns, kept._losing) == (0, {1: 100})
 
 
 @pytest.mark.parametrize(
