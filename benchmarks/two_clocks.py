@@ -105,7 +105,8 @@ def _arrived(record: Record) -> dict[tuple[int, int], tuple[float, float, float,
     """Map (client, trip number) of each trip that arrived to its start time, arrival time and declared
     duration in seconds, and its staleness.
 
-    Trips that arrived after the end are left out: their number depends on how long the server takes to end.
+    Trips that the end of the run discarded are left out, because the number of those that arrive after the
+    end depends on how long the server takes to end.
     """
     trips = record.trips
     rows = zip(trips["reason"].tolist(), *(trips[name].tolist() for name in COLUMNS), strict=True)

@@ -233,6 +233,8 @@ class _RandomKiller:
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
         """Kill a process if a kill is due, and return its kind; return "" if nothing was killed."""
+        if self._from_s is not None and now_s < self._from_s:
+            self._from_s = None  # another round has begun, whose time begins at 0
         if self._from_s is None and (steady or self._early):
             self._from_s = now_s
         if self._from_s is None or now_s < self._from_s + self._gap_s or not self.more:
@@ -255,8 +257,6 @@ class _RandomKiller:
         return kind
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Return no variables for the next command; the pause before the next kill begins anew."""
-        self._from_s = None  # the next command may be that of another round, which has its own time
         return {}
 
 

@@ -36,8 +36,8 @@ REFRESH_NS = 40_000_000
 LONGEST_NS = 10 * REFRESH_NS
 """Age at which the list is always refreshed: in some containers, /proc/loadavg lacks the newest pid."""
 UNSEEN_NS = 10 * REFRESH_NS
-"""Maximum time without stops, in ns, between two ended children of a parent that does not wait for them, for
-which the parent is assumed to have had other children that no refresh saw."""
+"""If a parent loses two children (`ProcessTree._count_lost`) within this time in ns, stops excluded, it is
+assumed to have had others in between, which no refresh saw."""
 MEMORY_PAUSE = 20
 """Ratio of the minimum pause after a memory reading to the CPU time that the reading took."""
 RUN_VARIABLE = "EDGEFL_RUN"
@@ -139,14 +139,14 @@ class ProcessTree:
         self._members, self._faults_before = alive, faults
 
     def _count_lost(self, alive: Container[int], ran_ns: int) -> None:
-        """Count the CPU time of lost children, which ended after the last refresh without a waiting process.
+        """Count the CPU time of lost children: those that no process waited for when they ended.
 
         The kernel discards the CPU time and the page faults of a lost child. If a process waits for a child,
         the kernel adds both to the totals of the process: the time in ticks, but the faults exactly. So if
         fewer faults were added than the child had at the last refresh, no process has waited for it. The
         upper estimate of the CPU time that it used since then is ``ran_ns``, the time since the last refresh
-        without stops. The time since the parent lost another child, if longer but at most `UNSEEN_NS`, counts
-        instead, because the parent may have had children that no refresh saw.
+        without stops. If the parent lost another child before, at most `UNSEEN_NS` ago, the time since then
+        counts instead, because other children may have run that no refresh saw.
         """
         self._losing = {pid: since_ns + ran_ns for pid, since_ns in self._losing.items()}
         ended_parents = {pid: 0 for pid in self._losing if pid not in alive and has_ended(pid)}

@@ -31,7 +31,7 @@ import torch
 from edgefl.devices.schema import Device
 from edgefl.host.forked import call_forked
 from edgefl.host.groups import process_stat
-from edgefl.host.process import keep_stops, threads_of
+from edgefl.host.process import ThreadSchedule, keep_stops, threads_of
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
 from edgefl.regression.bytecode import CodeName, KeptThreads, NotCounted, count_instructions
@@ -293,15 +293,20 @@ def _works_on() -> bool:
     """Return True if other threads compute in the next `AFTER_S` seconds, or wait for a core after them."""
     if _alone():
         return False
-    others_s, own = _others_s(), f"/{threading.get_native_id()}"
+    others_s = _others_s()
     time.sleep(AFTER_S)
-    threads = [thread for thread, _ in threads_of(os.getpid()) if not thread.endswith(own)]
-    return _others_s() - others_s > SOME_S or any(process_stat(one)[:1] == ["R"] for one in threads)
+    return _others_s() - others_s > SOME_S or any(process_stat(one)[:1] == ["R"] for one in _others())
 
 
 def _alone() -> bool:
     """Return True if this process has one thread."""
     return len(os.listdir("/proc/self/task")) == 1
+
+
+def _others() -> dict[str, ThreadSchedule]:
+    """Return the schedules of this process's other threads, keyed by ``PID/task/TID``."""
+    own = f"{os.getpid()}/task/{threading.get_native_id()}"
+    return {thread: schedule for thread, schedule in threads_of(os.getpid()) if thread != own}
 
 
 def _others_s() -> float:
@@ -314,9 +319,7 @@ def _others_delayed_s() -> float:
 
     Threads that have ended are left out.
     """
-    own = f"/{threading.get_native_id()}"
-    found = threads_of(os.getpid())
-    return sum(schedule.waited_ns for thread, schedule in found if not thread.endswith(own)) / 1e9
+    return sum(schedule.waited_ns for schedule in _others().values()) / 1e9
 
 
 # ---- code ----------------------------------------------------------------------------------------

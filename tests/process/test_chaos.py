@@ -166,7 +166,6 @@ def test_a_kill_that_was_due_when_a_round_ended_is_made_in_the_next_round(tmp_pa
     victim = Mock()
     command = Mock(**{"family.return_value": {victim: "worker"}, "process.poll.return_value": None})
     assert killer.turn(command, 1000.0, [], steady=True) == ""
-    killer.environment(tmp_path)
     assert killer.turn(command, 1.0, [], steady=True) == ""
     assert killer.turn(command, 100.0, [], steady=True) == "worker"
     victim.kill.assert_called_once()

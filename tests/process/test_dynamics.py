@@ -70,10 +70,11 @@ def events_of(folder: Path, *types: type) -> list[Any]:
 CHURN = Churn(mean_online_s=0.8, mean_offline_s=0.3, die_per_trip=0.1)
 
 
-def check_every_task_has_one_fate(folder: Path, figures: dict[str, Any]) -> None:
+def check_every_task_has_one_fate(folder: Path, figures: dict[str, Any], online: float = 0.2) -> None:
+    """``online`` is a share of the time for which the clients were online longer."""
     assert figures["integrity"]["checksum_mismatches"] == 0
     there = figures["availability"]
-    assert 0 < there["online_share"] < 1
+    assert online < there["online_share"] < 1
     assert there["left"] == sum(there["reasons"].values()) >= there["returned"] > 0
     with Record(folder) as record:
         fates, reasons = record.trips["fate"].tolist(), record.trips["reason"].tolist()
@@ -90,7 +91,7 @@ def test_declared_deaths_kill_the_clients_processes(tmp_path: Path) -> None:
     of = fleet(tmp_path, thermal=True, battery=True, churn=deadly, rejoin_s=0.2)
     figures = edgefl.run(wanted("wall", of, stop=Stop(versions=15)), tmp_path / "run").summary()
     assert figures["versions"] == 15
-    check_every_task_has_one_fate(tmp_path / "run", figures)
+    check_every_task_has_one_fate(tmp_path / "run", figures, online=0.0)  # real starts take time
     killed = [event for event in events_of(tmp_path / "run", Died) if event.reason == "signal 9"]
     assert figures["incidents"]["death"] == len(killed)
     assert killed

@@ -63,9 +63,8 @@ def test_each_busy_process_has_a_core_of_the_device(
     with start([phone("sh", "-c", command, share=(0.05, 0.1, 0.1))], options(throttle=throttle)) as running:
         while (begun := running.states.get(0)) is None or begun.processes < processes:
             running.turn(0.5)
-        while (
-            first := running.states[0]
-        ).wall_s <= begun.wall_s + 0.5:  # some may have started since the last stop
+        # Some processes may have started since the last stop.
+        while (first := running.states[0]).wall_s <= begun.wall_s + 0.5:
             running.turn(0.5)
         while not first.cpu_s + 0.4 < (last := running.states[0]).cpu_s <= last.declared_cpu_s + 0.1:
             running.turn(0.5)
