@@ -452,7 +452,7 @@ class UpdateFormat(NamedTuple):
         return self._scales_at(size) + (4 * -(-size // SCALE_BLOCK) if self.scaled else 0)
 
     def exact(self, statistics: int) -> int:
-        """Return the number of running statistics that follow as float32: 0 unless the format rounds."""
+        """Return how many running statistics follow an update as float32: 0 unless the format rounds."""
         return 0 if self.dtype is np.float32 else statistics
 
     def values(self, raw: Raw, size: int) -> Update:

@@ -233,8 +233,8 @@ AFTER_S = 0.05
 THREAD_WAITS = 4
 """Number of seconds for which a call may wait per CPU second of its other threads."""
 MIN_CALLS, MAX_CALLS = 3, 10
-"""Number of calls that are timed; the one with the shortest waits counts. Only calls that wait are repeated
-more often than `MIN_CALLS` times, because a busy host may delay several in a row."""
+"""Minimum and maximum number of timed calls, of which the one with the shortest waits counts. More than the
+minimum are made only while all calls so far have waited, because a busy host may delay several in a row."""
 MORE_S, PAUSE_S = 1.0, 0.02
 """Time in seconds after which calls are not repeated any more, and the pause before each repeated call."""
 ORDINARY_STEPS = 98.0
@@ -290,7 +290,7 @@ def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: De
 
 
 def _works_on() -> bool:
-    """Return True if other threads compute in the next `AFTER_S` seconds, or wait for a core after them."""
+    """Return True if other threads compute in the next `AFTER_S` seconds, or then wait for a core."""
     if _alone():
         return False
     others_s = _others_s()
