@@ -475,6 +475,8 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
         rows.append((NO_PROGRESS, summary["no_progress"]))
     if "attackers" in summary and (failed := failed_attacks(summary["attackers"])):
         rows.append(("attackers", failed))
+    if clipped := summary["incidents"].get("clipped"):
+        rows.append(("server.secure.clip", f"limited elements of {many(clipped, 'update')}"))
     found = summary["on_clients"] or {}
     for kind in ("global", "personal"):
         if kind in found:

@@ -284,6 +284,9 @@ class Engine:
         trip.arrival, trip.staleness = arrival, self.core.arrival_version - lease.version
         norm, distance = self.aggregator.measure(lease) if self._measures else (None, 0.0)
         self.aggregator.delivered(lease.slot)
+        if result.clipped:
+            detail = f"update of task {result.task}: {result.clipped} elements beyond server.secure.clip"
+            self.store.incident(arrival.at_s, arrival.client, "clipped", detail)
         return Arrived(
             arrival.client,
             result.task,

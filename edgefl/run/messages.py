@@ -134,6 +134,8 @@ class TaskResult(_Message, frozen=True, tag=23):
     """Sequence number of the order to which the task belongs; see `Task.order`."""
     times: TripTimes | None = None
     """Times that a client has measured; None from a worker, which computes at full speed."""
+    clipped: Count = 0
+    """Number of elements of the update that ``server.secure.clip`` limited."""
 
     def measured(self) -> TripTimes:
         """Return the measured times. Raises `WireError` if they are missing."""

@@ -63,6 +63,7 @@ class UpdateMaker:
             self._hidden = HiddenUpdates(phones, secure.kind, rules, norm_limit(experiment, rules))
             self._plain = False
         self._sum: int | None = None
+        self._clipped = 0
         self._size, shape = workload.flat.size, buffer.shape
         self._blocks = blocks(self._size, len(workload.vectors))
         self._own = self._size * len(workload.client_vectors)
@@ -160,7 +161,8 @@ class UpdateMaker:
                 np.subtract(trained[part], base[part], out=floats)
         elif start == 0 and self._hidden is not None:
             np.subtract(trained, base, out=trained)
-            self._hidden.write(raw, trained, Trip(client, task, cohort, self._workload.own_weight(client)))
+            trip = Trip(client, task, cohort, self._workload.own_weight(client))
+            self._clipped = self._hidden.write(raw, trained, trip)
         elif start == 0:
             old = new = None  # rounding residual of the client's last update, and of this one
             if not model:
@@ -200,6 +202,7 @@ class UpdateMaker:
             failed=trained.failed,
             order=task.order,
             times=times,
+            clipped=self._clipped,
         )
 
     def _parts(self, raw: Raw) -> tuple[Update, Floats | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sqlite3
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 import edgefl
 from edgefl import Experiment, Fleet, Server, Stop
@@ -19,6 +21,7 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Churn, Privacy, Secure
 from edgefl.lab.verify import verify
 from edgefl.results.record import Record
+from edgefl.results.report import summary_table
 from edgefl.results.result import Result
 from edgefl.run.demands import checked
 from edgefl.run.hidden import rules_of
@@ -82,6 +85,7 @@ def test_a_run_with_hidden_updates_is_the_plain_run_but_for_rounding(
         hidden = made(msgspec.structs.replace(wanted, server=server), folder)
         assert hidden["client_trips"] == plain["client_trips"]
         assert hidden["dropped_updates"] == 0
+        assert "clipped" not in hidden["incidents"]
         change = np.abs(model(folder) - model(tmp_path / "plain")).max()
         largest = np.abs(model(tmp_path / "plain")).max()
         if server is TRUSTED:
@@ -89,6 +93,16 @@ def test_a_run_with_hidden_updates_is_the_plain_run_but_for_rounding(
             assert hidden["secure"]["share_bytes_per_trip"] == 32
         else:
             assert 0 < change < 0.01 * largest
+
+
+def test_each_update_that_secure_clip_limits_is_an_incident(tmp_path: Path) -> None:
+    server = Server(secure=msgspec.structs.replace(SECURE, clip=1e-6), heartbeat_s=PATIENCE_S)
+    wanted = virtual(fleet=TIMED, strategy={"name": "fedbuff", "buffer_size": 2}, server=server)
+    found = made(wanted, tmp_path)
+    assert len(incidents(tmp_path, "clipped")) == found["client_trips"] > 0
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(summary_table(found, tmp_path))
+    assert f"limited elements of {found['client_trips']} updates" in shown.getvalue()
 
 
 @pytest.mark.parametrize("server", [MASKED, pytest.param(TRUSTED, marks=SLOW)], ids=["masks", "trusted"])
