@@ -10,6 +10,7 @@ records of one byte for the label and 3,072 bytes for the image, channel by chan
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib.util
 import math
@@ -264,6 +265,7 @@ def read_bundled_table(name: str, *files: str, **options: Any) -> NDArray[np.flo
     return np.column_stack(getattr(datasets, f"load_{name}")(return_X_y=True, **options))
 
 
+@functools.cache
 def _read(path: Path) -> NDArray[np.float64]:
     with gzip.open(path, "rt", encoding="ascii") as lines:
         return np.loadtxt((line.replace(",", " ") for line in lines), dtype=np.float64)

@@ -29,6 +29,7 @@ from edgefl.host import fork_server
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import exit_with
 from edgefl.host.process import STOPS, become_child, child_environment, start_process
+from edgefl.learning.published_sets import read_bundled_table
 from edgefl.results.page import Picture
 from edgefl.results.result import Result
 from edgefl.results.rows import TABLES, column_types
@@ -405,7 +406,8 @@ def ready_for_commands() -> None:
 
 
 def read_ahead() -> None:
-    """Read profiles and types of fields, which nearly every run needs."""
+    """Read profiles, the digits and types of fields, which nearly every run needs."""
+    read_bundled_table("digits", "digits.csv.gz")
     for device in ("pixel-4", "moto-g4", "pi-zero-2w", "watch-a7"):
         load_device(device)
     for network in ("fios", "lte"):
