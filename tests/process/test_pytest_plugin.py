@@ -303,7 +303,8 @@ def test_leaks_and_memory_of_children_are_found(pytester: pytest.Pytester) -> No
     pytester.makepyfile(test_leak=LEAK_TEST.format(mib=30), test_child=CHILD_TEST)
     found = pytester.runpytest_inprocess(*OPTIONS, "--edgefl-compare", "--edgefl-timed", "test_leak.py")
     found.assert_outcomes(failed=1)
-    found.stdout.re_match_lines([r"REGRESSION: leaks on pixel-4: peak memory .* on pixel-4: .* → 3\d.* MiB"])
+    # on a busy host the time of a call, half a microsecond, may have grown, too
+    found.stdout.re_match_lines([r"REGRESSION: leaks on .*peak memory .* on pixel-4: .* → 3\d.* MiB"])
     found = pytester.runpytest_inprocess(*OPTIONS, "test_child.py")
     found.assert_outcomes(failed=1)
     found.stdout.fnmatch_lines(["*peak_mib [67]*, 30 MiB are allowed*"])
