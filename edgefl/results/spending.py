@@ -51,6 +51,8 @@ class Spending(NamedTuple):
     clip_norm: NDArray[np.float64]
     """Clipping norm of each version's updates; NaN for version 0."""
     local: LocalSpending | None = None
+    hidden: bool = False
+    """True if secure aggregation hides single updates from the server."""
 
     @property
     def private(self) -> bool:
@@ -89,7 +91,8 @@ class Spending(NamedTuple):
             )
         how = "the tree of DP-FTRL" if rules.mechanism == "tree" else "noise in each version"
         text = "Each client is protected from anyone who sees only the models of this run: "
-        return f"{text}{bound}, by {how}. The server is trusted: it sees each update."
+        sees = "the sums of updates without noise" if self.hidden else "each update"
+        return f"{text}{bound}, by {how}. The server is trusted: it sees {sees}."
 
 
 def spending(record: Record) -> Spending | None:
@@ -117,7 +120,8 @@ def spending(record: Record) -> Spending | None:
             at_s = np.concatenate([[0.0], record.versions["at_s"]])
             sent = np.searchsorted(np.sort(record.trips["sent_s"]), at_s, side="right")
             spent = np.array([local_epsilon(rules, int(trips[k - 1]) if k else 0) for k in sent.tolist()])
-    return Spending(rules, account, counts, spent, _clip_norms(record, rules, len(found)), local)
+    norms, hidden = _clip_norms(record, rules, len(found)), record.meta.secure is not None
+    return Spending(rules, account, counts, spent, norms, local, hidden)
 
 
 def most_trips(record: Record) -> NDArray[np.int64]:

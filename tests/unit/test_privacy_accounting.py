@@ -241,9 +241,10 @@ def test_a_count_is_accounted_with_its_real_noise(mechanism: str) -> None:
     step = 1 / rules.noise_multiplier**2
     assert account.squares[126] == pytest.approx(step + (1 / (2 * drawn)) ** 2)
     left = SimpleNamespace(client=3, at_s=9.0)  # after which the draw is unknown
-    for sampling in (strategy.sampling(clients), None):  # None: an unknown draw
+    # None: an unknown draw; a plain server; with secure aggregation it sees no single update
+    for sampling, secure in ((strategy.sampling(clients), None), (None, "masks")):
         record: Any = SimpleNamespace(
-            meta=SimpleNamespace(privacy=rules, sampling=sampling, max_weight=most),
+            meta=SimpleNamespace(privacy=rules, sampling=sampling, max_weight=most, secure=secure),
             fleet={"client": np.arange(clients)},
             trips={
                 "task": np.arange(127), "client": np.arange(127),
@@ -258,6 +259,7 @@ def test_a_count_is_accounted_with_its_real_noise(mechanism: str) -> None:
         assert not found.sampled
         assert found.account.squares.tolist() == account.squares.tolist()
         assert found.epsilon[-1] == account.epsilon()
+        assert found.says.endswith("it sees the sums of updates without noise." if secure else "each update.")
 
 
 def test_a_random_cohort_spends_less_and_without_noise_epsilon_is_infinite() -> None:
