@@ -50,7 +50,7 @@ class Pisces(Asynchronous):
     A client whose update is held waits for the step, so ``restart`` has no effect.
 
     The discount (E[τ_i] + 1)^−γ and the exploration follow the authors' published code in the framework
-    Plato; ``staleness_discount = 0`` and ``exploration = 1`` disable them.
+    Plato; ``staleness_discount = 0``, and ``exploration = 1`` with ``exploration_decay = 1``, disable them.
 
     If ``credits`` is set, clients with outlying losses are excluded (section 5.2). Each arrival creates a
     pool of losses: the newest loss of each client that trained from one of the last ``outlier_window`` base
@@ -77,7 +77,7 @@ class Pisces(Asynchronous):
     exploration_decay: Share = 0.99
     """Factor by which the probability ``exploration`` is multiplied each time that it is used."""
     min_exploration: Share = 0.1
-    """Lower bound of the probability ``exploration`` as it decays."""
+    """Lower bound of the probability as it decays; a smaller ``exploration`` does not decay."""
     window: Count = 5
     """Number of a client's latest updates over which its mean staleness E[τ_i] is computed."""
     weighting: Literal["examples", "uniform"] = "examples"
@@ -126,7 +126,8 @@ class Pisces(Asynchronous):
         explored = room
         if room and new and known:
             explored = int(view.rng.binomial(room, state.exploration))
-            state.exploration = max(self.min_exploration, state.exploration * self.exploration_decay)
+            least = min(self.min_exploration, self.exploration)
+            state.exploration = max(least, state.exploration * self.exploration_decay)
         explored = min(len(new), max(explored, room - len(known)))
         if 0 < explored < len(new):
             new = [new[int(index)] for index in view.rng.permutation(len(new))]

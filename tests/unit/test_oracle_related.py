@@ -308,6 +308,11 @@ def test_pisces_explores_with_a_probability_that_decays_to_its_minimum() -> None
     for _ in range(200):
         strategy.assign(state, view)  # type: ignore[arg-type]
     assert state.exploration == 0.1
+    less = Pisces(concurrency=1, exploration=0.05, exploration_decay=1.0)  # below min_exploration
+    state = less.begin(view.devices)
+    state.utility[0] = 1.0
+    less.assign(state, view)  # type: ignore[arg-type]
+    assert state.exploration == 0.05
     assert np.mean(first) == pytest.approx(0.3, abs=0.07)
 
 
