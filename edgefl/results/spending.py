@@ -135,6 +135,8 @@ def summary_of(found: Spending | None) -> dict[str, Any] | None:
     if found is None:
         return None
     rules, local, bound = found.rules, found.local, float(found.epsilon[-1])
+    if local is not None and not rules.central:
+        bound = local.epsilon  # includes trips after the last version
     most = int(found.account.participations.max(initial=0)) if local is None else local.trips
     return {
         "private": found.private,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from edgefl.privacy.accounting import local_epsilon
 from edgefl.privacy.local import LocalNoise
 from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
+from edgefl.results.spending import spending, summary_of
 from edgefl.run.demands import checked, shape_of
 from edgefl.run.server_process import _forbids_repetition
 from edgefl.run.update import UpdateMaker
@@ -222,6 +224,24 @@ def _send_no_noise_for_a_bad_update(noise: LocalNoise, trained: Floats, base: Fl
 def test_wrong_noise_is_found(mutant: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalNoise, "protect", mutant)
     assert next(faults(), "")
+
+
+def test_the_summary_counts_trips_after_the_last_version() -> None:
+    """Client 1 begins its second trip after the only version, at 1 s."""
+    rules = Privacy(clip_norm=1.0, local_noise_multiplier=4.0, max_participations=9)
+    trips = {"task": [0, 1, 2], "client": [0, 1, 1], "trip": [0, 0, 1], "sent_s": [0.0, 0.0, 2.0]}
+    record: Any = SimpleNamespace(
+        meta=SimpleNamespace(privacy=rules, sampling=None, max_weight=None, secure=None),
+        fleet={"client": np.arange(2)},
+        trips={name: np.array(values) for name, values in trips.items()},
+        versions={"at_s": np.array([1.0])},
+        sums=lambda: [(1, np.array([0, 1]), None)],
+        events=list,
+    )
+    assert (found := spending(record)) is not None
+    assert (figures := summary_of(found)) is not None
+    assert found.epsilon.tolist() == [local_epsilon(rules, 1)] * 2
+    assert figures["epsilon"] == figures["local"]["epsilon"] == local_epsilon(rules, 2)
 
 
 def test_a_failed_training_sends_the_upload_of_an_update_of_zero() -> None:
