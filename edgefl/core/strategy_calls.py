@@ -81,6 +81,12 @@ def check_answers(strategy: Strategy, clients: int) -> None:
         found = answer(method, clients)
         valid = isinstance(found, int) and not isinstance(found, bool) and found >= 1
         check(method, found, valid, "an int of at least 1")
+    most = answer("max_weight", clients)
+    check("max_weight", most, most is None or (_finite(most) and most > 0), "None or a finite number above 0")
+    drawn = answer("sampling", clients)
+    pair = isinstance(drawn, tuple) and len(drawn) == 2 and _finite(drawn[0]) and isinstance(drawn[1], bool)
+    allowed = "None, or Sampling with a rate above 0 and at most 1, and True or False"
+    check("sampling", drawn, drawn is None or (pair and 0 < drawn[0] <= 1), allowed)
     process = answer("arrivals")
     valid = process is None or (
         isinstance(process, Arrivals)
