@@ -57,6 +57,9 @@ MAX_IDLE_WAKES = 100_000
 """Maximum number of consecutive wake-ups (at times of `Strategy.wake_s` or `Strategy.arrivals`) while no
 client trains and no version is made. A run without ``stop.emulated_s`` then ends, unless a client can still
 join. Held updates do not prevent this, because the strategy may never use them."""
+MAX_UNSERVED = 100
+"""Number of consecutive arrivals without training after which a run ends, if the clients that could still
+train are all connected and the others have used up their participations (``[privacy]``)."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 
@@ -492,9 +495,12 @@ class Core(Ledger):
         if self.training or (limits is None and any(present)):
             return None
         done = [limits is not None and limits.exhausted(client) for client in range(len(present))]
+        few = any(done) and all(one or here for one, here in zip(done, present, strict=True))
+        unserved = self._schedule is not None and self._idle_wakes >= MAX_UNSERVED
+        if few and (unserved or not self.awaits):
+            return "participations"
         if not self.awaits:
-            enough = not any(done) or not all(one or here for one, here in zip(done, present, strict=True))
-            return None if enough else "participations"
+            return None
         if self.held:  # a held update may still be used when the ``Wake`` is due
             return None
         if all(done):

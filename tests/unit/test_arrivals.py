@@ -52,6 +52,16 @@ def test_intervals_of_a_poisson_process_are_exponential() -> None:
     assert concurrency(result) == pytest.approx(4.0 * 7.3, rel=0.05)
 
 
+def test_a_run_ends_if_arrivals_find_only_clients_that_wait_for_a_step() -> None:
+    """The client that may still train waits for a step with two others, which have used up their trips."""
+    fields: dict[str, Any] = {"arrival_process": "constant", "arrival_rate_per_s": 1.0}
+    strategy = FedBuff(buffer_size=3, restart="after-step", **fields)
+    rules = experiment.Privacy(clip_norm=1.0, max_participations=2)
+    core = Core(strategy, fleet(4), 0, experiment.Stop(versions=9), privacy=rules)
+    run_in_memory(core, [0.5] * 4)
+    assert (core.version, core.stopped, core.now_s) == (2, "participations", 107.0)
+
+
 def test_arriving_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
     _, result = run(20, 3000, [1.0] * 20, arrival_process="poisson", arrival_rate_per_s=5.0)
     counts = np.bincount(list(result.owners.values()), minlength=20)
