@@ -87,7 +87,7 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     elif spec.name == "digits":
         dataset = load_digits(spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
     elif spec.name == "diabetes":
-        dataset = load_diabetes(spec.test_fraction, seed)
+        dataset = load_diabetes(spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
     elif spec.name == "cifar-10":
         dataset = load_cifar(_find(spec, search_path, find_cifar))
     elif spec.name == "leaf":
@@ -101,7 +101,7 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
         )
     if spec.test_split == "drawn" and spec.name not in SPLIT_HERE:
         dataset = redraw_split(dataset, spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
-    elif spec.validation_fraction and spec.name != "digits":
+    elif spec.validation_fraction and spec.name not in SPLIT_HERE:
         dataset = _validating(dataset, spec.validation_fraction, spec.evaluate_on)
     return dataset if spec.max_examples is None else _limited(dataset, spec.max_examples, seed)
 

@@ -225,8 +225,12 @@ def _read_batch(file: Path) -> Batch:
     return records[:, 1:].reshape(-1, *CIFAR_SHAPE), labels
 
 
-def load_diabetes(test_fraction: float, seed: int) -> Dataset:
+def load_diabetes(
+    test_fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
+) -> Dataset:
     """Load the diabetes data; a fraction ``test_fraction``, drawn with ``seed``, is used for testing.
+
+    A fraction ``validation`` is held out before, the same examples for every seed.
 
     Each example is one of 442 patients, described by ten numbers (age, sex, body mass index, blood pressure
     and six measurements of blood serum); the target is the progression of the disease after a year (Efron et
@@ -239,11 +243,18 @@ def load_diabetes(test_fraction: float, seed: int) -> Dataset:
     """
     files = ("diabetes_data_raw.csv.gz", "diabetes_target.csv.gz")
     table = read_bundled_table("diabetes", *files, scaled=False)
-    table = table[stream(seed, "test-split").permutation(len(table))]
-    tests = min(max(1, round(test_fraction * len(table))), len(table) - 1)
-    known = table[tests:]
-    scaled = ((table - known.mean(0)) / known.std(0)).astype(np.float32)
-    parts = ((scaled[rows, :-1], scaled[rows, -1:]) for rows in (slice(tests, None), slice(tests)))
+    held, order = 0, np.arange(len(table))
+    if validation:
+        held = min(max(1, round(validation * len(table))), len(table) - 2)
+        order = stream(0, "validation").permutation(len(table))
+    rest = np.sort(order[held:])
+    rest = rest[stream(seed, "test-split").permutation(len(rest))]
+    tests = min(max(1, round(test_fraction * len(rest))), len(rest) - 1)
+    measured = order[:held] if held and evaluate_on == "validation" else rest[:tests]
+    known = table[rest[tests:]]
+    spread = np.where(known.std(0) > 0, known.std(0), 1.0)  # a few patients may all be of one sex
+    scaled = ((table - known.mean(0)) / spread).astype(np.float32)
+    parts = ((scaled[rows, :-1], scaled[rows, -1:]) for rows in (rest[tests:], measured))
     return Dataset.of("diabetes", parts, classes=None)
 
 

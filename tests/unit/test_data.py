@@ -364,6 +364,23 @@ def test_validation_examples_of_digits_are_drawn_before_the_test_examples():
     assert parts(load_data(Data(), 1)) != [train, test]
 
 
+def test_all_seeds_hold_out_the_same_patients_for_validation():
+    def load(seed, on="validation", fraction=0.1):
+        return load_data(Data(name="diabetes", validation_fraction=fraction, evaluate_on=on), seed)
+
+    first, second = load(1), load(2)
+    assert len(first.test_y) == 44
+    # The seeds scale each column differently, by a factor and a constant.
+    for one, other in zip(first.test_x.T, second.test_x.T, strict=True):
+        assert np.corrcoef(one, other)[0, 1] == pytest.approx(1.0)
+    tested = load(1, "test")
+    assert np.array_equal(tested.train_x, first.train_x)
+    others = {row.tobytes() for row in (*tested.train_x, *tested.test_x)}
+    assert len(others) == 442 - 44
+    assert not others & {row.tobytes() for row in first.test_x}
+    assert np.isfinite(load(1, "test", 0.9999).test_x).all()
+
+
 def test_a_validation_split_that_leaves_no_test_example_is_refused():
     with pytest.raises(ConfigError, match=r"validation_fraction: 0\.9999 leaves no example to test on"):
         load_data(Data(validation_fraction=0.9999), 0)
