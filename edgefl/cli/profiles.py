@@ -222,7 +222,7 @@ def fit(
         from edgefl.devices.kit_result import fit_kit, misfit
 
         steps = [m.row for m in chosen]
-        found = fit_kit(steps, recipe.prior_model(chosen[0].runtime), recipe.spread)
+        found = fit_kit(steps, recipe.prior_model(chosen[0].runtime), spread=recipe.spread, apart=apart)
         parts = [predicted(found.model, row) for row in steps]
         for part in parts:
             times = f"{part.row.seconds:.4g} s measured, {part.predicted_s:.4g} s fitted"

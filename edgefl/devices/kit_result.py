@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from edgefl.devices.fit import SPREAD, TYPICAL, Fit, HeldOutPrediction, Row, fit, widened
-from edgefl.devices.time_model import TimeModel
+from edgefl.devices.time_model import TimeModel, joined
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 from edgefl.measure import kit
@@ -79,18 +79,23 @@ def check_seconds(key: str, seconds: float, work: StepWork, threads: int) -> Non
         raise wrong(key, f"at least {least_s:.2g} seconds, since no processor is faster", seconds)
 
 
-def fit_kit(rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPREAD) -> Fit:
+def fit_kit(
+    rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPREAD, apart: float = 1.0
+) -> Fit:
     """Fit the time model of a device to the rows of a kit result.
 
     Pooling has a separate bandwidth, because a byte moved by pooling took ten times as long as one moved by
-    other operations. Cost variations are widened until the intervals contain 90% of the rows.
+    other operations. Cost variations are widened until the intervals contain 90% of the rows. ``apart`` is as
+    in `fit`.
     """
     prior = msgspec.structs.replace(prior, error_factor=KIT_ERROR_FACTOR)
     others = [row for row in rows if not row.work.pool_bytes]
     model = fit(others or rows, prior, spread=spread, hold_out=False).model
     if others:
         model = _with_pooling(model, [row for row in rows if row.work.pool_bytes])
-    return Fit(model=widened(model, rows), rows=tuple(rows), unseen=())
+    model = widened(model, rows)
+    model = msgspec.structs.replace(model, error_factor=float(f"{joined(model.error_factor, apart):.4g}"))
+    return Fit(model=model, rows=tuple(rows), unseen=())
 
 
 def misfit(fitted: Sequence[HeldOutPrediction]) -> str | None:

@@ -8,6 +8,7 @@ import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from edgefl.cli.profiles import app
 from edgefl.devices import check_file, device_names, load_device
 from edgefl.devices.fitted import Recipe
 from edgefl.devices.profiles import bundled_folder
+from edgefl.devices.time_model import joined
 from edgefl.errors import ConfigError
 
 HEAD = "device,profile,runtime,layer,inputs,outputs,batch,steps,measured_s,source\n"
@@ -97,7 +99,12 @@ def test_the_json_of_the_measurement_kit_becomes_a_new_profile(tmp_path: Path) -
     assert check_file(out) == []
     device = load_device(out)
     assert device.train_flop_per_s == pytest.approx(2e9)
-    assert device.time_model("c") is not None
+    model = device.time_model("c")
+    assert model is not None
+    other = out.with_stem("other")
+    run(path, "--out", other, "--prior", "pi-4", "--spread", 1.3, "--apart", 2)
+    wider = float(f"{joined(model.error_factor, 2):.4g}")
+    assert load_device(other).time_model("c") == msgspec.structs.replace(model, error_factor=wider)
 
 
 def test_a_fit_needs_the_rows_of_one_device(tmp_path: Path) -> None:
