@@ -17,7 +17,7 @@ from edgefl import toml
 from edgefl.devices import measurements
 from edgefl.devices.fit import SPREAD, TYPICAL, Fit, fit, summary
 from edgefl.devices.measurements import MeasuredStep
-from edgefl.devices.profiles import bundled_folder, bundled_names, load_device
+from edgefl.devices.profiles import bundled_folder, bundled_names, load_device, phone_tables
 from edgefl.devices.scaling import with_runtime
 from edgefl.devices.time_model import TimeModel
 from edgefl.errors import ConfigError
@@ -111,7 +111,8 @@ def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe
     steps = f"{len(measured)} steps of {_several({m.device for m in measured})}"
     source = f"fitted: {recipe.command} on {steps}: {_several({m.source for m in measured})}{_errors(found)}"
     if first.profile in bundled_names("devices"):
-        text = (bundled_folder() / "devices" / f"{first.profile}.toml").read_text()
+        file = bundled_folder() / "devices" / f"{first.profile}.toml"
+        text = file.read_text() if file.exists() else toml.write(phone_tables(first.profile))
         text = re.sub(r"^id = .*$", f"id = {toml.literal(out.stem)}", text, count=1, flags=re.MULTILINE)
     else:
         about = f"derived: geometric mean of {steps}"

@@ -37,15 +37,16 @@ def run(*args: object) -> str:
     return result.output
 
 
-def test_measured_layers_become_a_runtime_of_the_profile_that_they_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["nexus-6", "oneplus-7t"])  # a file, and an entry of the table of phones
+def test_measured_layers_become_a_runtime_of_the_profile_that_they_name(tmp_path: Path, name: str) -> None:
     out = tmp_path / "mine.toml"
-    told = run(layers(tmp_path, "nexus-6"), "--out", out)
+    told = run(layers(tmp_path, name), "--out", out)
     assert "4 steps, each predicted by a fit without it: median error" in told
     assert check_file(out) == []
-    device, known = load_device(out), load_device("nexus-6")
+    device, known = load_device(out), load_device(name)
     assert device.memory == known.memory
     assert "page 3" in device.sources["runtime.dl4j"]
-    assert device.time_model() != known.time_model()
+    assert device.time_model("dl4j") != known.runtime.get("dl4j")
 
 
 MEASURED = bundled_folder() / "measured"
