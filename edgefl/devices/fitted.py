@@ -116,7 +116,7 @@ def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe
         text = re.sub(r"^id = .*$", f"id = {toml.literal(out.stem)}", text, count=1, flags=re.MULTILINE)
     else:
         about = f"derived: geometric mean of {steps}"
-        head = {"schema": 2, "id": out.stem, "name": first.device, "class": "board"}
+        head = {"schema": 2, "id": out.stem, "name": first.device or out.stem, "class": "board"}
         rate = {"cpu": {"rate_gflops": {"train": _mean_gflops(measured)}}}
         text = toml.write({**head, **rate, "sources": {"cpu.rate_gflops.train": about}})
     return with_runtime(text, first.runtime, found.model, source)

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from edgefl.devices.fit import SPREAD, TYPICAL, Fit, HeldOutPrediction, Row, fit, widened
+from edgefl.devices.schema import Name
 from edgefl.devices.time_model import TimeModel, joined
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
@@ -42,7 +43,7 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
 
     kit: int
     device: str
-    runtime: str
+    runtime: Name
     threads: Number
     cores: Number
     parts: Annotated[dict[str, Timed], msgspec.Meta(min_length=1)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 from edgefl.devices.csv_lines import csv_lines
 from edgefl.devices.fit import Row
 from edgefl.devices.kit_result import MAX_S, KitResult, check_seconds
+from edgefl.devices.schema import NAME_PATTERN
 from edgefl.errors import ConfigError, as_config_error
 from edgefl.learning.operations import StepWork
 from edgefl.validation import convert, wrong
@@ -105,8 +107,9 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
     for place, line in csv_lines(path, ("profile", "runtime")):
         with _in_line(place):
             words = line["runtime"].replace("-", " ").replace(",", " ").split()
-            if not words:
-                raise wrong("runtime", "the name of a library, such as torch", line["runtime"])
+            if not words or not re.search(NAME_PATTERN, words[0].lower()):
+                allowed = "the name of a library, such as torch, in letters, digits and dots"
+                raise wrong("runtime", allowed, line["runtime"])
             kind = line["profile"], words[0].lower()
         yield place, line, kind
 

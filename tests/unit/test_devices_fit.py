@@ -147,6 +147,7 @@ def test_no_rows_are_refused() -> None:
 
 
 FIRST = "device,profile,runtime,layer,inputs,outputs,steps,batch,measured_s,source"
+LIBRARY = "must be the name of a library, such as torch, in letters, digits and dots"
 STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
 
 
@@ -177,9 +178,10 @@ STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
             "line 3: measured_s: must be a number of seconds above 0 and at most 1e+06, got '0.5 s'",
         ),
         (STEP.replace("lstm", "gru"), "line 3: layer must be 'lstm' or 'softmax output', got 'gru'"),
-        (STEP.replace("torch", ""), "line 3: runtime: must be the name of a library, such as torch, got ''"),
+        (STEP.replace("torch", ""), f"line 3: runtime: {LIBRARY}, got ''"),
+        (STEP.replace("torch", "TF_Lite 2"), f"line 3: runtime: {LIBRARY}, got 'TF_Lite 2'"),
     ],
-    ids=["short", "long", "large", "inputs", "batch", "no-number", "empty", "unit", "layer", "runtime"],
+    ids=["short", "long", "large", "inputs", "batch", "word", "empty", "unit", "layer", "runtime", "name"],
 )
 def test_an_error_names_an_invalid_line(tmp_path: Path, edgefl: Shell, line: str, said: str) -> None:
     path = tmp_path / "steps.csv"

@@ -96,6 +96,10 @@ def test_the_json_of_the_measurement_kit_becomes_a_new_profile(tmp_path: Path) -
     kit = {"kit": 1, "device": "My board", "runtime": "c", "threads": 4, "cores": 4, "parts": parts}
     path, out = tmp_path / "kit.json", tmp_path / "my-board.toml"
     path.write_text(json.dumps({**kit, "celsius": 40}))
+    nameless = path.with_stem("nameless")
+    nameless.write_text(json.dumps({**kit, "device": ""}))
+    run(nameless, "--out", out.with_stem("nameless"))
+    assert load_device(out.with_stem("nameless")).name == "nameless"
     run(path, "--out", out, "--prior", "pi-4", "--spread", 1.3)
     assert check_file(out) == []
     device = load_device(out)

@@ -165,6 +165,7 @@ def cpu_s(part: str, seconds: float) -> dict[str, Any]:
     [
         ([], "must be a table, got []"),
         ({"parts": {}}, "parts: must be a table that is not empty, got {}"),
+        ({"runtime": "Torch"}, "runtime: must be a name of lower-case letters, digits, dots and dashes"),
         ({"threads": 0}, "threads: must be a whole number from 1 to 10000, got 0"),
         ({"kit": 99}, "measured with version 99 of the kit, not 1; measure again"),
         (cpu_s("conv/new", 1), "the kit has no part 'conv/new'; measure again"),
