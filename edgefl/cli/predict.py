@@ -113,7 +113,7 @@ def predict(
     if not device:
         raise ConfigError("give --device NAME, once or more")
     from edgefl.devices import load_device
-    from edgefl.devices.prediction import time_model, traced
+    from edgefl.devices.prediction import predicted, time_model, traced
 
     shape, devices = _shape(input_), [load_device(name) for name in dict.fromkeys(device)]
     models = [time_model(each, runtime) for each in devices]
@@ -123,11 +123,10 @@ def predict(
     module, shape = model_to_trace(model, shape)
     names = [runtime or each.runtime_name or "one rate" for each in devices]
     counted = {
-        name: traced(module, shape, inference=inference, runtime=name).at(batch)
-        for name in dict.fromkeys(names)
+        name: traced(module, shape, inference=inference, runtime=name) for name in dict.fromkeys(names)
     }
-    predicted = [costs.predict(counted[name]) for costs, name in zip(models, names, strict=True)]
-    for each, one in zip(devices, predicted, strict=True):
+    times = [predicted(costs, counted[name], batch, name) for costs, name in zip(models, names, strict=True)]
+    for each, one in zip(devices, times, strict=True):
         if not one.seconds:
             raise ConfigError(
                 f"{model}: no time can be predicted on {each.id}: the network has no operations that the "
@@ -135,7 +134,7 @@ def predict(
             )
     found = [
         _Found(each.id, name, one, _energy(each, one))
-        for each, name, one in zip(devices, names, predicted, strict=True)
+        for each, name, one in zip(devices, names, times, strict=True)
     ]
     found.sort(key=lambda one: one.prediction.seconds)
     question = {"model": model, "input": list(shape), "batch": batch, "inference": inference}
@@ -143,11 +142,8 @@ def predict(
         import msgspec
 
         listed = [{"device": d, "runtime": r, **p._asdict(), **_joules(e)} for d, r, p, e in found]
-        say(
-            json.dumps(
-                {**question, "work": msgspec.to_builtins(counted[names[0]]), "devices": listed}, indent=2
-            )
-        )
+        work = msgspec.to_builtins(counted[names[0]].at(batch))
+        say(json.dumps({**question, "work": work, "devices": listed}, indent=2))
         return
 
     from edgefl.results.tables import show

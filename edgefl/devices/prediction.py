@@ -45,9 +45,16 @@ def predict(
         raise ConfigError(f"batch: must be at least 1 example, got {batch}")
     profile = device if isinstance(device, Device) else load_device(device)
     model, library = time_model(profile, runtime), runtime or profile.runtime_name
-    return model.predict(
-        traced(module, input_shape, inference=inference, dtype=dtype, runtime=library).at(batch)
-    )
+    work = traced(module, input_shape, inference=inference, dtype=dtype, runtime=library)
+    return predicted(model, work, batch, library)
+
+
+def predicted(model: TimeModel, work: BatchWork, batch: int, runtime: str | None) -> Prediction:
+    """Predict the time of a step on ``batch`` examples; TFLite makes one inference for each of them."""
+    times = batch if runtime == TFLITE else 1
+    one = model.predict(work.at(batch // times))
+    parts = {name: times * seconds for name, seconds in one.parts.items()}
+    return Prediction(times * one.seconds, times * one.low_s, times * one.high_s, parts, one.unsure)
 
 
 def time_model(device: Device, runtime: str | None = None) -> TimeModel:

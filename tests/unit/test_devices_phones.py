@@ -266,6 +266,9 @@ def test_the_inference_time_of_a_module_on_a_phone_is_predicted() -> None:
     )
     assert 5 < slow.seconds / fast.seconds < 20
     assert 0.01 < fast.seconds < 0.06
+    many = predict(make(), 8, device="oneplus-7t", input_shape=shape, runtime="tflite", inference=True)
+    assert many[:3] == pytest.approx([8 * each for each in fast[:3]])  # TFLite runs them one by one
+    assert many.parts == pytest.approx({name: 8 * part for name, part in fast.parts.items()})
     with pytest.raises(ConfigError, match="'tflite' has only inference times; add --inference"):
         predict(make(), 1, device="oneplus-7t", input_shape=shape, runtime="tflite")
 
