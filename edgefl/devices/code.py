@@ -49,7 +49,9 @@ UNITS: dict[str, str] = {
 }
 MAX_MHZ = 1e5
 _MAKERS = ("arm", "qualcomm", "nvidia", "ampere", "apple", "phytium", "hisilicon", "cavium", "intel", "amd")
-_CLUSTER = re.compile(r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×](?P<cores>[0-9]+))?\s*(?:,|$)")
+_CLUSTER = re.compile(
+    r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×]0*(?P<cores>[0-9]+))?\s*(?:,|$)"
+)
 
 
 class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

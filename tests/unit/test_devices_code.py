@@ -162,7 +162,8 @@ def test_clusters_are_read_from_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Cortex-A76", "Cortex-A76@", "Cortex-A76@0", "Cortex-A76@2400x0", "Cortex-A76@2400y4", "@5,"]
+    "text",
+    ["", "Cortex-A76", "Cortex-A76@", "Cortex-A76@0", "Cortex-A76@2400x00", "Cortex-A76@2400y4", "@5,"],
 )
 def test_an_invalid_text_of_clusters_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--cores .*CORE@MHZxCORES"):
