@@ -145,13 +145,15 @@ def _checked(of: type[P], kind: Kind, path: Path, table: dict[str, Any]) -> tupl
 
 
 def check_file(path: str | Path) -> list[str]:
-    """Return all faults in a profile file and in the traces that the file names, one line per fault."""
+    """Return all faults in a profile file and in the files that it names, one line per fault."""
     path = Path(path)
     try:
         table = read_tables(path)
     except ProfileError as error:
         return [str(error)]
     found = [str(fault) for fault in profile_faults(path.stem, table, kind_of(table))]
+    if not found and kind_of(table) == "fleets":
+        return list(_unreadable(path))
     for way in ("down", "up") if not found else ():
         if (trace := table.get(way, {}).get("trace")) is not None:
             try:
@@ -159,6 +161,29 @@ def check_file(path: str | Path) -> list[str]:
             except ProfileError as error:
                 found.append(f"{way}.trace: {error}")
     return [f"{path}: {fault}" for fault in found]
+
+
+def _unreadable(path: Path) -> Iterator[str]:
+    """Yield a line for each of the user's files that the fleet file at ``path`` names and that is invalid."""
+    try:
+        fleet = load_fleet(path)
+    except ProfileError as error:
+        yield str(error)
+        return
+    for name in filter(is_path, fleet.devices):
+        try:
+            load_device(name)
+        except ProfileError as error:
+            yield f"{path}: devices: {error}"
+    networks = [fleet.network] if isinstance(fleet.network, str) else fleet.network.values()
+    for name in filter(is_path, dict.fromkeys(networks)):
+        try:
+            network = load_network(name)
+            for way in (network.down, network.up):
+                if way.trace is not None:
+                    read_trace(way.trace)
+        except ProfileError as error:
+            yield f"{path}: network: {error}"
 
 
 @cache

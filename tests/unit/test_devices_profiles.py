@@ -237,6 +237,10 @@ def test_paths_in_a_profile_are_relative_to_its_folder(tmp_path: Path) -> None:
     fleet = FLEET.replace("pixel-4 = 2", '"./own.toml" = 2\npixel-4 = 1')
     found = devices.load_fleet(written(tmp_path, fleet))
     assert found.devices == {str(tmp_path / "own.toml"): 2, "pixel-4": 1}
+    path = written(tmp_path, fleet.replace("own.toml", "no.toml").replace('"lte"', '"./net.toml"'))
+    said = [f"{path}: devices: no.toml: no such file", f"{path}: network: net.toml: no such file"]
+    assert check_file(path) == said
+    assert check_file(written(tmp_path, fleet)) == []
     network = NETWORK.replace("rate_mbps = 2.0", 'trace = "down.trace"')
     assert devices.load_network(written(tmp_path, network)).down.trace == str(tmp_path / "down.trace")
 
