@@ -176,7 +176,7 @@ class ConditionModel(NamedTuple):
         if plan.heat is None:
             yield plan.compute_s - rest_s, power.idle_w + power.busy_w
         else:
-            yield plan.compute_lead_s, power.idle_w
+            yield plan.compute_lead_s, power.idle_w + power.busy_w
             for seconds, watts in plan.heat.powers():
                 yield seconds, power.idle_w + watts
         if rest_s:

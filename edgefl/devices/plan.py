@@ -67,7 +67,8 @@ class TripPlan(NamedTuple):
         computing.
         """
         if self.heat is not None:
-            return sum(seconds * watts for seconds, watts in self.heat.powers()) / self.heat.model.busy_w
+            joules = sum(seconds * watts for seconds, watts in self.heat.powers())
+            return self.compute_lead_s + joules / self.heat.model.busy_w
         return self.compute_lead_s + self._takes_s(self.work_s) if self.rests else self.compute_s
 
     def _takes_s(self, work_s: float) -> float:

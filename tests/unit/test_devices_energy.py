@@ -49,6 +49,10 @@ def test_a_trip_uses_the_energy_that_its_battery_loses(hot: bool, budget_s: floa
     assert 0.0 < lost_j == pytest.approx(found.total_j)
     throttled = hot and budget_s > 200.0
     assert (trip.busy_s < 0.99 * trip.compute_s) is (throttled or budget_s == 5000.0)
+    masked = trip.delayed(7.0)  # masking an update computes, too
+    assert masked.busy_s == pytest.approx(trip.busy_s + 7.0)
+    left_j = model.after_trip(before, masked, masked.total_s).charge_j
+    assert before.charge_j - left_j == pytest.approx(lost_j + 7.0 * (power.idle_w + power.compute_w))
 
 
 def draw(**watts: float) -> PowerDraw:
