@@ -1,8 +1,8 @@
 """Reads inference times that were measured on phones.
 
 A CSV file has one line per phone and network, with the columns ``model``, ``unit``, ``core``, ``max_ghz``,
-``ram_gib``, ``network`` and ``median_ms`` (over all runs). Core, clock and RAM may be empty. Other columns,
-such as ``p90_ms``, are kept in `PhoneRow.keys`.
+``ram_gib``, ``network`` and ``median_ms`` (over all runs). Core, clock and RAM may be empty. Only one phone
+may have a ``unit``. Other columns, such as ``p90_ms``, are kept in `PhoneRow.keys`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ class PhoneRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_rows(path: Path) -> list[PhoneRow]:
     """Read the rows of a file. Raises `ConfigError` if it is invalid or empty."""
-    return [_row(line, place) for place, line in csv_lines(path, COLUMNS)]
+    rows, models = list[PhoneRow](), dict[str, str]()
+    for place, line in csv_lines(path, COLUMNS):
+        rows.append(_row(line, place))
+        unit, model = line["unit"], line["model"]
+        if (other := models.setdefault(unit, model)) != model:
+            allowed = "a name that no other phone has"
+            raise ConfigError(f"{place}: unit must be {allowed}, got {unit!r} of {model!r} and of {other!r}")
+    return rows
 
 
 def _row(line: Mapping[str, str], place: str) -> PhoneRow:
