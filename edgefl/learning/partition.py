@@ -124,6 +124,11 @@ def partition(
         case "iid":
             return Parts.evenly(rng.permutation(count), clients).ascending()
         case "natural":
+            if owners is None:
+                drawn = " and data.test_split = 'published'" if spec.test_split == "drawn" else ""
+                raise ConfigError(
+                    f"data.partition 'natural' needs data with users, such as data.name = 'leaf'{drawn}"
+                )
             parts = _natural(owners, clients, rng)
         case flower if flower.startswith(flower_partition.PREFIX):
             rows = flower_partition.flower_rows(flower, spec.partition_args, targets, clients, rng)
@@ -227,9 +232,7 @@ def _checked(name: str, parts: Sequence[NDArray[Any]], targets: Targets, profile
     return found
 
 
-def _natural(owners: Rows | None, clients: int, rng: np.random.Generator) -> list[Rows]:
-    if owners is None:
-        raise ConfigError("data.partition 'natural' needs data with users, such as data.name = 'leaf'")
+def _natural(owners: Rows, clients: int, rng: np.random.Generator) -> list[Rows]:
     users = np.unique(owners)
     if clients > len(users):
         raise ConfigError(

@@ -174,6 +174,9 @@ def test_a_natural_partition_needs_a_user_for_each_client(clients: int, owners: 
     with pytest.raises(ConfigError) as caught:
         partition(Data(partition="natural"), np.zeros(4, np.int64), ["a"] * clients, 1, 0, given)
     assert str(caught.value) == message
+    if owners is None:  # a drawn test set mixes the examples of all users
+        with pytest.raises(ConfigError, match=r"'leaf' and data\.test_split = 'published'$"):
+            partition(Data(partition="natural", test_split="drawn"), np.zeros(4, np.int64), ["a"], 1, 0)
 
 
 @pytest.mark.parametrize(
