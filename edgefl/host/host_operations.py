@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -177,23 +178,33 @@ def _depthwise() -> tuple[Callable[[], Any], float]:
     return _conv(128, 128, 56, 3, groups=128), 2.0 * 128 * 9 * 56**2 / 1e9
 
 
-def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: float) -> Callable[[], None]:
+def sgd_step(
+    net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor | None, lr: float
+) -> Callable[[], None]:
     """Return a function that performs one step of plain SGD on a fixed batch.
 
-    With ``lr`` = 0 the weights do not change.
+    Without ``labels``, all targets are the class 0. With ``lr`` = 0 the weights do not change.
     """
-    parameters = list(net.parameters())
+    parameters, loss_of = list(net.parameters()), _loss(labels)
 
     def step() -> None:
         for weights in parameters:
             weights.grad = None
-        cross_entropy(net(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        loss_of(net(inputs)).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for weights in parameters:
                 assert weights.grad is not None
                 weights.add_(weights.grad, alpha=-lr)
 
     return step
+
+
+def _loss(labels: torch.Tensor | None) -> Callable[[Any], torch.Tensor]:
+    if labels is not None:
+        return partial(cross_entropy, target=labels)
+    from edgefl.learning.work import usual_loss  # imported only if needed: its imports take memory
+
+    return usual_loss
 
 
 def measure_step(name: str, batch: int, dtype: str, shape: tuple[int, ...]) -> Rate:
@@ -203,7 +214,7 @@ def measure_step(name: str, batch: int, dtype: str, shape: tuple[int, ...]) -> R
     torch.set_num_threads(1)
     net, _ = model_to_trace(name, shape, device="cpu")
     inputs = torch.zeros(batch, *shape, dtype=getattr(torch, dtype))
-    return usual_rate(sgd_step(net, inputs, torch.zeros(batch, dtype=torch.int64), 0.0), 1.0)
+    return usual_rate(sgd_step(net, inputs, None, 0.0), 1.0)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ __all__ = [
     "batch_work",
     "step_work",
     "traced_work",
+    "usual_loss",
 ]
 
 Loss = Callable[[Tensor], Tensor]
@@ -71,13 +72,14 @@ def step_work(
 ) -> StepWork:
     """Count the work of one training step (forward, backward, update) on a batch, or of an inference step.
 
-    ``input_shape`` and ``dtype`` describe one example. ``loss`` maps outputs to a scalar; by default it is
-    the cross entropy of logits. ``trained`` contains the parameters that the step updates; by default these
-    are all parameters that require a gradient. The module and torch's random stream are not changed. The step
-    runs on torch's meta device, which computes nothing, but whose imports take seconds and 80 MiB. If
-    ``meta`` is False, or if a module cannot run on the meta device, the step runs on the module's device with
-    inputs of zeros. Recurrent layers always run on the meta device, because on a CPU torch multiplies the
-    inputs of all time steps at once, which changes the numbers of calls and bytes.
+    ``input_shape`` and ``dtype`` describe one example. ``loss`` maps outputs to a scalar; by default it
+    is the cross entropy of logits, for each token if there are several. ``trained`` contains the
+    parameters that the step updates; by default these are all parameters that require a gradient. The
+    module and torch's random stream are not changed. The step runs on torch's meta device, which computes
+    nothing, but whose imports take seconds and 80 MiB. If ``meta`` is False, or if a module cannot run on
+    the meta device, the step runs on the module's device with inputs of zeros. Recurrent layers always
+    run on the meta device, because on a CPU torch multiplies the inputs of all time steps at once, which
+    changes the numbers of calls and bytes.
 
     If the module has an attribute ``flops_per_example`` (forward and backward), its value is used instead of
     a count. If a layer has this attribute, its value is added to the count of the other layers. Raises
@@ -89,7 +91,7 @@ def step_work(
     (120.0, 8.0)
     """
     updated = [p for p in module.parameters() if p.requires_grad] if trained is None else list(trained)
-    step = _Step(tuple(input_shape), batch, dtype, inference, loss or _cross_entropy)
+    step = _Step(tuple(input_shape), batch, dtype, inference, loss or usual_loss)
     return step.work(module, updated, meta)[0]
 
 
@@ -109,7 +111,7 @@ def batch_work(
     """
     updated = [p for p in module.parameters() if p.requires_grad]
     (low, few), (high, many) = (
-        _Step(tuple(input_shape), size, dtype, inference, loss or _cross_entropy).work(module, updated, meta)
+        _Step(tuple(input_shape), size, dtype, inference, loss or usual_loss).work(module, updated, meta)
         for size in BATCHES
     )
     slope = (high + low.scaled(-1)).scaled(1 / (BATCHES[1] - BATCHES[0]))
@@ -237,8 +239,11 @@ class _Step(msgspec.Struct, frozen=True):
         return work, meter.live.line
 
 
-def _cross_entropy(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+def usual_loss(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return the cross entropy of a model's logits for the class 0."""
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
+    if logits.dim() != 2:  # logits of each token or pixel, or one number per example
+        logits = logits.flatten(0, -2) if logits.dim() > 2 else logits[:, None]
     return cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
 
 

@@ -17,17 +17,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
 from edgefl.experiment import Model
+from edgefl.host.host_operations import sgd_step
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.models import MODELS, make_model
 from edgefl.learning.work import (
     BatchWork,
     StepWork,
     WorkMeter,
-    _cross_entropy,
     _Step,
     batch_work,
     step_work,
     traced_work,
+    usual_loss,
 )
 
 IMAGE = (3, 8, 8)
@@ -255,6 +256,13 @@ def test_frozen_parameters_have_no_gradients_and_no_update():
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
+def test_the_usual_loss_takes_logits_of_tokens_and_one_number_per_example() -> None:
+    tokens = step_work(nn.Linear(4, 3), (5, 4), 2)
+    assert tokens.matmul_flop == step_work(nn.Linear(4, 3), (4,), 10).matmul_flop == 480.0
+    assert step_work(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), (4,), 2).matmul_flop == 32.0
+    sgd_step(nn.Linear(4, 3), torch.zeros(2, 5, 4), None, 0.0)()  # measured on this host, too
+
+
 def test_a_users_loss_is_counted():
     work = step_work(nn.Linear(4, 2), (4,), 5, loss=lambda outputs: (outputs @ outputs.T).sum())
     assert work.matmul_flop == 2 * (2 * 5 * 4 * 2) + 3 * (2 * 5 * 5 * 2)
@@ -420,7 +428,7 @@ def test_live_bytes_of_any_batch_are_those_of_its_trace():
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 500))
     found = batch_work(module, (3, 8, 8))
     for batch in (1, 7, 64):
-        step = _Step((3, 8, 8), batch, np.float32, False, _cross_entropy)
+        step = _Step((3, 8, 8), batch, np.float32, False, usual_loss)
         assert found.live_bytes(batch) == max(step.work(module, list(module.parameters()), True)[1])
     assert (
         len(found.live) > 1
