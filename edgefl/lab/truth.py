@@ -56,6 +56,8 @@ def run(
     for file in files or sorted((bundled_folder() / "measured").glob("*.csv")):
         say(f"counting the work of the steps in {file.name}")
         measured += measurements.read(file)
+        if not all(step.profile for step in measured):
+            raise ConfigError(f"{file}: has steps without a profile, with which to compare them")
     if not measured:
         raise ConfigError("no measured steps to compare with; name a file: --rows FILE")
     steps = [step for alike in _of_one_runtime(measured) for step in compared(alike, quick, say)]
