@@ -6,6 +6,7 @@ The number depends on the code, its inputs and the version of Python, but not on
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import Counter
@@ -22,6 +23,9 @@ SOME_NS = 1_000_000
 """CPU time in nanoseconds that a thread may use while it waits for work."""
 _OWN = __file__
 Trace = Callable[[FrameType, str, Any], Any]
+_ends: list[Callable[[], None]] = []
+"""Functions that end the current counting. A forked child calls them, because only its parent is counted."""
+os.register_at_fork(after_in_child=lambda: [end() for end in _ends])
 
 
 class CodeName(NamedTuple):
@@ -116,6 +120,11 @@ def _traced(run: Callable[[], object], cells: _Cells) -> None:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return cells.trace(frame.f_code)
 
+    def end() -> None:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type,unused-ignore]
+
+    _ends.append(end)
     threading.settrace(enter)
     sys.settrace(enter)
     try:
@@ -124,8 +133,8 @@ def _traced(run: Callable[[], object], cells: _Cells) -> None:
         if sys.gettrace() is not enter:
             raise NotCounted
     finally:
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type,unused-ignore]
+        end()
+        _ends.remove(end)
 
 
 def _monitored(run: Callable[[], object], cells: _Cells) -> None:
@@ -142,12 +151,17 @@ def _monitored(run: Callable[[], object], cells: _Cells) -> None:
         if cell[0] > cells.most:
             raise NotCounted
 
+    def end() -> None:
+        monitoring.set_events(tool, 0)
+
+    _ends.append(end)
     monitoring.use_tool_id(tool, "edgefl")
     monitoring.register_callback(tool, events.INSTRUCTION, count)
     monitoring.set_events(tool, events.INSTRUCTION)
     try:
         run()
     finally:
-        monitoring.set_events(tool, 0)
+        end()
+        _ends.remove(end)
         monitoring.register_callback(tool, events.INSTRUCTION, None)
         monitoring.free_tool_id(tool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import sysconfig
 import threading
@@ -275,6 +276,21 @@ def test_counting_ends_at_its_limit_and_can_start_again(function: Callable[[], o
     with pytest.raises(NotCounted):
         count_instructions(function, most=1000)
     assert instructions_of(lambda: add(1, 2)) > 1
+
+
+def test_a_forked_child_is_not_counted_and_does_not_end_at_the_limit() -> None:
+    ended: list[int] = []
+
+    def forks() -> None:
+        if (pid := os.fork()) == 0:  # such as a worker of a DataLoader
+            code = 1
+            with contextlib.suppress(NotCounted):
+                code = sum(0 for _ in range(2000))
+            os._exit(code)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    assert sum(count_instructions(forks, most=1000).values()) < 100
+    assert ended == [0]
 
 
 def test_code_belongs_to_its_function_or_its_package() -> None:
