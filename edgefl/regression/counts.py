@@ -193,6 +193,10 @@ class PythonEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     figures: dict[Name, Count]
     instructions: dict[Name, Count] | None
 
+    def lacks(self, name: str) -> bool:
+        """Return True if a metric is 0 or was not saved."""
+        return self.instructions is None if name == INSTRUCTIONS else name not in self.figures
+
 
 class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Counts of one function in one test. They are valid on all hosts."""
@@ -207,7 +211,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     native: dict[Name, dict[Name, Count]] = {}
     """Numbers of native instructions of each function, keyed by machine, C library and Python version."""
     varying: tuple[Name, ...] = ()
-    """Metrics that differed between two counts of the same call; they are not compared."""
+    """Metrics that differed between two counts of the same call; they are not compared (`left_out`)."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -227,7 +231,16 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return self
         python = dict(sorted({**before.python, **self.python}.items()))
         native = dict(sorted({**before.native, **self.native}.items()))
-        return msgspec.structs.replace(self, python=python, native=native)
+        others = [one for version, one in python.items() if version not in self.python]
+        kept = {name for name in BY_PYTHON.intersection(before.varying) for one in others if one.lacks(name)}
+        varying = tuple(sorted(kept.union(self.varying)))
+        return msgspec.structs.replace(self, python=python, native=native, varying=varying)
+
+    def left_out(self, versions: Versions) -> tuple[Name, ...]:
+        """Return the metrics that are not compared, because they varied when these versions were saved."""
+        python = self.python.get(versions.python)
+        saved = {name for name in BY_PYTHON if python is not None and not python.lacks(name)}
+        return tuple(sorted({*self.varying} - saved))
 
     def value(self, name: str, versions: Versions) -> int | None:
         """Return a metric's value; None if it is not known for these versions."""
@@ -323,9 +336,9 @@ def compare(
     judged if a new version of torch, Python or a package may be the reason.
     """
     grew: list[Growth] = []
-    unjudged = list(_absent(before, now, versions))
+    unjudged, left_out = list(_absent(before, now, versions)), before.left_out(versions)
     for name in FIGURES:
-        if name in before.varying or not _known(name, before, now, versions):
+        if name in left_out or not _known(name, before, now, versions):
             continue
         match _judged(name, before.value(name, versions), now, tolerance):
             case str(why):
@@ -338,9 +351,7 @@ def compare(
                     )
                 else:
                     grew.append(found)
-    return CountedVerdict(
-        tuple(sorted(grew, key=lambda one: -one.rank)), tuple(unjudged), tuple(sorted(before.varying))
-    )
+    return CountedVerdict(tuple(sorted(grew, key=lambda one: -one.rank)), tuple(unjudged), left_out)
 
 
 def _known(name: str, before: CountedEntry, now: CountedRun, versions: Versions) -> bool:

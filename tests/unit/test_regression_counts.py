@@ -160,6 +160,22 @@ def test_each_version_of_python_has_its_own_counts_and_the_others_stay(tmp_path:
     assert json.loads(text)["counted"][0]["python"]["3.12"]["instructions"] == {"steps.train": 90}
 
 
+def test_a_figure_that_varied_under_one_version_of_python_is_compared_under_the_others() -> None:
+    old, new = Versions("3.11", "2.13.0"), Versions("3.12", "2.13.0")
+    steady = run_of({"steps.train": 100}, figures={"python_peak_bytes": 1 << 20})
+    varies = run_of({"steps.train": 100}, {"steps.train": 120}, figures={"python_peak_bytes": 1 << 20})
+    varies = replace(varies, second=replace(varies.second, figures={}))
+    more = run_of({"steps.train": 200}, figures={"python_peak_bytes": 3 << 20})
+    for first, second in ((old, new), (new, old)):  # whichever was saved first
+        saved = entry(varies if first is old else steady, first)
+        saved = entry(varies if second is old else steady, second).merged(saved)
+        names = ("instructions", "python_peak_bytes")
+        assert compare(saved, more, old) == CountedVerdict(left_out=names)
+        found = compare(saved, more, new)
+        assert ({one.name for one in found.grew}, found.left_out) == ({*names}, ())
+    assert entry(steady, old).merged(saved).varying == ()
+
+
 def test_a_figure_whose_two_counts_differ_is_judged_only_if_both_grew() -> None:
     steady = run_of({"steps.train": 100}, figures={"sent_bytes": 7})
     varies = run_of({"steps.train": 100}, {"steps.train": 120}, figures={"sent_bytes": 8})
