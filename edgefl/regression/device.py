@@ -334,7 +334,7 @@ class EdgeDevice:
             network=self._network_name,
             like=mark.like,
             shots=before.reference.against if isinstance(before, BaselineEntry) else None,
-            limit_s=min(mark.limit_s, self._limit.seconds),
+            limit_s=mark.limit_s,
             folder=here.folder,
         )
         repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS

@@ -107,7 +107,7 @@ def measure(
     time limit allows it, everything is measured once more, because the disturbance may have ended. ``tell``
     is called before each repetition. Raises `OutOfDeviceMemory` if the function exceeds the device's memory,
     `NotMet` if it raises an exception, pytest's own exception if it skips the test or calls `pytest.xfail`,
-    and `Invalid` if fewer than nine repetitions fit into the limit.
+    and `Invalid` if fewer than nine repetitions, or not even the first calls, fit into the limit.
     """
     __tracebackhide__ = True
     with alone(), limit.counted():
@@ -122,14 +122,15 @@ def measure(
 def _measured(process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit, tell: Tell) -> Measurement:
     __tracebackhide__ = True
     meter = StealMeter()
-    trial = _ask(process, plan, plan.request)
+    limit_s = min(plan.request.limit_s, limit.seconds)
+    trial = _ask(process, plan, msgspec.structs.replace(plan.request, limit_s=limit_s), limit)
     assert isinstance(trial, TrialRun)
     repetitions: list[Repetition] = []
     most = max(MAX_REPETITIONS if plan.precise else 0, plan.repetitions)
     for index in range(most):
         before_s = limit.spent_s
         tell(f"time on the device, repetition {index + 1} of at least {plan.repetitions} and at most {most}")
-        found = _ask(process, plan, RepeatRequest(index, plan.time_scale))
+        found = _ask(process, plan, RepeatRequest(index, plan.time_scale), limit)
         assert isinstance(found, Repetition)
         repetitions.append(found)
         enough = index + 1 >= plan.repetitions
@@ -150,7 +151,9 @@ def _require_enough(plan: MeasurementPlan, limit: TimeLimit, made: int) -> None:
         )
 
 
-def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> Answer:
+def _ask(
+    process: MeasuringProcess, plan: MeasurementPlan, request: Request, limit: TimeLimit | None = None
+) -> Answer:
     __tracebackhide__ = True
     answer = process.ask(request)
     if not isinstance(answer, Failure):
@@ -161,6 +164,8 @@ def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> 
             raise OutOfDeviceMemory(f"out of memory on {device}: {plan.device.app_limit_mib:g} MiB allowed")
         case "signal":
             raise NotMet(f"{name} on {device}: its process was ended by {why}")
+        case "late" if limit is not None and limit.seconds < plan.request.limit_s:
+            raise Invalid(f"{name} on {device}: not finished in the {why} s that --edgefl-limit allows")
         case "late":
             raise NotMet(f"{name} on {device}: not finished in {why} s; set a larger limit_s= in the mark")
         case "skipped":

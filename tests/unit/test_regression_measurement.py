@@ -15,11 +15,11 @@ from regression_samples import TRIAL, draws, measured, noisy, repetition
 from edgefl.devices import load_device, load_network
 from edgefl.devices.energy import draw_of
 from edgefl.devices.profiles import bundled_folder
-from edgefl.errors import Invalid, ProfileError
+from edgefl.errors import Invalid, NotMet, ProfileError
 from edgefl.regression import measure as measuring
 from edgefl.regression.measure import Tell, TimeLimit, measure
 from edgefl.regression.measurement import Interval, Measurement, median_interval, profile_sha256
-from edgefl.regression.process import PrepareRequest, RepeatRequest, Repetition, TrialRun
+from edgefl.regression.process import Failure, PrepareRequest, RepeatRequest, Repetition, TrialRun
 
 RUNS = 400
 
@@ -248,3 +248,16 @@ def test_too_few_repetitions_within_the_limit_are_invalid(monkeypatch: pytest.Mo
     with pytest.raises(Invalid, match="5 repetitions fit into the 6 s that --edgefl-limit allows; at least"):
         made(process, 6.0)
     assert process.asked == [*range(5)]
+
+
+@pytest.mark.parametrize(("limit_s", "error", "why"), [
+    (4.0, Invalid, "step on pixel-3a: not finished in the 4 s that --edgefl-limit allows"),
+    (90.0, NotMet, "step on pixel-3a: not finished in 60 s; set a larger limit_s= in the mark"),
+])  # fmt: skip
+def test_a_function_that_takes_longer_than_the_limit_of_the_session_is_not_judged(
+    limit_s: float, error: type[Exception], why: str
+) -> None:
+    late = SimpleNamespace(ask=lambda request: Failure("late", f"{request.limit_s:g}"))
+    with pytest.raises(error) as raised:
+        made(late, limit_s)
+    assert str(raised.value) == why
