@@ -103,7 +103,8 @@ class DeviceResult:
     """Metrics of one function on the device: its counted work, and medians over its repetitions.
 
     All times except ``host_cpu_s`` are seconds on the device. The function is not measured until a metric
-    other than its counted work is read. ``measure`` is called with True if the time must be precise.
+    other than its counted work is read. ``measure`` is called with True if the time must be precise. If
+    ``slow_end`` is true, a budget of seconds must hold at the slow end of the time model's interval.
     """
 
     def __init__(
@@ -112,9 +113,11 @@ class DeviceResult:
         device: str,
         measure: Callable[[bool], Measurement],
         counted: CountedRun | None = None,
+        *,
+        slow_end: bool = False,
     ) -> None:
         self.function, self.device, self.counted = function, device, counted
-        self._measure = measure
+        self._measure, self._slow_end = measure, slow_end
         self.timed: Measurement | None = None
         """The measurement; None if the function has not been timed yet."""
         self.advice = ""
@@ -196,14 +199,16 @@ class DeviceResult:
     def assert_budget(self, **budgets: float) -> None:
         """Fail unless each metric is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
 
-        The one-sided 95% bootstrap upper bound of each median must be within the budget. Raises `Invalid` if
-        the measurements are unreliable and not below half of each budget. Raises ConfigError if a budget is
-        unknown, or if its metric cannot be computed from the device's profile.
+        The one-sided 95% bootstrap upper bound of each median must be within the budget; with the mark's
+        ``end="slow"``, ``seconds`` must be so at the slow end of the time model's interval. Raises `Invalid`
+        if the measurements are unreliable and not below half of each budget. Raises ConfigError if a budget
+        is unknown, or if its metric cannot be computed from the device's profile.
         """
         __tracebackhide__ = True
         if budgets:
             measured = self.measurement(not BY_TIME.isdisjoint(budgets))
-            self.require(verdict.within(measured, budgets, settled=bool(self.note)), asked=True)
+            found = verdict.within(measured, budgets, settled=bool(self.note), slow_end=self._slow_end)
+            self.require(found, asked=True)
 
     def assert_pace(self, margin: float = 0.03) -> None:
         """Fail unless two one-sided tests at the 5% level show that the pace was kept within ± ``margin``.
@@ -346,7 +351,11 @@ class EdgeDevice:
             self._tell(label, "counting native instructions")
             counted = counted.with_native(count_native(request))
         result = DeviceResult(
-            label, self.name, lambda precise: self._measured(label, plan._replace(precise=precise)), counted
+            label,
+            self.name,
+            lambda precise: self._measured(label, plan._replace(precise=precise)),
+            counted,
+            slow_end=mark.end == "slow",
         )
         self.results.append(result)
         if counted.nothing:

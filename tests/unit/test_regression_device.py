@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from functools import partial
 from pathlib import Path
@@ -128,6 +129,19 @@ def test_apparent_growth_is_measured_again_with_the_same_plan(
         device.judge()
     assert again.plans[1] == result.measured.plan
     assert (result.outcome, len(device.session.compared["test_a dumps"])) == ("FAIL", 3)
+
+
+def test_budgets_of_the_mark_and_of_the_test_hold_at_the_slow_end_of_real_devices(
+    again: Measurements,
+) -> None:
+    seconds = measured(noisy()).seconds[0]
+    for end, why in (("middle", ""), ("slow", "slow end of the model's 90% interval: at most")):
+        again.left = [measured(noisy())] * 2
+        device = edge_device(MarkOptions("pixel-3a", end=end, seconds=1.15 * seconds))  # type: ignore[arg-type]
+        result = device.run(json.dumps, 1)
+        for judge in (device.judge, partial(result.assert_budget, seconds=1.15 * seconds)):
+            with contextlib.nullcontext() if not why else pytest.raises(NotMet, match=why):
+                judge()
 
 
 def test_the_provisional_verdict_stands_if_no_more_can_be_measured() -> None:
