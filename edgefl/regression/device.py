@@ -283,6 +283,9 @@ class EdgeDevice:
         if self.profile.cpu is None:
             why = "has a delay model instead of a processor, so it cannot time a function"
             raise ConfigError(f"device {self.profile.id!r} {why}")
+        if mark.end == "slow" and not self.profile.clusters:
+            why = "lists no cores, so the slow end of its times is not known; leave out end='slow'"
+            raise ConfigError(f"device {self.profile.id!r} {why}")
         self._network_name = mark.network or self.profile.network
         self.network: Network | None = load_network(self._network_name) if self._network_name else None
         self.name = self.profile.id

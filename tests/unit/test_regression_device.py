@@ -76,6 +76,12 @@ def test_a_device_without_a_processor_is_refused() -> None:
         edge_device(MarkOptions("paper-half-normal"))
 
 
+def test_a_device_without_an_interval_of_its_times_has_no_slow_end() -> None:
+    edge_device(MarkOptions("tier-p50"))
+    with pytest.raises(ConfigError, match="'tier-p50' lists no cores, so the slow end of its times is not k"):
+        edge_device(MarkOptions("tier-p50", end="slow"))
+
+
 def test_a_device_has_its_own_network_unless_another_is_given() -> None:
     for named, network in ((None, "lte"), ("3g", "3g")):
         device = edge_device(MarkOptions("pixel-3a", network=named))
