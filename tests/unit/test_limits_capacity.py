@@ -235,6 +235,21 @@ def test_usage_is_split_between_the_run_and_other_processes(
     assert (found["steal"], found["throttled"]) == (None, None)  # not measured yet
 
 
+@pytest.mark.parametrize(
+    ("usable", "listed", "user"), [({1, 2}, 3, 50.0), ({0, 1, 2}, 3, 9.0), ({1, 2}, 2, 9.0), ({1, 3}, 3, 9.0)]
+)
+def test_only_work_on_the_usable_cores_counts(
+    usable: set[int], listed: int, user: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = [Times(user, steal=0) for user in (10, 20, 30)][:listed]
+    monkeypatch.setattr(capacity.os, "sched_getaffinity", lambda _: usable)
+    monkeypatch.setattr(capacity.os, "sysconf", lambda _: 3)
+    monkeypatch.setattr(
+        capacity.psutil, "cpu_times", lambda percpu=False: each if percpu else Times(9, steal=0)
+    )
+    assert capacity._cpu_times().user == user
+
+
 def rate(median: float = 50.0, cv: float = 0.01) -> Rate:
     return Rate(median=median, cv=cv, samples=(median,) * 9)
 
