@@ -74,9 +74,13 @@ def _line(row: GateRow) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text as a table cell: one line, with the special characters of Markdown and HTML escaped."""
-    line = " ".join(text.split())
-    return re.sub(r"([\\`*_\[\]<>|~#@&])", r"\\\1", line)
+    """Return text as a table cell: one line, with the special characters of Markdown and HTML escaped.
+
+    GitHub looks for users (``@name``) and issues (``#1``) after it has removed backslashes, so a comment
+    separates these characters from what follows.
+    """
+    line = re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", " ".join(text.split()))
+    return re.sub("[@#]", r"\g<0><!-- -->", line)
 
 
 def _code(text: str) -> str:

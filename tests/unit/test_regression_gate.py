@@ -72,7 +72,8 @@ def test_a_red_row_is_annotated_where_its_test_is() -> None:
 
 
 def test_markdown_has_the_worst_row_first_and_escapes_texts() -> None:
-    hostile = row(outcome="FAIL", why="a | b\n<img src=x> *c* `d`", test="t.py::test_x[a|`b`]", device="d|e")
+    why = "a | b\n<img src=x> *c* `d`, argument #1 of @team"
+    hostile = row(outcome="FAIL", why=why, test="t.py::test_x[a|`b`]", device="d|e")
     text = markdown(GateResults(base="main", rows=(row(), hostile, SLOWER)))
     heading, *_, worst, failed, good = text.splitlines()
     assert heading == "### edgefl: 1 REGRESSION, 1 FAIL, 1 OK"
@@ -81,6 +82,7 @@ def test_markdown_has_the_worst_row_first_and_escapes_texts() -> None:
     for line in (worst, failed, good):
         assert len(re.findall(r"(?<!\\)\|", line)) == 6
     assert "\\<img" in failed
+    assert "argument #<!-- -->1 of @<!-- -->team" in failed  # links no issue, notifies nobody
 
 
 def test_a_comment_has_a_marker_and_a_length_that_github_accepts() -> None:
