@@ -29,6 +29,7 @@ import msgspec
 import torch
 
 from edgefl.devices.schema import Device
+from edgefl.host.children import has_children
 from edgefl.host.forked import call_forked
 from edgefl.host.groups import process_stat
 from edgefl.host.process import ThreadSchedule, keep_stops, threads_of
@@ -196,7 +197,8 @@ def _work(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
     figures["tensor_peak_bytes"] = max(meter.live.line, default=0)
     figures["tensor_kept_bytes"] = meter.live.bytes
     figures["sent_bytes"] = handle.sent_bytes
-    return _Part(figures=figures, processes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > 0)
+    waited_for = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > 0
+    return _Part(figures=figures, processes=waited_for or has_children())
 
 
 def _memory(run: Callable[[], Any], handle: DeviceHandle) -> _Part:

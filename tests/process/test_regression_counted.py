@@ -260,7 +260,9 @@ def test_a_function_can_end_processes_that_it_started(process: MeasuringProcess)
 @pytest.mark.parametrize("name", ["leaves_a_fork", "ignores_its_children"])
 def test_a_function_may_leave_a_process_or_ignore_its_children(process: MeasuringProcess, name: str) -> None:
     """The process that is left holds the other end of the pipe to the measuring process."""
-    assert counted(process, getattr(steps, name)).first.instructions
+    run = counted(process, getattr(steps, name))
+    assert run.first.instructions
+    assert run.processes == (run.seconds is None) == (name == "leaves_a_fork")
 
 
 def test_memory_is_counted_also_if_the_function_uses_tracemalloc(process: MeasuringProcess) -> None:
