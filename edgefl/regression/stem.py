@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import random
+import re
 import site
 import sys
 import sysconfig
@@ -253,7 +254,7 @@ def _copies_of(repository: str) -> set[str]:
             ours = folder == repository or folder.startswith(repository + os.sep)
             if ours and not origin.get("dir_info", {}).get("editable"):
                 names = (file.parent / "RECORD").read_text().splitlines()
-                found |= {name.partition("/")[0].removesuffix(".py") for name in names}
+                found |= {re.split("[/.,]", name, maxsplit=1)[0] for name in names}  # a folder or a module
     return found
 
 

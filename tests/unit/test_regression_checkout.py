@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.errors import ConfigError
+from edgefl.regression import stem
 from edgefl.regression.checkout import Checkout, find_base
 
 
@@ -119,3 +121,17 @@ def test_a_build_that_fails_is_named_with_its_last_line(top: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         Checkout(find_base("main", top), "echo no compiler; exit 3")
     assert git(top, "worktree", "list").count("\n") == 0
+
+
+def test_installed_copies_may_be_packages_modules_and_extensions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stem, "INSTALLED", (f"{tmp_path}{os.sep}",))
+    record = "pkg/__init__.py,sha256=a,1\nmod.py,sha256=b,2\nfast.cpython-311-x86_64-linux-gnu.so,,\n"
+    for name, editable in (("copied", False), ("linked", True)):
+        folder = tmp_path / f"{name}-1.dist-info"
+        folder.mkdir()
+        origin = {"url": Path("/project").as_uri(), "dir_info": {"editable": editable}}
+        (folder / "direct_url.json").write_text(json.dumps(origin))
+        (folder / "RECORD").write_text(record if not editable else "own.py,,\n")
+    assert stem._copies_of("/project") == {"pkg", "mod", "fast"}
