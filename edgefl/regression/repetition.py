@@ -12,11 +12,13 @@ not of the class of the code outside torch, a program of that class also alterna
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,7 +112,7 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     run = call.bind(DeviceHandle(call.device, call.network, 0))
     run()
     imported = [name for name in sys.modules if name.startswith("torch.") and name not in known]
-    with WorkMeter() as meter:
+    with WorkMeter() as meter, in_threads(meter):
         run()
     work = meter.work()
     cpu_s = wall_s = math.inf
@@ -157,6 +159,28 @@ def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float
     return math.exp(math.hypot(*logs) / (model_s + rest_s))
 
 
+@contextlib.contextmanager
+def in_threads(mode: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    """Enter a mode of torch, which holds for one thread only, in all threads that start in this context."""
+    start = threading.Thread.start
+
+    def start_in_mode(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def run_in_mode() -> None:
+            with mode:
+                run()
+
+        thread.run = run_in_mode  # type: ignore[method-assign]
+        start(thread)
+
+    threading.Thread.start = start_in_mode  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
 class TorchTimer(TorchFunctionMode):
     """Counts all calls of torch's functions within its context, and measures their CPU time."""
 
@@ -167,23 +191,26 @@ class TorchTimer(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        start_ns = time.process_time_ns()
+        # Other threads may run Python code meanwhile; only torch's own may work for the main thread.
+        alone = threading.current_thread() is threading.main_thread()
+        now_ns = time.process_time_ns if alone else time.thread_time_ns
+        start_ns = now_ns()
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self.cpu_ns += time.process_time_ns() - start_ns
+            self.cpu_ns += now_ns() - start_ns
             self.calls += 1
 
 
-def beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]:
+def beside_torch(run: Callable[[], Any], times: int, *, threads: bool = False) -> tuple[float, float, int]:
     """Return a run's CPU seconds outside torch functions and in total, and its number of torch calls.
 
     The function is run ``times`` times; the result is from the run with the fewest seconds outside torch
-    functions.
+    functions. Torch's functions in threads that the run starts are included if ``threads`` is true.
     """
     found = []
     for _ in range(times):
-        with TorchTimer() as timer:
+        with TorchTimer() as timer, in_threads(timer) if threads else contextlib.nullcontext():
             cpu_s = used_s(run)
         found.append((cpu_s - timer.cpu_ns / 1e9, cpu_s, timer.calls))
     return min(found)
@@ -208,7 +235,8 @@ def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float
     share = 1.0
     if work.calls:
         per_call_s = calling_s()
-        beside_s, all_s, calls = beside_torch(run, max(2, min(MAX_SHARES, round(TIMED_S / cpu_s))))
+        times = max(2, min(MAX_SHARES, round(TIMED_S / cpu_s)))
+        beside_s, all_s, calls = beside_torch(run, times, threads=True)
         share = (beside_s - calls * per_call_s) / all_s
     return share if share >= MIN_REST else 0.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -38,6 +39,12 @@ def both() -> None:
     interpreted()
 
 
+def product_in_a_thread() -> None:
+    thread = threading.Thread(target=product)
+    thread.start()
+    thread.join()
+
+
 def shares(function: Callable[[], None]) -> tuple[float, float]:
     """Seconds by the time model, and the rest's CPU time as a share of all CPU time."""
     trial = try_out(ON_PI_4._replace(function=function), None)
@@ -49,6 +56,7 @@ def test_the_rest_is_the_part_of_the_time_outside_torch() -> None:
     assert shares(interpreted) == (0.0, 1.0)
     model_s, share = shares(product)
     assert (model_s > 0.0, share) == (True, 0.0)
+    assert shares(product_in_a_thread) == (model_s, 0.0)
     mixed_s, share = shares(both)
     assert mixed_s == pytest.approx(model_s)
     assert 0 < share < 1
