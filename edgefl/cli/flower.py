@@ -52,7 +52,7 @@ def flower(
     from edgefl.programs import ProgramOptions
 
     runtime.check(app)
-    phones = phones_of([], device or [], fleet, None, network, [], share=None, like="torch")
+    phones = phones_of([], device or [], fleet, None, network, [], share=None, like="torch", seed=seed)
     options = ProgramOptions(
         time_scale=scale_of(time_scale), throttle=throttle, memory=memory, seed=seed, out=out
     )

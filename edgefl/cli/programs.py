@@ -117,7 +117,9 @@ def execute(
     from edgefl.programs.view import make_view
 
     inherited = inherited_descriptors()
-    phones = phones_of(command, device or [], fleet, count, network, connect or [], share, like, threads)
+    phones = phones_of(
+        command, device or [], fleet, count, network, connect or [], share, like, threads, seed=seed
+    )
     options = programs.ProgramOptions(
         time_scale=scale_of(time_scale),
         throttle=throttle,
@@ -156,6 +158,8 @@ def phones_of(
     share: str | None,
     like: str | None = None,
     threads: int | None = None,
+    *,
+    seed: int,
 ) -> list[Phone]:
     from edgefl.devices import load_fleet
     from edgefl.programs import Phone
@@ -174,7 +178,7 @@ def phones_of(
     networks: dict[str, str] = {}
     if fleet is not None:
         found = load_fleet(fleet)
-        counts = [*found.drawn(seed=0).items()]
+        counts = [*found.drawn(seed).items()]
         of = found.network
         networks = of if isinstance(of, dict) else dict.fromkeys(found.devices, of)
     check_count(sum(copies for _, copies in counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from edgefl.cli import main
 from edgefl.cli.programs import phones_of
-from edgefl.devices import load_device
+from edgefl.devices import load_device, load_fleet
 from edgefl.devices.code import CodeClass, clusters_of, rate
 from edgefl.devices.prediction import predict, time_model
 from edgefl.devices.time_model import FEMNIST_STEP
@@ -176,10 +177,16 @@ def test_invalid_options_are_one_line(
 
 
 def test_all_phones_have_the_same_class() -> None:
-    phones = phones_of(["cat"], ["pi-4=2", "pi-5"], None, None, None, [], None, "crypto")
+    phones = phones_of(["cat"], ["pi-4=2", "pi-5"], None, None, None, [], None, "crypto", seed=0)
     assert [(each.device, each.like) for each in phones] == [
         (name, "crypto") for name in ("pi-4", "pi-4", "pi-5")
     ]
+
+
+def test_the_seed_draws_the_phones_of_a_fleet_as_in_a_run() -> None:
+    for seed in (0, 3):
+        phones = phones_of(["cat"], [], "phones-2020", None, None, [], None, "crypto", seed=seed)
+        assert Counter(each.device for each in phones) == load_fleet("phones-2020").drawn(seed)
 
 
 def script(file: Path, interpreter: str) -> Path:
