@@ -26,7 +26,7 @@ TORCH = "torch"
 BATCH = 16
 """Batch size of a training step if ``torch:MODEL`` states none; the same as in ``edgefl predict``."""
 KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
-    "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*( .*)?", re.DOTALL),
+    "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*t?( .*)?", re.DOTALL),
     "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?", re.DOTALL),
     "division": re.compile(r"sysbench (.* )?cpu( .*)?"),
 }

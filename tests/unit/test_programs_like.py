@@ -201,6 +201,7 @@ def script(file: Path, interpreter: str) -> Path:
     [
         ("python3 -c 'import time\nprint(time.time())'", "interpreter"),
         ("/usr/local/bin/node x.js", "interpreter"),
+        ("python3.13t x.py", "interpreter"),
         ("7zz b", "integer"),
         ("/usr/bin/openssl speed aes-256-cbc", "crypto"),
         ("sysbench --threads=4 cpu run", "division"),
