@@ -88,7 +88,7 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
     for result in device.results:
         caught = passed and result.outcome == "FAIL"
         outcome: Outcome = "PASS" if caught else result.outcome
-        kept = baseline and outcome == "PASS" and not failed
+        kept = baseline and outcome == "PASS" and passed
         figures: dict[str, Any] = {}
         if result.timed is not None:
             figures = {name: result.timed.median(name) for name in _METRICS}

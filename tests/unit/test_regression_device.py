@@ -21,6 +21,7 @@ from edgefl.regression.measure import judged
 from edgefl.regression.measurement import Measurement, MeasurementPlan
 from edgefl.regression.process import ShotSizes
 from edgefl.regression.session import Session, SessionOptions
+from edgefl.regression.table import rows
 from edgefl.regression.verdict import NeedMore, Verdict
 
 TEST = DeviceTest("test_a", Path("test_a.py"), "test_a", 1)
@@ -159,6 +160,15 @@ def test_the_provisional_verdict_stands_if_no_more_can_be_measured() -> None:
     with pytest.raises(Invalid, match="the limit"):
         judged(lambda _: NeedMore(), first, none_left)
     assert judged(lambda made: fails if len(made) == 3 else NeedMore(2), first, measured) is fails
+
+
+def test_only_tests_that_pass_are_saved(again: Measurements) -> None:
+    device = edge_device()
+    device.run(json.dumps, 1)
+    device.run(json.dumps, 2)
+    for failed, invalid, saved in (("", "", 2), ("an error", "", 0), ("", "too few repetitions", 0)):
+        made = rows(device, "test_a", failed, invalid, "test_a.json")
+        assert sum(row.counted is not None for row in made) == saved
 
 
 @pytest.mark.parametrize(
