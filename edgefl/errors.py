@@ -161,8 +161,8 @@ def nearest(got: str, allowed: Iterable[str], least: float = 0.6) -> str | None:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception's class and message in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """Return an exception's class and message, if it has one, in one line."""
+    return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
         return factory(**arguments)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit would end the command without a word
         raise ConfigError(f"{key}: {name!r} raised {described(error)}") from error
 
 
@@ -188,7 +188,7 @@ def _import(name: str, key: str, folders: Sequence[str]) -> Any:
             looked = ", ".join(folders)
             raise ConfigError(f"{module} not found; looked in {looked} and Python's path") from None
         raise ConfigError(f"{module} needs {error.name!r} (not installed)") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit would end the command without a word
         raise ConfigError(f"{module} cannot be imported: {described(error)}") from error
     finally:
         importing.pop()

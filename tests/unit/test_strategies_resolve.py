@@ -213,6 +213,7 @@ def test_a_strategy_may_be_in_a_package_or_in_an_installed_module(tmp_path: Path
         ("nowhere_at_all:Mine", None, "strategy.name: module 'nowhere_at_all' not found; looked in "),
         ("broken_rule:Mine", "def (", "cannot be imported: SyntaxError: invalid syntax"),
         ("raises_rule:Mine", "1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("exits_rule:Mine", "raise SystemExit", "'exits_rule' cannot be imported: SystemExit"),
         ("misses_rule:Mine", "import nothing_of_the_kind", "needs 'nothing_of_the_kind' (not installed)"),
         ("typo_rule:Mime", MINE, "module 'typo_rule': attribute 'Mime' not found; did you mean 'Mine'?"),
         ("value_rule:not_a_strategy", MINE, "must be a dataclass derived from Strategy, got 3"),
