@@ -162,6 +162,7 @@ class Workload:
         """True if a trip's training needs the trip's `TripInputs`."""
         self._state = self.flat.trainable * (1 + self.rule.state_vectors) if own is None else 0
         """Number of elements of gradients and optimizer state that the trace of a step does not include."""
+        torch.set_num_threads(1)  # the user's modules, which are imported by now, may have changed it
         self.work = self._work()
         self._check_memory()
         examples = self._rows.sizes.data
@@ -449,6 +450,12 @@ class Workload:
                 steps = self.train(client, trip, None).steps
             costs.append((time.thread_time() - started) / max(1, steps))
         self.host_step_s = float(np.median(costs[1:]))
+        # In a fork of this process, torch would wait for ever for this process's threads.
+        if (threads := torch.get_num_threads()) > 1 and self.experiment.training.device == "cpu":
+            raise ConfigError(
+                f"your own training or evaluation sets torch's threads to {threads}, but a phone's process "
+                "trains with one; leave out torch.set_num_threads"
+            )
         self._try_smallest_batch()
         self.attack.try_own(self.flat.size)
         np.copyto(self.flat.array, first)

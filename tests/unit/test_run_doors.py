@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from edgefl import Data, Experiment, Fleet, Model, Stop, Training
 from edgefl.devices.fleet import fleet_of
@@ -28,6 +29,17 @@ class Fails(nn.Linear):
 
 def fails(input_shape, classes):
     return Fails(64, classes)
+
+import torch
+torch.set_num_threads(2)
+
+class Threads(nn.Linear):
+    def forward(self, x):
+        torch.set_num_threads(3)
+        return super().forward(x.flatten(1))
+
+def threads(input_shape, classes):
+    return Threads(64, classes)
 """
 
 
@@ -67,3 +79,13 @@ def test_more_outputs_than_classes_are_a_remark_and_the_trial_step_leaves_the_mo
     assert workload.prepared().remark == "model 'doors_models:outputs' has 20 outputs for 10 classes"
     assert (workload.flat.array == first).all()
     assert made(tmp_path, "outputs", count=10).prepared().remark == ""
+
+
+def test_forks_train_with_one_thread_because_more_would_wait_for_those_of_the_zygote(tmp_path: Path) -> None:
+    made(tmp_path, "outputs", count=10).prepared()
+    assert torch.get_num_threads() == 1  # although the module sets 2 while it is imported
+    try:
+        with pytest.raises(ConfigError, match="sets torch's threads to 3, but a phone"):
+            made(tmp_path, "threads").prepared()
+    finally:
+        torch.set_num_threads(1)
