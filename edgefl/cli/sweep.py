@@ -134,11 +134,15 @@ def sweep(
 
 
 def _check_replaced(changes: Sequence[str], grid: Iterable[str]) -> None:
-    """Raise `ConfigError` if the grid replaces a key that ``--set`` changes, or the whole table of it."""
+    """Raise `ConfigError` if the grid replaces a key that ``--set`` changes, or the whole table of it, or
+    removes it by setting a key that excludes it."""
+    from edgefl.config import ONE_OF
+
     for change in changes:
         keys, _ = toml.assignment(change)
         for key in grid:
-            if keys[: key.count(".") + 1] == tuple(key.split(".")):
+            replaced = tuple(key.split("."))
+            if keys[: len(replaced)] == replaced or replaced in ONE_OF.get(keys, ()):
                 raise ConfigError(f"--set {change}: has no effect, because --grid {key} replaces it")
 
 

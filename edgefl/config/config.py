@@ -18,11 +18,15 @@ from edgefl.files import DATA_FILES
 from edgefl.terminal import say
 from edgefl.validation import Fault, convert, shown
 
-ONE_OF: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("training", "steps"): ("training", "epochs"),
-    ("training", "epochs"): ("training", "steps"),
+ONE_OF: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
+    (table, name): tuple((table, other) for other in names if other != name)
+    for table, *names in (
+        ("training", "steps", "epochs"),
+        ("evaluation", "every_versions", "every_trips", "every_s"),
+    )
+    for name in names
 }
-"""Mutually exclusive keys: if a later source, such as ``--set``, sets one of them, the other is removed."""
+"""Mutually exclusive keys: if a later source, such as ``--set``, sets one of them, the others are removed."""
 RETIRED = {"durability": "memory", "partial_sums": False}
 """Keys that ``[server]`` no longer has, each with the value that a file of an earlier version may contain."""
 
@@ -101,8 +105,9 @@ def _changed(
     texts = (f"{option} {shortened(text)}" for text in overrides)
     option_text = {keys: text for text, (keys, _) in zip(texts, pairs, strict=True)}
     for keys, value in pairs:
-        if (other := ONE_OF.get(keys)) in option_text:
-            raise ConfigError(f"{option_text[keys]} and {option_text[other]}: give only one of them")
+        for other in ONE_OF.get(keys, ()):
+            if other in option_text:
+                raise ConfigError(f"{option_text[keys]} and {option_text[other]}: give only one of them")
         if keys == ("strategy", "name"):
             _drop_foreign(tables, value, base, f"{option_text[keys]}: ", source)
     for keys, value in pairs:
@@ -253,8 +258,8 @@ def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str)
             raise ConfigError(f"{source}: {name} is {shown(inner)}, not a table")
         table = inner
     table[keys[-1]] = value
-    if keys in ONE_OF:
-        table.pop(ONE_OF[keys][-1], None)
+    for other in ONE_OF.get(keys, ()):
+        table.pop(other[-1], None)
     return ".".join(keys[:made])
 
 

@@ -279,7 +279,7 @@ class Study:
             for arm in self.arms:
                 further = (each for steps in arm.at.values() for each in steps)
                 for own, _ in map(toml.assignment, (*arm.changes, *further)):
-                    if own[: len(keys)] == keys[: len(own)] or own == config.ONE_OF.get(keys):
+                    if own[: len(keys)] == keys[: len(own)] or own in config.ONE_OF.get(keys, ()):
                         what = f"{'.'.join(own)} distinguishes {arm.label} from the other arms"
                         raise ConfigError(f"--set {change}: {what}")
         note = (f"Changed by --set in every run: {', '.join(changes)}.",) if changes else ()

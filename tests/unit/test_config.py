@@ -13,7 +13,7 @@ from edgefl import config
 from edgefl.devices import load_fleet
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, ProfileError, shortened
-from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop, Training
+from edgefl.experiment import Clock, Evaluation, Experiment, Fleet, Server, Stop, Training
 from edgefl.strategies import resolve
 
 MINIMAL = """
@@ -113,6 +113,19 @@ def test_set_of_epochs_replaces_the_files_steps(toml: Path) -> None:
     toml.write_text(MINIMAL + "[training]\nsteps = 5\nlr = 0.5")
     assert config.load(toml, ["training.epochs=2"]).training == Training(epochs=2, lr=0.5)
     assert config.load(toml, ["training.steps=9"]).training == Training(steps=9, lr=0.5)
+
+
+def test_set_of_one_interval_of_evaluations_replaces_the_files_other_one(toml: Path) -> None:
+    """An interval in trips or seconds would take precedence over ``every_versions``."""
+    toml.write_text(MINIMAL + "[evaluation]\nevery_s = 2\nmax_examples = 9")
+    for change, every in (
+        ("every_versions=5", Evaluation(every_versions=5, max_examples=9)),
+        ("every_trips=5", Evaluation(every_trips=5, max_examples=9)),
+    ):
+        assert config.load(toml, [f"evaluation.{change}"]).evaluation == every
+        assert config.change(config.load(toml), [f"evaluation.{change}"]).evaluation == every
+    with pytest.raises(ConfigError, match="every_s=3: give only one of them"):
+        config.load(toml, ["evaluation.every_versions=5", "evaluation.every_s=3"])
 
 
 def test_set_of_both_steps_and_epochs_is_refused(toml: Path) -> None:

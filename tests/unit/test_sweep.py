@@ -226,6 +226,7 @@ def test_a_setting_that_the_grid_replaces_is_refused(
     for change, grid in (
         ("strategy.buffer_size=3", "strategy.buffer_size=1,2"),
         ("strategy.buffer_size=3", "strategy={name='fedbuff'},{name='fedavg'}"),
+        ("training.steps=3", "training.epochs=1,2"),
     ):
         arguments = ["sweep", str(file), "--set", change, "--grid", grid, "--out", str(tmp_path / "out")]
         assert main(arguments) == 2
