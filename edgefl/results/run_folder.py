@@ -132,8 +132,10 @@ def restore_experiment(folder: Path) -> None:
 
 
 def check_experiment(folder: Path, recorded: str) -> None:
-    """Raise `ConfigError` if the experiment's file differs from the recorded one."""
+    """Raise `ConfigError` if the experiment's file is missing or differs from the recorded one."""
     path = folder / EXPERIMENT_FILE
+    if recorded and not path.is_file():
+        raise ConfigError(f"{path} is missing; edgefl resume restores it from the record")
     if recorded and path.read_bytes() != recorded.encode():
         raise ConfigError(
             f"{path} differs from the experiment that this run began with; remove the file, and edgefl "

@@ -51,6 +51,8 @@ def test_missing_or_damaged_results_are_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(b"garbage!" * 4)
     with pytest.raises(ConfigError, match=r"final\.safetensors cannot be read"):
         result.model()
+    with pytest.raises(ConfigError, match=r"experiment\.toml is missing; edgefl resume restores it"):
+        run_folder.check_experiment(tmp_path, "seed = 1")
 
 
 def test_an_experiment_that_cannot_be_written_whole_leaves_no_folder(tmp_path: Path) -> None:
