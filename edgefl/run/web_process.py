@@ -283,7 +283,7 @@ class LivePage:
     def _charts(self) -> list[dict[str, Any]]:
         """Return the curves over emulated time, each with a title, a number format and a line per series."""
         rows = self._select("SELECT at_s, accuracy, loss FROM evaluations ORDER BY version")
-        rows = rows[:: -(-len(rows) // MAX_POINTS)] if rows else []
+        rows = rows[: -1 : -(-len(rows) // MAX_POINTS) or 1] + rows[-1:]
         at_s, accuracy, loss = np.array(rows, dtype=np.float64).reshape(-1, 3).T
         now_s, wall_s, trips, _, staleness, median, p95 = np.array(self._curve).reshape(-1, 7).T
         on = self._experiment.data.evaluate_on

@@ -120,6 +120,8 @@ def test_the_picture_has_states_figures_and_curves(record: Path, monkeypatch: py
     assert charts["Throughput"] == [["trips/s", [10.0, 15.0, 20.0, 25.0], [10.0] * 4]]
     assert charts["Staleness"] == [["staleness", [5.0, 10.0, 15.0, 20.0, 25.0], [3.0] * 5]]
     assert [name for name, _, _ in charts["Enforcement error"]] == ["median", "95th percentile"]
+    monkeypatch.setattr(web_process, "MAX_POINTS", 1)  # thinned curves of evaluations keep the last one
+    assert picture(page)["charts"][0]["lines"] == charts["Accuracy"]
 
 
 def test_an_invalid_run_shows_its_reason_and_an_unknown_figure_a_dash(tmp_path: Path) -> None:
