@@ -181,7 +181,7 @@ def sweep(
     from edgefl.config import objects
     from edgefl.run import sweep as sweeping
     from edgefl.terminal import say
-    from edgefl.validation import path, whole
+    from edgefl.validation import path, require, whole
 
     _not_while_imported("sweep")
     jobs = whole("jobs", jobs, 1, 256)
@@ -195,6 +195,8 @@ def sweep(
     silent = not sys.stderr.isatty() if quiet is None else quiet
     if grid is not None and not isinstance(grid, Mapping):
         raise ConfigError(f"grid: must map keys to lists of values, got {grid!r}")
+    for name in grid or ():
+        require("grid", name, isinstance(name, str), "keyed by strings, such as 'training.lr'")
     choices = {key: _values(f"grid {key!r}", values) for key, values in (grid or {}).items()}
     for what, value, replacing in (
         ("strategy", strategy, {"strategy", "strategy.name"} if isinstance(strategy, str) else {"strategy"}),

@@ -178,6 +178,7 @@ def test_a_setting_that_nodes_cannot_run_is_refused_before_the_first_run(tmp_pat
         ({"target": "0.9"}, "target: expected an accuracy above 0 and at most 1, such as 0.9; got '0.9'"),
         ({"seeds": ["1", "2"]}, "seeds: must be a whole number from 0, got '1'"),
         ({"seeds": [1.0]}, "seeds: must be a whole number from 0, got 1.0"),
+        ({"grid": {3: [1, 2]}}, "grid: must be keyed by strings, such as 'training.lr', got 3"),
         (
             {"seeds": (1, 2, 3), "fleets": 2},
             "seeds and fleets: give only one of them; each fleet has its own seed",
