@@ -267,7 +267,7 @@ class _Executor:
         ends_s = self.core.now_s + duration
         if until is not None:
             if until.at_s < math.inf:
-                made = (until.at_s - self.core.now_s) / duration * steps
+                made = (until.at_s - self.core.now_s) / duration * steps if duration else steps
                 steps, ends_s = min(steps, int(made + 1e-9)), until.at_s
             gain = until.gain / max(1, steps) if until.per_step else until.gain
         given = self.trips[action.task] = self.given(client, action.version)

@@ -14,10 +14,12 @@ import pytest
 import edgefl
 from edgefl import config
 from edgefl.core import Core
+from edgefl.core.events import Arrived
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.experiment import Data, Evaluation, Experiment, Fleet, Model, Stop, Training
 from edgefl.results.trackers import track
 from edgefl.run import supervisor
+from edgefl.strategies import resolve
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.testing import check_strategy, fleet, run_in_memory
 from tests.reports import write_run
@@ -131,6 +133,13 @@ def test_a_run_in_memory_refuses_numbers_with_which_its_models_would_be_wrong(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         in_memory(**given)
+
+
+@pytest.mark.parametrize("name", ["favano", "quafl"])
+def test_trips_in_memory_that_a_poll_ends_may_take_no_time(name: str) -> None:
+    core = Core(resolve({"name": name}), fleet(2), seed=0, stop=Stop(versions=2))
+    run = run_in_memory(core, durations=[0.0, 0.0], steps=3)
+    assert [event.steps for event in run.events if isinstance(event, Arrived)] == [3] * len(run.fates)
 
 
 @pytest.mark.parametrize("argument", CALLS)
