@@ -323,7 +323,7 @@ def _order_in_words(
     text += f"; {second} took {times} as long" if base == first else f", {times} the time of {second}"
     if math.isinf(known.high) and known.low == 0.0:
         order = ""  # the rows are in the order of their means, which may include other seeds
-        if ratio_digits(known.mean) == "1.00":
+        if ratio_digits(known.mean) == "1.00" and not (known.at_least or known.at_most):
             order = " On the seed that both have, they took equally long."
         elif known.mean < 1.0 if base == first else known.mean > 1.0:
             order = f" On the seed that both have, {second} is first."

@@ -399,6 +399,13 @@ def test_a_ratio_to_one_seed_that_did_not_reach_the_target_is_an_upper_bound(tmp
     assert re.search(r"< 0\.\d\d× \(one seed\)", page_of(tmp_path / "out"))
 
 
+def test_a_run_that_ended_when_the_other_reached_the_target_did_not_take_equally_long(tmp_path: Path) -> None:
+    fast = run_of(tmp_path / "fast", "fedbuff", 1, linear(10.0))
+    slow = run_of(tmp_path / "slow", "fedavg", 1, linear(20.0), end=18)
+    says = "fedavg took at least 1.00× as long. That is one seed: another may reverse the order."
+    assert says in text_of([fast, slow], 0.8)
+
+
 def test_one_seed_has_no_interval_and_the_report_says_so(tmp_path: Path) -> None:
     compare(two(tmp_path, (1.0,)), tmp_path / "out", 0.5)
     says = "fedavg took 2.00× as long. That is one seed: another may reverse the order."
