@@ -375,6 +375,11 @@ class Store:
                 kept.setdefault(task, _End(task)).use(version, used[task], seq)
         self._db.executemany(FINISH_TRIP, [row for end in kept.values() for row in end.rows()])
 
+    def summed(self) -> tuple[int, int, float]:
+        """Return the number of committed versions, and the updates and wall seconds of all their sums."""
+        (found,) = self._db.execute("SELECT COUNT(*), SUM(updates), TOTAL(sum_s) FROM versions")
+        return found[0], found[1] or 0, found[2]
+
     def unended(self) -> set[int]:
         """Return the tasks of committed trips without a fate."""
         return {task for (task,) in self._db.execute("SELECT task FROM trips WHERE fate IS NULL")}

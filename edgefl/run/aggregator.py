@@ -147,6 +147,13 @@ class Aggregator(Slots):
             distance = math.sqrt(kernels.sq_norm(change, backend))
         return (norm if math.isfinite(norm) else math.inf), distance
 
+    def count(self, sums: int, updates: int, seconds: float) -> None:
+        """Add sums of this many updates to the totals that `cost` returns."""
+        shape, totals = self.buffer.shape, self.totals
+        totals.updates += updates
+        totals.seconds += seconds
+        totals.bytes += updates * shape.update_bytes + sums * 2 * 4 * shape.size
+
     def cost(self) -> Aggregation:
         """Return the totals of all sums so far: updates, bytes and seconds."""
         threads = kernels.threads() if self._backend in ("c", "numba") else 1
@@ -221,9 +228,7 @@ class Aggregator(Slots):
         failpoints.pass_by("summed")
         buffer.publish(action.version, entry)
         failpoints.pass_by("published")
-        self.totals.updates += len(slots)
-        self.totals.seconds += seconds
-        self.totals.bytes += len(slots) * buffer.shape.update_bytes + 2 * 4 * buffer.shape.size
+        self.count(1, len(slots), seconds)
         next_norm = None
         if self.privacy is not None and action.clip_norm is not None:
             next_norm = self.privacy.next_norm(action.version, self._clipped, action.clip_norm, self._salt)

@@ -146,6 +146,7 @@ def restore(
     entries = _refill(folder, last, core, aggregator)
     checkpoint.forget_after(folder / CHECKPOINTS, last.journal_seq)
     store.truncate(last.journal_seq)
+    aggregator.count(*store.summed())
     return replay.state(last, entries, _answers.decode(last.answers) if last.answers else ())
 
 
@@ -207,6 +208,7 @@ def recover(
     for _, event in store.replay():
         _end(store, unended, replay.handle(event))
     aggregator.restore_noise(replay.salts)
+    aggregator.count(*store.summed())
     buffer, entries = aggregator.buffer, _versions(aggregator)
     for version in [version for version in entries if version > core.version]:
         buffer.retire(entries.pop(version))

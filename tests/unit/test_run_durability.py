@@ -69,6 +69,10 @@ def test_a_killed_run_with_secure_noise_cannot_be_resumed_but_an_interrupted_one
                 resume.restore(*parts, once=True)
         else:
             resume.restore(*parts, once=True)
+            cost = fresh.aggregator.cost()  # regression: sums before the interruption were not counted
+            assert cost.updates == 4 * killed.core.version > 0
+            assert cost.bytes == killed.aggregator.cost().bytes
+            assert cost.seconds == pytest.approx(killed.aggregator.cost().seconds)
         fresh.close()
     killed.store.journal(Left(0, killed.now, "after the last checkpoint"))
     killed.store.commit()
