@@ -61,7 +61,7 @@ class ServerLoop:
         self._virtual = self._experiment.clock.kind == "virtual"
         self._slowest_step_s = slowest_step_s(plan, active)
         self._stopped: str | None = None
-        self._first_version = self._core.version
+        self._first_version, self._first_trips = self._core.version, self._core.trips
         self._interrupted = self._started = False
         self._reports = 0
 
@@ -279,7 +279,7 @@ class ServerLoop:
             model_sha256=model_sha256,
             aggregation=aggregator.cost(),
             network=self._network(),
-            server_trip_us=self._gauge.trip_us(together_s, self._core.trips),
+            server_trip_us=self._gauge.trip_us(together_s, self._core.trips - self._first_trips),
         )
         for stage, ns in watch.ns.items():
             self._store.cost(stage, ns / 1e9, watch.calls[stage])

@@ -537,3 +537,21 @@ def test_a_run_that_only_an_evaluation_can_stop_fails_without_an_evaluator(
     with fails:
         loop._departed(Departed(EVALUATOR, 0, MAX_DEATHS_IN_A_ROW - 1, "signal 9"))
     assert not world.evaluation.waiting
+
+
+def test_the_servers_time_is_shared_by_the_trips_since_it_was_started(
+    world: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: after a resume, it was divided by all trips of the run."""
+    plan = SimpleNamespace(experiment=experiment(), prepared=SimpleNamespace(host_step_s=0.0))
+    channel: Any = SimpleNamespace(tell=lambda message: None)
+    world.core.trips = 40
+    parts = (world.engine, world.evaluation, world.peers, world.lifecycle, Alarms(world.hand), world.gauge)
+    loop = ServerLoop(channel, plan, world.gate, world.timeline, *parts, world.watch)  # type: ignore[arg-type]
+    world.core.trips = 50
+    monkeypatch.setattr(loop, "_checkpoint", lambda final: None)
+    monkeypatch.setattr(loop, "_report", lambda: None)
+    monkeypatch.setattr(loop, "_network", dict)
+    monkeypatch.setattr(world.gauge, "trip_us", lambda together_s, trips: float(trips), raising=False)
+    loop._conclude()
+    assert world.store.meta("server_trip_us") == 10.0
