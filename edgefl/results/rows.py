@@ -319,7 +319,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of the host's cores: predicted for the fleet (``load``), used by the fleet (``used``), and used
     by other processes (``others``)."""
     steal: float | None = None
-    """Share of CPU time that the hypervisor gave to other guests during the run."""
+    """Share of CPU time that the hypervisor gave to other guests during the run or, if the run was resumed,
+    during the worst of its parts; so is ``throttled``."""
     throttled: float | None = None
     """Share of the run during which a CPU quota stopped a core."""
     nodes: list[NodeRow] = []

@@ -291,7 +291,11 @@ class _Supervisor:
         try:
             with stops_deferred(self._interrupts) as signals:
                 with Store(self._folder, create=False) as store:
-                    store.set_meta(memory=self._memory, **self._hosts.usage(self._usage.usage()))
+                    usage = self._hosts.usage(self._usage.usage())
+                    for name in ("steal", "throttled"):  # the worst of a resumed run's parts counts
+                        parts = (store.meta(name), usage[name])
+                        usage[name] = max((part for part in parts if part is not None), default=None)
+                    store.set_meta(memory=self._memory, **usage)
                     if rows := self._hosts.rows:
                         store.set_meta(nodes=rows)
                 found = write_results(self._folder)

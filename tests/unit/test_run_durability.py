@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engine_world import World
@@ -10,7 +12,11 @@ from engine_world import World
 from edgefl import experiment, failpoints
 from edgefl.core.events import Left
 from edgefl.errors import ConfigError
-from edgefl.run import resume
+from edgefl.results.record import Record
+from edgefl.results.rows import MemoryUse
+from edgefl.results.store import Store
+from edgefl.run import resume, supervisor
+from edgefl.run.hosting import ThisHost
 from edgefl.run.timeline import InFlightWork
 from edgefl.strategies.fedbuff import FedBuff
 
@@ -88,3 +94,20 @@ def test_a_buffer_of_another_run_is_refused(killed: Server, tmp_path: Path) -> N
         Server(tmp_path / "killed", left=other.buffer)
     other.close()
     killed.buffer.close()
+
+
+def test_a_resumed_run_is_judged_by_the_worst_of_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: if the hypervisor took time only before the run was resumed, it was VALID."""
+    Store(tmp_path).close()
+    monkeypatch.setattr(supervisor, "write_results", lambda folder: {})
+    for steal, throttled in ((0.1, None), (0.0, 0.3), (None, 0.2)):
+        usage = {"used": 0.5, "others": 0.0, "steal": steal, "throttled": throttled}
+        meter = SimpleNamespace(usage=lambda usage=usage: usage)
+        parts: Any = SimpleNamespace(
+            _folder=tmp_path, _interrupts=0, _memory=MemoryUse(), _hosts=ThisHost(), _usage=meter
+        )
+        supervisor._Supervisor._write_results(parts)
+    with Record(tmp_path) as record:
+        assert (record.meta.steal, record.meta.throttled) == (0.1, 0.3)
