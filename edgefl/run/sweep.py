@@ -119,7 +119,7 @@ def sweep(
     base = (base or Path.cwd()).absolute()
     require_free(out, "sweep")
     check_target(target)
-    planned = plan(drawn_fleets(experiment) if fleets else experiment, out, seeds, grid or {}, base, adapted)
+    planned = plan(experiment, out, seeds, grid or {}, base, adapted, fleets=fleets)
     if jobs > 1 and any(one.experiment.clock.kind != "virtual" for one in planned):
         raise ConfigError(f"--jobs {jobs}: parallel runs need the virtual clock; add --clock virtual")
 
@@ -209,12 +209,17 @@ def plan(
     grid: Grid,
     base: Path,
     adapted: Callable[[Experiment], Experiment] = lambda one: one,
+    *,
+    fleets: bool = False,
 ) -> list[Planned]:
     """List all runs in the order of the grid points and, for each point, of the seeds.
 
-    Each run's experiment is validated, and ``adapted`` changes it for the hosts of the run.
+    Each run's experiment is validated, and ``adapted`` changes it for the hosts of the run. For ``fleets``,
+    see `sweep`.
     """
     _check(seeds, grid)
+    if fleets and "fleet.model_errors" in grid:
+        raise ConfigError("--fleets and --grid fleet.model_errors: give only one of them")
     planned: list[Planned] = []
     slugs: set[str] = set()
     labels: set[str] = set()
@@ -225,6 +230,7 @@ def plan(
             experiment, [f"{key}={value}" for key, value in changes.items()], base, option="--grid"
         )
         try:
+            changed = drawn_fleets(changed) if fleets else changed
             changed = adapted(demands.checked(changed, base))
         except ConfigError as error:
             raise ConfigError(f"{_label(changed, changes)}: {error}" if changes else str(error)) from None

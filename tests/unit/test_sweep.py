@@ -72,6 +72,19 @@ def test_labels_are_short_and_folders_have_unique_names(capsys: pytest.CaptureFi
     assert [one.folder.name for one in names] == ["lr=1e-1-seed-1", "lr=1e-1-2-seed-1"]
 
 
+def test_fleets_are_drawn_also_if_the_grid_replaces_their_table() -> None:
+    def drawn(grid: dict[str, list[str]], wanted: Experiment = PLAIN) -> list[str]:
+        found = plan(wanted, Path("out"), [1], grid, Path.cwd(), fleets=True)
+        return [one.experiment.fleet.model_errors for one in found]
+
+    assert drawn({}) == ["drawn"]
+    assert drawn({"fleet": ["{devices={pi-4=4}}", "{devices={pixel-4=4}}"]}) == ["drawn", "drawn"]
+    with pytest.raises(ConfigError, match="--fleets and --grid fleet.model_errors: give only one of them"):
+        drawn({"fleet.model_errors": ["none", "drawn"]})
+    with pytest.raises(ConfigError, match="kind=wall: --fleets needs the virtual clock"):
+        drawn({"clock.kind": ["virtual", "wall"]})
+
+
 @pytest.mark.parametrize(
     ("grid", "seeds", "words"),
     [
