@@ -79,7 +79,7 @@ def test_fleets_are_drawn_also_if_the_grid_replaces_their_table() -> None:
 
     assert drawn({}) == ["drawn"]
     assert drawn({"fleet": ["{devices={pi-4=4}}", "{devices={pixel-4=4}}"]}) == ["drawn", "drawn"]
-    with pytest.raises(ConfigError, match="--fleets and --grid fleet.model_errors: give only one of them"):
+    with pytest.raises(ConfigError, match=r"--fleets and --grid fleet\.model_errors: give only one"):
         drawn({"fleet.model_errors": ["none", "drawn"]})
     with pytest.raises(ConfigError, match="kind=wall: --fleets needs the virtual clock"):
         drawn({"clock.kind": ["virtual", "wall"]})
@@ -247,4 +247,8 @@ def test_a_setting_that_the_grid_replaces_is_refused(
         key = grid.partition("=")[0]
         refused = f"edgefl: --set {change}: has no effect, because --grid {key} replaces it\n"
         assert capsys.readouterr().err == refused
+    assert main(["sweep", str(file), "--clock", "wall", "--grid", "clock.kind=virtual,wall"]) == 2
+    assert capsys.readouterr().err == (
+        "edgefl: --clock wall: has no effect, because --grid clock.kind replaces it\n"
+    )
     assert not (tmp_path / "out").exists()
