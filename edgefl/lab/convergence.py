@@ -111,13 +111,15 @@ WITHIN = 0.1
 def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) -> Ratio:
     """Return the column of ``ratios`` that reaches farthest from 1 (`Ratio.farthest`).
 
-    If this column agrees, all others agree too. ``ratios`` contains one row per seed.
+    If this column agrees, all others agree too. ``ratios`` contains one row per seed. A column with NaN
+    reaches farthest.
 
-    >>> str(worst("noise", [[1.03, 1.0], [1.04, 1.1], [1.05, 0.9]]))
-    'noise 1.000 ±0.248'
+    >>> str(worst("noise", [[1.03, 1.0], [1.04, 1.1], [1.05, 0.9]])), worst("noise", [[1.0, math.nan]]).agrees
+    ('noise 1.000 ±0.248', False)
     """
     columns = np.array(ratios, dtype=np.float64).T.tolist()
-    return max((Ratio(name, column, within) for column in columns), key=lambda ratio: ratio.farthest)
+    found = (Ratio(name, column, within) for column in columns)
+    return max(found, key=lambda ratio: math.inf if math.isnan(ratio.farthest) else ratio.farthest)
 
 
 def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
