@@ -28,7 +28,7 @@ KEY = "evaluation.function"
 RESERVED = frozenset((
     "version", "versions", "at_s", "wall_s", "trips", "client_trips", "epsilon", "emulated_s",
     "slow_accuracy", "slow_weight", "staleness_mean", "staleness_max", "trips_to_target",
-    "emulated_s_to_target",
+    "emulated_s_to_target", "label", "seed", "seeds", "no_progress",
 ))  # fmt: skip
 """Names of columns and figures in edgefl's own tables. A metric with such a name would be missing in them."""
 NO_COUNTS: Counts = np.zeros(0, np.int64)

@@ -168,10 +168,11 @@ def test_invalid_metrics_are_one_line(monkeypatch: pytest.MonkeyPatch, returned:
 
 
 def test_the_names_of_edgefls_columns_and_figures_are_reserved() -> None:
-    """Regression: a metric called trips was missing in the table of evaluations, and one called versions in
-    comparisons."""
+    """Regression: a metric called trips was missing in the table of evaluations, one called versions in
+    comparisons, and one called seed replaced the seeds in a sweep's table of evaluations."""
     columns = {"version", "at_s", "wall_s", "trips", "epsilon"}
-    assert (columns | {*FIGURES}) - {"accuracy", "loss"} == RESERVED
+    of_sweeps = {"label", "seed", "seeds", "no_progress"}
+    assert (columns | of_sweeps | {*FIGURES}) - {"accuracy", "loss"} == RESERVED
 
 
 @pytest.mark.parametrize(("classes", "counted"), [(10_000, 10_000), (10_001, 0)])
