@@ -345,7 +345,7 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
     over = (fleets.in_words(label, rows[0].label, one) for label, one in fair.items())
     race = " ".join((race, *over)).strip()
     known = [row for row in ranked if np.isfinite(row.figures["accuracy"].mean)]
-    ends = {run.record.meta.stop_reason for row in rows for run in row.runs}
+    ends = {run.record.meta.stop_reason for row in ranked for run in row.runs}
     if len(known) < 2 or ends == {"accuracy"}:  # all runs stopped at the target accuracy
         return race
     slow = [row for row in known if np.isfinite(row.figures["slow_accuracy"].mean)]

@@ -375,6 +375,8 @@ def test_runs_that_stop_at_an_accuracy_are_ranked_by_time_and_not_by_accuracy(tm
     page = page_of(tmp_path / "out")
     assert "fedavg ×2 reached 50.0% accuracy first" in page
     assert "has the highest accuracy" not in page
+    unfinished = run_of(tmp_path / "unfinished", "fedasync", 1, linear(30.0), stop, status="running")
+    assert "the highest accuracy:" not in text_of([*folders, unfinished])
 
 
 def test_runs_that_did_not_reach_the_target_are_counted_and_bound_the_ratio(tmp_path: Path) -> None:
