@@ -63,6 +63,8 @@ class ServerLoop:
         self._stopped: str | None = None
         self._first_version, self._first_trips = self._core.version, self._core.trips
         self._interrupted = self._started = False
+        self._recorded: dict[str, tuple[int, int]] = {}
+        """Nanoseconds and calls of each stage that are in the record."""
         self._reports = 0
 
     def run(self) -> None:
@@ -238,8 +240,17 @@ class ServerLoop:
         before = self._watch.to("checkpoint")
         folder, layout = Path(self._plan.run_dir), self._plan.prepared.layout
         in_flight = self._timeline.save()
+        self._record_costs()  # a run that is killed and resumed keeps the trips up to here
         resume.save(folder, self._engine, in_flight, layout, final=final)
         self._watch.to(before)
+
+    def _record_costs(self) -> None:
+        """Add the time of each stage since the last call to the record."""
+        for stage, ns in self._watch.ns.items():
+            earlier_ns, earlier = self._recorded.get(stage, (0, 0))
+            calls = self._watch.calls[stage]
+            self._store.cost(stage, (ns - earlier_ns) / 1e9, calls - earlier)
+            self._recorded[stage] = ns, calls
 
     def _checkpoint_again(self) -> None:
         """Write a checkpoint, and schedule the next one after ``checkpoint.every_s`` seconds.
@@ -281,8 +292,7 @@ class ServerLoop:
             network=self._network(),
             server_trip_us=self._gauge.trip_us(together_s, self._core.trips - self._first_trips),
         )
-        for stage, ns in watch.ns.items():
-            self._store.cost(stage, ns / 1e9, watch.calls[stage])
+        self._record_costs()
         self._store.sync()
         self._report()
         self._channel.tell(control.Finished(reason, interrupted, no_progress))

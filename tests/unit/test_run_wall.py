@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +20,8 @@ from edgefl.devices.dynamics import Dynamics, Transition
 from edgefl.errors import RunError
 from edgefl.experiment import Privacy, Stop
 from edgefl.parameters.buffer import TripPhase
-from edgefl.run import control, messages, wall
+from edgefl.results.record import Record
+from edgefl.run import control, messages, resume, wall
 from edgefl.run.clock import Alarms
 from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed, Role
 from edgefl.run.engine import Engine, WriteAhead
@@ -542,16 +544,28 @@ def test_a_run_that_only_an_evaluation_can_stop_fails_without_an_evaluator(
 def test_the_servers_time_is_shared_by_the_trips_since_it_was_started(
     world: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: after a resume, it was divided by all trips of the run."""
-    plan = SimpleNamespace(experiment=experiment(), prepared=SimpleNamespace(host_step_s=0.0))
+    """Regression: after a resume, it was divided by all trips of the run. The time of each stage was recorded
+    only at the end, so that of a killed server was lost."""
+    prepared = SimpleNamespace(host_step_s=0.0, layout=[])
+    plan = SimpleNamespace(experiment=experiment(), prepared=prepared, run_dir=".")
     channel: Any = SimpleNamespace(tell=lambda message: None)
     world.core.trips = 40
     parts = (world.engine, world.evaluation, world.peers, world.lifecycle, Alarms(world.hand), world.gauge)
     loop = ServerLoop(channel, plan, world.gate, world.timeline, *parts, world.watch)  # type: ignore[arg-type]
     world.core.trips = 50
-    monkeypatch.setattr(loop, "_checkpoint", lambda final: None)
+    monkeypatch.setattr(resume, "save", lambda *_, final: world.store.sync())
+    for _ in range(3):
+        world.watch.to("decide")
+        loop._checkpoint()
+    with Record(world.store.path.parent) as record:
+        assert {row.stage: row.calls for row in record.costs}["decide"] >= 3
     monkeypatch.setattr(loop, "_report", lambda: None)
     monkeypatch.setattr(loop, "_network", dict)
     monkeypatch.setattr(world.gauge, "trip_us", lambda together_s, trips: float(trips), raising=False)
     loop._conclude()
     assert world.store.meta("server_trip_us") == 10.0
+    with Record(world.store.path.parent) as record:
+        calls = {row.stage: row.calls for row in record.costs}
+        seconds = math.fsum(row.seconds for row in record.costs)
+    assert calls == world.watch.calls
+    assert seconds == pytest.approx(sum(world.watch.ns.values()) / 1e9)
