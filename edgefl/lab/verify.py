@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from edgefl import config
-from edgefl.core.events import Arrived, Died, Failed, Release, Sum, Summed, Train
+from edgefl.core.events import Arrived, Died, Evaluate, Failed, Release, Sum, Summed, Train
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
@@ -71,9 +71,9 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
     """Repeat the run in ``folder`` and compare it with its record.
 
     This compares the checksum, loss, steps, staleness and time of each update; the updates, weights and time
-    of each version; each evaluation; the hash of the last model and the model on disk; and the files derived
-    from the record. Modules that the run names are imported only from the folder ``code``, which the caller
-    trusts.
+    of each version; each evaluation, with its trips and, under the virtual clock, its time; the hash of the
+    last model and the model on disk; and the files derived from the record. Modules that the run names are
+    imported only from the folder ``code``, which the caller trusts.
 
     With secure aggregation, a run deletes its phones' secret when it is done. Without this secret, updates
     are masked or encrypted with a new secret, so that their checksums differ and are not compared; their sums
@@ -130,6 +130,8 @@ class _Replay:
         """The `Train` action and the base model of each running task, keyed by the task's index."""
         self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
+        self._requested: dict[int, tuple[float, int]] = {}
+        """The time at which each version was to be evaluated, and the number of client trips until then."""
 
     def run(self, folder: Path, say: Say | None) -> Verdict:
         record, trips = self._record, self._record.trips
@@ -180,7 +182,24 @@ class _Replay:
                     case Release(task=task):
                         self._aggregator.release(task)
                         self._trained.pop(task, None)
+                    case Evaluate(version=version):
+                        self._requested[version] = self._core.now_s, self._core.trips
+        self._check_requests(measured.values())
         return self._conclude(folder)
+
+    def _check_requests(self, rows: Iterable[EvaluationRow]) -> None:
+        """Check when versions were evaluated; under the wall clock, the journal does not have the time.
+
+        A run that was killed at its end and resumed may have an evaluation that it no longer requests.
+        """
+        for row in rows:
+            at_s, trips = self._requested.get(row.version, (row.at_s, row.trips))
+            at_s = row.at_s if self._record.meta.clock == "wall" else at_s
+            if (row.at_s, row.trips) != (at_s, trips):
+                raise RunError(
+                    f"version {row.version} was evaluated at {at_s} s, after {trips} trips, but the record "
+                    f"says {row.at_s} s, {row.trips} trips"
+                )
 
     def _compare(self, event: Arrived, row: list[Any]) -> None:
         task, sent = event.task, row[0]

@@ -492,6 +492,8 @@ CHANGES = [
     (sql("UPDATE versions SET at_s = at_s / 2 WHERE version = 3"), "version 3 was made at"),
     (sql("UPDATE evaluations SET accuracy = 1.0 WHERE version = 0"), "version 0 has accuracy"),
     (sql("UPDATE evaluations SET loss = 0.0 WHERE version = 12"), "version 12 has loss"),
+    (sql("UPDATE evaluations SET at_s = at_s / 2 WHERE version = 12"), "version 12 was evaluated at"),
+    (sql("UPDATE evaluations SET trips = trips - 1 WHERE version = 12"), "version 12 was evaluated at"),
     (other_model, "differs from version 12"),
     (no_model, "cannot be read"),
     (other_summary, "summary.json does not match the record"),
