@@ -81,6 +81,8 @@ def _read(folder: Path, group: str | None) -> Copied:
         raise ConfigError(f"{folder}: {SUMMARY_FILE} cannot be read: the run did not end") from None
     with Record(folder) as record:
         table, meta = evaluations(record), record.meta
+    if meta.status != "done":  # an interrupted run also has a summary
+        raise ConfigError(f"{folder}: the run has not ended; edgefl resume {folder} continues it")
     table["emulated_s"] = table.pop("at_s")
     rows = zip(*(values.tolist() for values in table.values()), strict=True)
     curve = [{key: value for key, value in zip(table, row, strict=True) if value == value} for row in rows]

@@ -12,10 +12,11 @@ import pytest
 
 from edgefl import Experiment, Fleet, Stop, config
 from edgefl.cli import main
-from edgefl.errors import RunError
+from edgefl.errors import ConfigError, RunError
 from edgefl.results import trackers
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE
+from edgefl.results.store import Store
 from edgefl.results.summary import write_summary
 from edgefl.results.trackers import TRACKERS
 from tests.reports import write_run
@@ -155,6 +156,14 @@ def test_an_error_of_a_sweeps_export_contains_the_sweeps_folder(
     for group, folder in ((None, run), ("sweep", run.parents[1])):
         with pytest.raises(RunError, match=f"no answer; .*edgefl export {folder} --track wandb$"):
             trackers.track(run, "wandb", group)
+
+
+def test_an_interrupted_run_is_refused(run: Path) -> None:
+    """Regression: it was copied, and a second time after it had been resumed."""
+    with Store(run) as store:
+        store.set_meta(status="interrupted")
+    with pytest.raises(ConfigError, match=f"the run has not ended; edgefl resume {run} continues it"):
+        trackers._read(run, None)
 
 
 def test_a_run_has_one_identity_whatever_path_leads_to_it(run: Path, tmp_path: Path) -> None:
