@@ -58,6 +58,7 @@ SUMMARY: dict[str, Any] = {
     "slow_phones": {"accuracy": None, "applied_weight": 0.5},
     "metrics": {},
     "on_clients": None,
+    "incidents": {},
     "no_progress": "",
     "phase": {"warning": ""},
     "nodes": [],
