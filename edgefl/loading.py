@@ -65,8 +65,9 @@ def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) 
     """
     module_name, colon, attribute = name.partition(":")
     parts = module_name.split(".")
-    # The processes of a run cannot import the caller's script as __main__, which is another module there.
-    if not colon or parts[0] == "__main__" or not all(part.isidentifier() for part in [*parts, attribute]):
+    if parts[0] == "__main__":  # another module in a run's processes
+        raise ConfigError(f"{key}: give the name of the file instead of __main__ (got {name!r})")
+    if not colon or not all(part.isidentifier() for part in [*parts, attribute]):
         raise ConfigError(f"{key} must look like 'my_module:name' (got {name!r})")
     folders = list(dict.fromkeys(str(Path(folder).resolve()) for folder in (*search_path, ".")))
     _require_allowed(module_name, key, folders)

@@ -59,7 +59,8 @@ client trains and no version is made. A run without ``stop.emulated_s`` then end
 join. Held updates do not prevent this, because the strategy may never use them."""
 MAX_UNSERVED = 100
 """Number of consecutive arrivals without training after which a run ends, if the clients that could still
-train are all connected and the others have used up their participations (``[privacy]``)."""
+train are all connected, the others have used up their participations (``[privacy]``), and no time of
+`Strategy.wake_s` is awaited."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 
@@ -496,7 +497,11 @@ class Core(Ledger):
             return None
         done = [limits is not None and limits.exhausted(client) for client in range(len(present))]
         few = any(done) and all(one or here for one, here in zip(done, present, strict=True))
-        unserved = self._schedule is not None and self._idle_wakes >= MAX_UNSERVED
+        unserved = (
+            self._schedule is not None
+            and self._idle_wakes >= MAX_UNSERVED
+            and self._wakes == {self._schedule.next_s}
+        )
         if few and (unserved or not self.awaits):
             return "participations"
         if not self.awaits:

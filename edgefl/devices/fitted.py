@@ -108,7 +108,7 @@ def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe
     second.
     """
     first = measured[0]
-    steps = f"{len(measured)} steps of {_several({m.device for m in measured})}"
+    steps = f"{len(measured)} steps of {_several({m.device or out.stem for m in measured})}"
     source = f"fitted: {recipe.command} on {steps}: {_several({m.source for m in measured})}{_errors(found)}"
     if first.profile in bundled_names("devices"):
         file = bundled_folder() / "devices" / f"{first.profile}.toml"

@@ -1,8 +1,8 @@
 """Reads inference times that were measured on phones.
 
 A CSV file has one line per phone and network, with the columns ``model``, ``unit``, ``core``, ``max_ghz``,
-``ram_gib``, ``network`` and ``median_ms`` (over all runs). Core, clock and RAM may be empty. Only one phone
-may have a ``unit``. Other columns, such as ``p90_ms``, are kept in `PhoneRow.keys`.
+``ram_gib``, ``network`` and ``median_ms`` (over all runs). Core, clock and RAM may be empty. ``unit`` names a
+phone: no two phones may have the same one. Other columns, such as ``p90_ms``, are kept in `PhoneRow.keys`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class PhoneRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_rows(path: Path) -> list[PhoneRow]:
     """Read the rows of a file. Raises `ConfigError` if it is invalid or empty."""
-    rows, models = list[PhoneRow](), dict[str, str]()
+    rows, known = list[PhoneRow](), dict[str, About]()
     for place, line in csv_lines(path, COLUMNS):
         rows.append(_row(line, place))
-        unit, model = line["unit"], line["model"]
-        if (other := models.setdefault(unit, model)) != model:
-            allowed = "a name that no other phone has"
-            raise ConfigError(f"{place}: unit must be {allowed}, got {unit!r} of {model!r} and of {other!r}")
+        about = rows[-1].about
+        if (other := known.setdefault(about.unit, about)) != about:
+            models = f"{about.model!r} and {other.model!r}"
+            same = "all lines of a unit must have the same model, core, clock and RAM"
+            raise ConfigError(f"{place}: unit {about.unit!r} is that of two phones, {models}: {same}")
     return rows
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -288,11 +288,12 @@ class StealMeter:
     """Measures the CPU time that the hypervisor gave to other virtual machines since the meter's creation."""
 
     def __init__(self) -> None:
-        self._start = _cpu_times()
+        self._usable = os.sched_getaffinity(0)
+        self._start = _cpu_times(self._usable)
 
     def share(self) -> float | None:
         """Return the stolen share of CPU time: 0 if no time has passed, None if it is not reported."""
-        now, start = _cpu_times(), self._start
+        now, start = _cpu_times(self._usable), self._start
         if not hasattr(now, "steal"):
             return None
         stolen_s = float(now.steal - start.steal)
@@ -335,7 +336,8 @@ class UsageMeter:
     def __init__(self, elsewhere_s: Callable[[], float] = float) -> None:
         self._elsewhere_s = elsewhere_s
         self._began_s = time.monotonic()
-        self._own_s, self._busy_s = self._cpu_s(), _busy_s(_cpu_times())
+        self._usable = os.sched_getaffinity(0)
+        self._own_s, self._busy_s = self._cpu_s(), _busy_s(_cpu_times(self._usable))
         self._meters: tuple[StealMeter, ThrottleMeter] | None = None
         self._taken: dict[str, float | None] = {"steal": None, "throttled": None}
 
@@ -358,7 +360,7 @@ class UsageMeter:
         own_s = self._cpu_s() - self._own_s
         if core_s <= 0:
             return {"used": None, "others": None, **self._taken}
-        others_s = _busy_s(_cpu_times()) - self._busy_s - own_s
+        others_s = _busy_s(_cpu_times(self._usable)) - self._busy_s - own_s
         return {"used": (own_s - idle_s) / core_s, "others": max(0.0, others_s) / core_s, **self._taken}
 
     def _cpu_s(self) -> float:
@@ -370,12 +372,11 @@ def _own_cpu_s() -> float:
     return sum(os.times()[:4])
 
 
-def _cpu_times() -> Any:
-    """Return psutil's CPU times of the cores on which this process may run.
+def _cpu_times(usable: Set[int]) -> Any:
+    """Return psutil's CPU times of the cores ``usable``, on which this process may run.
 
     Return those of all cores if the cores cannot be told apart, because some are switched off or hidden.
     """
-    usable = os.sched_getaffinity(0)
     if len(usable) < (cores := os.sysconf("SC_NPROCESSORS_CONF")):
         each = psutil.cpu_times(percpu=True)
         if len(each) == cores and max(usable) < cores:

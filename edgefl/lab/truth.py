@@ -57,7 +57,8 @@ def run(
         say(f"counting the work of the steps in {file.name}")
         measured += measurements.read(file)
         if not all(step.profile for step in measured):
-            raise ConfigError(f"{file}: has steps without a profile, with which to compare them")
+            why = "each step must name the device profile with whose prediction it is compared"
+            raise ConfigError(f"{file}: {why}; results of edgefl measure name none")
     if not measured:
         raise ConfigError("no measured steps to compare with; name a file: --rows FILE")
     steps = [step for alike in _of_one_runtime(measured) for step in compared(alike, quick, say)]

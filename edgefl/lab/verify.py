@@ -188,7 +188,9 @@ class _Replay:
         return self._conclude(folder)
 
     def _check_requests(self, rows: Iterable[EvaluationRow]) -> None:
-        """Check when versions were evaluated; under the wall clock, the journal does not have the time.
+        """Compare the trips before each evaluation and, under the virtual clock, its time with the record.
+
+        Under the wall clock, the time is read when the request is carried out; it is not in the journal.
 
         A run that was killed at its end and resumed may have an evaluation that it no longer requests.
         """

@@ -230,7 +230,8 @@ def load_diabetes(
 ) -> Dataset:
     """Load the diabetes data; a fraction ``test_fraction``, drawn with ``seed``, is used for testing.
 
-    A fraction ``validation`` is held out before, the same examples for every seed.
+    A fraction ``validation`` is drawn first, the same examples for every seed. It is not used for training;
+    if ``evaluate_on`` is "validation", it takes the place of the test examples.
 
     Each example is one of 442 patients, described by ten numbers (age, sex, body mass index, blood pressure
     and six measurements of blood serum); the target is the progression of the disease after a year (Efron et

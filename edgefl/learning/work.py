@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -242,8 +243,8 @@ class _Step(msgspec.Struct, frozen=True):
 def usual_loss(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Return the cross entropy of a model's logits for the class 0."""
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
-    if logits.dim() != 2:  # logits of each token or pixel, or one number per example
-        logits = logits.flatten(0, -2) if logits.dim() > 2 else logits[:, None]
+    if logits.dim() != 2:  # logits of each token, or one number per example
+        logits = logits.flatten(0, -2) if logits.dim() > 2 else logits.reshape(-1, 1)
     return cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
 
 
@@ -394,7 +395,8 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._amounts["conv_bytes"] += moved
         elif formula is not None:
             kind = "recurrent_flop" if self._cells.compute() else "matmul_flop"
-            self._amounts[kind] += formula(*args, **kwargs, out_val=out)
+            amount = formula(*args, **kwargs, out_val=out)  # another thread may count meanwhile
+            self._amounts[kind] += amount
             self._amounts["matmul_bytes"] += moved
         else:
             self._amounts[bytes_kind(packet.__name__)] += moved
@@ -473,7 +475,7 @@ class _Cells(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._inside = False
+        self._here = threading.local()
         self._nodes: list[range] = []
         """Ranges of autograd sequence numbers of the operations in recurrent layers."""
 
@@ -482,17 +484,18 @@ class _Cells(TorchFunctionMode):
     ) -> Any:
         if getattr(func, "__name__", "") not in _CELLS:
             return func(*args, **(kwargs or {}))
-        self._inside, first = True, _next_node()
+        self._here.inside, first = True, _next_node()
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self._inside = False
+            self._here.inside = False
             self._nodes.append(range(first, _next_node()))
 
     def compute(self) -> bool:
         """Return True if the current operation belongs to a recurrent layer."""
-        if self._inside or not self._nodes:
-            return self._inside
+        inside: bool = getattr(self._here, "inside", False)
+        if inside or not self._nodes:
+            return inside
         node: Any = torch._C._current_autograd_node()
         return node is not None and any(node._sequence_nr() in numbers for numbers in self._nodes)
 

@@ -194,7 +194,7 @@ class PythonEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     instructions: dict[Name, Count] | None
 
     def lacks(self, name: str) -> bool:
-        """Return True if a metric is 0 or was not saved."""
+        """Return True if a metric was not saved, because it varied."""
         return self.instructions is None if name == INSTRUCTIONS else name not in self.figures
 
 
@@ -280,7 +280,11 @@ def entry_of(test: str, function: str, run: CountedRun, versions: Versions) -> C
     both = INSTRUCTIONS not in varying and run.second.instructions is not None
     executed = run.first.instructions if both else None
     python = PythonEntry(
-        figures={name: value for name, value in steady.items() if name in BY_PYTHON},
+        figures={
+            name: run.first.figures.get(name, 0)
+            for name in sorted(BY_PYTHON - {INSTRUCTIONS})
+            if name not in varying
+        },
         instructions=None if executed is None else dict(sorted(executed.items())),
     )
     return CountedEntry(

@@ -161,7 +161,10 @@ def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float
 
 @contextlib.contextmanager
 def in_threads(mode: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    """Enter a mode of torch, which holds for one thread only, in all threads that start in this context."""
+    """Enter a mode of torch, which holds for one thread only, in all threads that start in this context.
+
+    A thread that lives longer stays in the mode.
+    """
     start = threading.Thread.start
 
     def start_in_mode(thread: threading.Thread) -> None:
@@ -191,8 +194,7 @@ class TorchTimer(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # Other threads may run Python code meanwhile; only torch's own may work for the main thread.
-        alone = threading.current_thread() is threading.main_thread()
+        alone = threading.active_count() == 1  # otherwise the process's time includes that of other threads
         now_ns = time.process_time_ns if alone else time.thread_time_ns
         start_ns = now_ns()
         try:

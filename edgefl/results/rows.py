@@ -320,7 +320,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     by other processes (``others``)."""
     steal: float | None = None
     """Share of CPU time that the hypervisor gave to other guests during the run or, if the run was resumed,
-    during the worst of its parts; so is ``throttled``."""
+    during the worst of its parts that were not killed; so is ``throttled``."""
     throttled: float | None = None
     """Share of the run during which a CPU quota stopped a core."""
     nodes: list[NodeRow] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from edgefl.config.checks import check_measured
@@ -53,6 +54,7 @@ class Assessor:
         measured = {"loss": (0.0, math.inf) if experiment.training.loss in NON_NEGATIVE else anything}
         if (function := self._settings.function) is not None:
             self._own = OwnEvaluation(function, [base], self._seed)
+            torch.set_num_threads(1)  # its module, imported just now, may have changed it
             measured |= dict.fromkeys(self._own.measure(flat, data.test_x, self._test_y), anything)
         if data.classes is not None or "accuracy" in measured:
             measured["accuracy"] = (0.0, 1.0)

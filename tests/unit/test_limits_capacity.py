@@ -242,12 +242,11 @@ def test_only_work_on_the_usable_cores_counts(
     usable: set[int], listed: int, user: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = [Times(user, steal=0) for user in (10, 20, 30)][:listed]
-    monkeypatch.setattr(capacity.os, "sched_getaffinity", lambda _: usable)
     monkeypatch.setattr(capacity.os, "sysconf", lambda _: 3)
     monkeypatch.setattr(
         capacity.psutil, "cpu_times", lambda percpu=False: each if percpu else Times(9, steal=0)
     )
-    assert capacity._cpu_times().user == user
+    assert capacity._cpu_times(usable).user == user
 
 
 def rate(median: float = 50.0, cv: float = 0.01) -> Rate:

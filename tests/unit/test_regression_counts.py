@@ -174,6 +174,9 @@ def test_a_figure_that_varied_under_one_version_of_python_is_compared_under_the_
         found = compare(saved, more, new)
         assert ({one.name for one in found.grew}, found.left_out) == ({*names}, ())
     assert entry(steady, old).merged(saved).varying == ()
+    none = run_of({"steps.train": 100})
+    saved = entry(none, new).merged(entry(varies, old))
+    assert entry(none, old).merged(saved).varying == ()
 
 
 def test_a_figure_whose_two_counts_differ_is_judged_only_if_both_grew() -> None:
@@ -294,6 +297,7 @@ def test_counting_ends_at_its_limit_and_can_start_again(function: Callable[[], o
     assert instructions_of(lambda: add(1, 2)) > 1
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_is_not_counted_and_does_not_end_at_the_limit() -> None:
     ended: list[int] = []
 
