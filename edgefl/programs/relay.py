@@ -448,7 +448,10 @@ def main() -> None:
     allow_open_files()
     reduce_wakeup_latency()
     channel: Channel[messages.ToRelay] = Channel.inherit(int(sys.argv[1]), messages.ToRelay)
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PreciseSelector())) as runner:
+    with (
+        contextlib.suppress(Closed),  # edgefl's main process ended or gave up while the relay started
+        asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PreciseSelector())) as runner,
+    ):
         runner.run(Relay(channel, sys.argv[3]).serve())
 
 

@@ -71,12 +71,14 @@ class Strangers:
 
     def _watch(self) -> None:
         set_time_slice()  # ZeroMQ reads between the checks, so they must be on time even on a busy host
-        pause_s = LOOK_S
+        pause_s, before_s = LOOK_S, 0.0
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
             with suppress(OSError, MemoryError):  # no file descriptor or no memory was free for this check
                 self._look()
-            pause_s = max(LOOK_S, (time.thread_time() - began_s) / MAX_SHARE)
+            took_s = time.thread_time() - began_s
+            # the shorter of two checks, because a pause of the host may be charged to one of them
+            pause_s, before_s = max(LOOK_S, min(took_s, before_s) / MAX_SHARE), took_s
 
     def _look(self) -> None:
         """Record which connections have opened and closed, and shut down strangers that exceed a limit."""

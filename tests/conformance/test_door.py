@@ -239,7 +239,10 @@ def fill(door: DoorSocket, rounds: int) -> int:
             host, _, port = door.address.removeprefix("tcp://").rpartition(":")
             ends = [socket.create_connection((host, int(port))) for _ in range(rounds)]
             endless = bytes([LONG_COMMAND]) + LARGEST.to_bytes(8, "big") + bytes(LARGEST - 1)
-            for end in ends:
+            for place, end in enumerate(ends):
+                with suppress(OSError):  # the door's thread may get no core: wait until it has closed one
+                    while place >= 80 and ends[place - 80].recv(1000):
+                        pass
                 with suppress(OSError):
                     end.sendall(GREETING + endless)
                 time.sleep(0.005)
@@ -261,5 +264,5 @@ def test_strangers_cannot_fill_the_memory(door: DoorSocket, closing: ExitStack) 
         door.wait(1)
         most_kib = max(most_kib, own_kib(kib("status")) - before_kib)
         assert list(door.receive()) == []
-    assert most_kib < 120 * 1024  # 32 MiB and what arrives between two calls of wait
+    assert most_kib < 120 * 1024  # 32 MiB and what arrives between two checks, at most 80 MB
     says(door, honest, b"two", b"still here")

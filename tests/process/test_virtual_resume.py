@@ -347,10 +347,11 @@ def test_a_run_interrupted_in_its_last_evaluation_is_evaluated_after_a_resume(tm
     command.interrupt()
     assert "carry on with: edgefl resume" in command.ends(130)
     assert (meta_of(folder).status, meta_of(folder).stop_reason) == ("interrupted", "interrupted")
+    assert incidents_of(folder) == of_a_busy_host
     again.touch()
     Command("resume", str(folder)).ends(0)
     assert (meta_of(folder).status, meta_of(folder).stop_reason) == ("done", "versions")
-    assert incidents_of(folder) == of_a_busy_host
+    assert {row.kind for row in incidents_of(folder)} <= {"hang"}
     supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
     assert outcome(folder) == outcome(tmp_path / "calm")
     with Record(folder) as record:
