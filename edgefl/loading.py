@@ -65,8 +65,8 @@ def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) 
     """
     module_name, colon, attribute = name.partition(":")
     parts = module_name.split(".")
-    if parts[0] == "__main__":  # another module in a run's processes
-        raise ConfigError(f"{key}: give the name of the file instead of __main__ (got {name!r})")
+    if parts[0] == "__main__":  # in a run's processes, this is a module of edgefl
+        raise ConfigError(f"{key}: name the module by its file instead of __main__ (got {name!r})")
     if not colon or not all(part.isidentifier() for part in [*parts, attribute]):
         raise ConfigError(f"{key} must look like 'my_module:name' (got {name!r})")
     folders = list(dict.fromkeys(str(Path(folder).resolve()) for folder in (*search_path, ".")))
@@ -101,7 +101,7 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
         return factory(**arguments)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # SystemExit would end the command without a word
+    except (Exception, SystemExit) as error:  # SystemExit would end the command silently
         raise ConfigError(f"{key}: {name!r} raised {described(error)}") from error
 
 
@@ -190,7 +190,7 @@ def _import(name: str, key: str, folders: Sequence[str]) -> Any:
             looked = ", ".join(folders)
             raise ConfigError(f"{module} not found; looked in {looked} and Python's path") from None
         raise ConfigError(f"{module} needs {error.name!r} (not installed)") from error
-    except (Exception, SystemExit) as error:  # SystemExit would end the command without a word
+    except (Exception, SystemExit) as error:  # SystemExit would end the command silently
         raise ConfigError(f"{module} cannot be imported: {described(error)}") from error
     finally:
         importing.pop()

@@ -136,8 +136,10 @@ def sweep(
 
 
 def _check_replaced(changes: Sequence[str], grid: Iterable[str]) -> None:
-    """Raise `ConfigError` if the grid replaces a key that ``--set`` changes, or the whole table of it, or
-    removes it by setting a key that excludes it."""
+    """Raise `ConfigError` if the grid overrides a key that ``--set`` changes.
+
+    It does so if it sets the key, the key's table, or a key that excludes it (`edgefl.config.ONE_OF`).
+    """
     from edgefl.config import ONE_OF
 
     for change in changes:

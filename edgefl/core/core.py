@@ -58,9 +58,9 @@ MAX_IDLE_WAKES = 100_000
 client trains and no version is made. A run without ``stop.emulated_s`` then ends, unless a client can still
 join. Held updates do not prevent this, because the strategy may never use them."""
 MAX_UNSERVED = 100
-"""Number of consecutive arrivals without training after which a run ends, if the clients that could still
-train are all connected, the others have used up their participations (``[privacy]``), and no time of
-`Strategy.wake_s` is awaited."""
+"""A run ends after this number of consecutive arrivals that start no training, if some clients have used up
+their participations (``[privacy]``), all others are connected, and no time of `Strategy.wake_s`
+is pending."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 

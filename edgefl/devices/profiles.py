@@ -153,7 +153,7 @@ def check_file(path: str | Path) -> list[str]:
         return [str(error)]
     found = [str(fault) for fault in profile_faults(path.stem, table, kind_of(table))]
     if not found and kind_of(table) == "fleets":
-        return list(_unreadable(path))
+        return list(_faults_of_named(path))
     for way in ("down", "up") if not found else ():
         if (trace := table.get(way, {}).get("trace")) is not None:
             try:
@@ -163,27 +163,22 @@ def check_file(path: str | Path) -> list[str]:
     return [f"{path}: {fault}" for fault in found]
 
 
-def _unreadable(path: Path) -> Iterator[str]:
-    """Yield a line for each of the user's files that the fleet file at ``path`` names and that is invalid."""
+def _faults_of_named(path: Path) -> Iterator[str]:
+    """Yield the faults in the user's files that the fleet file at ``path`` names, one line per fault."""
     try:
         fleet = load_fleet(path)
     except ProfileError as error:
         yield str(error)
         return
-    for name in filter(is_path, fleet.devices):
-        try:
-            load_device(name)
-        except ProfileError as error:
-            yield f"{path}: devices: {error}"
     networks = [fleet.network] if isinstance(fleet.network, str) else fleet.network.values()
-    for name in filter(is_path, dict.fromkeys(networks)):
-        try:
-            network = load_network(name)
-            for way in (network.down, network.up):
-                if way.trace is not None:
-                    read_trace(way.trace)
-        except ProfileError as error:
-            yield f"{path}: network: {error}"
+    for key, load, names in (("devices", load_device, fleet.devices), ("network", load_network, networks)):
+        for name in filter(is_path, dict.fromkeys(names)):
+            try:
+                load(name)
+            except ProfileError as error:
+                yield f"{path}: {key}: {error}"
+            else:
+                yield from check_file(name)  # reads a network's traces, too
 
 
 @cache

@@ -55,6 +55,26 @@ def set_time_slice(slice_ns: int = 100_000) -> bool:
     return number is not None and ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0
 
 
+class Pauses:
+    """Pauses between readings, so that the readings use a limited share of a core.
+
+    A pause is ``ratio`` times the CPU time of a reading. A time for which the host stood still may count as
+    CPU time of one reading, so the shorter of the last two readings determines the pause.
+
+    >>> pauses = Pauses(10.0)
+    >>> pauses.after(2.0), pauses.after(300.0), pauses.after(3.0)
+    (20.0, 20.0, 30.0)
+    """
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio, self._before = ratio, math.inf
+
+    def after(self, took: float) -> float:
+        """Return the pause after a reading that took this CPU time, in the same unit."""
+        shorter, self._before = min(took, self._before), took
+        return self._ratio * shorter
+
+
 def wait_until(deadline_ns: int) -> None:
     """Sleep until the monotonic clock reads ``deadline_ns``, without returning early and without spinning."""
     while (left_ns := deadline_ns - time.monotonic_ns()) > 0:

@@ -57,7 +57,7 @@ def run(
         say(f"counting the work of the steps in {file.name}")
         measured += measurements.read(file)
         if not all(step.profile for step in measured):
-            why = "each step must name the device profile with whose prediction it is compared"
+            why = "each step must name a device profile, whose prediction is compared with it"
             raise ConfigError(f"{file}: {why}; results of edgefl measure name none")
     if not measured:
         raise ConfigError("no measured steps to compare with; name a file: --rows FILE")

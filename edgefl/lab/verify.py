@@ -190,9 +190,9 @@ class _Replay:
     def _check_requests(self, rows: Iterable[EvaluationRow]) -> None:
         """Compare the trips before each evaluation and, under the virtual clock, its time with the record.
 
-        Under the wall clock, the time is read when the request is carried out; it is not in the journal.
-
-        A run that was killed at its end and resumed may have an evaluation that it no longer requests.
+        Under the wall clock, the time is read when the request is carried out; it is not in the journal. A
+        run that was killed at its end and resumed may have an evaluation that the repetition does not
+        request; it is not compared.
         """
         for row in rows:
             at_s, trips = self._requested.get(row.version, (row.at_s, row.trips))

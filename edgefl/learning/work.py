@@ -241,7 +241,7 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 def usual_loss(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Return the cross entropy of a model's logits for the class 0."""
+    """Return the cross entropy of a model's logits, with class 0 as the target everywhere."""
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
     if logits.dim() != 2:  # logits of each token, or one number per example
         logits = logits.flatten(0, -2) if logits.dim() > 2 else logits.reshape(-1, 1)

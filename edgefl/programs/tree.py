@@ -26,6 +26,7 @@ from edgefl.host.groups import (
     throttled_ns,
 )
 from edgefl.host.memory import private_mib
+from edgefl.host.pacing import Pauses
 from edgefl.host.process import ThreadSchedule, read_kernel_file, threads_of
 from edgefl.host.throttle import Target, cpu_ns
 from edgefl.programs.phone import INDEX_VARIABLE
@@ -81,7 +82,7 @@ class ProcessTree:
         """Processes whose threads were counted by the last call of `runnable`."""
         self._continued: dict[int, bytes] = {}
         """Scheduling statistics of single-threaded processes not in `_ran`, when they were last resumed."""
-        self._memory_mib, self._memory_due_ns = 0.0, 0
+        self._memory_mib, self._memory_due_ns, self._pauses = 0.0, 0, Pauses(MEMORY_PAUSE)
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
         self._seen = time.monotonic_ns(), 0, 0  # time, CPU time and stopped time at the last `wanting_ns`
 
@@ -357,7 +358,7 @@ class ProcessTree:
             self._refresh_if_old()
             start_ns = time.thread_time_ns()
             self._memory_mib = private_mib(self._members)
-            self._memory_due_ns = now_ns + MEMORY_PAUSE * (time.thread_time_ns() - start_ns)
+            self._memory_due_ns = now_ns + round(self._pauses.after(time.thread_time_ns() - start_ns))
         return self._memory_mib
 
 

@@ -237,7 +237,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.structs.replace(self, python=python, native=native, varying=varying)
 
     def left_out(self, versions: Versions) -> tuple[Name, ...]:
-        """Return the metrics that are not compared, because they varied when these versions were saved."""
+        """Return the metrics that are not compared, because they varied when counted with these versions."""
         python = self.python.get(versions.python)
         saved = {name for name in BY_PYTHON if python is not None and not python.lacks(name)}
         return tuple(sorted({*self.varying} - saved))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from edgefl.host.children import children_of
 from edgefl.host.memory import is_fork, live_thread, parent_waits
+from edgefl.host.pacing import Pauses
 
 LOOK_S = 0.005
 """Minimum time in seconds between two samples of the memory of the processes that a repetition started."""
@@ -33,7 +34,7 @@ class TreeWatch:
     """
 
     def __init__(self) -> None:
-        self._measuring, self._look_s = os.getpid(), 0.0
+        self._measuring, self._pauses = os.getpid(), Pauses(PAUSE)
         # Id of the call's process (0 before the call, -1 after it), and the highest sample so far in KiB.
         self._page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
 
@@ -67,9 +68,7 @@ class TreeWatch:
             return math.inf
         if pid:
             self._page[1] = max(self._page[1], self._now_kib(pid))
-        last_s, self._look_s = self._look_s, time.thread_time() - start_s
-        # the shorter of two looks, because a pause of the host may be charged to one of them
-        return max(LOOK_S, PAUSE * min(last_s, self._look_s))
+        return max(LOOK_S, self._pauses.after(time.thread_time() - start_s))
 
     def _now_kib(self, pid: int) -> int:
         """Return the current memory of the call's process plus the peaks of processes it started, in KiB.

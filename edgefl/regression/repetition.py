@@ -163,7 +163,7 @@ def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float
 def in_threads(mode: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
     """Enter a mode of torch, which holds for one thread only, in all threads that start in this context.
 
-    A thread that lives longer stays in the mode.
+    A thread that is still running afterwards stays in the mode.
     """
     start = threading.Thread.start
 

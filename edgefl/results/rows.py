@@ -319,10 +319,10 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of the host's cores: predicted for the fleet (``load``), used by the fleet (``used``), and used
     by other processes (``others``)."""
     steal: float | None = None
-    """Share of CPU time that the hypervisor gave to other guests during the run or, if the run was resumed,
-    during the worst of its parts that were not killed; so is ``throttled``."""
+    """Share of CPU time that the hypervisor gave to other guests during the run. If the run was resumed, this
+    is the largest share of any part between two resumes; parts that were killed do not count."""
     throttled: float | None = None
-    """Share of the run during which a CPU quota stopped a core."""
+    """Share of the run during which a CPU quota stopped a core; of a resumed run, as for ``steal``."""
     nodes: list[NodeRow] = []
     """Nodes that hosted the clients or workers; the shares above are then those of the worst node."""
     network: dict[str, int] = {}

@@ -56,8 +56,8 @@ class Trip(NamedTuple):
 class Writer(Protocol):
     """The part of a secure aggregation scheme that hides updates on the clients."""
 
-    def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
-        """Hide a client's update and write it to its slot.
+    def write(self, raw: Raw, update: Floats, trip: Trip) -> int:
+        """Hide a client's update and write it to its slot; return the number of elements that were clipped.
 
         Raises `SecureError` if the update is not finite.
         """
@@ -253,19 +253,16 @@ class HiddenUpdates:
 
     def __init__(self, phones: Phones, kind: str, rules: SecureRules, norm_limit: float | None) -> None:
         self._writer, self._norm_limit = scheme_of(kind).writer(phones, rules), norm_limit
-        self._clip = rules.clip
 
     def write(self, raw: Raw, update: Floats, trip: Trip) -> int:
         """Clip an update, hide it, and write it to its slot, followed by the bytes that the scheme adds.
 
-        Return the number of elements that the scheme limits to its ``clip``.
+        Return the number of elements that ``server.secure.clip`` limited.
         """
         limit = self._norm_limit
         if limit is not None and limit < (norm := math.sqrt(kernels.sq_norm(update))) < math.inf:
             np.multiply(update, np.float32(limit / norm), out=update)
-        self._writer.write(raw, update, trip)
-        clip = np.float32(self._clip)
-        return int(np.count_nonzero(update > clip) + np.count_nonzero(update < -clip))
+        return self._writer.write(raw, update, trip)
 
 
 # ---- the server ----------------------------------------------------------------------------------

@@ -69,13 +69,15 @@ class MaskWriter:
         self._publics = {number: phones.keys(client).public for number, client in enumerate(holders, 1)}
         self._senders: dict[int, Sender] = {}
 
-    def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
+    def write(self, raw: Raw, update: Floats, trip: Trip) -> int:
         client, size = trip.client, 4 * update.size
         if client not in self._senders:
             keys = self._phones.keys(client)
             self._senders[client] = Sender(client, keys, self._publics, self._rules)
-        name, shares = self._senders[client].mask(raw[:size].view(np.uint32), update, trip.task)
+        sender = self._senders[client]
+        name, shares = sender.mask(raw[:size].view(np.uint32), update, trip.task)
         raw[size:] = np.frombuffer(b"".join((name, *shares)), np.uint8)
+        return sender.clipped
 
 
 def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:

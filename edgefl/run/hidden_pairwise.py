@@ -126,7 +126,7 @@ class PairWriter:
             self._last = cohort, rules, adverts_of(self._phones, rules)
         return self._last[1:]
 
-    def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
+    def write(self, raw: Raw, update: Floats, trip: Trip) -> int:
         rules, cohort = self._rules, trip.cohort
         assert cohort is not None
         keys, number = self._phones.keys(trip.client), trip.client + 1
@@ -149,6 +149,7 @@ class PairWriter:
         ]
         raw[: 4 * rules.size].view(np.uint32)[:] = sender.masked(update, weight)
         raw[4 * rules.size :] = np.frombuffer(b"".join(parts), np.uint8)
+        return sender.clipped
 
 
 class Upload(NamedTuple):

@@ -35,11 +35,12 @@ class EncryptedWriter:
     def __init__(self, phones: Phones, rules: TrustedRules) -> None:
         self._phones, self._aggregator = phones, phones.derived(AGGREGATOR).public
 
-    def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
+    def write(self, raw: Raw, update: Floats, trip: Trip) -> int:
         client, size = trip.client, 4 * update.size
         name, sealed = seal(self._phones.keys(client), self._aggregator, client, trip.task, update)
         raw[:size] = np.frombuffer(sealed, np.uint8, size)
         raw[size:] = np.frombuffer(name + sealed[size:], np.uint8)
+        return 0
 
 
 def sealed_update(raw: Raw, size: int) -> bytes:

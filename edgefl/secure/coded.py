@@ -134,6 +134,8 @@ class Sender:
         if len(set(holders.values())) < len(holders):
             raise SecureError("two holders have the same key")
         self._client, self._keys, self._holders, self._rules = client, keys, dict(holders), rules
+        self.clipped = 0
+        """Number of elements of the last masked update that were clipped."""
 
     def mask(self, out: Floats | Words, update: Floats, trip: int) -> tuple[bytes, list[bytes]]:
         """Write the masked ``update`` of a trip to ``out``; return the mask's id and the sealed shares.
@@ -147,7 +149,7 @@ class Sender:
             raise SecureError("the update is not finite")
         code, derived = self._rules.code, self._derived(update, trip)
         mask, name = masks.expand(derived(b"mask"), code.size), derived(b"name")[:ID_BYTES]
-        self._rules.fixed.encode(out.view(np.uint32), update, mask)
+        self.clipped = self._rules.fixed.encode(out.view(np.uint32), update, mask)
         shares = code.shares(mask, masks.expand(derived(b"noise"), code.noise_size))
         sealed = [
             self._keys.seal(self._holders[holder], _purpose(self._client, holder, name), share.data.cast("B"))

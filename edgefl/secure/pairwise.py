@@ -235,6 +235,8 @@ class Participant:
         if client not in rules.clients:
             raise SecureError(f"client {client} is not in this round")
         self.client, self._rules = client, rules
+        self.clipped = 0
+        """Number of elements of the masked update that were clipped."""
         self._secret, self._content = secret or secrets.token_bytes(KEY_BYTES), content
         self._mask_keys, self._seal_keys = (
             KeyPair(self._derived(name)[:KEY_BYTES]) for name in (b"mask key", b"seal key")
@@ -312,7 +314,7 @@ class Participant:
         if not np.isfinite(kernels.sq_norm(update)):
             raise SecureError("the update is not finite")
         plain = np.zeros(rules.size, np.uint32)
-        rules.fixed.encode(plain, update, plain)
+        self.clipped = rules.fixed.encode(plain, update, plain)
         pairs = (
             (_pair_mask(self._mask_keys, self._peers[peer].mask_key, rules), _sign(self.client, peer))
             for peer in sorted(rules.clients - {self.client})

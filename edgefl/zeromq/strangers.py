@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import zmq
 
-from edgefl.host.pacing import set_time_slice
+from edgefl.host.pacing import Pauses, set_time_slice
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -71,14 +71,12 @@ class Strangers:
 
     def _watch(self) -> None:
         set_time_slice()  # ZeroMQ reads between the checks, so they must be on time even on a busy host
-        pause_s, before_s = LOOK_S, 0.0
+        pause_s, pauses = LOOK_S, Pauses(1.0 / MAX_SHARE)
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
             with suppress(OSError, MemoryError):  # no file descriptor or no memory was free for this check
                 self._look()
-            took_s = time.thread_time() - began_s
-            # the shorter of two checks, because a pause of the host may be charged to one of them
-            pause_s, before_s = max(LOOK_S, min(took_s, before_s) / MAX_SHARE), took_s
+            pause_s = max(LOOK_S, pauses.after(time.thread_time() - began_s))
 
     def _look(self) -> None:
         """Record which connections have opened and closed, and shut down strangers that exceed a limit."""

@@ -177,5 +177,5 @@ def test_an_error_names_missing_timm_or_the_option_for_steps(
     rows = tmp_path / "rows.csv"  # like the JSON of edgefl measure
     columns = "device,profile,runtime,layer,inputs,outputs,batch,steps,measured_s,source"
     rows.write_text(f"{columns}\nMine,,torch,softmax output,8,8,4,1,0.5,mine\n")
-    with pytest.raises(ConfigError, match=r"rows\.csv: each step must name the device profile"):
+    with pytest.raises(ConfigError, match=r"rows\.csv: each step must name a device profile"):
         truth.run(files=[rows])

@@ -545,7 +545,7 @@ def test_the_servers_time_is_shared_by_the_trips_since_it_was_started(
     world: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: after a resume, it was divided by all trips of the run. The time of each stage was recorded
-    only at the end, so that of a killed server was lost."""
+    only at the end, so a killed server's times were lost."""
     prepared = SimpleNamespace(host_step_s=0.0, layout=[])
     plan = SimpleNamespace(experiment=experiment(), prepared=prepared, run_dir=".")
     channel: Any = SimpleNamespace(tell=lambda message: None)

@@ -220,7 +220,7 @@ def test_a_strategy_may_be_in_a_package_or_in_an_installed_module(tmp_path: Path
         ("base_rule:Strategy", "from edgefl.strategies import Strategy", "must be a dataclass derived from"),
         (":Mine", None, "strategy.name must look like 'my_module:name' (got ':Mine')"),
         ("../up:Mine", None, "must look like 'my_module:name'"),
-        ("__main__:Mine", None, "give the name of the file instead of __main__ (got '__main__:Mine')"),
+        ("__main__:Mine", None, "name the module by its file instead of __main__ (got '__main__:Mine')"),
     ],
 )
 def test_an_error_in_a_users_module_is_one_line(
