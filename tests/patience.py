@@ -5,10 +5,11 @@ So a test that makes progress on a busy machine gets more time, while one that h
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
-import psutil
+from edgefl.host.children import children_of
 
 MAX_S = 2.0
 """Maximum time that one call of `Patience.over` counts; a longer gap means that the machine was suspended."""
@@ -39,11 +40,19 @@ class Patience:
 def _ran_and_waited() -> dict[int, tuple[float, float]]:
     """Return how long this process and each descendant ran and waited for a core, in seconds (Linux)."""
     found = {}
-    me = psutil.Process()
-    for pid in (me.pid, *(child.pid for child in me.children(recursive=True))):
+    for pid in (os.getpid(), *descendants()):
         try:
             ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
         except (OSError, ValueError):
             continue  # it has ended, or the kernel has no such figures
         found[pid] = int(ran_ns) / 1e9, int(waited_ns) / 1e9
+    return found
+
+
+def descendants() -> list[int]:
+    """Return the ids of all descendants of this process, including ended ones that were not reaped."""
+    found = rest = children_of(os.getpid()) or []
+    while rest:
+        rest = [child for pid in rest for child in children_of(pid) or ()]
+        found = found + rest
     return found
