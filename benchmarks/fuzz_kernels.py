@@ -277,11 +277,15 @@ def main() -> int:
     parser.add_argument("--only", type=int)
     parser.add_argument("--backends", nargs="+", default=["c", "numba"])
     options = parser.parse_args()
-    warnings.simplefilter("ignore", RuntimeWarning)  # some values overflow on purpose
     ways, started, number = _ways(options.backends), time.monotonic(), options.start
+    if not ways:
+        print(f"nothing to compare: none of {', '.join(options.backends)} is available here")
+        return 1
+    warnings.simplefilter("ignore", RuntimeWarning)  # some values overflow on purpose
     if options.only is not None:
         number, options.cases = options.only, 1
     first = number
+    kernels.set_threads(1 + first // 64 * 64 % 3)  # as many as this case has in a run from case 0
     while number < first + options.cases and time.monotonic() - started < options.seconds:
         if found := _differs(options.seed, number, ways):
             print(f"case {number} of seed {options.seed}: {found}")

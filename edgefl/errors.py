@@ -7,7 +7,8 @@
     ├── WireError        a process of a run sent an invalid message; it is disconnected, which is recorded
     ├── SlotError        the parameter buffer was used in an invalid way
     ├── RunError         a run failed after it had started; the command exits with code 1
-    │   └── FolderError      the run's folder cannot be written, for example because the disk is full
+    │   ├── FolderError      the run's folder cannot be written, for example because the disk is full
+    │   └── GpuError         a call of CUDA failed, for example because the GPU's memory is full
     ├── TrainingError    the user's training function raised an exception, or took too many steps
     ├── NotMet           a device test exceeds its budget or its baseline
     │   └── OutOfDeviceMemory    the function needs more memory than the device gives an app
@@ -62,6 +63,10 @@ class RunError(EdgeflError):
 
 class FolderError(RunError):
     """The run's folder cannot be written. The run can later be resumed from its last checkpoint."""
+
+
+class GpuError(RunError, RuntimeError):
+    """A call of CUDA failed."""
 
 
 class TrainingError(EdgeflError):

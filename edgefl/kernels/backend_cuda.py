@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, GpuError
 from edgefl.kernels import arguments, cuda_library, selection, steps
 from edgefl.kernels.arguments import Doubles, Floats, SumArguments
 from edgefl.kernels.backend_reference import folded
@@ -157,7 +157,7 @@ def _code(given: CodeArguments) -> int:
 
 
 def register(memory: Any) -> None:
-    """Page-lock host memory, so that copies overlap the sum. Raises RuntimeError if CUDA cannot lock it."""
+    """Page-lock host memory, so that copies overlap the sum. Raises `GpuError` if CUDA cannot lock it."""
     array = np.frombuffer(memory, dtype=np.uint8)
     _raise_if(library().efc_register(_address(array), array.nbytes))
 
@@ -169,7 +169,7 @@ def unregister(memory: Any) -> None:
 
 def _raise_if(failed: int) -> None:
     if failed:
-        raise RuntimeError(f"CUDA: {_reason(library())}")
+        raise GpuError(f"CUDA: {_reason(library())}")
 
 
 _ON_CPU = ("quantize", "trimmed_mean", "products", "sq_norm", "checksum", "delta", "observe")

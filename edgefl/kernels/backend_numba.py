@@ -292,7 +292,8 @@ def weighted_sum(given: SumArguments, threads: int) -> Doubles:
             given.out[:] = 0.0 if given.base is None else given.base
     size, count = given.out.size, len(given.updates)
     try:
-        weights = np.array(given.weights, dtype=np.float64).reshape(count)
+        # `float` refuses None, which np.array would convert to NaN.
+        weights = np.fromiter(map(float, given.weights), np.float64)
     except (TypeError, ValueError):
         given.checked()  # raises an error that names the wrong argument
         raise

@@ -109,8 +109,10 @@ def trimmed_mean(given: RankArguments, threads: int) -> None:
     for start in range(0, out.size, _CHUNK):
         stop = min(start + _CHUNK, out.size)
         rows = [decoded(update, scale, start, stop) for update, scale in zip(updates, scales, strict=True)]
-        ranked = np.sort(rows, axis=0)[trim : trim + kept].astype(np.float64)
-        out[start:stop] = (np.add.reduce(ranked, axis=0, initial=0.0) / kept).astype(np.float32)
+        total = np.zeros(stop - start)
+        for row in np.sort(rows, axis=0)[trim : trim + kept]:  # np.add.reduce adds a single column pairwise
+            total += row
+        out[start:stop] = (total / kept).astype(np.float32)
 
 
 def products(given: RankArguments, threads: int) -> Doubles:
@@ -133,9 +135,11 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 
 
 def _sq_norm(update: Update, scale: Floats | None) -> float:
-    if scale is not None:
-        return sum(int8_norms(update, scale).tolist(), 0.0)
     total = 0.0
+    if scale is not None:
+        for tile in int8_norms(update, scale).tolist():  # `sum` rounds only once on Python 3.12 and newer
+            total += tile
+        return total
     for start in range(0, update.size, _CHUNK):
         x = decoded(update, scale, start, min(start + _CHUNK, update.size)).astype(np.float64)
         squares = np.zeros((-(-x.size // TILE), TILE // LANES, LANES))

@@ -50,7 +50,7 @@ class QuantizationArguments(NamedTuple):
                 raise ValueError(f"{other} must not overlap the output {name}")
         try:
             with np.errstate(over="ignore"):
-                factor = np.float64(self.weight).astype(np.float32)
+                factor = np.float64(float(self.weight)).astype(np.float32)
         except (TypeError, ValueError):
             raise TypeError(f"weight must be a number (got {self.weight!r})") from None
         return QuantizationArguments(target, source, steps, old, new, factor)

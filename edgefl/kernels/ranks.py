@@ -48,8 +48,9 @@ class RankArguments(NamedTuple):
         for k, (vector, scale) in enumerate(zip(vectors, scales, strict=True)):
             pairs.append(arguments.update(f"updates[{k}]", vector, size, scale))
             size = pairs[0][0].size
-            if out is not None and np.may_share_memory(out, pairs[-1][0]):
-                raise ValueError(f"updates[{k}] must not overlap the output array (out)")
+            for name, array in zip(("updates", "scales"), pairs[-1], strict=True):
+                if out is not None and array is not None and np.may_share_memory(out, array):
+                    raise ValueError(f"{name}[{k}] must not overlap the output array (out)")
         if not 0 <= 2 * self.trim < len(vectors):
             most = (len(vectors) - 1) // 2
             raise ValueError(f"trim must be from 0 to {most} for {len(vectors)} updates (got {self.trim})")

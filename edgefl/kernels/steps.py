@@ -125,27 +125,52 @@ def weighted_step(
     if plain:
         if len(old_state) or len(new_state):
             raise ValueError(f"old_state and new_state must be empty for plain sgd (got {len(old_state)})")
-        numbers = [optimizer.lr * weight for weight in numbers]
+        try:
+            numbers = [optimizer.lr * weight for weight in numbers]
+        except TypeError:
+            raise TypeError(f"weights must be numbers (got {numbers!r})") from None
+    named: Any = None
+    sums = checksums
     if shrink != 0.0:
         # The base is an additional vector in the sum, before the updates.
+        updates = arguments.items("updates", updates)
+        scales = None if scales is None else arguments.items("scales", scales)
+        named = (out, None, updates, numbers, scales, None)
+        if checksums is not None:
+            checksums = arguments.checksum_array(checksums, len(updates))
+            sums = np.empty(1 + len(updates), dtype=np.uint64)
         updates = [base, *updates]
         numbers = [1.0 + optimizer.lr * shrink if plain else shrink, *numbers]
         scales = None if scales is None else [None, *scales]
-    sums = checksums if checksums is None or shrink == 0.0 else np.empty(len(updates), dtype=np.uint64)
     chosen = select(backend)
     start = None if plain and shrink != 0.0 else base
     given: Any = (out, start, updates, numbers, scales, sums)  # unchecked
     total = SumArguments(*given)
-    if plain:
-        norms = chosen.weighted_sum(total, threads())
-    else:
-        state: Any = (old_state, new_state)
-        norms = chosen.weighted_step(StepArguments(total, optimizer, *state), threads())
+    state: Any = (old_state, new_state)
+    try:
+        if plain:
+            norms = chosen.weighted_sum(total, threads())
+        else:
+            norms = chosen.weighted_step(StepArguments(total, optimizer, *state), threads())
+    except (TypeError, ValueError):
+        if shrink != 0.0:
+            _check_named(SumArguments(*named), base)
+        raise
     if shrink == 0.0:
         return norms
     if checksums is not None and sums is not None:
-        arguments.checksum_array(checksums, len(updates) - 1)[:] = sums[1:]
+        checksums[:] = sums[1:]
     return norms[1:]
+
+
+def _check_named(given: SumArguments, base: object) -> None:
+    """Check the arguments of a step whose base is one more vector of its sum.
+
+    The errors of the sum would name the base ``updates[0]``, and the first update ``updates[1]``.
+    """
+    out = given.checked().out
+    if np.may_share_memory(arguments.floats("base", base, out.size), out):
+        raise ValueError("base must not overlap the output out")
 
 
 def constants(optimizer: ServerOptimizer) -> tuple[float, float, float, float, float, float]:

@@ -75,6 +75,14 @@ def test_a_mean_of_negative_zeros_is_positive_zero(backend: str) -> None:
     assert out.tobytes() == np.zeros(2, np.float32).tobytes()
 
 
+def test_the_values_of_a_single_element_are_added_in_ascending_order(backend: str) -> None:
+    """Mutant: numpy adds eight or more values of one column pairwise, and the mean is 16. In order, each 50
+    is lost, because the numbers next to −2^60 are 128 away."""
+    out, values = np.empty(1, np.float32), [-(2.0**60), *[50.0] * 6, 2.0**60]
+    kernels.trimmed_mean(out, [np.array([value], np.float32) for value in values], 0, backend)
+    assert out.tolist() == [0.0]
+
+
 @pytest.mark.parametrize("count", [*range(1, 12), 16, 31, 64, 100])
 def test_a_sorting_network_sorts_all_zeros_and_ones(count: int) -> None:
     """A network that sorts all columns of zeros and ones sorts everything; with a trim, only the middle."""
@@ -115,3 +123,6 @@ def test_the_output_may_not_be_an_update(backend: str) -> None:
     out = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"updates\[1\] must not overlap the output array"):
         kernels.trimmed_mean(out, [np.ones(3, np.float32), out], 0, backend)
+    scale = out[:1]
+    with pytest.raises(ValueError, match=r"scales\[0\] must not overlap the output array"):
+        kernels.trimmed_mean(scale, [np.ones(1, np.int8)], 0, backend, scales=[scale])

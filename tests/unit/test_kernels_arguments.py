@@ -49,6 +49,8 @@ WRONG_SUM: Wrong = [
     ({"updates": 3}, T, "updates must be a sequence (got int)"),
     ({"weights": [1.0]}, V, "weights must have 2 entries, one per update (got 1)"),
     ({"weights": [1.0, "x"]}, T, "weights must be numbers (got [1.0, 'x'])"),
+    ({"weights": [1.0, None]}, T, "weights must be numbers (got [1.0, None])"),
+    ({"weights": [[1.0], [2.0]]}, T, "weights must be numbers (got [[1.0], [2.0]])"),
     ({"weights": None}, T, "weights must be a sequence (got NoneType)"),
     ({"checksums": _f(1, np.uint64)}, V, "checksums must have 2 entries, as many as updates (got 1)"),
     ({"checksums": _f(2, np.int64)}, T, "checksums must be uint64 (got int64)"),
@@ -64,6 +66,7 @@ LION = SimpleNamespace(kind="lion")
 STEP = {"out": F, "base": _f(), "updates": [_f()], "weights": [1.0]}
 STEP |= {"optimizer": ServerOptimizer(kind="adam")}
 STEP |= {"old_state": [_f(), _f()], "new_state": [_f(), _f()]}
+PLAIN = {"optimizer": ServerOptimizer(lr=0.5), "old_state": [], "new_state": []}
 WRONG_STEP: Wrong = [
     ({"optimizer": LION}, V, "optimizer.kind must be one of sgd, adam, yogi, adagrad (got 'lion')"),
     ({"base": _f(3)}, V, "base must have 4 elements (got 3)"),
@@ -78,6 +81,21 @@ WRONG_STEP: Wrong = [
     ({"updates": [S], "new_state": [_f(), S]}, V, f"updates[0] {OUTPUT} new_state[1]"),
     ({"weights": [1.0, 2.0]}, V, "weights must have 1 entries, one per update (got 2)"),
     ({"optimizer": ServerOptimizer()}, V, "old_state and new_state must be empty for plain sgd (got 2)"),
+    *[
+        (kind | {"base_scale": 0.5} | change, error, says)
+        for kind in ({}, PLAIN)
+        for change, error, says in (
+            ({"base": _f(3)}, V, "base must have 4 elements (got 3)"),
+            ({"base": F}, V, f"base {OUTPUT} out"),
+            ({"updates": 3}, T, "updates must be a sequence (got int)"),
+            ({"updates": [_f(3)]}, V, "updates[0] must have 4 elements, as many as out (got 3)"),
+            ({"scales": [F]}, V, "scales[0] must be None for a float32 update (got ndarray)"),
+            ({"weights": [1.0, 2.0]}, V, "weights must have 1 entries, one per update (got 2)"),
+            ({"checksums": _f(2, np.uint64)}, V, "checksums must have 1 entries, as many as updates (got 2)"),
+        )
+    ],
+    (PLAIN | {"weights": ["x"]}, T, "weights must be numbers (got ['x'])"),
+    (PLAIN | {"weights": [None]}, T, "weights must be numbers (got [None])"),
     ({"checksums": _f(3, np.uint64)}, V, "checksums must have 1 entries, as many as updates (got 3)"),
 ]
 
@@ -93,6 +111,7 @@ WRONG_QUANTIZE: Wrong = [
     ({"residual": UPDATE[:3]}, V, "residual must have 300 elements (got 3)"),
     ({"new_residual": UPDATE}, V, f"update {OUTPUT} new_residual"),
     ({"weight": "x"}, T, "weight must be a number (got 'x')"),
+    ({"weight": None}, T, "weight must be a number (got None)"),
 ]
 
 DELTA = {"out": F, "trained": _f(), "base": _f()}

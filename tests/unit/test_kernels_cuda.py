@@ -6,13 +6,14 @@ import ctypes
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edgefl import kernels
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.kernels import backend_cuda, cuda_library, selection, steps
 from edgefl.kernels.field import PRIME
 from edgefl.kernels.quantization import QuantizationArguments
@@ -75,6 +76,17 @@ def test_a_stale_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(backend_cuda, "_library", None)
     with pytest.raises(ConfigError, match=r"was built from older sources; build it again: .*efc_error"):
         backend_cuda.library()
+
+
+def test_a_failed_call_is_an_error_of_one_line_in_a_run_and_a_runtime_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mutant: a RuntimeError alone, which ends a run with a traceback."""
+    library = SimpleNamespace(efc_error=lambda: b"cudaMalloc(&memory, bytes): out of memory")
+    monkeypatch.setattr(backend_cuda, "_library", library)
+    with pytest.raises(RunError, match=r"^CUDA: cudaMalloc.* out of memory$") as caught:
+        backend_cuda._raise_if(-1)
+    assert isinstance(caught.value, RuntimeError)
 
 
 def test_structures_match_those_of_the_c_header() -> None:

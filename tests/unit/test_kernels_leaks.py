@@ -27,6 +27,7 @@ class _Calls:
         self.small = np.ones(SIZE, np.int8)
         self.scales = np.ones(4, np.float32)
         self.sums = np.zeros(2, np.uint64)
+        self.words = [np.zeros(SIZE, np.uint32) for _ in range(3)]
         self.averages = kernels.MovingAverage(10, backend=backend)
         self.many = [self.arrays[0]] * 40
         self.adam = ServerOptimizer(kind="adam")
@@ -42,6 +43,11 @@ class _Calls:
         kernels.sq_norm(a, name)
         kernels.checksum(a, name)
         kernels.delta(out, a, b, name)
+        kernels.trimmed_mean(out, [a, b], 0, name)
+        kernels.products([a, b], name)
+        kernels.field_sum(self.words[0], self.words[1:], [1, 2], name)
+        kernels.field_encode(self.words[0], a, self.words[1], 1.0, 2.0, name)
+        kernels.field_decode(out, self.words[0], self.words[1], 0.5, name)
         self.averages.observe([1, 2], [0.5, 1.5])
 
     def wrong(self) -> None:
@@ -57,6 +63,11 @@ class _Calls:
             lambda: kernels.quantize(self.small, a, backend=name),
             lambda: kernels.checksum([1], name),
             lambda: kernels.delta(out, a, b[1:], name),
+            lambda: kernels.trimmed_mean(out, [a, b[1:]], 0, name),
+            lambda: kernels.products([a, b[1:]], name),
+            lambda: kernels.field_sum(self.words[0], self.words, [1] * 3, name),
+            lambda: kernels.field_encode(self.words[0], a[1:], self.words[1], 1.0, 2.0, name),
+            lambda: kernels.field_decode(out[1:], self.words[0], self.words[1], 0.5, name),
         ):
             with contextlib.suppress(ValueError, TypeError):
                 call()

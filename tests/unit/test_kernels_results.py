@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl import kernels
+from edgefl.kernels import backend_reference
 from edgefl.strategies import ServerOptimizer
 
 TYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": np.uint16, "int8": np.int8}
@@ -51,6 +53,14 @@ def test_norms_of_the_largest_values_and_of_scaled_ones(backend: str) -> None:
     largest = np.full(3, np.finfo(np.float32).max, dtype=np.float32)
     assert kernels.sq_norm(largest, backend) == 3 * float(largest[0]) ** 2
     assert kernels.sq_norm(np.full(3, 2, np.int8), backend, scale=np.array([0.5], np.float32)) == 3.0
+
+
+def test_norms_of_int8_tiles_are_added_in_order(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: `sum` adds them. On Python 3.12 and newer it rounds here as math.fsum does, to 10^16 + 2."""
+    monkeypatch.setattr(backend_reference, "sum", lambda numbers, *_: math.fsum(numbers), raising=False)
+    update, scales = np.zeros(3 * kernels.TILE, np.int8), np.zeros(24, np.float32)
+    update[:: kernels.TILE], scales[::8] = 1, [1e8, 1.0, 1.0]
+    assert kernels.sq_norm(update, backend, scale=scales) == 1e16
 
 
 def test_c_kernels_keep_denormals_even_if_torch_flushes_them() -> None:
