@@ -28,6 +28,7 @@ class Ascending(Sequence[int]):
 
     def __init__(self, bound: int) -> None:
         self._blocks = [array("i") for _ in range(bound // BLOCK + 1)]
+        self._bound = BLOCK * len(self._blocks)
         self._len = 0
         self._ends: list[int] = []
         """Cumulative number of items at the end of each block; empty after the set has changed."""
@@ -68,7 +69,11 @@ class Ascending(Sequence[int]):
         return self._len
 
     def __contains__(self, number: object) -> bool:
-        if not isinstance(number, int) or not 0 <= number < BLOCK * len(self._blocks):
+        if type(number) is not int:
+            if not isinstance(number, int | np.integer):
+                return False
+            number = int(number)
+        if not 0 <= number < self._bound:
             return False
         block = self._blocks[number // BLOCK]
         at = bisect_left(block, number)
@@ -125,6 +130,10 @@ class PatchedSequence(Sequence[int]):
         return len(self._numbers) - len(self._shifts) + len(self._more)
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        if index < 0 and (index := index + len(self)) < 0:
+            raise IndexError(f"index must be from 0 to {len(self) - 1}, got {index - len(self)}")
         before = bisect_right(self._places, index)
         if before and self._places[before - 1] == index:
             return self._more[before - 1]

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from edgefl.errors import ProfileError, listed, near, unknown
-from edgefl.experiment import MAX_CLIENTS, MAX_PROCESSES, Attackers, Experiment, Fleet, Privacy, Secure, Stop
+from edgefl.experiment import (
+    MAX_CLIENTS,
+    MAX_PROCESSES,
+    Attackers,
+    Evaluation,
+    Experiment,
+    Fleet,
+    Privacy,
+    Secure,
+    Stop,
+)
 from edgefl.validation import Fault, join, shown, wrong
 
 
@@ -58,7 +68,7 @@ def _check_attackers(rules: Attackers | None, *, virtual: bool) -> None:
         return
     if rules.z is not None and rules.kind != "alie":
         raise _no_effect("fleet.attackers.z", "fleet.attackers.kind = 'alie'", rules.z)
-    if rules.scale != 1.0 and rules.kind in ("label-flip", "alie"):
+    if rules.scale != 1.0 and (rules.kind in ("label-flip", "alie") or ":" in rules.kind):
         raise _no_effect("fleet.attackers.scale", "kind 'sign-flip' or 'gaussian'", rules.scale)
     if rules.kind == "alie" and not virtual:
         why = "another kind if clock.kind = 'wall' (an 'alie' attacker trains as several clients)"
@@ -101,6 +111,11 @@ def _check_growth(found: Experiment) -> None:
 def _check_evaluation(found: Experiment) -> None:
     if found.evaluation.every_trips is not None and found.evaluation.every_s is not None:
         raise Fault("evaluation.every_s", "evaluation: give every_trips or every_s, not both")
+    for name in ("every_trips", "every_s"):
+        versions = found.evaluation.every_versions
+        if getattr(found.evaluation, name) is not None and versions != Evaluation().every_versions:
+            text = f"evaluation: give every_versions or {name}, not both"
+            raise Fault("evaluation.every_versions", f"{text}; got every_versions = {versions}")
     if found.evaluation.clients != "none" and not found.data.client_test_fraction:
         needs = "data.client_test_fraction above 0 (examples that clients hold out)"
         raise _at("evaluation.clients", f"needs {needs}")

@@ -46,8 +46,8 @@ def load(
     ``seed`` and ``clock`` take precedence over the overrides. Keys in ``unset`` are removed from the file's
     tables first. If ``strategy.name`` is overridden, fields of the file's strategy that the new strategy
     lacks are dropped and listed on standard error. ``transport`` is the default for ``server.transport``. If
-    ``recorded``, the file was written by a run: its `RETIRED` keys are ignored, and its arrays are found if
-    its folder was moved.
+    ``recorded``, the file was written by a run: its `RETIRED` keys are ignored, as is ``every_versions``
+    beside another interval of evaluations, and its arrays are found if its folder was moved.
 
     The result is complete (see `validate`). Relative paths are resolved against the file's folder, and then
     against the working directory. Raises a one-line `ConfigError` that names the key, the value and the
@@ -59,6 +59,8 @@ def load(
         _unset(tables, key, path)
     if recorded:
         _find_arrays(tables, path.absolute().parent)
+        if isinstance(rules := tables.get("evaluation"), dict) and rules.keys() & {"every_trips", "every_s"}:
+            rules.pop("every_versions", None)
     if isinstance(server := tables.setdefault("server", {}), dict):
         for key, value in RETIRED.items() if recorded else ():
             if server.get(key) == value:

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,8 +84,7 @@ def name_objects(
             if not isinstance(value, str):
                 found.append(reference(value, key))
             name = value if isinstance(value, str) else found[-1].name
-            inner = msgspec.structs.replace(getattr(experiment, table), **{field: name})
-            experiment = msgspec.structs.replace(experiment, **{table: inner})
+            experiment = _replaced(experiment, table, **{field: name})
     chosen = [_strategy(strategy)] if strategy is not None else []
     grid = [_strategy(each) for each in strategies]
     if chosen:
@@ -161,6 +160,14 @@ def _strategy(given: Any) -> tuple[dict[str, Any], Reference | None]:
     return table, refers
 
 
+def _replaced(experiment: Experiment, table: str, **fields: str) -> Experiment:
+    """Return the experiment with other ``fields`` of a table, which may be a dict (see `config.validate`)."""
+    given = getattr(experiment, table)
+    if isinstance(given, Mapping):
+        return msgspec.structs.replace(experiment, **{table: {**given, **fields}})
+    return msgspec.structs.replace(experiment, **{table: msgspec.structs.replace(given, **fields)})
+
+
 @contextlib.contextmanager
 def trusting(modules: tuple[str, ...]) -> Iterator[None]:
     """Let processes started in this context import these modules, which the caller has imported."""
@@ -189,9 +196,8 @@ def with_arrays(named: Named, folder: Path) -> Iterator[Experiment]:
 
     made = not folder.exists()
     file = save_arrays(named.data, folder)
-    data = msgspec.structs.replace(named.experiment.data, name="arrays", path=str(file.absolute()))
     try:
-        yield msgspec.structs.replace(named.experiment, data=data)
+        yield _replaced(named.experiment, "data", name="arrays", path=str(file.absolute()))
     except BaseException:
         with contextlib.suppress(OSError):
             if [*folder.iterdir()] == [file]:

@@ -69,12 +69,16 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     ``"my_module:load"`` is called as ``load(spec=…, seed=…)`` and returns a `Dataset`, or the four arrays
     (train_x, train_y, test_x, test_y), whose targets are classes, tokens or floats (`Targets`).
     ``search_path`` contains the folder of the experiment file. Raises `ConfigError` if the name is unknown,
-    if a file is missing or invalid, or if a user's function fails or returns invalid data.
+    if a file is missing or invalid, if ``path`` is given for data without files, or if a user's function
+    fails or returns invalid data.
 
     >>> data = load_data(Data(name="digits", max_examples=100), seed=0)
     >>> len(data.train_x), len(data.train_y), len(data.test_x), data.classes
     (100, 100, 359, 10)
     """
+    if spec.path is not None and (spec.name in SPLIT_HERE or spec.name.startswith(PREFIX)):
+        instead = "set data.name to 'arrays', 'leaf', 'mnist' or other data that are read from files"
+        raise ConfigError(f"data.path: has no effect with data.name = {spec.name!r}; {instead}")
     if spec.name.startswith(PREFIX):
         dataset = load_from_hub(spec.name)
         if not len(dataset.test_y) and spec.test_split == "published":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -17,6 +18,10 @@ from edgefl.errors import ConfigError
 NO_MATRIX_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, ParametrizationList)
 """Layers that compute no matrix product even though their weight may be a matrix. A `ParametrizationList`
 computes a weight, of which the layer that has it computes the product."""
+
+
+FORWARD = 1 / 3
+"""Share of the forward pass in the operations that a layer declares; the backward pass is twice as much."""
 
 
 class Meter(Protocol):
@@ -36,16 +41,18 @@ class Layers:
         self._meter = meter
         self._flop: dict[str, float] = {}
         """Floating-point operations of each layer, including its children; unused layers are absent."""
+        self._calls: Counter[str] = Counter()
         self._entered: list[float] = []
         for name, part in module.named_modules():
             part.register_forward_pre_hook(lambda *_: self._entered.append(self._meter.flop))
             part.register_forward_hook(lambda *_, name=name: self._leave(name), always_call=True)
 
     def _leave(self, name: str) -> None:
+        self._calls[name] += 1
         self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
 
     def declared_flop(self) -> float:
-        """Return the total number of operations per example that the used layers declare.
+        """Return the total number of operations per example that the layers declare, for each of their calls.
 
         Raises `ConfigError` if a layer with a weight matrix neither declares its operations nor was counted.
         """
@@ -55,7 +62,7 @@ class Layers:
     def _own(self, name: str, layer: nn.Module) -> float:
         declared = getattr(layer, "flops_per_example", None)
         if declared is not None:
-            return declared_number(declared)
+            return self._calls[name] * declared_number(declared)
         if isinstance(layer, NO_MATRIX_PRODUCT):
             return 0.0
         own = layer.parameters(recurse=False)
@@ -78,7 +85,7 @@ def declared_calls(module: nn.Module | None) -> Iterator[list[float]]:
     def called(layer: nn.Module, _: object, outputs: Any) -> None:
         first = next((leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)), None)
         examples = len(first) if first is not None and first.dim() else 1
-        share = 1.0 if torch.is_grad_enabled() else 1 / 3  # a backward pass is twice a forward pass
+        share = 1.0 if torch.is_grad_enabled() else FORWARD
         found.append(share * examples * declared_number(layer.flops_per_example))
 
     parts = [] if module is None else list(module.modules())

@@ -149,15 +149,21 @@ def evaluate(
                 wanted = y[first : first + batch]
                 outputs = module(torch.tensor(x[first : first + len(wanted)], device=device))
                 total += loss(outputs, torch.tensor(wanted, device=device)).item() * len(wanted)
-                if classes is not None and _are_logits(outputs, wanted):
+                if classes is not None and _are_logits(outputs, wanted, classes):
                     right.append(outputs.argmax(-1).cpu().numpy() == wanted)
     finally:
         module.train(training)
     return _result(total / len(y), right, y, classes)
 
 
-def _are_logits(outputs: Any, targets: NDArray[Any]) -> bool:
-    return isinstance(outputs, Tensor) and outputs.shape[:-1] == targets.shape
+def _are_logits(outputs: Any, targets: NDArray[Any], classes: int) -> bool:
+    """Return True if there is an output for each class; one number for two classes, for example, is no logit.
+
+    The model may have more outputs than the data have classes.
+    """
+    if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
+        return False
+    return outputs.shape[-1] >= classes
 
 
 def _result(loss: float, right: list[NDArray[np.bool_]], y: NDArray[Any], classes: int | None) -> EvalResult:

@@ -98,10 +98,10 @@ def redraw_split(
 ) -> Dataset:
     """Pool all images of a data set, and draw a ``fraction`` of each class with ``seed`` as test examples.
 
-    Raises `ConfigError` unless the examples are images.
+    Raises `ConfigError` unless the examples are images with classes.
     """
     train, known = dataset.train_x, dataset.test_x
-    if not (isinstance(train, Images) and isinstance(known, Images)):
+    if not (isinstance(train, Images) and isinstance(known, Images)) or dataset.labels is None:
         raise ConfigError(f"data.test_split: 'drawn' needs images with classes, got {dataset.name}")
     labels = np.concatenate([dataset.train_y, dataset.test_y])
     raw = np.concatenate([train.raw, known.raw])

@@ -36,7 +36,7 @@ from torch.utils.flop_counter import flop_registry
 from edgefl.errors import ConfigError, described
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.attention import FusedAttention
-from edgefl.learning.declared import Layers, declared_calls, declared_number
+from edgefl.learning.declared import FORWARD, Layers, declared_calls, declared_number
 from edgefl.learning.live import LiveTensors, live_lines, memory_of, stored
 from edgefl.learning.moved import COPIES, bytes_kind, moved_bytes
 from edgefl.learning.operations import BatchWork, StepWork
@@ -83,9 +83,9 @@ def step_work(
     changes the numbers of calls and bytes.
 
     If the module has an attribute ``flops_per_example`` (forward and backward), its value is used instead of
-    a count. If a layer has this attribute, its value is added to the count of the other layers. Raises
-    `ConfigError` if the module does not accept such an input, or if the work of a layer with a weight matrix
-    cannot be counted.
+    a count, or a third of it for an inference step. If a layer has this attribute, its value is added to the
+    count of all layers, so it must not include products that are counted. Raises `ConfigError` if the module
+    does not accept such an input, or if the work of a layer with a weight matrix cannot be counted.
 
     >>> work = step_work(nn.Linear(3, 2), (3,), batch=5)  # forward, and the weight's gradient: 60 each
     >>> work.matmul_flop, work.parameters
@@ -176,6 +176,11 @@ class _Step(msgspec.Struct, frozen=True):
     inference: bool
     loss: Loss
 
+    @property
+    def declared_share(self) -> float:
+        """Share of this step in the operations that layers declare, which are forward and backward."""
+        return FORWARD if self.inference else 1.0
+
     def work(
         self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool
     ) -> tuple[StepWork, list[int]]:
@@ -183,7 +188,7 @@ class _Step(msgspec.Struct, frozen=True):
         line: list[int] = []
         declared = getattr(module, "flops_per_example", None)
         if declared is not None:
-            counted = StepWork(matmul_flop=self.batch * declared_number(declared))
+            counted = StepWork(matmul_flop=self.batch * declared_number(declared) * self.declared_share)
         else:
             counted, line = self.on_meta_or_real(module, updated, meta)
         if not self.inference:
@@ -236,8 +241,8 @@ class _Step(msgspec.Struct, frozen=True):
             outputs = module(inputs)
             if not self.inference:
                 self.loss(outputs).backward()  # type: ignore[no-untyped-call]
-        work = meter.work() + StepWork(matmul_flop=self.batch * layers.declared_flop())
-        return work, meter.live.line
+        declared = self.batch * layers.declared_flop() * self.declared_share
+        return meter.work() + StepWork(matmul_flop=declared), meter.live.line
 
 
 def usual_loss(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,17 @@ def test_ascending_numbers_equal_a_sorted_list(moves: list[int]) -> None:
     )  # fmt: skip
 
 
+def test_numpys_integers_are_found() -> None:
+    """A strategy may draw clients with numpy and start those in ``view.idle``, which had none of them."""
+    mine = Ascending(BOUND)
+    for number in (3, BLOCK + 1):
+        mine.add(number)
+    wanted = np.array([3, 4, BLOCK + 1, BOUND + 1, -1])
+    assert [number in mine for number in wanted] == [True, False, True, False, False]
+    assert np.uint8(3) in mine
+    assert not any(other in mine for other in (None, "3", 3.5, 10**30))
+
+
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 45)), st.sets(st.integers(0, 45)))
 def test_a_patched_sequence_has_the_changes(clients: set[int], without: set[int], more: set[int]) -> None:
     found = Ascending(50)
@@ -43,7 +55,12 @@ def test_a_patched_sequence_has_the_changes(clients: set[int], without: set[int]
         found.add(client)
     for base in (sorted(clients), found):
         rest = PatchedSequence(base, without, more - clients)
-        assert [rest[index] for index in range(len(rest))] == sorted((clients - without) | (more - clients))
+        wanted = sorted((clients - without) | (more - clients))
+        assert [rest[index] for index in range(-len(wanted), len(wanted))] == wanted + wanted
+        assert (rest[:3], rest[-2:], rest[::2]) == (wanted[:3], wanted[-2:], wanted[::2])
+        for beyond in (-len(wanted) - 1, len(wanted)):
+            with pytest.raises(IndexError):
+                _ = rest[beyond]
 
 
 def test_a_sample_of_many_has_no_number_twice_and_one_of_few_is_a_permutation() -> None:

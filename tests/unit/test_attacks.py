@@ -128,6 +128,11 @@ def test_impossible_attacks_are_refused(kind: str, data: str, why: str) -> None:
             "virtual",
             "attackers.scale: has no effect without kind 'sign-flip'",
         ),
+        (
+            {"kind": "own_attack:attack", "scale": 2.0},
+            "virtual",
+            "attackers.scale: has no effect without kind 'sign-flip'",
+        ),
         ({"kind": "alie"}, "wall", "attackers.kind: must be another kind if clock.kind = 'wall'"),
     ],
 )

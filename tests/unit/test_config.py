@@ -128,6 +128,19 @@ def test_set_of_one_interval_of_evaluations_replaces_the_files_other_one(toml: P
         config.load(toml, ["evaluation.every_versions=5", "evaluation.every_s=3"])
 
 
+@pytest.mark.parametrize("other", ["every_trips = 7", "every_s = 2.0"])
+def test_an_interval_in_versions_beside_another_one_is_refused(toml: Path, other: str) -> None:
+    """It had no effect. A run's file has its default, and an older run's may have another value."""
+    toml.write_text(f"{MINIMAL}[evaluation]\nevery_versions = 5\n{other}\n")
+    name = other.split()[0]
+    assert f"evaluation: give every_versions or {name}, not both; got every_versions = 5" in fault(toml)
+    found = config.load(toml, recorded=True)
+    assert found.evaluation.every_versions == Evaluation().every_versions
+    assert getattr(found.evaluation, name) == float(other.split()[2])
+    toml.write_text(config.dump(found))
+    assert config.load(toml) == config.load(toml, recorded=True) == found
+
+
 def test_set_of_both_steps_and_epochs_is_refused(toml: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         config.load(toml, ["training.steps=5", "training.epochs=2"])

@@ -191,6 +191,13 @@ def test_an_error_names_the_missing_files_and_the_searched_folders(no_other_data
         assert said in message
 
 
+@pytest.mark.parametrize("name", ["digits", "diabetes", "hf:cifar10"])
+def test_a_path_for_data_without_files_is_refused(name):
+    """Without ``data.name``, a run trained on the digits instead of the files in ``data.path``."""
+    with pytest.raises(ConfigError, match=f"^data.path: has no effect with data.name = '{name}'; set "):
+        load_data(Data(name=name, path="/files"), seed=0)
+
+
 def test_an_unknown_name_gets_a_suggestion():
     with pytest.raises(ConfigError, match="data set 'minst' not found; did you mean 'mnist'"):
         load_data(Data(name="minst"), seed=0)
@@ -217,7 +224,7 @@ def test_the_home_folder_of_an_unknown_user_does_not_exist(no_other_data, monkey
 
 USERS_MODULE = """
 import numpy as np
-from edgefl.learning.data import Dataset
+from edgefl.learning.data import Dataset, Images
 
 def made(y, classes, owners=None):
     x, y = np.zeros((3, 2), np.float32), np.array(y)
@@ -403,3 +410,7 @@ def test_the_validation_split_keeps_the_owners_of_training_examples():
 def test_a_drawn_test_split_needs_images(users):
     with pytest.raises(ConfigError, match=r"data\.test_split: 'drawn' needs images with classes"):
         users("x, [0, 1, 0], x, [0, 1, 0]", test_split="drawn")
+    x = "Images(np.zeros((3, 1, 2, 2), np.uint8), top=255, mean=[0], std=[1])"
+    for y in ("[0.5, 1, 0]", "[[0, 1], [1, 2], [2, 0]]"):
+        with pytest.raises(ConfigError, match=r"data\.test_split: 'drawn' needs images with classes"):
+            users(f"{x}, {y}, {x}, {y}", test_split="drawn")

@@ -182,6 +182,19 @@ def test_outputs_that_are_not_logits_have_a_loss_but_no_accuracy() -> None:
     assert found.loss > 0
 
 
+def test_one_output_for_two_classes_has_a_loss_but_no_accuracy() -> None:
+    """Its largest output is always the first, so that the accuracy was the share of class 0."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.float())
+
+    y = np.arange(12) % 2
+    found = evaluate(FlatModel(nn.Linear(3, 1)), X, y, 2, loss=loss)
+    assert np.isnan(found.accuracy)
+    assert found.total.tolist() == []
+    assert evaluate(FlatModel(nn.Linear(3, 5)), X, y, 2).accuracy >= 0
+
+
 @pytest.mark.parametrize("given", [NUMBERS, WORDS])
 def test_partitions_other_than_even_and_natural_need_classes(given: Dataset) -> None:
     rest: tuple[Any, ...] = (given.train_y, ["pi-4"] * 3, given.classes, 0, np.arange(12) % 4)

@@ -372,6 +372,15 @@ def test_a_layer_that_cannot_be_counted_is_refused_unless_it_declares_its_flop()
         step_work(layer, (4,), 2)
 
 
+def test_an_inference_has_a_third_of_the_declared_operations():
+    """They are those of the forward and the backward pass, and all of them counted."""
+    layer = Custom(lambda own, x: (x[:, :, None] * own.weight).sum(1), weight=torch.ones(4, 3))
+    layer.flops_per_example = 72
+    for module, counted in ((layer, 0), (nn.Sequential(nn.Linear(4, 4), layer), 2 * 16)):
+        work = step_work(module, (4,), 2, inference=True)
+        assert work.matmul_flop == pytest.approx(2 * (72 / 3 + counted))
+
+
 def test_an_embedding_may_declare_operations_too():
     """Mutant: they count in the user's own training function only."""
     module = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(20, 2))
@@ -386,6 +395,20 @@ def test_an_embedding_may_declare_operations_too():
         traced_work(train, 8, module=module),
     )
     assert built_in.at(8).matmul_flop == own.at(8).matmul_flop == 8 * 72 + 3 * (2 * 8 * 20 * 2)
+
+
+def test_each_call_of_a_layer_has_the_operations_that_it_declares():
+    """In built-in training they counted once, however often the forward pass used the layer."""
+    layer = Custom(lambda own, x: x + (x[:, :, None] * own.weight).sum(1), weight=torch.ones(4, 4))
+    layer.flops_per_example = 72
+    module = nn.Sequential(nn.Linear(4, 4), Custom(lambda own, x: own.part(own.part(x)), part=layer))
+
+    def train(batch):
+        module(torch.zeros(batch, 4)).sum().backward()
+        return 1, batch
+
+    built_in, own = batch_work(module, (4,), loss=torch.sum), traced_work(train, 8, module=module)
+    assert built_in.at(8).matmul_flop == own.at(8).matmul_flop == 8 * 2 * 72 + 2 * (2 * 8 * 4 * 4)
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])

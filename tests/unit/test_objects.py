@@ -16,7 +16,7 @@ import pytest
 
 import edgefl
 from edgefl import config, loading
-from edgefl.config.objects import name_objects, opened, reference, trusting
+from edgefl.config.objects import name_objects, opened, reference, trusting, with_arrays
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data, Experiment, Fleet, Stop
 from edgefl.learning.array_set import save_arrays
@@ -70,6 +70,23 @@ def test_a_built_in_strategy_has_its_short_name_and_a_class_its_defaults(mine: A
     assert name_objects(PLAIN, strategy=FedBuff).experiment.strategy == {"name": "fedbuff"}
     both = name_objects(PLAIN, strategies=[FedBuff, mine.Mine])
     assert [table["name"] for table in both.strategies] == ["fedbuff", "mine_of_test:Mine"]
+
+
+def test_objects_replace_parts_of_tables_that_are_dicts(mine: Any, tmp_path: Path) -> None:
+    """An experiment made in Python may have dicts as tables; with objects, it was a TypeError."""
+    tables: dict[str, Any] = {
+        "fleet": {"devices": {"pi-4": 4}},
+        "data": {"partition": "shards", "max_examples": 5},
+        "model": {"args": {"width": 3}},
+        "stop": {"versions": 3},
+    }
+    found = name_objects(Experiment(**tables), model=mine.make, partition=mine.split, data=arrays())
+    with with_arrays(found, tmp_path / "run") as given:
+        wanted = config.validate(given)
+    assert (wanted.model.name, wanted.model.args) == ("mine_of_test:make", {"width": 3})
+    assert (wanted.data.name, wanted.data.partition) == ("arrays", "mine_of_test:split")
+    assert wanted.data.max_examples == 5
+    assert Path(str(wanted.data.path)).parent == tmp_path / "run"
 
 
 @dataclass(frozen=True)
