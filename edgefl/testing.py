@@ -19,7 +19,7 @@ from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core import events as core_events
 from edgefl.core.deaths import consequence
-from edgefl.core.strategy_calls import combined
+from edgefl.core.strategy_calls import check_answers, combined
 from edgefl.errors import ConfigError, RunError
 from edgefl.kernels import steps as optimizer
 from edgefl.privacy.mechanism import Mechanism
@@ -111,11 +111,12 @@ def run_in_memory(
 
     If a strategy trains in its own way, ``trip(client, model, trip, given)`` replaces all steps of a trip and
     modifies ``given``, the trip's `TripInputs`. If ``train`` or ``trip`` raises `TripFails`, the trip fails
-    at its end. ``events`` are further events, such as `Left`, which happen at their own times. If ``join`` is
-    True, all clients join at 0 s. Events with equal times are handled in the order of client ids. Raises
-    `ConfigError` if ``durations`` or ``steps`` has a wrong length, `RunError` if no event is left or if there
-    are more than ``max_events``, and `AssertionError` if the core breaks a rule, such as giving two tasks to
-    one client.
+    at its end (with local noise, an update of zero arrives). ``events`` are further events, such as `Left`,
+    which happen at their own times. A client that `Died` joins again if and when the core lets it. If
+    ``join`` is True, all clients join at 0 s. Events with equal times are handled in the order of client ids.
+    Raises `ConfigError` if ``durations`` or ``steps`` has a wrong length, `RunError` if no event is left or
+    if there are more than ``max_events``, and `AssertionError` if the core breaks a rule, such as giving two
+    tasks to one client.
 
     >>> from edgefl.strategies.fedavg import FedAvg
     >>> core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=2))
@@ -170,6 +171,9 @@ class _Executor:
     in_flight: dict[int, core_events.Train] = field(default_factory=dict)
     updates: dict[int, Vector] = field(default_factory=dict)
     trips: dict[int, TripInputs] = field(default_factory=dict)
+    doomed: dict[int, str] = field(default_factory=dict)
+    """Tasks whose client died in a private run, so that they fail when their update would have arrived, and
+    the reasons."""
 
     def __post_init__(self) -> None:
         strategy, first = self.core.strategy, self.result.models[0]
@@ -178,6 +182,9 @@ class _Executor:
         self.optimizer = self.core.strategy.optimizer()
         rules, most = self.core.privacy, self.core.strategy.max_weight(len(self.core.devices))
         self.privacy = None if rules is None else Mechanism(rules, most or 0.0, Seeded(self.core.seed))
+        settings = self.core.rules
+        self.protects = settings is not None and settings.local_noise_multiplier > 0
+        """True if clients add noise, which is zero here; a failed trip then sends an update of zero."""
         self.state = [np.zeros_like(self.result.models[0]) for _ in range(self.optimizer.vectors)]
         optimizer.start(self.optimizer, self.state)
 
@@ -200,16 +207,21 @@ class _Executor:
         then: core_events.Event | None = event
         if isinstance(event, core_events.Died):
             then = consequence(event, private=self.core.privacy is not None)
+            if then is None and (running := self.in_flight.get(event.client)) is not None:
+                self.doomed[running.task] = event.reason
+        elif isinstance(event, core_events.Arrived) and event.task in self.doomed:
+            why = self.doomed.pop(event.task)
+            then = event = core_events.Failed(event.client, event.task, event.at_s, why)
         if isinstance(then, core_events.Left) and not then.finishes:
             self.in_flight.pop(then.client, None)
-        elif isinstance(event, core_events.Arrived | core_events.Failed):
-            begun = self.in_flight.get(event.client)
-            if begun is None or begun.task != event.task:
+        elif isinstance(then, core_events.Arrived | core_events.Failed):
+            begun = self.in_flight.get(then.client)
+            if begun is None or begun.task != then.task:
                 return
-            del self.in_flight[event.client]
-            if isinstance(event, core_events.Failed):
+            del self.in_flight[then.client]
+            if isinstance(then, core_events.Failed):
                 # with privacy, a failed trip counts as a zero update
-                self.updates[event.task] = np.zeros_like(self.result.models[0])
+                self.updates[then.task] = np.zeros_like(self.result.models[0])
             if isinstance(event, core_events.Arrived) and self.core.strategy.measures:
                 change = self.result.models[-1] - self.result.models[event.base_version]
                 norms = [float(np.linalg.norm(vector)) for vector in (self.updates[event.task], change)]
@@ -218,7 +230,7 @@ class _Executor:
         actions = self.core.handle(event)
         if isinstance(event, core_events.Arrived):
             released = [action.task for action in actions if isinstance(action, core_events.Release)]
-            kept = self.trips[event.task].kept if event.task not in released else {}
+            kept = {} if event.failed or event.task in released else self.trips[event.task].kept
             if kept and all(np.isfinite(vector).all() for vector in kept.values()):
                 self.result.kept[event.client] = kept
         self.result.history.append((event, actions))
@@ -246,8 +258,10 @@ class _Executor:
                 self.enqueue(core_events.Evaluated(action.version, now_s, accuracy))
         elif isinstance(action, core_events.Wake):
             self.enqueue(core_events.Ticked(action.at_s))
+        elif isinstance(action, core_events.Rejoin):
+            self.enqueue(core_events.Joined(action.client, max(now_s, action.at_s)))
         else:
-            assert isinstance(action, core_events.Finish | core_events.Rejoin | core_events.Drop)
+            assert isinstance(action, core_events.Finish | core_events.Drop)
 
     def begin(self, action: core_events.Train) -> None:
         client = action.client
@@ -270,20 +284,26 @@ class _Executor:
                 made = (until.at_s - self.core.now_s) / duration * steps if duration else steps
                 steps, ends_s = min(steps, int(made + 1e-9)), until.at_s
             gain = until.gain / max(1, steps) if until.per_step else until.gain
-        given = self.trips[action.task] = self.given(client, action.version)
+        given, failed = self.given(client, action.version), ""
+        self.trips[action.task] = given
         try:
             if self.trip is not None:
-                trained = self.trip(client, model, action.trip, given)
+                trained = self.trip(client, model.copy(), action.trip, given)
             else:
                 trained = self.trained(client, action.trip, steps, given)
         except TripFails as error:
-            self.enqueue(core_events.Failed(client, action.task, ends_s, str(error) or "failed"))
-            return
+            failed = str(error) or "failed"
+            if not self.protects:
+                self.enqueue(core_events.Failed(client, action.task, ends_s, failed))
+                return
+            trained, steps = model, 0
         if gain != 1.0 and steps:
             trained = model + (trained - model) * model.dtype.type(gain)
+        if self.protects and not np.isfinite(trained).all():
+            trained, failed = model, "not finite"
         self.updates[action.task] = trained - model if self.core.strategy.upload == "delta" else trained
-        examples = self.core.devices[client].examples
-        self.enqueue(core_events.Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
+        examples, place = self.core.devices[client].examples, (client, action.task, action.version)
+        self.enqueue(core_events.Arrived(*place, examples, steps, 0.0, ends_s, failed=failed))
 
     def given(self, client: int, version: int) -> TripInputs:
         """Return the inputs of a trip. The vectors to send are zeros, and the client's own vectors are
@@ -308,7 +328,7 @@ class _Executor:
             shift -= given.kept[terms.linear]
         for _ in range(steps):
             pull = shift + terms.prox_mu * (y - start)
-            moved = self.train(client, y, trip) - self.lr * pull
+            moved = self.train(client, y.copy(), trip) - self.lr * pull
             y = moved if factor == 1.0 else y + factor * (moved - y)
         if terms.control is not None and steps:
             common, own = terms.control
@@ -382,7 +402,8 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     each task at most once, never give two tasks to one client, let at most `Strategy.max_training` clients
     train at the same time, hold at most `Strategy.max_held` updates, and do exactly the same when the same
     events are replayed. Returns the run. Raises `AssertionError` if the strategy breaks a rule, and
-    `ConfigError` if it is not a `Strategy` object.
+    `ConfigError` if it is not a `Strategy` object or if `edgefl run` would refuse it because of what a method
+    returns that is called before the run, such as `Strategy.max_held`.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> check_strategy(FedBuff(buffer_size=4)).models[-1].shape
@@ -391,7 +412,7 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     require("strategy", strategy, isinstance(strategy, Strategy), "a Strategy object, such as FedBuff()")
     clients, versions = whole("clients", clients, 1), whole("versions", versions, 1)
     seed = whole("seed", seed, 0)
-    strategy.check(clients)
+    check_answers(strategy, clients)
     rng = stream(seed, "check-strategy")
     speed = rng.uniform(1.0, 5.0, clients)
     broken = set(rng.choice(versions * clients, versions, replace=False).tolist())

@@ -179,9 +179,11 @@ def weights(strategy: Strategy, step: Step, holds: Callable[[Update], bool]) -> 
 def combined(strategy: Strategy, rows: Rows, step_weights: Sequence[float]) -> list[float] | Vector:
     """Call ``strategy.combine``; return its weights or its vector. Raises `RunError` for any other result."""
     found = call(strategy, "combine", rows, step_weights)
+    allowed = f"{len(rows)} finite weights or a float32 vector of {rows.size} finite elements"
     if isinstance(found, np.ndarray) and found.dtype == np.float32 and found.shape == (rows.size,):
+        if not np.isfinite(found).all():
+            raise invalid(strategy, "combine", allowed, "a vector with NaN or infinity")
         return found
-    allowed = f"{len(rows)} finite weights or a float32 vector of {rows.size} elements"
     try:
         numbers = [float(weight) for weight in found]
     except (TypeError, ValueError):

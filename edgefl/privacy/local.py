@@ -11,6 +11,7 @@ from edgefl import kernels
 from edgefl.errors import TrainingError
 from edgefl.experiment import Experiment
 from edgefl.kernels.arguments import Floats
+from edgefl.privacy.mechanism import clip_factors
 from edgefl.privacy.source import Seeded, Source
 
 
@@ -45,8 +46,8 @@ class LocalNoise:
         that it downloaded, plus the clipped update and noise.
 
         If the update is not finite, it is replaced with zeros before noise is added, and the result is False;
-        otherwise the result is True. Raises `TrainingError` if the client has already made `most_trips`
-        trips.
+        otherwise the result is True. An update that is too large to be clipped precisely (`clip_factors`)
+        also becomes zeros. Raises `TrainingError` if the client has already made `most_trips` trips.
         """
         if trip >= self.most_trips:
             allowed = f"{self.most_trips} trips are allowed"
@@ -56,7 +57,7 @@ class LocalNoise:
         sent *= np.float32(self.noise_multiplier * self.clip_norm)
         square = kernels.sq_norm(delta)
         if finite := math.isfinite(square):
-            delta *= np.float32(kernels.clip_factors([square], self.clip_norm)[0])
+            delta *= np.float32(clip_factors([square], self.clip_norm)[0])
             sent += delta
         np.add(base, sent, out=trained)
         return finite

@@ -15,6 +15,23 @@ from edgefl.kernels.arguments import Doubles, Floats
 from edgefl.privacy.source import Source
 from edgefl.privacy.tree import TreeNoise
 
+SMALLEST_FACTOR = 2.0**-100
+"""An update whose clipping factor is below this number counts as zeros. The factors become float32 weights,
+which are imprecise below 2^−126, so that the clipped update could be larger than the clipping norm."""
+
+
+def clip_factors(squares: Sequence[float] | Doubles, clip_norm: float) -> Doubles:
+    """Return the clipping factors of updates with these squared norms: min(1, L/‖Δ‖) for L = ``clip_norm``.
+
+    The factor is 0 for an update that is not finite, or whose factor would be below `SMALLEST_FACTOR`.
+
+    >>> clip_factors([4.0, math.inf, 1e80], 1.0).tolist()
+    [0.5, 0.0, 0.0]
+    """
+    factors: Doubles = np.nan_to_num(kernels.clip_factors(squares, clip_norm))
+    factors[factors < SMALLEST_FACTOR] = 0.0
+    return factors
+
 
 class Clipped(NamedTuple):
     """The result of clipping the updates of one step."""
@@ -49,14 +66,15 @@ class Mechanism:
 
     def clip(self, weights: Sequence[float], squares: Sequence[float] | Doubles, clip_norm: float) -> Clipped:
         """Clip updates, whose squared norms are ``squares``. If the clients add noise, nothing is clipped,
-        because the norms include the noise. An update that is zero or not finite contributes zeros.
+        because the norms include the noise. An update that is zero or not finite contributes zeros, and so
+        does one that is too large to be clipped precisely (`clip_factors`).
 
         `next_norm` uses the number of updates whose norm is within the clipping norm, minus ½ for each update
         and plus noise. A zero update is counted as ½, so it contributes 0. Any other update contributes ½
         or −½, and the noise is scaled to this largest contribution.
         """
         sizes = np.asarray(squares, np.float64)
-        factors = np.nan_to_num(kernels.clip_factors(squares, clip_norm))
+        factors = clip_factors(squares, clip_norm)
         if self.rules.local_noise_multiplier:
             factors = np.isfinite(sizes).astype(np.float64)
         clipped = [weight * factor for weight, factor in zip(weights, factors.tolist(), strict=True)]

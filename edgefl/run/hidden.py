@@ -27,6 +27,7 @@ from edgefl.experiment import Experiment, Secure
 from edgefl.files import create_secret, read
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, Raw
+from edgefl.privacy.mechanism import clip_factors
 from edgefl.secure import ID_BYTES, SECRET_FILE, SecureError, SecureRules
 from edgefl.strategies.base import Strategy
 
@@ -260,8 +261,8 @@ class HiddenUpdates:
         Return the number of elements that ``server.secure.clip`` limited.
         """
         limit = self._norm_limit
-        if limit is not None and limit < (norm := math.sqrt(kernels.sq_norm(update))) < math.inf:
-            np.multiply(update, np.float32(limit / norm), out=update)
+        if limit is not None and limit < math.sqrt(square := kernels.sq_norm(update)) < math.inf:
+            np.multiply(update, np.float32(clip_factors([square], limit)[0]), out=update)
         return self._writer.write(raw, update, trip)
 
 

@@ -106,6 +106,8 @@ class FedAvg(Rounds):
         own = any(getattr(type(self), name) is not getattr(FedAvg, name) for name in DRAWS_AND_SUMS)
         if self.over_selection > 1.0 or self.replacement or own:
             return None
+        if not self.gather_s:  # the first round then consists of the clients that connect first
+            return None
         return Sampling(self.size(clients) / clients, self.cohorts == "poisson")
 
     def own_weight(self, examples: int, steps: int) -> float | None:

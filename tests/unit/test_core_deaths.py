@@ -118,3 +118,19 @@ def test_a_held_update_is_used_after_the_last_client_died() -> None:
     core = Core(FedFix(interval_s=5.0), fleet(1), 1, experiment.Stop(versions=9), deaths=Deaths("drop"))
     result = run_in_memory(core, [1.0], model=np.zeros(3), events=[dies(3.0)], max_events=100)
     assert (core.stopped, core.now_s, len(result.sums)) == ("too few clients are left: 0 of 1", 5.0, 1)
+
+
+def test_a_client_that_died_returns_in_memory_too() -> None:
+    """Regression: it never returned, and no event was left."""
+    core = Core(FedBuff(buffer_size=1), fleet(1), 1, experiment.Stop(versions=2), deaths=Deaths(rejoin_s=3.0))
+    run_in_memory(core, [1.0], events=[dies(0.5)])
+    assert core.now_s == 5.5  # it returns at 3.5 s
+
+
+@pytest.mark.parametrize("died", [dies(0.5), Died(0, 0.5, "its training", task=0)], ids=["process", "task"])
+def test_the_trip_of_a_client_that_died_counts_as_zero_in_memory_too(died: Died) -> None:
+    """Regression: the update was used, or the client got two tasks."""
+    private, stop = experiment.Privacy(clip_norm=1.0), experiment.Stop(versions=2)
+    core = Core(FedBuff(buffer_size=1), fleet(1), 1, stop, privacy=private)
+    run = run_in_memory(core, [1.0], train=lambda client, model, trip: model + 1.0, events=[died])
+    assert [float(model[0]) for model in run.models] == [0.0, 0.0, 1.0]

@@ -185,6 +185,18 @@ def test_the_audit_finds_a_broken_mechanism(
         audit(broken)
 
 
+def test_a_clipped_update_is_within_the_norm_however_large_it_is() -> None:
+    """Factors become float32 weights. Regression: rounding those below 2^−126 doubled an update of 1e40."""
+    norms = 10.0 ** np.arange(-3, 44, 0.25)
+    found = Mechanism(RULES, 0.01, Seeded(1)).clip([0.01] * len(norms), norms**2, 1e-3).weights
+    sent = np.array(found, np.float32).astype(float) * norms
+    assert sent.max() <= 0.01 * 1e-3 * (1 + 1e-6)
+    assert sent[:100] == pytest.approx(0.01 * 1e-3)
+    trained, zeros = np.full(1000, 3e38, np.float32), np.zeros(1000, np.float32)
+    assert LocalNoise(1e-5, 1e-6, 1, Seeded(1)).protect(trained, zeros, 0, 0)
+    assert float(np.linalg.norm(trained.astype(float))) <= 1e-5 * (1 + 1e-3)
+
+
 def test_a_repeated_version_has_the_same_noise_only_for_the_same_updates(aggregator: Aggregator) -> None:
     """Two sums with one noise, before and after a kill, would reveal the difference of their updates."""
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from test_privacy_fuzz import exact_epsilon
 
 from edgefl import config
+from edgefl.core import Core
 from edgefl.errors import ConfigError
-from edgefl.experiment import Privacy
+from edgefl.experiment import Privacy, Stop
 from edgefl.privacy.accounting import (
     ORDERS,
     SAMPLED_ORDERS,
@@ -34,6 +35,7 @@ from edgefl.results.spending import spending
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Sampling
 from edgefl.strategies.fedavg import FedAvg
+from edgefl.testing import fleet, run_in_memory
 
 GRID = np.linspace(-37.0, 37.0, 150_001)
 
@@ -296,6 +298,15 @@ def test_built_in_rounds_draw_uniformly(name: str, cohorts: str) -> None:
     strategy = resolve({"name": name, "weighting": "uniform", "cohort": 40, "cohorts": cohorts})
     assert strategy.max_weight(120) == 1 / 40
     assert strategy.sampling(120) == (1 / 3, cohorts == "poisson")
+
+
+def test_a_first_round_that_does_not_wait_for_the_fleet_is_not_drawn_from_it() -> None:
+    """All clients join at 0 s, and the first ones form the first cohort. Mutant: ε counts it as drawn."""
+    strategy = FedAvg(cohort=2, weighting="uniform", gather_s=0.0)
+    run = run_in_memory(Core(strategy, fleet(9), 1, Stop(versions=1)), [1.0] * 9)
+    assert [update.client for update in run.sums[0][1]] == [0, 1]
+    assert strategy.sampling(9) is None
+    assert FedAvg(cohort=2, weighting="uniform").sampling(9) is not None
 
 
 def test_runs_on_the_same_clients_are_composed() -> None:

@@ -20,7 +20,7 @@ import edgefl
 from edgefl import config
 from edgefl.core import Core
 from edgefl.core.deaths import Deaths
-from edgefl.core.events import Died, Event, Joined, Left, Train
+from edgefl.core.events import Arrived, Died, Event, Joined, Left, Train
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import RunError, TrainingError
 from edgefl.experiment import Attackers, Privacy
@@ -332,6 +332,21 @@ def test_no_client_begins_more_trips_than_declared(strategy: Strategy) -> None:
 
     assert max(most_trips(strategy, seed) for seed in range(10)) == TRIPS
     assert any(most_trips(strategy, seed, count_applied_updates_only) > TRIPS for seed in range(10))
+
+
+@pytest.mark.parametrize("why", ["broke", "not finite"])
+def test_a_failed_trip_arrives_as_zero_in_memory_too(why: str) -> None:
+    """Regression: it was lost or dropped, as without local noise."""
+
+    def train(client: int, model: NDArray[Any], trip: int) -> NDArray[Any]:
+        if trip == 0 and why == "broke":
+            raise TripFails(why)
+        return model + (1.0 if trip else math.nan)
+
+    core = Core(FedBuff(buffer_size=1), fleet(1), 1, edgefl.Stop(versions=2), privacy=RULES)
+    run = run_in_memory(core, [1.0], train=train)
+    assert [float(model[0]) for model in run.models] == [0.0, 0.0, 1.0]
+    assert [event.failed for event in run.events if isinstance(event, Arrived)] == [why, ""]
 
 
 def test_the_server_does_not_clip_the_noise_of_clients() -> None:

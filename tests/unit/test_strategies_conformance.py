@@ -15,6 +15,7 @@ from edgefl.core import Core
 from edgefl.core.events import Left, Train
 from edgefl.errors import ConfigError, RunError
 from edgefl.strategies import Buffered, Rows, Step, Strategy, View, names, resolve
+from edgefl.strategies.base import TripInputs
 from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
@@ -91,7 +92,13 @@ class HoldsMore(FedBuff):
     """Holds more updates than it declares."""
 
     def max_held(self, clients: int) -> int:
-        return -clients
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldsHalves(FedBuff):
+    def max_held(self, clients: int) -> int:
+        return clients / 2  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +113,7 @@ class Raises(FedBuff):
         (NeverSteps(), RunError, "no event is left at version 0"),
         (DrawsUnseeded(buffer_size=3), AssertionError, "replaying .* gave different actions"),
         (HoldsMore(buffer_size=3), AssertionError, "are held, more than max_held"),
+        (HoldsHalves(buffer_size=3), ConfigError, r"max_held must return an int of at least 1, got 6\.0"),
         (Raises(buffer_size=3), RunError, "strategy Raises.step raised ZeroDivisionError"),
     ],
 )
@@ -152,6 +160,17 @@ def test_a_client_that_finishes_its_task_before_it_leaves_delivers_in_memory() -
     run = run_in_memory(core, [1.0, 2.0, 3.0], events=[Left(2, 0.5, "leaves", finishes=True)])
     assert sorted(update.client for update in run.sums[0][1]) == [0, 1, 2]
     assert not core.connected(2)
+
+
+def test_a_trip_may_change_its_model_in_place() -> None:
+    """Regression: it changed the server's model, and the update was zero."""
+
+    def trip(client: int, model: NDArray[Any], number: int, given: TripInputs) -> NDArray[Any]:
+        model += 1.0
+        return model
+
+    core = Core(FedAvg(cohort=1), fleet(1), 0, experiment.Stop(versions=2))
+    assert [float(model[0]) for model in run_in_memory(core, [1.0], trip=trip).models] == [0.0, 1.0, 2.0]
 
 
 def test_a_run_that_never_stops_is_ended_by_max_events() -> None:

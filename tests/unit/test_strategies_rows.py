@@ -153,6 +153,8 @@ class Mine(Buffered):
         ("abc", "got str"),
         (7, "got int"),
         ([float("nan")] * 5, "got .nan"),
+        (np.full(400, np.nan, np.float32), "got a vector with NaN or infinity"),
+        (np.array([*[0.0] * 399, np.inf], np.float32), "got a vector with NaN or infinity"),
     ],
 )
 def test_a_wrong_result_of_combine_is_an_error_in_one_line(wrong: Any, got: str) -> None:
