@@ -58,9 +58,9 @@ MAX_IDLE_WAKES = 100_000
 client trains and no version is made. A run without ``stop.emulated_s`` then ends, unless a client can still
 join. Held updates do not prevent this, because the strategy may never use them."""
 MAX_UNSERVED = 100
-"""A run ends after this number of consecutive arrivals that start no training, if some clients have used up
-their participations (``[privacy]``), all others are connected, and no time of `Strategy.wake_s`
-is pending."""
+"""A run ends after this number of consecutive arrivals that start no training, if no time of
+`Strategy.wake_s` is pending, and if some clients have used up their participations (``[privacy]``) and all
+others are connected, or if some clients are not connected and none of these will ever join again."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 
@@ -160,6 +160,18 @@ class Core(Ledger):
         if decided and self.stopped is None and self._sum is None:
             self._settle(actions, stepped=type(event) is Summed)
         return actions
+
+    @property
+    def unserved(self) -> bool:
+        """True if no client trains, the last `MAX_UNSERVED` arrivals started no training, and nothing but
+        arrivals is pending."""
+        arrivals = self._schedule is not None and self._wakes == {self._schedule.next_s}
+        return arrivals and self._idle_wakes >= MAX_UNSERVED and not self.training
+
+    @property
+    def too_few(self) -> str:
+        """The reason for the end of a run if it ends now because too few clients are left."""
+        return f"{TOO_FEW_CLIENTS}: {sum(self.present)} of {len(self.present)}"
 
     @property
     def awaits(self) -> bool:
@@ -492,27 +504,24 @@ class Core(Ledger):
 
     def _too_few_clients(self) -> str | None:
         """Return the stop reason if too few clients can still participate to complete another version."""
-        limits, present = self.participation, self.present
-        if self.training or (limits is None and any(present)):
+        limits, present, unserved = self.participation, self.present, self.unserved
+        if self.training or (limits is None and any(present) and not unserved):
             return None
         done = [limits is not None and limits.exhausted(client) for client in range(len(present))]
         few = any(done) and all(one or here for one, here in zip(done, present, strict=True))
-        unserved = (
-            self._schedule is not None
-            and self._idle_wakes >= MAX_UNSERVED
-            and self._wakes == {self._schedule.next_s}
-        )
         if few and (unserved or not self.awaits):
             return "participations"
         if not self.awaits:
             return None
+        if unserved and not all(present) and not self._awaits_clients():
+            return self.too_few
         if self.held:  # a held update may still be used when the ``Wake`` is due
             return None
         if all(done):
             return "participations"
         # A run with ``stop.emulated_s`` need not stop here, because it ends at that time anyway.
         if self._stop.emulated_s is None and all(map(self._never_starts, range(len(present)), done)):
-            return f"{TOO_FEW_CLIENTS}: {sum(present)} of {len(present)}"
+            return self.too_few
         return None
 
     def _awaits_clients(self) -> bool:

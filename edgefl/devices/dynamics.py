@@ -134,6 +134,10 @@ class Dynamics:
         """Return the client's next change (such as going offline) if no task starts or ends before it."""
         return self._states[client].move
 
+    def never_returns(self, client: int) -> bool:
+        """Return True if the client is offline and will never be online again."""
+        return client in self and self.move(client) == NEVER
+
     def declares_death(self, client: int, now_s: float) -> bool:
         """Return True if a simulated death (``die_per_trip``) has ended the client's trip by ``now_s``."""
         return client in self and self.move(client).why == "died" and self.move(client).at_s <= now_s

@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from edgefl.errors import RunError
-from edgefl.host.groups import find, process_stat
+from edgefl.host.groups import NoGroup, find, process_stat
 from edgefl.host.pacing import Phase, PhaseTime
 from edgefl.host.throttle import (
     SLICE_NS,
@@ -206,6 +206,10 @@ def make_throttle(kind: str, request: HoldRequest, account: Account) -> Throttle
         target.close()
         raise ProcessLookupError(f"no client {request.pid}")
     if kind == "cgroup":
-        return Quota(target, account, find("cpu", request.pid))
+        try:
+            return Quota(target, account, find("cpu", request.pid))
+        except NoGroup:
+            target.cpu_ns()  # raises ProcessLookupError if the client has just ended
+            raise
     slice_ns = min(max(SHORTEST_SLICE_NS, int(SLICE_SHARE * request.work_ns)), SLICE_NS)
     return DutyCycle(target, account, slice_ns)

@@ -370,7 +370,11 @@ class Quota:
             self._period_us = period(wanted)
         quota_us = max(MIN_QUOTA_US, round(wanted * self._period_us))
         if abs(quota_us - self._quota_us) > WORTHWHILE * self._quota_us:
-            set_quota(self._place, quota_us, self._period_us)
+            try:
+                set_quota(self._place, quota_us, self._period_us)
+            except NoGroup:
+                self.target.cpu_ns()  # raises ProcessLookupError if the group was removed with its process
+                raise
             self._quota_us = quota_us
 
     def measure(self, now_ns: int) -> float:

@@ -401,6 +401,8 @@ class Nodes:
             return ""
         if self._same_bits:
             return "under the virtual clock nodes host workers, so a node cannot be a device"
+        if node.about.as_is and any(spawn.time_scale != 1.0 for spawn in self._unplaced):
+            return "it joined with --as-is, which needs a time scale of 1"
         assert self._prepare is not None
         free = {spawn.peer for spawn in self._unplaced} if self._adopt is not None else None
         for info in fleet_of(self._prepare.experiment):

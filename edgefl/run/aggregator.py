@@ -219,7 +219,9 @@ class Aggregator(Slots):
         weights = action.weights if self.combine is None else self._chosen or (1.0,) * len(slots)
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(weights, whole, strict=True)]
         # This sum bounds the change of every element, so it is rarely necessary to check all elements.
-        if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
+        # It does not bound a vector that the strategy returned.
+        unbounded = bool(action.parts) or (self.combine is not None and not self._chosen)
+        if unbounded or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
             if not all(np.isfinite(vector).all() for vector in made):  # drop the largest update
                 if self.privacy is not None:  # dropping the update would reveal its size
@@ -389,7 +391,7 @@ class Aggregator(Slots):
         found = self.combine(Rows(updates, given, clients, self._backend), action.weights)
         if isinstance(found, np.ndarray):
             self._chosen = ()
-            return [found], [1.0], [None]
+            return [np.ascontiguousarray(found)], [1.0], [None]
         self._chosen = tuple(found)
         return updates, found, scales
 

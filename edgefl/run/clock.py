@@ -117,7 +117,8 @@ class Due(NamedTuple):
 class Agenda:
     """Priority queue of entries, ordered by time.
 
-    If a second arrival is added for the same task, it replaces the first.
+    If a second arrival is added for the same task, it replaces the first. A tick is added once for each time:
+    the core sets the timer again after a tick that is not due, so a second tick would be repeated for ever.
 
     >>> agenda = Agenda(); agenda.add(Due(2.0, TICK))
     >>> agenda.add(Due(5.0, ARRIVAL, client=1, task=7)); agenda.add(Due(1.0, ARRIVAL, client=1, task=7))
@@ -128,6 +129,7 @@ class Agenda:
     def __init__(self) -> None:
         self._heap: list[Due] = []
         self._due_s: dict[int, float] = {}
+        self._ticks: set[float] = set()
         self._followed: Iterator[Due] = iter(())
         self._next_followed: Due | None = None
 
@@ -142,6 +144,10 @@ class Agenda:
         """Add an entry; an arrival replaces an earlier arrival of the same task."""
         if due.kind == ARRIVAL:
             self._due_s[due.task] = due.at_s
+        elif due.kind == TICK:
+            if due.at_s in self._ticks:
+                return
+            self._ticks.add(due.at_s)
         heapq.heappush(self._heap, due)
 
     @property
@@ -166,4 +172,6 @@ class Agenda:
         heapq.heappop(self._heap)
         if due.kind == ARRIVAL:
             del self._due_s[due.task]
+        elif due.kind == TICK:
+            self._ticks.remove(due.at_s)
         return due

@@ -3,6 +3,7 @@ death and replacement."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from edgefl.run.connection import ServerSocket
 
 CLIENTS = (control.CLIENT, control.WORKER)
 STARTUP_S = 120.0
-"""Time limit from the start of a process to its first message, in wall seconds."""
+"""Time limit from the start of a process to its first message, in wall seconds. The first processes start one
+after the other: for them, the time since another of them became ready counts."""
 BUSY_S = 120.0
 """Time in wall seconds for which the evaluator may be silent while it evaluates a version."""
 MAX_DEATHS_IN_A_ROW = 5
@@ -71,6 +73,10 @@ class Peers:
         self._monotonic, self._socket, self._by_door = monotonic, socket, by_door
         self._checked_s = monotonic()
         self._excused = False
+        self._starting = 0
+        """Number of first processes (of epoch 0) that were not ready at the last check."""
+        self._progress_s = -math.inf
+        """Time of the last check at which this number had become smaller."""
         self._by_identity: dict[bytes, Peer] = {}
         self._by_name: dict[tuple[str, int], Peer] = {}
 
@@ -136,11 +142,17 @@ class Peers:
         for `STARTUP_S` seconds if this limit is longer.
         """
         now = self._monotonic()
+        starting = sum(not peer.ready and not peer.epoch for peer in self._by_name.values())
+        if starting < self._starting:
+            self._progress_s = now
+        self._starting = starting
         for peer in list(self._by_name.values()):
             peer.idle = 0
-            allowed = seconds if peer.ready else max(seconds, STARTUP_S)
-            if not (peer.expelled or peer.dismissed) and now - peer.last_message_s > allowed:
-                yield peer, now - peer.last_message_s
+            allowed, since_s = seconds if peer.ready else max(seconds, STARTUP_S), peer.last_message_s
+            if not peer.ready and not peer.epoch:
+                since_s = max(since_s, self._progress_s)
+            if not (peer.expelled or peer.dismissed) and now - since_s > allowed:
+                yield peer, now - since_s
 
     def refused(self, seconds: float) -> str:
         """Return why this process cannot open sockets, or "" if it can.

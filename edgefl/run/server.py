@@ -15,7 +15,7 @@ import msgspec
 
 from edgefl.core.events import Halted
 from edgefl.errors import RunError
-from edgefl.experiment import NO_PROGRESS, TOO_FEW_CLIENTS
+from edgefl.experiment import NO_PROGRESS
 from edgefl.host.channel import Channel, Closed
 from edgefl.run import control, messages, resume
 from edgefl.run.clock import Alarms
@@ -151,7 +151,8 @@ class ServerLoop:
     def _stop(self, reason: str) -> None:
         """Dismiss the clients after the core has stopped; from now on the loop waits only for evaluations.
 
-        An evaluator that hangs is still killed, and its unfinished evaluations are then given up.
+        An evaluator that dies is still replaced. One that hangs is killed, and its unfinished evaluations are
+        then given up.
         """
         self._stopped = reason
         self._flush()
@@ -187,12 +188,14 @@ class ServerLoop:
         coming = self._lifecycle.returning + self._peers.unready + self._timeline.expected + core.unmasking
         if not alone or coming or (core.awaits and core.idle) or self._aggregator.deferred is not None:
             return
-        left = f"{sum(core.present)} of {len(core.devices)}"
+        if self._experiment.stop.measured and self._evaluation.waiting:
+            return  # the result of the evaluation may end the run
         if core.deaths.any_dropped and self._aggregator.waiting is None:
-            self._handle_all(iter([Halted(self._clock.now_s(), f"{TOO_FEW_CLIENTS}: {left}")]))
+            self._handle_all(iter([Halted(self._clock.now_s(), core.too_few)]))
             return
+        here = f"{sum(core.present)} of {len(core.present)}"
         raise RunError(
-            f"no client is training and none will start: {left} are connected, "
+            f"no client is training and none will start: {here} are connected, "
             f"{len(core.held)} updates wait in the buffer{self._waits()}"
         )
 
@@ -201,19 +204,17 @@ class ServerLoop:
         return "" if self._aggregator.waiting is None else "; a sum waits for clients that can unmask it"
 
     def _departed(self, message: control.Departed) -> None:
-        if self._stopped is not None:
-            if message.role == control.EVALUATOR:
-                self._evaluation.give_up()
-            else:
-                self._peers.remove(message.role, message.peer, message.epoch)
+        over = self._stopped is not None
+        if over and message.role != control.EVALUATOR:
+            self._peers.remove(message.role, message.peer, message.epoch)
             return
         peer = self._lifecycle.departed(message)
         if peer is not None and peer.role != control.EVALUATOR:
             self._handle_all(self._timeline.departed(peer, message))
-        elif peer is not None and not self._lifecycle.retry(peer):
+        elif peer is not None and ((over and peer.expelled) or not self._lifecycle.retry(peer)):
             self._evaluation.give_up()
             stop = self._experiment.stop
-            if (stop.versions, stop.trips, stop.emulated_s, stop.wall_s) == (None,) * 4:
+            if not over and (stop.versions, stop.trips, stop.emulated_s, stop.wall_s) == (None,) * 4:
                 raise RunError("the evaluator died too often; without evaluations, this run would never stop")
         self._start_if_ready()
 

@@ -232,11 +232,17 @@ def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client
 def _restored(
     plan: control.Serve, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None
 ) -> Restored | None:
-    """Restore an interrupted run's state into these parts; return None for a new run."""
+    """Restore an interrupted run's state into these parts; return None for a new run.
+
+    If an earlier server was killed before the run's first checkpoint, the run begins again. Events of that
+    server, such as the death of a client that was starting, are then removed from the journal.
+    """
     folder = Path(plan.run_dir)
     if plan.recover:
         return resume.recover(folder, core, aggregator, store, dynamics)
     if not plan.resume:
+        if plan.restarts:
+            store.truncate(0)
         return None
     if plan.restarts:
         aggregator.buffer.clear()

@@ -28,6 +28,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -363,7 +364,7 @@ class _Supervisor:
                     self._state = State.SERVING
                     self._usage.begin()
                 self._spawn(control.EVALUATOR, 0, 0)
-                for number in range(self._plan.workers):
+                for number in takewhile(lambda _: not self._interrupts, range(self._plan.workers)):
                     self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
             case control.Spawned(role=role, peer=peer, pid=pid):
                 self._pids[role, peer] = pid
@@ -582,9 +583,8 @@ class _Supervisor:
 
     def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
         name, host = control.routing_id(role, peer, epoch), self._host_of(role)
-        seat = host.seat(self._listening, name)
+        seat, scale = host.seat(self._listening, name), self._plan.time_scale
         password = control.password(self._listening.secret, name)
-        scale = self._plan.time_scale
         host.spawn(control.Spawn(role, peer, epoch, seat.address, password, seat.server, scale, seat.key))
 
     def _memory_now(self) -> MemoryUse:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgefl.core import Core
-from edgefl.core.events import Event, Train
+from edgefl.core.events import Event, Halted, Ticked, Train
 from edgefl.devices.dynamics import Dynamics, Transition
 from edgefl.devices.fleet import Trips
 from edgefl.devices.plan import TripPlan
@@ -143,6 +143,20 @@ class Timeline(ABC):
     def wake(self, at_s: float) -> None:
         """Schedule a `Ticked` event."""
         self.agenda.add(Due(at_s, TICK))
+
+    def _tick(self, at_s: float) -> Ticked | Halted:
+        """Return the event of a timer, or the end of the run if arriving clients have started no training for
+        a long time and none of the absent clients will ever join."""
+        core, dynamics = self.core, self.dynamics
+        if core.unserved and core.awaits and dynamics is not None and self.aggregator.waiting is None:
+            absent = [client for client, here in enumerate(core.present) if not here]
+            gone = [
+                core.deaths.returns_s(client) == math.inf or dynamics.never_returns(client)
+                for client in absent
+            ]
+            if absent and all(gone):
+                return Halted(at_s, core.too_few)
+        return Ticked(at_s)
 
     @abstractmethod
     def flush(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edgefl import failpoints
-from edgefl.core.events import Died, Failed, Joined, Left, Ticked
+from edgefl.core.events import Died, Failed, Halted, Joined, Left
 from edgefl.devices.dynamics import Transition
 from edgefl.devices.fleet import joins_at_s
 from edgefl.devices.plan import TripPlan
@@ -254,7 +254,9 @@ class VirtualTimeline(Timeline):
             if kind in (JOIN, LEAVE) and (change := self._next_change(client)) is not None:
                 if due != change:
                     continue
-                self._count_change()
+                if (end := self._count_change()) is not None:
+                    yield end
+                    return
             self.clock.advance(at_s)
             if kind == ARRIVAL:
                 yield self._ended(due)
@@ -263,7 +265,7 @@ class VirtualTimeline(Timeline):
             elif kind == LEAVE:
                 yield from self._leave(due)
             elif kind == TICK:
-                yield Ticked(at_s)
+                yield self._tick(at_s)
             self._schedule_changes()
             failpoints.pass_by("event")
         self._has_more = True
@@ -355,14 +357,22 @@ class VirtualTimeline(Timeline):
                 raise ConfigError(f"the checkpoint lacks version {version} for task {number}")
         return iter(())
 
-    def _count_change(self) -> None:
-        """Count a declared join or leave. Raises RunError if nothing but joins and leaves can follow."""
+    def _count_change(self) -> Halted | None:
+        """Count a declared join or leave.
+
+        If nothing but joins and leaves can follow, return the end of the run if clients were dropped, and
+        otherwise raise RunError.
+        """
         self._idle_changes += 1
-        if self._idle_changes > STALL_LIMIT * len(self.trips.data.final) and not self.core.training:
-            raise RunError(
-                f"no client is training and none will start: phones joined or left {self._idle_changes} "
-                f"times since the last new task, {len(self.core.held)} updates wait in the buffer"
-            )
+        core = self.core
+        if self._idle_changes <= STALL_LIMIT * len(self.trips.data.final) or core.training:
+            return None
+        if core.deaths.any_dropped and self.aggregator.waiting is None:
+            return Halted(self.clock.now_s(), core.too_few)
+        raise RunError(
+            f"no client is training and none will start: phones joined or left {self._idle_changes} "
+            f"times since the last new task, {len(core.held)} updates wait in the buffer"
+        )
 
     def _leave(self, due: Due) -> Iterator[TimelineEvent]:
         assert self.dynamics is not None

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgefl.core.deaths import consequence
-from edgefl.core.events import Died, Failed, Joined, Left, Ticked
+from edgefl.core.events import Died, Failed, Joined, Left
 from edgefl.devices.dynamics import Transition
 from edgefl.devices.fleet import joins_at_s
 from edgefl.parameters.buffer import TripPhase
@@ -58,12 +58,14 @@ class WallTimeline(Timeline):
         """Clients whose task was cancelled because they are leaving, mapped to the reason."""
         self._returns_s: dict[int, float] = {}
         """In a resumed run, the earliest emulated time in seconds at which each client may join again."""
+        self._started = False
 
     def expect(self) -> None:
         for client in range(len(self.core.devices)):
             self.peers.expect(control.CLIENT, client)
 
     def start(self) -> None:
+        self._started = True
         for peer in self.peers.of(control.CLIENT):
             if self._next_change(peer.number) is None:
                 self._schedule_join(peer.number, joins_at_s(self.experiment, peer.number))
@@ -169,6 +171,8 @@ class WallTimeline(Timeline):
         if (change := self._next_change(client)) is not None:
             if change.kind == JOIN:
                 self._schedule(change)
+        elif client in self._next_join_s:
+            return  # the client joins at that time
         elif self._not_before(client, now_s := self.clock.now_s()) > now_s:
             self._schedule_join(client, now_s)
         else:
@@ -200,10 +204,13 @@ class WallTimeline(Timeline):
         return Left(client, self.clock.now_s(), why)
 
     def rejoin(self, client: int, at_s: float) -> None:
-        """Start another process for the client, if its last one has ended."""
+        """Start another process for the client, if its last one has ended.
+
+        The process is started at once if emulated time has not begun, because the run waits for it.
+        """
         if (peer := self._dead.pop(client, None)) is not None:
             after_s = max(0.0, at_s - self.clock.now_s()) * self.clock.time_scale
-            self.lifecycle.replace(peer, after_s)
+            self.lifecycle.replace(peer, after_s if self._started else 0.0)
 
     def wait_ms(self) -> int:
         if self.aggregator.deferred is not None:
@@ -215,11 +222,17 @@ class WallTimeline(Timeline):
         return 1000 if left_ms >= 1000 else max(0, int(left_ms) + 1)
 
     def due(self) -> Iterator[TimelineEvent]:
+        """Yield the events that are due at the time of this call.
+
+        Ticks may follow each other faster than they are handled; those that become due in the meantime wait
+        for the next call, so that the loop also reads messages.
+        """
         self._schedule_changes()
-        while (due := self.agenda.head) is not None and due.at_s <= self.clock.now_s():
+        until_s = self.clock.now_s()
+        while (due := self.agenda.head) is not None and due.at_s <= until_s:
             self.agenda.pop()
             if due.kind == TICK:
-                yield Ticked(self.clock.now_s())
+                yield self._tick(self.clock.now_s())
             elif due.kind == JOIN:
                 if self._next_join_s.get(due.client) == due.at_s:
                     del self._next_join_s[due.client]
@@ -252,6 +265,13 @@ class WallTimeline(Timeline):
         super()._schedule(change)
 
     def _not_before(self, client: int, at_s: float) -> float:
+        """Return the earliest time, from ``at_s`` on, at which the client may join.
+
+        A client that was dropped never joins again, although it has a new process after a resume. With
+        differential privacy, a client is not dropped, because its death may depend on its data.
+        """
+        if not self._private and self.core.deaths.returns_s(client) == math.inf:
+            return math.inf
         return max(at_s, self._returns_s.get(client, at_s))
 
     def _join(self, client: int, at_s: float) -> Iterator[TimelineEvent]:

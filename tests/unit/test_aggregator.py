@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +19,8 @@ from test_oracle_optimizer import reference_step
 
 from edgefl import kernels
 from edgefl.core.events import Sum
-from edgefl.errors import SlotError
+from edgefl.core.strategy_calls import combined
+from edgefl.errors import RunError, SlotError
 from edgefl.experiment import Privacy
 from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
@@ -224,6 +228,33 @@ def test_finite_updates_that_make_the_model_overflow_are_bad(make: Make, name: s
     assert_nothing_published(aggregator, before)
     assert step(aggregator, [0, 1], [1.0, 5.0]).bad == (1,)
     assert step(aggregator, [0], [1.0]).bad == ()
+
+
+def test_a_combined_vector_that_is_not_finite_or_too_large_makes_no_version(make: Make) -> None:
+    """Its size is not bounded by that of the updates. Mutant: the next model is not finite."""
+    aggregator = make(ServerOptimizer(lr=2.0))
+    before = numbers(aggregator.buffer, 0)
+    deliver(aggregator, 0, 1.0)
+    for value in (math.nan, -math.inf):
+        wrong: Any = SimpleNamespace(
+            combine=lambda rows, given, value=value: np.full(SIZE, value, np.float32)
+        )
+        aggregator.combine = partial(combined, wrong)
+        with pytest.raises(RunError, match=r"combine must return .*, got a vector with NaN or infinity"):
+            step(aggregator, [0], [1.0])
+        assert_nothing_published(aggregator, before)
+    aggregator.combine = lambda rows, given: np.full(SIZE, 3e38, np.float32)
+    assert step(aggregator, [0], [1.0]).bad == (0,)
+    assert_nothing_published(aggregator, before)
+
+
+def test_a_combined_vector_may_be_a_column(make: Make) -> None:
+    aggregator = make()
+    deliver(aggregator, 0, 1.0)
+    aggregator.combine = lambda rows, given: np.ones((SIZE, 2), np.float32)[:, 0]
+    assert not step(aggregator, [0], [1.0]).bad
+    expected = aggregator.buffer.model(0) + np.float32(1.0)
+    np.testing.assert_array_equal(aggregator.buffer.model(1), expected)
 
 
 @each_optimizer

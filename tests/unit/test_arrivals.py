@@ -11,7 +11,8 @@ from scipy import stats
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Arrived, Joined, Left, Summed, Ticked, Train, Unmasking, Wake
+from edgefl.core.deaths import Deaths
+from edgefl.core.events import Arrived, Died, Joined, Left, Summed, Ticked, Train, Unmasking, Wake
 from edgefl.core.participation import Schedule
 from edgefl.errors import ConfigError, RunError
 from edgefl.strategies import View, resolve
@@ -60,6 +61,22 @@ def test_a_run_ends_if_arrivals_find_only_clients_that_wait_for_a_step() -> None
     core = Core(strategy, fleet(4), 0, experiment.Stop(versions=9), privacy=rules)
     run_in_memory(core, [0.5] * 4)
     assert (core.version, core.stopped, core.now_s) == (2, "participations", 107.0)
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_run_ends_if_arrivals_find_only_clients_that_wait_for_a_dropped_one(dropped: bool) -> None:
+    """Regression: it went on for 100,000 arrivals."""
+    rate: dict[str, Any] = {"arrival_process": "constant", "arrival_rate_per_s": 1.0}
+    strategy = FedBuff(buffer_size=3, restart="after-step", **rate)
+    core = Core(strategy, fleet(3), 0, experiment.Stop(versions=9), deaths=Deaths("drop"))
+    gone: Died | Left = Died(2, 0.5, "signal 9") if dropped else Left(2, 0.5, "offline")
+    if not dropped:
+        with pytest.raises(RunError, match="the run did not stop within 500 events"):
+            run_in_memory(core, [0.5] * 3, events=[gone], max_events=500)
+        return
+    run_in_memory(core, [0.5] * 3, events=[gone], max_events=500)
+    left = "too few clients are left: 2 of 3"
+    assert (core.version, core.stopped, core.now_s) == (0, left, 102.0)
 
 
 def test_arriving_clients_are_drawn_uniformly_from_the_idle_ones() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_parts import Hand
 
-from edgefl.run.clock import Alarms, WallClock
+from edgefl.run.clock import TICK, Agenda, Alarms, Due, WallClock
 
 
 def test_a_clock_stands_still_until_it_is_started() -> None:
@@ -118,3 +118,13 @@ def test_a_wait_is_between_zero_and_the_callers_limit() -> None:
     assert bell.alarms.wait_ms(500) == 500
     bell.after(math.inf, "never")
     assert bell.alarms.wait_ms(500) == 500
+
+
+def test_a_tick_is_due_once() -> None:
+    """Regression: a tick that was set twice, as after a resume, was followed by two at each later time."""
+    agenda = Agenda()
+    for at_s in (2.0, 3.0, 2.0, 2.0):
+        agenda.add(Due(at_s, TICK))
+    assert [agenda.pop().at_s, agenda.pop().at_s, agenda.head] == [2.0, 3.0, None]
+    agenda.add(Due(2.0, TICK))
+    assert agenda.pop() == Due(2.0, TICK)

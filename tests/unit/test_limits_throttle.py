@@ -17,7 +17,7 @@ from trip_parts import device, network, paced, plan, rng
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.host import held, throttle
-from edgefl.host.groups import Place
+from edgefl.host.groups import NoGroup, Place
 from edgefl.host.held import EARLY, MAX_SHARE, Cost, Governor, HeldPhase, HoldRequest
 from edgefl.host.pacing import Pacer
 from edgefl.host.throttle import SLICE_NS, Account, DutyCycle, Quota, ThrottleThread, TurnQueue, period
@@ -210,6 +210,24 @@ def test_a_quota_corrects_its_error(given: float, share: float, monkeypatch: pyt
     assert quota.account.achieved().error == pytest.approx(0.0, abs=0.01)
     quota.close()
     assert process.share_allowed == 1.0
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_quota_that_cannot_be_set_is_trouble_unless_the_process_has_just_ended(
+    alive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a client that died at that moment, whose group was removed, ended the run."""
+    process, queue = Simulated(), TurnQueue()
+
+    def set_quota(*_: object) -> None:
+        if not alive:
+            monkeypatch.setattr(process, "cpu_ns", Mock(side_effect=ProcessLookupError))
+        raise NoGroup("no such group")
+
+    monkeypatch.setattr(throttle, "set_quota", set_quota)
+    queue.add(Quota(process, Account(0.5, 0, 0), Place(Path("cpu"), 1)), 0)
+    assert queue.run_due(0) is None
+    assert list(queue.trouble.values()) == ["no such group"] * alive
 
 
 def test_the_period_is_long_enough_for_the_kernels_smallest_quota() -> None:

@@ -272,6 +272,17 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile(prepare: Prepare) 
     assert [type(one) for one in world.sent_to("again")] == [control.Prepare, control.Adopt, control.Spawn]
 
 
+def test_a_node_at_its_own_pace_is_rejected_by_a_run_with_another_time_scale(prepare: Prepare) -> None:
+    """Regression: it could join after the start, and its times were wrong by this factor."""
+    world = prepare(False, Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(versions=3)))
+    world.adopt(SHAPE)
+    world.spawn(control.Spawn("client", 0, 0, "", "", 0, 5.0))
+    world.ready("pi", msgspec.structs.replace(joining(device="pi-4"), as_is=True))
+    assert world.lines[-1] == "node pi was rejected: it joined with --as-is, which needs a time scale of 1"
+    world.ready("other", joining(device="pi-4"))
+    assert [type(one) for one in world.sent_to("other")] == [control.Prepare, control.Adopt, control.Spawn]
+
+
 def test_the_usage_of_a_run_is_that_of_its_busiest_machine(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

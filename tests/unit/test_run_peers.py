@@ -67,6 +67,23 @@ def test_a_starting_peer_has_more_time_and_an_expelled_one_is_not_found_again(ta
     assert table.silent() == []
 
 
+def test_first_processes_have_time_while_others_of_them_become_ready(table: Table) -> None:
+    """Regression: of many phones, which start one after the other, the last ones were killed as hung."""
+    peers = [table.peers.expect(CLIENT, number) for number in range(3)]
+    assert table.silent(STARTUP_S) == []
+    for peer in peers[:2]:
+        table.now += STARTUP_S - 10.0
+        peer.ready, peer.last_message_s = True, table.now
+        assert table.silent(STARTUP_S) == []
+    table.now += STARTUP_S + 0.1
+    for peer in peers[:2]:
+        peer.last_message_s = table.now
+    assert table.silent(STARTUP_S) == [(CLIENT, 2)]
+    table.peers.expect(CLIENT, 2, epoch=1)  # a later process has its own time only
+    table.now += STARTUP_S + 0.1
+    assert (CLIENT, 2) in table.silent(STARTUP_S)
+
+
 def test_a_dismissed_peer_may_be_silent(table: Table) -> None:
     """During the last evaluation, workers that needed more than the heartbeat's time to exit were hangs."""
     table.ready(CLIENT, 0).dismissed = True

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from run_parts import Parts, done, experiment, take
 
-from edgefl.core.deaths import Blame
-from edgefl.core.events import Died, Failed, Joined, Left, Sum, Ticked
+from edgefl.core.deaths import Blame, Deaths
+from edgefl.core.events import Died, Failed, Halted, Joined, Left, Sum, Ticked
 from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import RunError
@@ -325,6 +325,23 @@ def test_a_run_whose_trips_take_no_time_is_ended(world: Virtual, monkeypatch: py
         world.timeline._require_time(at_s)
     with pytest.raises(RunError, match="emulated time stands still at 2 s: 7 trips took no time; set stop"):
         world.timeline._require_time(2.0)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_run_in_which_phones_only_join_and_leave_is_ended(
+    world: Virtual, dropped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it failed also if phones were dropped; such a run has results."""
+    monkeypatch.setattr(virtual, "STALL_LIMIT", 2)
+    world.core.deaths = Deaths("drop")
+    if dropped:
+        world.core.deaths.died(Died(1, 0.0, "signal 9"))
+    assert [world.timeline._count_change() for _ in range(6)] == [None] * 6
+    if dropped:
+        assert world.timeline._count_change() == Halted(0.0, "too few clients are left: 0 of 3")
+        return
+    with pytest.raises(RunError, match="phones joined or left 7 times since the last new task, 0 updates"):
+        world.timeline._count_change()
 
 
 def test_a_turn_handles_at_most_128_events(world: Virtual) -> None:

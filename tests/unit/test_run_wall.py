@@ -57,6 +57,7 @@ class FakeDynamics:
         return self.moves[client]
 
     declares_death = Dynamics.declares_death
+    never_returns = Dynamics.never_returns
 
     def finishes(self, client: int) -> bool:
         return self.finishing
