@@ -90,6 +90,9 @@ def sweep(
             "--jobs and --ray: give only one of them; with --ray, each run uses the whole cluster"
         )
     _check_replaced(set_ or (), choices)
+    for change in set_ or () if fleets is not None else ():
+        if toml.assignment(change)[0] == ("fleet", "model_errors"):
+            raise ConfigError(f"--set {change}: has no effect, because --fleets replaces it")
     if clock is not None and (key := next((key for key in ("clock", "clock.kind") if key in choices), None)):
         raise ConfigError(f"--clock {clock}: has no effect, because --grid {key} replaces it")
     numbers = seeds_of(seeds or "1..3") if fleets is None else [*range(1, fleets + 1)]

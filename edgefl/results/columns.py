@@ -75,7 +75,8 @@ class Table(dict[str, NDArray[Any]]):
         """
         for name in ("pandas", "polars"):
             try:
-                return importlib.import_module(name).DataFrame(dict(self))
+                columns = dict(self) if name == "pandas" else self._for_polars()
+                return importlib.import_module(name).DataFrame(columns)
             except ModuleNotFoundError as missing:
                 if missing.name != name:
                     raise
@@ -109,10 +110,20 @@ class Table(dict[str, NDArray[Any]]):
             raise ConfigError(f"{path}: must end in .csv or .parquet")
         return write_bytes(path, writers[path.suffix]())
 
+    def _for_polars(self) -> dict[str, NDArray[Any]]:
+        """Return the columns, with a type for empty columns of strings.
+
+        Polars takes the type of an object array from its values, and cannot write objects to Parquet.
+        """
+        return {
+            name: values if len(values) or values.dtype != object else values.astype(str)
+            for name, values in self.items()
+        }
+
     def _parquet(self) -> bytes:
         file = io.BytesIO()
         try:
-            importlib.import_module("polars").DataFrame(dict(self)).write_parquet(file)
+            importlib.import_module("polars").DataFrame(self._for_polars()).write_parquet(file)
             return file.getvalue()
         except ModuleNotFoundError:
             pass

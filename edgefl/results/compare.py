@@ -473,7 +473,7 @@ def _each(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
     for run in runs:
         report, meta = run.folder / "report.html", run.record.meta
         name = escape(f"{labels[run.folder]}, seed {meta.seed}")
-        link = f'<a href="{escape(quote(os.path.relpath(report, out)))}">{name}</a>'
+        link = f'<a href="{escape(quote(os.fsencode(os.path.relpath(report, out))))}">{name}</a>'
         accuracy, loss = run.summary["accuracy"], run.summary["loss"]
         learned = f"loss {number(loss)}" if accuracy is None else percent(accuracy)
         figures = f"{learned}, {run.summary['client_trips']:,} trips"

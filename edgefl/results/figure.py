@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from edgefl.errors import ConfigError, RunError, unknown
+from edgefl.errors import ConfigError, unknown
+from edgefl.files import write_bytes
 from edgefl.results import grouping
 from edgefl.results.pictures import close_fonts
 from edgefl.results.record import Record
@@ -48,6 +52,8 @@ _SETTINGS: Any = {
 }
 ENDINGS = (".pdf", ".svg", ".eps", ".png")
 BANDS = ("interval", "range", "none")
+SHADE = 0.18
+"""Opacity of a band."""
 LARGEST_IN = 200.0
 """Maximum width and height of a figure, in inches; a larger one has too many pixels for a .png file."""
 AXES = {"at_s": "emulated seconds", "trips": "client trips", "version": "version"}
@@ -101,19 +107,29 @@ def plot(
             colour, dash = look(place)
             axes.plot(x, mean, color=colour, linestyle=dash, label=label)
             if band != "none" and len(seeds) > 1:
-                axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+                axes.fill_between(x, low, high, linewidth=0, **shade(colour, file.suffix))
         axes.set_xlabel(AXES[over])
         axes.set_ylabel(y)
         axes.set_xlim(left=0)
         axes.legend().set_in_layout(False)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            nothing: Any = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(file.suffix, {})
-            figure.savefig(file, dpi=300, metadata=nothing)
-        except OSError as error:
-            raise RunError(f"{file} cannot be written: {error.strerror}") from None
+        nothing: Any = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(file.suffix, {})
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=file.suffix[1:], dpi=300, metadata=nothing)
     close_fonts()
-    return file
+    content = drawn.getvalue()
+    if file.suffix == ".eps":  # matplotlib cannot leave out its date
+        content = re.sub(rb"^%%CreationDate:.*\n", b"", content, count=1, flags=re.MULTILINE)
+    return write_bytes(file, content)
+
+
+def shade(colour: str, ending: str) -> dict[str, Any]:
+    """Return the colour and opacity of a band in a file with this ending.
+
+    EPS has no transparency, so its bands are paler instead; otherwise they would hide their curves.
+    """
+    if ending != ".eps":
+        return {"color": colour, "alpha": SHADE}
+    return {"color": tuple(1.0 - SHADE * (1.0 - part) for part in to_rgb(colour))}
 
 
 def look(place: int) -> tuple[str, Any]:

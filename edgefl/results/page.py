@@ -138,7 +138,7 @@ def _download(title: str, data: Sequence[Sequence[object]]) -> str:
     rows = ([f"{cell:.10g}" if isinstance(cell, float) else cell for cell in row] for row in data)
     csv.writer(file, lineterminator="\n").writerows(rows)
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    content = quote(file.getvalue(), safe=" ,.:;()#/'")
+    content = quote(file.getvalue(), safe=" ,.:;()/'", errors="replace")
     link = f'href="data:text/csv;charset=utf-8,{escape(content)}" download="{name}.csv"'
     return f'<p class="data"><a {link}>Data (CSV)</a></p>'
 

@@ -35,8 +35,11 @@ from edgefl.results.rows import (
 )
 
 
-def check_file(db: sqlite3.Connection, path: Path) -> None:
-    """Raise a one-line `ConfigError` unless ``db`` is an undamaged run record of this version of edgefl."""
+def check_file(db: sqlite3.Connection, path: Path, *, sealed: bool = True) -> None:
+    """Raise a one-line `ConfigError` unless ``db`` is an undamaged run record of this version of edgefl.
+
+    If ``sealed`` is False, the file is not compared with its seal.
+    """
     try:
         stamp = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -58,7 +61,8 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
         )
     if missing := {*TABLES, "meta", "journal", "sums"} - tables:
         raise ConfigError(f"run record {path} is damaged: no table {', '.join(sorted(missing))}")
-    seal.check(path)
+    if sealed:
+        seal.check(path)
 
 
 def read_events(db: sqlite3.Connection, until: int = 2**63 - 1) -> Iterator[tuple[int, Event]]:
@@ -125,10 +129,11 @@ def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
 class Record:
     """Reader of ``<folder>/record.sqlite``. It reads one snapshot of the run, and never blocks the writer.
 
-    Raises `ConfigError` if ``folder`` is not a run's folder or its record cannot be read.
+    If ``sealed`` is False, the record is not compared with its seal, which would read the whole file. Raises
+    `ConfigError` if ``folder`` is not a run's folder or its record cannot be read.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, sealed: bool = True) -> None:
         self.folder = Path(folder)
         self.path = self.folder / FILE_NAME
         if not self.path.is_file():
@@ -136,7 +141,7 @@ class Record:
         with as_config_error(f"run record {self.path} cannot be read", sqlite3.Error):
             self._db = self._open()  # fails, for example, if too many files are open
         with self._errors():
-            check_file(self._db, self.path)
+            check_file(self._db, self.path, sealed=sealed)
             if self._db.execute("PRAGMA journal_mode").fetchone() == ("wal",):
                 # In one read transaction, all columns come from the same snapshot even while the run
                 # continues. A record without a write-ahead log belongs to an ended run. It needs no

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgefl.core.events import Died
 from edgefl.errors import ConfigError, FolderTaken
 from edgefl.files import DATA_FILES, PARTIAL, flush_folder, make_folder, write_text
 from edgefl.privacy.source import KEY_FILE
@@ -175,12 +176,15 @@ def resume_hint(folder: Path) -> str:
 
 
 def begun(folder: Path) -> bool:
-    """Return True if the run has begun, which means that it has a checkpoint or an event."""
+    """Return True if the run has begun, which means that it has a checkpoint or an event.
+
+    The death of a client is no such event, because clients may die while they start.
+    """
     if resumable(folder):
         return True
     try:
         with Record(folder) as record:
-            return next(record.events(), None) is not None
+            return any(not isinstance(event, Died) for _, event in record.events())
     except ConfigError:  # there is no record, or its creation was interrupted
         file = folder / FILE_NAME
         return file.exists() and file.stat().st_size > 4096  # true if the file has more than one page

@@ -184,7 +184,11 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     finite = [row.accuracy for row in record.evaluations if np.isfinite(row.accuracy)]
     versions, done, spent = record.versions, meta.aggregation, spending(record)
     times = np.concatenate([[0.0], versions["at_s"], trips["arrived_s"]])
-    emulated_s = meta.emulated_s or float(np.nanmax(times))
+    emulated_s, wall_s = float(np.nanmax(times)), float(versions["wall_s"].max(initial=0.0))
+    if meta.status == "running":  # the recorded times, if any, are those of the last interruption
+        emulated_s, wall_s = max(meta.emulated_s, emulated_s), max(meta.wall_s, wall_s)
+    else:
+        emulated_s, wall_s = meta.emulated_s or emulated_s, meta.wall_s or wall_s
     # if one of the two checksums is missing, their comparison is NULL, which COUNT ignores
     ((checked, altered),) = record.select(
         "SELECT COUNT(checksum_sent != checksum_seen), TOTAL(checksum_sent != checksum_seen) FROM trips"
@@ -202,7 +206,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "curve": _curve(record, spent),
         "best_accuracy": rounded(max(finite, default=None)),
         "emulated_s": rounded(emulated_s, 9),
-        "wall_s": rounded(meta.wall_s or float(versions["wall_s"].max(initial=0.0)), 9),
+        "wall_s": rounded(wall_s, 9),
         "dropped_updates": fates["dropped"],
         "trips": {**{fate: fates[fate] for fate in FATES}, "open": fates[""]},
         "privacy": summary_of(spent),

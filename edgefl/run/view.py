@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -270,7 +270,7 @@ class TerminalView(RunView):
         own_place = sys.stdout.isatty()
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=own_place, transient=passing)
         self._bar = Progress(
-            "{task.description}",
+            TextColumn("{task.description}", markup=False),  # it may contain the name of a metric
             BarColumn(bar_width=None),
             "{task.fields[left]}",
             console=console,

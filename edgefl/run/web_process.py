@@ -214,9 +214,13 @@ class LivePage:
         if len(self._curve) > MAX_POINTS:
             del self._curve[1:-1:2]
 
+    def _record(self) -> Record:
+        """Open the record. The whole file is not checked, since it is opened twice for each picture."""
+        return Record(self._folder, sealed=False)
+
     def _select(self, statement: str) -> list[tuple[Any, ...]]:
         try:
-            with Record(self._folder) as record:
+            with self._record() as record:
                 return record.select(statement)
         except EdgeflError:  # there is no record yet
             return []
@@ -307,7 +311,7 @@ class LivePage:
         trips: list[TripRow] = []
         incidents: list[IncidentRow] = []
         facts = self._facts(client)
-        with suppress(EdgeflError), Record(self._folder) as record:  # if there is no record yet, show less
+        with suppress(EdgeflError), self._record() as record:  # if there is no record yet, show less
             row, trips, incidents = record.phone(client, LAST_TRIPS, LAST_INCIDENTS, LAST_TASKS)
             facts |= {} if row is None else _recorded_facts(row)
         state = STATES[self._states[client]] if client < len(self._states) else "not connected"

@@ -104,6 +104,7 @@ def test_missing_packages_for_parquet_and_frames_are_named(
     stand_in.DataFrame = dict  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "polars", stand_in)
     assert Table(x=np.array([1])).frame() == {"x": np.array([1])}
+    assert Table(kind=np.empty(0, object)).frame()["kind"].dtype.kind == "U"
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])
@@ -124,6 +125,15 @@ def test_a_parquet_file_has_the_columns(tmp_path: Path) -> None:
     back = polars.read_parquet(trips.write(tmp_path / "trips.parquet"))
     np.testing.assert_array_equal(back["arrived_s"].to_numpy(), trips["arrived_s"])
     assert back["profile"].to_list() == trips["profile"].tolist()
+
+
+def test_a_parquet_file_without_rows_has_the_columns(tmp_path: Path) -> None:
+    """Regression: polars could not write the incidents of a run without any."""
+    polars = pytest.importorskip("polars")
+    run = write_run(tmp_path / "run")
+    assert main(["export", str(run), "--parquet"]) == 0
+    back = polars.read_parquet(run / "tables" / "incidents.parquet")
+    assert (back.height, list(back.columns)) == (0, ["id", "at_s", "client", "kind", "detail"])
 
 
 def test_a_figure_is_a_reproducible_vector_graphic_with_embedded_fonts(tmp_path: Path) -> None:
@@ -148,6 +158,19 @@ def test_a_figure_is_a_reproducible_vector_graphic_with_embedded_fonts(tmp_path:
         plot(runs, tmp_path / "figure.xls")
     with pytest.raises(ConfigError, match="name at least one run"):
         plot({}, file)
+
+
+def test_a_figure_in_eps_has_pale_bands_and_no_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: EPS has no transparency, so bands hid their curves; and the file depended on the time."""
+    runs = {"a": [write_run(tmp_path / f"a{seed}", trips=20 * seed, seed=seed) for seed in (1, 2)]}
+    found = []
+    for now_s in ("1", "1000000000"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", now_s)
+        found.append(plot(runs, tmp_path / "figure.eps").read_bytes())
+    assert found[0] == found[1]
+    filled = re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) setrgbcolor\s+fill", found[0])
+    assert filled
+    assert all(min(map(float, colour)) > 0.8 for colour in filled)
 
 
 @pytest.mark.parametrize("runs", ["runs/a", Path("runs/a"), [], None])

@@ -140,6 +140,7 @@ def test_a_comparison_of_seeds_does_not_mention_fleets(tmp_path: Path) -> None:
         (["--fleets", "3", "--seeds", "1..3"], "--seeds and --fleets: give only one of them"),
         (["--fleets", "3", "--clock", "wall"], "--fleets needs the virtual clock"),
         (["--fleets", "1"], "--fleets"),
+        (["--fleets", "3", "--set", "fleet.model_errors=none"], "because --fleets replaces it"),
     ],
 )
 def test_invalid_options_are_refused(options: list[str], says: str, tmp_path: Path, edgefl: Shell) -> None:

@@ -124,6 +124,15 @@ def test_the_picture_has_states_figures_and_curves(record: Path, monkeypatch: py
     assert picture(page)["charts"][0]["lines"] == charts["Accuracy"]
 
 
+def test_a_picture_does_not_read_the_whole_record(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the record, which may have gigabytes, was compared with its seal twice a second."""
+    monkeypatch.setattr("edgefl.results.seal.check", Mock(side_effect=AssertionError))
+    page = page_of(record)
+    report(page)
+    assert picture(page)["charts"][0]["lines"][0][1] == [0.0, 2.0]
+    assert "No trip has ended yet." not in read(page, "phone/2")[0]
+
+
 def test_an_invalid_run_shows_its_reason_and_an_unknown_figure_a_dash(tmp_path: Path) -> None:
     page = page_of(tmp_path, clock="virtual")
     report(page, accuracy=None, loss=None, fidelity_median=None, fidelity_p95=None)

@@ -370,6 +370,19 @@ def test_a_failed_attack_that_a_resumed_run_repeats_is_counted_once(tmp_path: Pa
     assert found["attackers"]["first_failure"] == "'mine:attack' raised ValueError: no"
 
 
+@pytest.mark.parametrize(
+    ("status", "emulated_s", "wall_s"), [("interrupted", 20.0, 7.0), ("running", 60.0, 30.0)]
+)
+def test_the_times_of_a_run_that_was_resumed_and_killed_are_not_those_of_its_interruption(
+    tmp_path: Path, status: str, emulated_s: float, wall_s: float
+) -> None:
+    run = write_run(tmp_path, trips=60, status=status, emulated_s=20.0, wall_s=7.0)
+    with Store(run) as store:
+        store.version(version(12, 60.0, wall_s=30.0))
+    found = summarize(run)
+    assert (found["emulated_s"], found["wall_s"]) == (emulated_s, wall_s)
+
+
 def test_an_empty_record_has_a_report_and_a_summary(tmp_path: Path) -> None:
     with Store(tmp_path):
         pass

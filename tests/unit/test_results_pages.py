@@ -22,7 +22,7 @@ from shell import Shell
 from edgefl.cli import main
 from edgefl.results import pictures
 from edgefl.results.compare import compare
-from edgefl.results.page import CSS, TERMS, glossary, hint, html_table, term_of
+from edgefl.results.page import CSS, TERMS, Picture, figure, glossary, hint, html_table, term_of
 from edgefl.results.pictures import Canvas, Curve
 from edgefl.results.report import write_report
 from edgefl.results.tables import as_text
@@ -85,6 +85,14 @@ def test_the_page_has_the_data_of_each_picture(report: Path) -> None:
     names = re.findall(r'download="([^"]+)"', report.read_text())
     assert names[0] == "accuracy-over-emulated-time.csv"
     assert len(set(names)) == len(names)
+
+
+def test_the_data_of_a_picture_are_whole_if_a_name_has_a_hash() -> None:
+    """Regression: a browser ends the content of a data link at a #."""
+    html = figure("Accuracy", "", Picture("<svg></svg>", data=[("curve",), ("run #1",), ("run 2",)]))
+    (link,) = re.findall(r'href="([^"]*)"', html)
+    assert "#" not in link
+    assert unquote(link.partition(",")[2]) == "curve\nrun #1\nrun 2\n"
 
 
 def colours(dark: bool) -> dict[str, NDArray[np.float64]]:
@@ -209,6 +217,24 @@ def test_a_comparison_names_the_best_setting_and_links_each_report(tmp_path: Pat
     assert all((tmp_path / "out" / link).is_file() for link in links)
     compare([folders[0], folders[0].parent / "fedavg 1"], tmp_path / "out")
     assert {row["curve"] for row in tables(tmp_path / "out" / "report.html")[0]} == {"fedbuff", "fedavg"}
+
+
+def test_runs_in_folders_whose_names_are_not_utf_8_can_be_compared(tmp_path: Path) -> None:
+    """Regression: their files were said to be damaged."""
+    folders = []
+    for name in ("a", os.fsdecode(b"caf\xe9")):
+        folders.append(write_run(tmp_path / name, name="one"))
+        (folders[-1] / "report.html").touch()
+    compare(folders, tmp_path / "out")
+    page = Page(tmp_path / "out" / "report.html")
+    assert [link for link in page.links if not link.startswith("#")] == [
+        "../a/report.html",
+        "../caf%E9/report.html",
+    ]
+    assert {row["curve"] for row in tables(tmp_path / "out" / "report.html")[0]} == {
+        "fedbuff a",
+        "fedbuff caf?",
+    }
 
 
 def test_a_comparison_has_no_figures_on_the_slow_phones_classes_if_there_are_none(tmp_path: Path) -> None:

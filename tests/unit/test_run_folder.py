@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.core.events import Died, Joined
 from edgefl.errors import ConfigError, FolderTaken, RunError
 from edgefl.files import write_text
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
 from edgefl.results import run_folder
 from edgefl.results.result import Result
+from edgefl.results.store import Store
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -67,6 +69,18 @@ def test_an_experiment_that_cannot_be_written_whole_leaves_no_folder(tmp_path: P
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_in_which_clients_only_died_while_they_started_has_not_begun(tmp_path: Path) -> None:
+    """Regression: if it was killed before its first checkpoint, it could not be resumed."""
+    write_text(tmp_path / run_folder.EXPERIMENT_FILE, "seed = 1\n")
+    run_folder.begin(tmp_path, Path("/modules"))
+    with Store(tmp_path) as store:
+        store.journal(Died(client=0, at_s=0.0, reason="signal 9"))
+    assert not run_folder.begun(tmp_path)
+    with Store(tmp_path) as store:
+        store.journal(Joined(client=1, at_s=0.0))
+    assert run_folder.begun(tmp_path)
 
 
 def test_a_running_runs_folder_stays_locked_if_its_files_are_replaced(tmp_path: Path) -> None:

@@ -192,6 +192,13 @@ def test_names_with_control_characters_or_markup_are_shown_as_text() -> None:
     assert "pi?]0;x?[red]" in text
 
 
+def test_the_name_of_the_goals_metric_is_shown_as_text() -> None:
+    """Regression: a bracket in it was markup, which could end the run with an error."""
+    name = "[/x] f1[macro] :x:"
+    trial = experiment(stop=Stop(metric=MetricGoal(name=name, at_least=0.5)))
+    assert lines_of(trial, progress(trial, metrics={name: 0.25}))[2].startswith(f"{name} 0.25 of 0.5")
+
+
 def test_the_verdict_is_coloured_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = experiment()
     bad = progress(trial, fidelity=(0.3, 0.6))
