@@ -14,7 +14,7 @@ import inspect
 import itertools
 import shutil
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,12 +41,14 @@ RERUN = "rerun"
 """Outcome of a failed attempt in the report of pytest-rerunfailures, which runs the test once more."""
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
-    "sent_mib=, joules=, end='middle', tolerance=0, counted='python'): run the test once on each of these "
-    "emulated devices, within these budgets; counted work may grow by `tolerance` percent; if the test does "
-    "not use the edge_device fixture, the test function itself runs on the device"
+    "sent_mib=, joules=, end='middle', tolerance=0, counted='python', like='interpreter'): run the test "
+    "once on each of these emulated devices, within these budgets; counted work may grow by `tolerance` "
+    "percent; if the test does not use the edge_device fixture, the test function itself runs on the device"
 )
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
+_FUNCTION: pytest.StashKey[Callable[..., object]] = pytest.StashKey()
+"""The test's own function. When it is called, pytest-asyncio has replaced an ``async def`` by a wrapper."""
 _ROWS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 _BASE: pytest.StashKey[Base | None] = pytest.StashKey()
 
@@ -224,7 +226,9 @@ def _make(request: pytest.FixtureRequest, options: MarkOptions) -> EdgeDevice:
     values = [id(value) for name, value in node.callspec.params.items() if name not in (FIXTURE, ITSELF)]
     group = f"{label} {values}"
     devices = len(node.get_closest_marker("edge_device").args)
-    test = DeviceTest(node.nodeid.partition("::")[2], node.path, group, devices, label)
+    name = f"{node.parent.nodeid}::{node.name}".partition("::")[2]  # xdist adds a group to the node's own id
+    test = DeviceTest(name, node.path, group, devices, label)
+    node.stash.setdefault(_FUNCTION, node.function)
     try:
         made = node.stash[_DEVICE] = EdgeDevice(options, test, _session(request.config))
     except ConfigError as error:
@@ -242,6 +246,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     from edgefl.regression.baseline import path_of
     from edgefl.regression.table import PROPERTIES, properties, rows
 
+    again = _ROWS in pyfuncitem.stash
+    pyfuncitem.stash[_ROWS] = []  # the reports of subtests must not have the rows of an earlier attempt
     try:
         with device.judged() as found:
             result = yield
@@ -250,7 +256,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         file = str(path_of(pyfuncitem.path)) if pyfuncitem.config.getoption("edgefl_save") else None
         failed = found.failed or _failed_subtests(pyfuncitem)
         made = [] if found.skipped else rows(device, pyfuncitem.nodeid, failed, found.invalid, file)
-        if _ROWS in pyfuncitem.stash:  # this is a rerun: remove the properties of the earlier attempt
+        if again:  # this is a rerun: remove the properties of the earlier attempt
             others = [one for one in pyfuncitem.user_properties if not str(one[0]).startswith(PROPERTIES)]
             pyfuncitem.user_properties[:] = others
         pyfuncitem.stash[_ROWS] = msgspec.to_builtins(made)
@@ -276,9 +282,10 @@ def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
     device: EdgeDevice | None = given.get(ITSELF)
     if device is None:
         return None
-    names = inspect.signature(pyfuncitem.function).parameters
+    function = pyfuncitem.stash[_FUNCTION]
+    names = inspect.signature(function).parameters
     arguments = {name: given[name] for name in names if name in given}
-    device.run_call(pyfuncitem.function, None, (), arguments)
+    device.run_call(function, None, (), arguments, pyfuncitem.cls)
     return True
 
 
@@ -442,9 +449,8 @@ class _SessionReport:
             why = f"pytest {ended}, so results of other tests may be missing"
             lost = GateRow(test="pytest", function="", device=UNKNOWN, outcome="FAIL", why=why)
             results = msgspec.structs.replace(results, rows=(*results.rows, lost))
-        outlets = Outlets(
-            *(None if file is None else Path(file) for file in map(option, ("edgefl_json", "edgefl_report")))
-        )
+        files, folder = map(option, ("edgefl_json", "edgefl_report")), self._config.invocation_params.dir
+        outlets = Outlets(*(None if file is None else folder / file for file in files))
         return publish(results, {one.file for one in placed}, outlets)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -30,6 +30,7 @@ from edgefl.regression.sides import (
     CallRequest,
     Ended,
     EndRequest,
+    Imported,
     Ready,
     Shot,
     ShotRequest,
@@ -63,6 +64,10 @@ BROKEN_BASE = (
     "if this change repairs it, run once with --edgefl-invalid=skip; if it needs generated files, make them "
     "in the base's checkout with --edgefl-build='COMMAND'"
 )
+LACKING = (
+    "so the base does not have it; make it in the base's checkout with --edgefl-build='COMMAND', such as "
+    "'git submodule update --init'"
+)
 SIDES = ("base", "head")
 SENT_GROWTH = 0.01
 """Allowed growth in sent bytes, as a share of the base's number."""
@@ -73,7 +78,7 @@ PADDING = 97
 layouts differ. A stem is the process from which the processes of base and head are forked."""
 
 Tell = Callable[[str], None]
-A = TypeVar("A", Ready, Shot, Ended)
+A = TypeVar("A", Imported, Ready, Shot, Ended)
 
 
 class Comparison(NamedTuple):
@@ -128,15 +133,22 @@ class AgainstBase:
                 self._checkout = Checkout(self.base, self._build)
             self._follow(file)
             try:
-                return self._compared(label, call, tolerance, limit_s or LIMIT_S, tell)
+                found = self._compared(label, call, tolerance, limit_s or LIMIT_S, tell)
             except BaseException:
                 self._end_branches()  # pending answers would be mistaken for answers to the next request
                 raise
+            files = [Path(one.file) for one in (call.function, call.setup) if one is not None]
+            why = next(filter(None, map(self._checkout.why_without, files)), "") if found.missing else ""
+            return Comparison(self.base.name, unjudged=f"{why}, {LACKING}") if why else found
 
     def _follow(self, file: str) -> None:
-        """End the processes that other modules, or tests with another environment or folder, have used."""
+        """End the processes that other modules, or tests with another environment or folder, have used.
+
+        If a stem has ended, such as one that the system killed because memory was short, end all of them.
+        """
         before, self._surroundings = self._surroundings, Surroundings.now()
-        if before is not None and before.environment != self._surroundings.environment:
+        ended = any(stem.popen.poll() is not None for stem in self._stems)
+        if ended or (before is not None and before.environment != self._surroundings.environment):
             self._end_stems()
         elif file != self._file or before != self._surroundings:
             self._end_branches()
@@ -270,6 +282,7 @@ class _RunningPair:
             channel.tell(call)
         self._ready: list[Ready] = []
         for side in (1, 0):  # the head first, so that its fault is reported if both sides fail
+            self._receive(side, Imported, limited=False)  # on a busy host, torch's import takes long
             self._ready.insert(0, self._receive(side, Ready))
         base, head = (one.modules for one in self._ready)
         self.modules = None if base is None or head is None else list(dict.fromkeys((*base, *head)))
@@ -312,18 +325,18 @@ class _RunningPair:
             head_sent_mib=head.sent_mib,
         )
 
-    def _receive(self, side: int, kind: type[A]) -> A:
-        channel = self._both[side]
+    def _receive(self, side: int, kind: type[A], *, limited: bool = True) -> A:
+        channel, limit_s = self._both[side], self._limit_s if limited else None
         try:
-            if not channel.waiting and not select.select([channel], [], [], self._limit_s)[0]:
+            if not channel.waiting and not select.select([channel], [], [], limit_s)[0]:
                 raise _Fault(side, Failure("late", f"{self._limit_s:g}"))
             answer = channel.receive()
         except Closed:
             answer = Failure("signal", "its parent's exit")
         if isinstance(answer, kind):
             return answer
-        assert isinstance(answer, Failure)
-        raise _Fault(side, answer)
+        # The process ends too early without a failure if the function calls ``os._exit(0)``.
+        raise _Fault(side, answer if isinstance(answer, Failure) else Failure("signal", "exit code 0"))
 
 
 def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
@@ -362,7 +375,8 @@ def verdict_of(found: Comparison, tolerance: float) -> Verdict:
     if grew:
         return Verdict("FAIL", "; ".join(text for _, text in grew), grew=tuple(name for name, _ in grew))
     if decision == "unknown":
-        why = f"{_time_text(found, time)}, too uncertain to exclude growth of {tolerance:.1%}"
+        unknown = f"exclude growth of {tolerance:.1%}" if time.most >= tolerance else "say whether it grew"
+        why = f"{_time_text(found, time)}, too uncertain to {unknown}"
         advice = _SHORTER if _base_s(found) > LONG_CALL_S else _LONGER
         return Verdict("INVALID", f"{why}; run again, on a quieter host{advice}")
     return Verdict("PASS", _time_text(found, time))

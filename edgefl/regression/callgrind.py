@@ -1,8 +1,9 @@
 """Count native instructions of a function and of all programs that it starts, with Valgrind's Callgrind.
 
 A separate program, which runs under Callgrind, calls the function twice and counts only the second call. The
-hash seed and Valgrind's memory layout are fixed. Valgrind's emulated processor has the same instruction sets
-on every x86-64 host with AVX2. The program imports torch only if the function's module does.
+hash seed, the seeds of random numbers and Valgrind's memory layout are fixed. Valgrind's emulated processor
+has the same instruction sets on every x86-64 host with AVX2. The program imports torch only if the function's
+module does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import msgspec
 from edgefl.errors import ConfigError, NotMet
 from edgefl.host.process import child_environment
 from edgefl.regression import valgrind
-from edgefl.regression.calls import bound, takes_device
+from edgefl.regression.calls import bound, seed, takes_device
 from edgefl.regression.counts import cut_off
 from edgefl.regression.process import PrepareRequest, Surroundings, failure_of, find
 
@@ -74,7 +75,8 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
         try:
             process.communicate(msgspec.msgpack.encode(request), timeout=request.limit_s)
         except subprocess.TimeoutExpired:
-            raise NotMet(f"{name}: counting under Valgrind took longer than {request.limit_s:g} s") from None
+            late = f"took longer than {request.limit_s:g} s; set a larger limit_s= in the mark"
+            raise NotMet(f"{name}: counting under Valgrind {late}") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -124,8 +126,11 @@ def main(folder: str) -> None:
         sys.path[:] = request.path
         function, setup = find(request.function), None if request.setup is None else find(request.setup)
         handle = _handle(request) if takes_device(function) else None
+        seed()
         bound(function, setup, request.args, request.kwargs, handle)()
+        seed()
         run = bound(function, setup, request.args, request.kwargs, handle)
+        seed()
         for path in _children(folder):
             path.unlink()
         valgrind.request(valgrind.START)

@@ -1,8 +1,10 @@
-"""Binds a test's function to its arguments and to the result of its setup."""
+"""Binds a test's function to its arguments and to the result of its setup, and seeds random numbers."""
 
 from __future__ import annotations
 
 import inspect
+import random
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -36,6 +38,15 @@ def bound(
         kwargs[HANDLE] = device
     run = partial(function, *args, **kwargs)
     return partial(_awaited, run) if inspect.iscoroutinefunction(function) else run
+
+
+def seed() -> None:
+    """Seed the random numbers of Python and, if they are imported, those of numpy and torch."""
+    random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
 
 
 def _awaited(run: Callable[[], Coroutine[Any, Any, object]]) -> object:

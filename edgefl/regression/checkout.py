@@ -68,7 +68,7 @@ def find_base(ref: str, folder: Path) -> Base:
             )
         )
     base = common.stdout.strip()
-    if base == head and not git(repository, "status", "--porcelain").stdout:
+    if base == head and not git(repository, "status", "--porcelain", "--untracked-files=normal").stdout:
         what = f"{ref!r} and HEAD are the same commit" if commit == head else f"{ref!r} contains HEAD"
         raise ConfigError(
             f"{OPTION}: {what}, and no file has changed since, so there is nothing to compare; change a "
@@ -131,6 +131,20 @@ class Checkout:
             self.close()
             raise
 
+    def why_without(self, file: Path) -> str:
+        """Return why the base lacks a file that need not be new: commits of the repository never contain it.
+
+        Return an empty string for other files.
+        """
+        repository = self.base.repository
+        if not file.is_relative_to(repository) or (self.root / file.relative_to(repository)).exists():
+            return ""
+        top = git(file.parent, "rev-parse", "--show-toplevel")
+        if top.returncode or os.path.realpath(top.stdout.strip()) != str(repository):
+            return f"{file} is in another repository, such as a submodule"
+        ignored = git(repository, "check-ignore", "--quiet", str(file)).returncode == 0
+        return f"git ignores {file}" if ignored else ""
+
     def close(self) -> None:
         """Remove the files."""
         assert self._guard.stdin is not None
@@ -143,7 +157,14 @@ class Checkout:
 
 def _build(command: str, root: Path) -> None:
     done = subprocess.run(
-        command, shell=True, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command,
+        shell=True,
+        cwd=root,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode:
         raise ConfigError(

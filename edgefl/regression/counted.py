@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-import random
 import resource
 import statistics
 import sys
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from edgefl.devices.schema import Device
 from edgefl.host.children import has_children
@@ -36,6 +34,7 @@ from edgefl.host.process import ThreadSchedule, keep_stops, threads_of
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
 from edgefl.regression.bytecode import CodeName, KeptThreads, NotCounted, count_instructions
+from edgefl.regression.calls import seed
 from edgefl.regression.counts import BY_TORCH, NATIVE_CODE, WAITS, WORKS_ON, CountedRun, Counts, cut_off
 from edgefl.regression.process import Failure, result_of
 from edgefl.regression.repetition import (
@@ -145,14 +144,6 @@ def _undone(function: Callable[..., Any], result: object) -> str:
     if (own is not None and own is getattr(result, "ag_code", None)) or (lazy and not started):
         return f"which returned a {name} that nothing iterates over"
     return ""
-
-
-def seed() -> None:
-    """Seed the random numbers of Python, numpy and torch."""
-    random.seed(0)
-    torch.manual_seed(0)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(0)
 
 
 def _positive(figures: Mapping[str, int]) -> dict[str, int]:
@@ -332,7 +323,8 @@ def by_owner(counts: Mapping[CodeName, int]) -> dict[str, int]:
 
     edgefl's own measuring code is left out, and so is library code whose work depends on the environment.
     """
-    modules = {str(vars(module).get("__file__")): name for name, module in sorted(sys.modules.items())}
+    known = sorted(sys.modules.items())  # the value of a module whose import is blocked is None
+    modules = {str(getattr(module, "__dict__", {}).get("__file__")): name for name, module in known}
     found: Counter[str] = Counter()
     for code, count in counts.items():
         if (owner := _owner(code, modules)) is not None:

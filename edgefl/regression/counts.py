@@ -92,7 +92,10 @@ paths and of the environment, and the peak memory of tensors depends on when the
 deliver their batches."""
 BY_TORCH = frozenset(
     name for name in FIGURES if name.endswith(("_flop", "_planes")) or name in ("calls", "parameters")
-) | {f"{kind}_bytes" for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy")}
+) | {
+    f"{kind}_bytes"
+    for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy", "tensor_peak", "tensor_kept")
+}
 """Metrics that may differ between versions of torch."""
 BY_PYTHON = frozenset({INSTRUCTIONS, "python_peak_bytes", "python_kept_bytes"})
 """Metrics that depend on the version of Python: a baseline holds them for each version separately."""
@@ -417,6 +420,8 @@ def _explained(
     old, new = before.parts(name, versions) or {}, now.first.parts(name) or {}
     if name == INSTRUCTIONS:
         return _instructions(old, new, growth, _allowed(name, growth.before, tolerance, now.processes))
+    if name in BY_PYTHON:  # memory of Python's objects, which any executed package may have created
+        return growth, ", ".join(why for _, why in _other_versions(old, new))
     by_torch = name in BY_TORCH
     if name == NATIVE:
         growth = growth._replace(where=_where(old, new, new))

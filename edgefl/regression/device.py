@@ -319,10 +319,14 @@ class EdgeDevice:
         setup: Callable[..., Any] | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        owner: type | None = None,
     ) -> DeviceResult:
-        """Run a function as `run` does; its arguments may also be named ``function`` or ``setup``."""
+        """Run a function as `run` does; its arguments may also be named ``function`` or ``setup``.
+
+        If ``owner`` is given, the function is a method of this class, which may have inherited it.
+        """
         __tracebackhide__ = True
-        location = locate(function)
+        location = locate(function, owner=owner)
         self._calls[location.qualname] += 1
         calls = self._calls[location.qualname]
         label = location.qualname if calls == 1 else f"{location.qualname} {calls}"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from edgefl.errors import ConfigError
 from edgefl.regression import baseline
 from edgefl.regression.checkout import git
-from edgefl.regression.counts import FIGURES, INSTRUCTIONS, Figure
+from edgefl.regression.counts import FIGURES, INSTRUCTIONS, NATIVE, Figure
 
 MAX_COMMITS = 200
 MIN_STEP = 0.02
@@ -98,10 +98,11 @@ def history(file: Path) -> list[Series]:
     folder = file.parent
     if not folder.is_dir():
         return []
-    log = git(folder, "log", f"-{MAX_COMMITS}", "--reverse", "--format=%H%x09%h%x09%s", "--", file.name)
+    options = "-z", "--reverse", "--format=%H%x09%h%x09%s"  # a subject may contain a separator of lines
+    log = git(folder, "log", f"-{MAX_COMMITS}", *options, "--", file.name)
     found: dict[_Key, list[Point]] = {}
-    for line in log.stdout.splitlines() if not log.returncode else ():
-        commit, short, subject = line.split("\t", 2)
+    for record in filter(None, log.stdout.split("\0")) if not log.returncode else ():
+        commit, short, subject = record.split("\t", 2)
         text = git(folder, "show", f"{commit}:./{file.name}").stdout
         for key, value in _figures(text, file):
             found.setdefault(key, []).append(Point(short, subject, value))
@@ -122,6 +123,8 @@ def _figures(text: str, file: Path) -> Iterator[tuple[_Key, float]]:
             executed = {INSTRUCTIONS: sum(python.instructions.values())} if python.instructions else {}
             for name, count in (python.figures | executed).items():
                 yield _counted(one, name, count, f", Python {version}")
+        for environment, native in entry.native.items():
+            yield _counted(one, NATIVE, sum(native.values()), f", {environment}")
     for timed in found.entries:
         host = f"{timed.host.cpu}, {timed.host.cores} cores"
         one = partial(_Key, timed.test, timed.function, exact=False)

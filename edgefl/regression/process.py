@@ -276,8 +276,11 @@ def alone() -> Iterator[None]:
         os.close(folder)
 
 
-def locate(function: Any, name: str = "the function") -> FunctionLocation:
-    """Return a module-level function's location. Raises ConfigError if other processes cannot find it."""
+def locate(function: Any, name: str = "the function", owner: type | None = None) -> FunctionLocation:
+    """Return a module-level function's location. Raises ConfigError if other processes cannot find it.
+
+    If ``owner`` is given, the function is a method of this class, which may have inherited it.
+    """
     if not callable(function):
         got = " ".join(reprlib.repr(function).split())
         raise ConfigError(f"{name} must be a function at the top of a module (got {got}: not callable)")
@@ -298,21 +301,31 @@ def locate(function: Any, name: str = "the function") -> FunctionLocation:
             f"{name} must do its work whenever it is called (got {got}, whose results functools caches); "
             f"call it in a function that calls {got}.cache_clear() first"
         )
-    if (why := _hidden(function)) is not None:
+    if getattr(owner, getattr(function, "__name__", ""), None) is not function:
+        owner = None  # the class has no method of this name, as with ``test_a = staticmethod(other)``
+    if (why := _hidden(function, owner)) is not None:
         raise ConfigError(
             f"{name} must be defined at module level, so that another process can import it (got {why})"
         )
-    file = Path(str(inspect.getsourcefile(function))).resolve()
+    file = Path(str(_source(function) if owner is None else inspect.getsourcefile(owner))).resolve()
+    module, qualname = _names(function, owner)
     # The module of a script's own functions has a different name in another process.
-    module = f"_script_{file.stem}" if function.__module__ == "__main__" else function.__module__
-    return FunctionLocation(module, str(file), function.__qualname__)
+    return FunctionLocation(f"_script_{file.stem}" if module == "__main__" else module, str(file), qualname)
 
 
-def _hidden(function: Any) -> str | None:
+def _names(function: Any, owner: type | None) -> tuple[str, str]:
+    """Return the name of the module, and the qualified name, by which a function can be found."""
+    if owner is None:
+        return function.__module__, function.__qualname__
+    return owner.__module__, f"{owner.__qualname__}.{function.__name__}"
+
+
+def _hidden(function: Any, holder: type | None) -> str | None:
     """Return why the function cannot be found by its module and name; None if it can."""
     if not inspect.isfunction(function):
         return f"a {type(function).__name__}"
-    module, qualname = sys.modules.get(function.__module__), function.__qualname__
+    place, qualname = _names(function, holder)
+    module = sys.modules.get(place)
     if "<lambda>" in qualname:
         return "a lambda"
     if "<locals>" in qualname:
@@ -325,9 +338,16 @@ def _hidden(function: Any) -> str | None:
         found = raw = None
     if owners and not isinstance(raw, staticmethod) and not _is_simple(owner):
         return f"{qualname}, a method whose class cannot be instantiated without arguments"
-    if found is not function or not inspect.getsourcefile(function):
-        return f"{function.__module__}.{qualname}, but this name refers to another object"
+    if found is not function or not _source(function):
+        return f"{place}.{qualname}, but this name refers to another object"
     return None
+
+
+def _source(function: Callable[..., Any]) -> str | None:
+    """Return the file of a function's module. A decorator, such as `torch.no_grad`, has another file."""
+    inner = inspect.unwrap(function)
+    same = inspect.isfunction(inner) and inner.__module__ == function.__module__
+    return inspect.getsourcefile(inner if same else function)
 
 
 def _is_simple(owner: Any) -> bool:
@@ -349,8 +369,10 @@ def find(where: FunctionLocation) -> Callable[..., Any]:
     try:
         *owners, last = where.qualname.split(".")
         owner: Any = functools.reduce(getattr, owners, _module(where))
-        method = inspect.isclass(owner) and not isinstance(inspect.getattr_static(owner, last), staticmethod)
-        return cast(Callable[..., Any], getattr(owner() if method else owner, last))
+        found = getattr(owner, last)  # unlike that of `getattr_static`, its AttributeError has a name
+        if inspect.isclass(owner) and not isinstance(inspect.getattr_static(owner, last), staticmethod):
+            found = getattr(owner(), last)
+        return cast(Callable[..., Any], found)
     except Exception as error:
         line = " ".join(str(error).split())
         raise ConfigError(f"{where.file}: cannot be imported: {type(error).__name__}: {line}") from error

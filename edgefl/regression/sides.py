@@ -4,9 +4,10 @@
      └───── Branch ──► branch of the head ── CallRequest ──► one process that runs the head's function
 
 A stem is a process that imports the modules that both sides (base and head) import from elsewhere, such as
-torch. It forks a branch process for each side. A branch imports the user's module from the files of its side,
-and forks a process for each call request. That process prepares the function and answers `Ready`. Then it
-makes a shot (several calls, timed together) for each `ShotRequest`, until it receives an `EndRequest`.
+torch. It forks a branch process for each side. For each call request, a branch imports the user's module from
+the files of its side, answers `Imported`, and forks a process. That process prepares the function and answers
+`Ready`. Then it makes a shot (several calls, timed together) for each `ShotRequest`, until it receives an
+`EndRequest`.
 """
 
 from __future__ import annotations
@@ -84,8 +85,12 @@ class EndRequest(msgspec.Struct, frozen=True, tag="end"):
     """End the process of the function; the branch answers `Ended`."""
 
 
+class Imported(msgspec.Struct, frozen=True, tag="imported"):
+    """The first answer to `CallRequest`: the function is imported, and its process starts now."""
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The answer to `CallRequest`: the function is prepared. The values are from the first calls."""
+    """The second answer to `CallRequest`: the function is prepared. The values are from the first calls."""
 
     call_s: float
     """Approximate time of a call in seconds: CPU time plus blocked time."""
@@ -119,7 +124,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 StemRequest = Preload | Branch
 BranchRequest = CallRequest | ShotRequest | EndRequest
-BranchAnswer = Ready | Shot | Ended | Failure
+BranchAnswer = Imported | Ready | Shot | Ended | Failure
 
 
 class Stem:

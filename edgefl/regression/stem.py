@@ -151,6 +151,7 @@ class SideBranch:
             return Failure("absent", str(error))
         if (why := self.foreign()) is not None:
             return Failure("foreign", why)
+        self._channel.send(sides.Imported())
         self._watch.reset()
         running = _Function(self, self._channel, request, self._watch, early=self._early)
 

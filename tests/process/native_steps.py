@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import zlib
 
@@ -14,6 +15,10 @@ def compresses_and_sorts(count: int, lines: int) -> None:
     zlib.compress(bytes(number * 7919 % 251 for number in range(count)))
     text = TEXT[: 6 * lines]
     subprocess.run(["sort", "-n"], input=text, text=True, check=True, stdout=subprocess.DEVNULL)
+
+
+def adds_up_to_a_random_number() -> int:
+    return sum(range(random.randrange(10**6)))
 
 
 def fails_when_it_is_called_again() -> None:

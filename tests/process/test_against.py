@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from setuptools.command.editable_wheel import _finder_template
 
@@ -282,22 +283,57 @@ def test_a_module_that_changes_the_environment_when_a_function_runs_stays_preloa
 
 
 def test_a_new_function_passes(repository: Path, compare: Callable[..., Comparison]) -> None:
-    commit(repository, {"steps.py": STEPS.format(mib=1)})
-    write(
-        repository,
-        {"steps.py": STEPS.format(mib=1).replace("stale", "fresh"), "more.py": STEPS.format(mib=1)},
-    )
-    for module, name in (("steps", "fresh"), ("more", "step")):
+    steps = f"{STEPS.format(mib=1)}\nclass Test:\n    def stale(self):\n        return 1\n"
+    commit(repository, {"steps.py": steps})
+    write(repository, {"steps.py": steps.replace("stale", "fresh"), "more.py": STEPS.format(mib=1)})
+    for module, name in (("steps", "fresh"), ("steps", "Test.fresh"), ("more", "step")):
         found = compare(call(module, repository / f"{module}.py", name))
-        assert found.missing == ("steps.py has no fresh" if name == "fresh" else "more.py does not exist")
+        assert found.missing == (f"steps.py has no {name}" if name != "step" else "more.py does not exist")
         assert verdict_of(found, 0.05).outcome == "PASS"
         assert "nothing to compare with yet" in verdict_of(found, 0.05).why
+
+
+def test_a_function_whose_file_is_in_no_commit_is_not_judged(
+    repository: Path, compare: Callable[..., Comparison]
+) -> None:
+    """The base's checkout has neither the files of submodules nor those that git ignores."""
+    commit(repository, {".gitignore": "made.py\n"})
+    write(repository, {**dict.fromkeys(("made.py", "sub/steps.py"), STEPS.format(mib=1)), "other.py": ""})
+    git(repository / "sub", "init", "-q")
+    for file, why in (("made.py", "git ignores "), ("sub/steps.py", "is in another repository, such as a ")):
+        found = compare(call(Path(file).stem, repository / file))
+        assert why in found.unjudged
+        assert "--edgefl-build" in found.unjudged
+        assert verdict_of(found, 0.05).outcome == "INVALID"
+
+
+def test_a_stem_that_was_killed_is_replaced(repository: Path) -> None:
+    """For example, the system may kill it because memory is short; later tests are compared all the same."""
+    commit(repository, {"a.py": STEPS.format(mib=1), "b.py": STEPS.format(mib=1)})
+    write(repository, {"c.py": ""})
+    with contextlib.closing(AgainstBase(find_base("HEAD", repository))) as made:
+        for name in ("a", "b"):
+            found = made.compare("step", call(name, repository / f"{name}.py"), 0.05, 1e-9, lambda _: None)
+            assert len(found.pairs) == 1
+            for stem in made._stems:
+                stem.popen.kill()
+                stem.popen.wait()
+
+
+def test_the_limit_of_a_function_does_not_include_imports(
+    repository: Path, compare: Callable[..., Comparison]
+) -> None:
+    commit(repository, {"steps.py": f"import time\ntime.sleep(3)\n{STEPS.format(mib=1)}"})
+    write(repository, {"other.py": ""})
+    limited = msgspec.structs.replace(call("steps", repository / "steps.py"), limit_s=2.0)
+    assert len(compare(limited).pairs) == 1
 
 
 BROKEN = {
     "import nothing_of_this_name": "No module named 'nothing_of_this_name'",
     "def step():\n    raise ValueError('broken at base')": "ValueError: broken at base",
     "def step():\n    import os\n    os._exit(3)": "exit code 3",
+    "def step():\n    import os\n    os._exit(0)": "exit code 0",
     "def step():\n    import os\n    os.kill(os.getpid(), 9)": "signal 9",
     "def step(:\n": "SyntaxError",
 }

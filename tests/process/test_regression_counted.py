@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -283,6 +284,12 @@ def test_native_instructions_are_exact_and_those_of_programs_count() -> None:
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_native_instructions_are_counted_with_seeded_random_numbers() -> None:
+    one, other = (sum(count_native(asked(natives.adds_up_to_a_random_number)).values()) for _ in range(2))
+    assert one == pytest.approx(other, rel=0.005)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_failure_in_valgrind_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command ``valgrind`` only starts the program here: a failure needs no counts."""
     (tmp_path / "valgrind").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
@@ -291,3 +298,6 @@ def test_a_failure_in_valgrind_is_reported(tmp_path: Path, monkeypatch: pytest.M
     why = r"fails_when_it_is_called_again failed under Valgrind:(.|\n)*called again"
     with pytest.raises(NotMet, match=why):
         count_native(asked(natives.fails_when_it_is_called_again))
+    late = msgspec.structs.replace(asked(natives.fails_when_it_is_called_again), limit_s=0.02)
+    with pytest.raises(NotMet, match=r"took longer than 0\.02 s; set a larger limit_s= in the mark"):
+        count_native(late)

@@ -337,6 +337,65 @@ def test_counts_are_saved_and_growth_fails_with_the_figures_that_grew(run: Run, 
     run(wide, "--edgefl-compare").assert_outcomes(passed=1)
 
 
+def test_a_baseline_is_found_with_and_without_groups_of_xdist(run: Run, pytester: pytest.Pytester) -> None:
+    """With --dist=loadgroup, pytest-xdist adds the group of a test to its node id."""
+    pytester.makeconftest(
+        """
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                name = "_nodeid" if hasattr(item, "_nodeid") else "_id"  # until pytest 9.1 and from 9.2 on
+                setattr(item, name, item.nodeid + "@group")
+        """
+    )
+    check(run(TEST, "--edgefl-save"), passed=1)
+    pytester.makeconftest("")
+    check(run(TEST, "--edgefl-compare"), passed=1)
+
+
+def test_an_inherited_test_is_a_method_of_its_own_class(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class may have other attributes than the class that defines the test."""
+    given, found = device.count, list[str]()
+
+    def count(process: Any, plan: MeasurementPlan, tell: Tell) -> CountedRun:
+        found.append(plan.request.function.qualname)
+        return given(process, plan, tell)
+
+    monkeypatch.setattr("edgefl.regression.device.count", count)
+    tests = """
+    class Base:
+        layers = 1
+
+        def test_step(self):
+            pass
+
+    @pixel
+    class TestSmall(Base):
+        pass
+
+    @pixel
+    class TestBig(Base):
+        layers = 2
+    """
+    check(run(tests), passed=2)
+    assert found == ["TestSmall.test_step", "TestBig.test_step"]
+
+
+def test_a_test_may_be_an_async_def_beside_pytest_asyncio(run: Run, pytester: pytest.Pytester) -> None:
+    """When a test is called, pytest-asyncio replaces its function by one that awaits it."""
+    pytester.makeconftest(
+        """
+        import functools
+        import pytest
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_call(item):
+            item.obj = functools.wraps(item.obj)(lambda: None)
+            return (yield)
+        """
+    )
+    check(run("@pixel\nasync def test_step():\n    pass\n"), passed=1)
+
+
 def test_each_function_of_a_test_is_judged(run: Run, pytester: pytest.Pytester) -> None:
     """The verdict on the first one does not hide those on the others."""
     test = """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import test_pytest_plugin as plugin
 from test_pytest_plugin import TEST, Run, check
+
+from edgefl.regression.device import MarkKeys
 
 pytest_plugins = ["pytester"]
 
@@ -166,3 +169,8 @@ def test_a_test_that_runs_no_function_or_an_unsuitable_one_never_passes(run: Run
 
 def test_a_module_may_have_an_object_with_any_attribute(run: Run) -> None:
     run("from unittest.mock import call\n" + TEST).assert_outcomes(passed=1)
+
+
+def test_the_list_of_marks_names_each_option(run: Run) -> None:
+    shown = run("def test_a(): pass", "--markers").stdout.str()
+    assert [one for one in msgspec.structs.fields(MarkKeys) if f"{one.name}=" not in shown] == []

@@ -82,6 +82,23 @@ def test_a_session_whose_results_could_not_be_written_fails(
     assert found.ret == pytest.ExitCode.TESTS_FAILED
 
 
+def test_results_are_written_where_pytest_began(run: Run, pytester: pytest.Pytester) -> None:
+    found = run(
+        """
+        import os
+
+        @pixel
+        def test_step(edge_device):
+            edge_device.run(steps.step)
+            os.mkdir("elsewhere")
+            os.chdir("elsewhere")
+        """,
+        "--edgefl-json=r.json",
+    )
+    check(found, f"wrote {pytester.path / 'r.json'}", passed=1)
+    assert gate.load_results(pytester.path / "r.json").rows
+
+
 def test_each_parameter_has_one_row_with_its_value_in_all_outputs(
     run: Run, pytester: pytest.Pytester
 ) -> None:
@@ -358,8 +375,10 @@ from _pytest.runner import runtestprotocol
 def pytest_runtest_protocol(item, nextitem):
     *before, failed, _ = runtestprotocol(item, nextitem=nextitem, log=False)
     failed.outcome = "rerun"
+    for report in (*before, failed):
+        item.ihook.pytest_runtest_logreport(report=report)
     item._initrequest()
-    for report in (*before, failed, *runtestprotocol(item, nextitem=nextitem, log=False)):
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
         item.ihook.pytest_runtest_logreport(report=report)
     return True
 """
@@ -389,6 +408,27 @@ def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytes
         one.get("value") for one in ET.parse(junit).iter("property") if ".outcome" in one.get("name", "")
     ]
     assert outcomes == ["PASS"]
+
+
+def test_a_subtest_has_no_results_of_an_earlier_attempt(run: Run, pytester: pytest.Pytester) -> None:
+    pytest.importorskip("_pytest.subtests", reason="pytest before 9 has no subtests")
+    file = pytester.path / "r.json"
+    pytester.makeconftest(RERUNS)
+    found = run(
+        """
+        ATTEMPTS = []
+
+        @pixel
+        def test_flaky(edge_device, subtests):
+            with subtests.test():
+                edge_device.run(steps.step)
+            ATTEMPTS.append(0)
+            assert len(ATTEMPTS) == 2
+        """,
+        f"--edgefl-json={file}",
+    )
+    assert found.ret == 0
+    assert [row.outcome for row in gate.load_results(file).rows] == ["OK"]
 
 
 def test_errors_of_other_tests_show_no_table(run: Run) -> None:

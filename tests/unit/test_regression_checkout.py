@@ -87,7 +87,11 @@ def test_a_typing_mistake_names_the_branches(top: Path) -> None:
 
 
 def test_a_head_without_changes_is_refused(top: Path) -> None:
+    git(top, "config", "status.showUntrackedFiles", "no")
     assert "there is nothing to compare" in why("feature", top)
+    (top / "new.txt").write_text("a file that is not added yet")
+    assert find_base("feature", top).commit == git(top, "rev-parse", "feature")
+    (top / "new.txt").unlink()
     git(top, "checkout", "-q", "main~1")
     assert "'main' contains HEAD" in why("main", top)
     (top / "a.txt").write_text("changed")
@@ -117,9 +121,9 @@ def test_the_checkout_has_the_commits_files_and_is_removed(top: Path) -> None:
 
 
 def test_a_build_that_fails_is_named_with_its_last_line(top: Path) -> None:
-    message = r"--edgefl-build: 'echo no compiler; exit 3'.*exit code 3: no compiler"
-    with pytest.raises(ConfigError, match=message):
-        Checkout(find_base("main", top), "echo no compiler; exit 3")
+    for output, shown in (("no compiler", "no compiler"), (r"caf\351", "caf\N{REPLACEMENT CHARACTER}")):
+        with pytest.raises(ConfigError, match=f"^--edgefl-build: .* with exit code 3: {shown}$"):
+            Checkout(find_base("main", top), f"printf '{output}'; exit 3")
     assert git(top, "worktree", "list").count("\n") == 0
 
 

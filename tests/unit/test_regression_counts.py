@@ -107,6 +107,14 @@ def test_growth_in_another_version_of_torch_is_not_judged_but_growth_in_ones_own
     assert [one.name for one in against(before, own, versions=newer).grew] == ["instructions"]
     same = run_of({"steps.train": 100, "torch 2.14.0": 5000}, figures={"calls": 10})
     assert against(before, same, versions=newer) == CountedVerdict()
+    for name in ("tensor_peak_bytes", "tensor_kept_bytes", "python_peak_bytes", "python_kept_bytes"):
+        few, more = (
+            run_of({f"torch {version}": 5000}, figures={name: mib << 20})
+            for version, mib in (("2.13.0", 1), ("2.14.0", 3))
+        )
+        found = against(few, more, versions=newer)
+        assert found.grew == ()
+        assert why in found.unjudged[0]
 
 
 def test_long_names_of_tests_and_functions_can_be_saved(tmp_path: Path) -> None:
@@ -313,7 +321,8 @@ def test_a_forked_child_is_not_counted_and_does_not_end_at_the_limit() -> None:
     assert ended == [0]
 
 
-def test_code_belongs_to_its_function_or_its_package() -> None:
+def test_code_belongs_to_its_function_or_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "blocked", None)
     stdlib, site = sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]
     counts = {
         CodeName(__file__, "add"): 1,

@@ -189,14 +189,18 @@ def test_the_history_is_read_from_the_baselines_in_git(tmp_path: Path) -> None:
             torch="2",
             figures={"calls": calls},
             python={"3.11": PythonEntry(figures={}, instructions={"steps.train": 40, "steps.inner": 2})},
+            native={"x86_64": {"spin": 30, "other functions": 3}},
         )
         baseline.save(file.with_name("test_b.json"), [], [counted])
         git(tmp_path, "add", "--all")
-        git(tmp_path, "commit", "-q", "-m", f"{calls} calls")
+        git(tmp_path, "commit", "-q", "-m", f"{calls}\N{LINE SEPARATOR}calls")
     exact = {one.figure: one for one in history(file.with_name("test_b.json"))}
-    assert [point.value for point in exact["torch operations"].points] == [7, 9]
+    assert [point[1:] for point in exact["torch operations"].points] == [
+        (f"{calls}\N{LINE SEPARATOR}calls", calls) for calls in (7, 9)
+    ]
     assert exact["torch operations"].steps == [1]
     assert exact["Python bytecode instructions, Python 3.11"].points[0].value == 42
+    assert exact["native instructions, x86_64"].points[0].value == 33
     memory = next(one for one in history(file) if one.unit == "MiB")
     assert (memory.test, memory.function) == ("test_a[pi-4]", "train")
     assert [point.value for point in memory.points][-1] == 16.0

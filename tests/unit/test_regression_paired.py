@@ -122,6 +122,9 @@ def test_uncertain_growth_is_not_judged() -> None:
     judged = verdict_of(found(noisy), TOLERANCE)
     assert judged.outcome == "INVALID"
     assert "too uncertain to exclude growth of 5.0%" in judged.why
+    slower = [pair(layout, 0.0276 + shift) for layout, shift in enumerate((0.016, -0.016, 0.0, 0.0, 0.0))]
+    assert "time +2.8% (-0.5% to +4.8%)" in verdict_of(found(slower), TOLERANCE).why
+    assert "too uncertain to say whether it grew" in verdict_of(found(slower), TOLERANCE).why
     shorter = "with a function that does less"
     assert shorter in judged.why
     short = found([one._replace(base_s=0.01, head_s=0.01) for one in noisy])

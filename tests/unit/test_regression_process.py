@@ -29,6 +29,11 @@ def at_the_top() -> int:
     return 7
 
 
+@torch.no_grad()
+def decorated() -> int:
+    return 7
+
+
 @functools.cache
 def cached() -> int:
     return 7
@@ -74,11 +79,20 @@ class Counter:
         return self.start
 
 
+class Doubled(Counter):
+    def __init__(self) -> None:
+        super().__init__(14)
+
+
 class Abstract(abc.ABC):
     def run(self) -> int:
         return 7
 
     @abc.abstractmethod
+    def rest(self) -> None: ...
+
+
+class Whole(Abstract):
     def rest(self) -> None: ...
 
 
@@ -97,16 +111,20 @@ async def gives_later() -> AsyncIterator[int]:
 
 
 def test_a_function_at_the_top_is_found_again() -> None:
-    where = locate(at_the_top)
-    here = (__name__, "at_the_top", str(Path(__file__).resolve()))
-    assert (where.module, where.qualname, where.file) == here
-    assert find(where) is at_the_top
+    for function in (at_the_top, decorated):  # the decorator's own function is in a file of torch
+        where = locate(function)
+        here = (__name__, function.__name__, str(Path(__file__).resolve()))
+        assert (where.module, where.qualname, where.file) == here
+        assert find(where) is function
     assert find(locate(Step.alone)) is Step.alone
 
 
 def test_a_method_of_a_class_that_needs_no_arguments_is_bound_to_a_new_object() -> None:
     for method in (Test.run, Counter.run):
         assert find(locate(method))() == 7
+    methods = ((Counter.run, Doubled, 14), (Abstract.run, Whole, 7), (at_the_top, Whole, 7))
+    for inherited, owner, expected in methods:
+        assert find(locate(inherited, owner=owner))() == expected
 
 
 LOST = "must be defined at module level, so that another process can import it (got "
