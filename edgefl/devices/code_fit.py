@@ -32,6 +32,7 @@ from edgefl.devices.code import (
     unevenness,
 )
 from edgefl.devices.profiles import bundled_folder
+from edgefl.errors import ConfigError
 
 SOURCE = (
     "fitted: edgefl profiles cores, to ThomasKaiser/sbc-bench results (profiles/code/boards.csv), "
@@ -191,6 +192,8 @@ def _relatives_mean(
 def _class_rates(name: str, samples: Samples) -> dict[str, CodeRate]:
     prior = PRIORS[name]
     known = _medians(samples)
+    if not known:
+        raise ConfigError(f"no board has a rate of {name} for a core of known type; the fit needs one")
     middle = median(known.values())
     found = {}
     for core, lineage in lineages().items():
@@ -267,6 +270,9 @@ def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Par
         if found is not None:
             rows.append(found[0])
             logs.append(found[1])
+    if not rows:
+        needed = "an SoC of socs.toml with several cores, and the rates of all cores and of each type of core"
+        raise ConfigError(f"no board has what the fit of several threads ({name}) needs: {needed}")
     x, y = np.array(rows), np.array(logs)
     kept = np.ones(len(y), dtype=bool)
     for _ in range(3):

@@ -13,6 +13,7 @@ The client is online from active[i] to inactive[i], and these intervals repeat w
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from edgefl.devices import FleetFile, load_device, load_network
+from edgefl.devices import Device, FleetFile, load_device, load_network
 from edgefl.devices.imports import (
     ImportOptions,
     ImportResult,
@@ -29,7 +30,9 @@ from edgefl.devices.imports import (
     profile_names,
     read_bytes,
 )
+from edgefl.devices.prediction import time_model
 from edgefl.errors import ProfileError
+from edgefl.learning.operations import StepWork
 from edgefl.validation import from_json
 
 Client = TypeVar("Client")
@@ -39,6 +42,9 @@ MAX_CLIENTS = 5000  # a larger fleet would not fit in a profile file
 FORWARD_GFLOP = 0.6
 """Operations for one inference of MobileNet-V2 on an image of 224 × 224 pixels, in GFLOP: 300 million
 multiply-adds (Sandler et al. 2018)."""
+BATCH = 16
+"""Number of images in a training step of MobileNet-V2, from whose time on a device with a runtime the
+``computation`` follows."""
 UNCERTAIN = 6.0
 Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e12)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
@@ -82,8 +88,8 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
 def write(fleet: FleetFile) -> bytes:
     """Return a fleet's ``client_device_capacity`` as JSON.
 
-    FedScale has one bandwidth per client. The bandwidth is chosen so that a download and an upload of equal
-    size take the same total time as in the profile.
+    FedScale has one bandwidth per client, and no packet headers. The bandwidth is chosen so that a download
+    and an upload of equal size take the same total time as in the profile, apart from delays.
     """
     clients: list[dict[str, float]] = []
     for name, count in fleet.drawn(seed=0).items():
@@ -96,10 +102,30 @@ def write(fleet: FleetFile) -> bytes:
         if down is None or up is None:
             why = f"network {network.id!r} has no rate; FedScale has one bandwidth per client"
             raise ProfileError(why)
-        computation_ms = FORWARD_GFLOP / device.cpu.rate_gflops.train * 1e3
-        entry = {"computation": computation_ms, "communication": 2 / (1 / down + 1 / up) * 1e3}
-        clients += [entry] * count
+        payload_mbps = 2 / (1 / down + 1 / up) * network.payload_bytes / network.mtu_bytes
+        computation_ms = _computation_ms(device, device.cpu.rate_gflops.train)
+        clients += [{"computation": computation_ms, "communication": payload_mbps * 1e3}] * count
     return json.dumps(dict(enumerate(clients))).encode() + b"\n"
+
+
+def _computation_ms(device: Device, train_gflops: float) -> float:
+    """Return the time of an inference of MobileNet-V2 in ms: a third of a training step's time per image."""
+    if device.runtime_name is None:
+        return FORWARD_GFLOP / train_gflops * 1e3
+    return time_model(device).seconds(_mobilenet_v2()) / (3 * BATCH) * 1e3
+
+
+@functools.cache
+def _mobilenet_v2() -> StepWork:
+    """Count the work of a training step of MobileNet-V2 on `BATCH` images."""
+    import torch
+
+    from edgefl.learning.benchmark_networks import NAMED
+    from edgefl.learning.work import step_work
+
+    make, shape = NAMED["mobilenet_v2"]
+    with torch.device("meta"):
+        return step_work(make(), shape, BATCH)
 
 
 def _capacities(path: Path, clients: dict[Any, Any], name: str, most: int) -> ImportResult:

@@ -113,7 +113,7 @@ def _merged(network: Network) -> tuple[str, ...]:
 
 
 class CustomProfile(msgspec.Struct):
-    """A DevTools custom profile; a throughput below 0 means unlimited."""
+    """A DevTools custom profile; a throughput below 0 means unlimited, and three zeros mean offline."""
 
     download: Throughput
     upload: Throughput
@@ -195,6 +195,8 @@ def _preset(path: Path, title: str, value: dict[str, Any]) -> Entry:
         return _network(title, mbps, sent.latency, sent.packetLoss, source)
     if "download" in value and "upload" in value:
         own = checked(where, value, CustomProfile)
+        if not (own.download or own.upload or own.latency):
+            raise ProfileError(f"{where}: download, upload and latency: all 0, which means offline")
         source = f"download, upload and half of latency of the DevTools profile {at}"
         mbps = own.download * 8 / 1e6, own.upload * 8 / 1e6
         return _network(title, mbps, own.latency, own.packetLoss, source)

@@ -157,6 +157,18 @@ class Slowdown(_Table, frozen=True, kw_only=True):
             return float(rng.uniform(self.low, self.high))
         return 1.0 / float(rng.uniform(1.0 / self.high, 1.0 / self.low))
 
+    def quantile(self, share: float) -> float:
+        """Return the factor that this share of the devices does not exceed.
+
+        >>> Slowdown(low=1.0, high=5.0).quantile(0.5)
+        3.0
+        >>> Slowdown(low=1.0, high=4.0, dist="uniform-speed").quantile(0.5)
+        1.6
+        """
+        if self.dist == "uniform":
+            return self.low + share * (self.high - self.low)
+        return 1.0 / (1.0 / self.low - share * (1.0 / self.low - 1.0 / self.high))
+
 
 Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
 MAX_S = 1e9

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from edgefl.devices import Device, Network, load_device, load_network
+from edgefl.devices.code import Rate
 from edgefl.devices.condition import Power, power_of
 from edgefl.errors import ConfigError, ProfileError
 from edgefl.host.process import without_gpus
@@ -98,6 +99,7 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
     """
     check_count(len(phones))
     found, host = [], HostSpeeds()
+    shares: dict[tuple[str, str], tuple[Rate, ...]] = {}
     for number, phone in enumerate(phones):
         where = f"phone {number}"
         device, error_factor = load_device(phone.device), None
@@ -105,7 +107,9 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
         if phone.threads is not None and phone.threads < 1:
             raise ConfigError(f"{where}: threads must be at least 1, got {phone.threads}")
         if phone.share is None:
-            speeds = core_shares(device, phone.like, host)
+            if (kind := (phone.device, phone.like)) not in shares:  # a model is traced, for seconds
+                shares[kind] = core_shares(device, phone.like, host)
+            speeds = shares[kind]
             cores, error_factor = [one.value for one in speeds], max(one.spread for one in speeds)
         else:
             cores = [*phone.share] if isinstance(phone.share, tuple) else [phone.share]

@@ -1,13 +1,14 @@
 """The process tree of one phone: its command and all descendants, which a throttle treats as one process.
 
 Orphaned descendants become children of the keeper. It assigns each of them to the phone in whose tree the
-process was last seen, or else to the phone that its session or environment indicates.
+process was last seen, or else to the phone that its session, environment or control group indicates.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Container, Iterator
@@ -17,6 +18,7 @@ from edgefl.errors import ConfigError
 from edgefl.host.children import children_of, kill_marked
 from edgefl.host.groups import (
     ACCOUNTING,
+    PHONE_GROUP,
     GroupCpuTime,
     NoGroup,
     Place,
@@ -43,7 +45,7 @@ MEMORY_PAUSE = 20
 """Ratio of the minimum pause after a memory reading to the CPU time that the reading took."""
 RUN_VARIABLE = "EDGEFL_RUN"
 """Environment variable that marks every process of a run, so that all are found if the keeper is killed."""
-_ASLEEP = (["S"], ["D"], ["Z"])
+_ASLEEP = (["S"], ["D"], ["Z"], ["t"])  # t: stopped for its debugger, which decides when it goes on
 CERTAIN = 0.05
 """If the CPU time is at least 1 − ``CERTAIN`` of an interval, the processes are assumed not to have slept."""
 
@@ -226,18 +228,23 @@ class ProcessTree:
         `uncounted_ns`).
         """
         self._refresh_if_old()
-        used_ns = self.ended_ns + self._waited_for_ns
-        ended = False
+        used_ns, ended = self._counted_ns()
+        if ended:  # if edgefl has waited for a process, `ended_ns` includes the children it had waited for
+            self.refresh()
+            used_ns, _ = self._counted_ns()
+        accounted_ns = 0 if self._accounting is None else self._accounting.used_ns()
+        self._used_ns = max(self._used_ns, used_ns, accounted_ns)
+        return self._used_ns
+
+    def _counted_ns(self) -> tuple[int, bool]:
+        """Return the CPU time in ns of the listed and the ended processes, and True if a listed one ended."""
+        used_ns, ended = self.ended_ns + self._waited_for_ns, False
         for target in self._members.values():
             try:
                 used_ns += target.cpu_ns()
             except ProcessLookupError:
                 ended = True
-        if ended:
-            self.refresh()
-        accounted_ns = 0 if self._accounting is None else self._accounting.used_ns()
-        self._used_ns = max(self._used_ns, used_ns, accounted_ns)
-        return self._used_ns
+        return used_ns, ended
 
     def wanting_ns(self, now_ns: int) -> int:
         """Return ``now_ns`` minus the time during which all processes were idle.
@@ -421,12 +428,19 @@ def _sleeps(pid: int) -> bool:
 
 
 def phone_of(pid: int) -> int | None:
-    """Return the number of the phone that a process's environment names; None if it names none."""
+    """Return the number of the phone that a process's environment or control group names.
+
+    Return None if neither names one. The control group is one that this process has created.
+    """
     with contextlib.suppress(OSError, ValueError):
         for entry in read_kernel_file(f"/proc/{pid}/environ").split(b"\0"):
             name, _, value = entry.partition(b"=")
             if name == INDEX_VARIABLE.encode():
                 return int(value)
+    with contextlib.suppress(OSError):
+        group = f"/edgefl-{os.getpid()}-[0-9]+/[0-9]+-{PHONE_GROUP}([0-9]+)"
+        found = re.search(group.encode(), read_kernel_file(f"/proc/{pid}/cgroup"))
+        return None if found is None else int(found[1])
     return None
 
 

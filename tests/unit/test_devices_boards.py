@@ -93,6 +93,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_boards(tmp_path / "none.csv")
 
 
+@pytest.mark.parametrize(
+    ("lines", "lacks"), [(RK3399, "a rate of crypto_without_aes"), (STRANGE, "a rate of integer")]
+)
+def test_boards_that_lack_a_rate_of_the_fit_are_refused(tmp_path: Path, lines: str, lacks: str) -> None:
+    with pytest.raises(ConfigError, match=f"no board has {lacks} for a core of known type"):
+        fit(read_boards(written(tmp_path, lines)))
+
+
 def test_the_fit_of_a_core_with_one_board_is_shrunk_towards_related_cores(boards: Boards) -> None:
     own = [each for each in boards if each.result == "4kiu"]
     doubled = [

@@ -19,6 +19,8 @@ from edgefl.devices.imports import ImportOptions, ImportResult
 from edgefl.devices.link import read_trace
 from edgefl.devices.schema import Availability, Device, Network
 from edgefl.errors import ProfileError
+from edgefl.learning.benchmark_networks import mobilenet_v2
+from edgefl.learning.work import step_work
 
 SAMPLES = Path(__file__).parent / "import_samples"
 
@@ -276,10 +278,13 @@ def test_a_fleet_is_written_for_fedscale_and_read_back(tmp_path: Path) -> None:
     clients = json.loads(content)
     assert list(clients) == [str(client) for client in range(24)]
     phone = emulation.load_device("pixel-4")
-    assert clients["2"]["computation"] == pytest.approx(0.6 / (phone.train_flop_per_s / 1e12))
-    assert clients["2"]["communication"] == pytest.approx(30_000)
+    work = step_work(mobilenet_v2(), (3, 224, 224), 16)
+    assert clients["2"]["computation"] == pytest.approx(phone.time_model().seconds(work) / (3 * 16) * 1e3)
+    assert clients["2"]["communication"] == pytest.approx(30_000 * 1460 / 1500)  # without packet headers
     written(imported("fedscale", content, tmp_path), tmp_path)
     assert emulation.load_fleet(tmp_path / "caps.toml").clients == 24
+    slow = json.loads(write("tiers-30", "fedscale").content)["0"]["computation"]
+    assert slow == pytest.approx(0.6 / (emulation.load_device("tier-p10").train_flop_per_s / 1e12))
 
 
 @pytest.mark.parametrize(
@@ -387,6 +392,7 @@ PASSWORDS = """<!DOCTYPE device [<!ENTITY x SYSTEM "file:///etc/passwd">]>
         ("devtools", '{"download":1,"upload":1,"latency":NaN}', "not JSON"),
         ("devtools", f'{{"title":"t","download":{DEEP},"upload":1,"latency":1}}', "t: download: must be a"),
         ("devtools", OFFLINE, "devtools: offline: must"),
+        ("devtools", '{"title":"t","download":0,"upload":0,"latency":0}', "t: download, upload and"),
         ("fedscale", "", "not JSON"),
         ("fedscale", b"\x80\x04N.", "not JSON"),  # a pickle
         ("fedscale", "{}", "must be an object with an entry for each client"),

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from shell import Shell
 from tables import arrows
@@ -83,6 +84,15 @@ def test_devices_are_sorted_by_time_and_have_the_energy_of_their_currents(edgefl
     assert (phone["energy_j"], board["energy_j"]) == (expected, None)  # a board has no battery
     assert phone["energy_low_j"] < expected / 1.5 < expected * 1.5 < phone["energy_high_j"]
     assert f"90% interval: pixel-4 {expected:.3g} J (" in edgefl.shows(*command)
+
+
+def test_a_prediction_for_devices_with_a_slowdown_is_that_of_the_median_device() -> None:
+    """Speeds are uniform from a fifth to the whole; the interval includes the differences between devices."""
+    device = load_device("paper-defedavg")
+    fastest = msgspec.structs.replace(device, slowdown=None)
+    found, least = (predict(nn.Linear(9, 9), 4, device=each, input_shape=(9,)) for each in (device, fastest))
+    assert found.seconds == pytest.approx(least.seconds / 0.6)
+    assert found.high_s / found.seconds > 1.1 * least.high_s / least.seconds
 
 
 def test_devices_of_papers_have_no_model_error() -> None:

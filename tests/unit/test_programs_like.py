@@ -6,13 +6,14 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from edgefl.cli import main
 from edgefl.cli.programs import phones_of
-from edgefl.devices import load_device, load_fleet
+from edgefl.devices import Device, load_device, load_fleet
 from edgefl.devices.code import CodeClass, clusters_of, rate
 from edgefl.devices.prediction import predict, time_model
 from edgefl.devices.time_model import FEMNIST_STEP
@@ -60,6 +61,20 @@ def test_each_core_has_its_own_speed_in_the_class() -> None:
     (held,) = look_up([PHONE])
     assert held.cores == pytest.approx(sorted(expected, reverse=True))
     assert held.cores[0] > 2 * held.cores[-1]
+
+
+def test_the_speed_of_equal_phones_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``torch:MODEL`` it takes seconds, and a run may have thousands of phones."""
+    asked: list[tuple[str, str]] = []
+
+    def shares(device: Device, like: str, host: HostSpeeds) -> Any:
+        asked.append((device.id, like))
+        return core_shares(device, like, host)
+
+    monkeypatch.setattr("edgefl.programs.phone.core_shares", shares)
+    held = look_up([PHONE, PHONE, replace(PHONE, like="crypto"), replace(PHONE, device="pi-4"), PHONE])
+    assert asked == [("pixel-4", "integer"), ("pixel-4", "crypto"), ("pi-4", "integer")]
+    assert held[0].cores == held[4].cores != held[2].cores
 
 
 def test_the_class_decides_the_share() -> None:

@@ -54,8 +54,9 @@ def test_a_thread_that_waits_for_a_core_does_not_sleep_while_another_handles_a_s
     assert threads.slept_ns(2 * MS, MS) == 0
 
 
-@pytest.mark.parametrize("state", ["S", "D"])
+@pytest.mark.parametrize("state", ["S", "D", "t"])
 def test_the_sleep_of_all_threads_counts_as_sleep(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    """State t: the thread is at a breakpoint, and its debugger waits for a command."""
     threads = TwoThreads(monkeypatch, state)
     threads.slept_ns(MS, 0)
     assert threads.slept_ns(50 * MS, HANDLER_NS) == pytest.approx(51 * MS, abs=HANDLER_NS)
@@ -104,6 +105,33 @@ def test_processes_are_listed_again_only_if_one_was_started_or_has_ended(
         with pytest.raises(ProcessLookupError):
             kept.cpu_ns()
         kept.close()
+
+
+def test_the_children_of_an_ended_orphan_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU time that edgefl gets by waiting for it includes theirs, as does that of the last refresh."""
+
+    def refresh(kept: ProcessTree) -> None:
+        kept._members, kept._waited_for_ns = {}, 0
+
+    monkeypatch.setattr(ProcessTree, "refresh", refresh)
+    monkeypatch.setattr(ProcessTree, "_refresh_if_old", lambda _: None)
+    kept = ProcessTree(os.getpid())
+    kept._members = {1: Mock(cpu_ns=Mock(side_effect=ProcessLookupError))}
+    kept._waited_for_ns = kept.ended_ns = 5_000 * MS
+    assert kept.used_ns() == 5_000 * MS
+
+
+def test_a_process_without_its_environment_is_of_the_phone_of_its_control_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mutant: the control group of another run."""
+    files = {"environ": b"A=1\0", "cgroup": f"0::/x/edgefl-{os.getpid()}-77/0-phone-3\n".encode()}
+    monkeypatch.setattr(tree, "read_kernel_file", lambda path: files[Path(path).name])
+    assert tree.phone_of(9) == 3
+    files["environ"] = b"A=1\0EDGEFL_PHONE=5\0"
+    assert tree.phone_of(9) == 5
+    files |= {"environ": b"", "cgroup": b"0::/x/edgefl-0-77/0-phone-3\n"}
+    assert tree.phone_of(9) is None
 
 
 def test_a_shell_that_was_only_continued_has_no_thread_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
