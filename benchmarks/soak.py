@@ -14,8 +14,8 @@ ends the run as Ctrl-C does. The first quarter of the time is ignored.
   number of processes and the number of the server's descriptors (one for each client) may exceed the maximum
   by eight.
 
-The exit code is 1 if one of these conditions is not met. Run the benchmark on Linux, from the folder of the
-repository.
+The exit code is 1 if one of these conditions is not met, or if the run ends by itself with an error. Run the
+benchmark on Linux, from the folder of the repository.
 """
 
 from __future__ import annotations
@@ -134,6 +134,8 @@ def soak(
                 out.write(json.dumps(made[-1]) + "\n")
                 out.flush()
                 time.sleep(every_s)
+        if code := command.process.poll():
+            sys.exit("\n".join([*command.output(), f"the run ended by itself, with exit code {code}"]))
         command.process.send_signal(signal.SIGINT)
         command.process.wait(PATIENCE_S)  # it takes time to write the summary, report and trace of all trips
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgefl.lab.claims import gain
+from edgefl.lab.mutants import PRIVATE
 from edgefl.lab.study import Curves, Finding
 
 FEDBUFF, FTRL, SGD = "FedBuff, DP-FTRL", "FedAvgM, DP-FTRL", "FedAvgM, DP-SGD"
@@ -24,7 +25,7 @@ def claims(curves: Curves) -> list[Finding]:
         what = f"{mine}: final accuracy beside {other} at ε = {epsilon}"
         cited, note = (what, "figures 4 and 8", claim), f"competitive: no more than {MARGIN:.0%} below"
         found = gain(curves, _name(mine, epsilon), _name(other, epsilon), cited, margin=margin)
-        findings.append(found._replace(note=note if margin else ""))
+        findings.append(found._replace(note=note if margin else "", family=PRIVATE))
     return findings
 
 

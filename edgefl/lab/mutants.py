@@ -170,6 +170,8 @@ def _class(label: str, kind: type) -> Mutant:
 
 STALENESS = "staleness"
 """Key in `MUTANTS` for claims about the effect of the buffer size K on staleness."""
+PRIVATE = "private"
+"""Key in `MUTANTS` for claims about FedBuff with noise of the server, for which no weight may exceed 1/K."""
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "fedstaleweight": (
         _class("α²", SquaredWeights),
@@ -196,5 +198,6 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         _class("only the first update", FirstToFinish),
     ),
     STALENESS: (_class("K + 1", OneMoreInTheBuffer), _class("10 whatever K", TenInTheBuffer)),
+    PRIVATE: (Mutant("no s(τ)", ("strategy.exponent=0",)), _class("1/K²", DividesByKTwice)),
 }
 """Mutants, keyed by the strategy that a claim is about, or by the `Finding.family` of the claim."""

@@ -148,11 +148,11 @@ class Curves:
 
         ``over`` selects the cost: client trips, emulated seconds or versions.
         """
-        return [RaceTarget(target, "").reached(record, over) for record in self.records[label]]
+        return [_race_target(record, target).reached(record, over) for record in self.records[label]]
 
     def ended(self, label: str, over: Over) -> list[float]:
         """Return, for each run, the cost at the end of the smoothed curve, or 0 if the curve is empty."""
-        return [RaceTarget(1.0, "").curve(record, over).end for record in self.records[label]]
+        return [_race_target(record, 1.0).curve(record, over).end for record in self.records[label]]
 
     def race(self, mine: str, other: str, target: float, over: Over) -> statistics.CostRatio | None:
         """Return the cost of ``other`` divided by that of ``mine``, both up to the target accuracy.
@@ -189,6 +189,13 @@ class Curves:
         target = settings_of(record).stop.accuracy
         assert target is not None, "the settings stop at a target accuracy"
         return target
+
+
+def _race_target(record: Record, target: float) -> RaceTarget:
+    """Return the target for a run, smoothed over no more evaluations than the rule that ends the run."""
+    stop = settings_of(record).stop
+    window = statistics.WINDOW if stop.accuracy is None else min(statistics.WINDOW, stop.accuracy_over)
+    return RaceTarget(target, "", window=window)
 
 
 SEEDS = (1, 2, 3)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
-from benchmarks import soak
+from benchmarks import fuzz_kernels, soak
 
 LOOKS, MINUTE_S = 240, 60.0
 
@@ -43,3 +46,28 @@ def test_one_more_descriptor_or_file_fails() -> None:
     more = np.where(at < 170, 15.0, 16.0)
     assert judged(descriptors=more, files=more) == ["client descriptors", "files"]
     assert judged(descriptors=15.0 + at % 2, files=np.where(at < 190, 7.0, 8.0)) == []
+
+
+def test_a_run_that_fails_is_not_judged_by_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the figures until the failure were flat, so the exit code was 0."""
+    folder = tmp_path / "run"
+    (folder / soak.CHECKPOINTS).mkdir(parents=True)
+    for number in range(soak.KEEP):
+        (folder / soak.CHECKPOINTS / f"{number}.safetensors").touch()
+    command = Mock(process=Mock(poll=Mock(return_value=1)), output=Mock(return_value=["edgefl: failed"]))
+    monkeypatch.setattr(soak, "Command", lambda *_: command)
+    monkeypatch.setattr(soak.outcome, "counts", lambda _: (1, 1))
+    with pytest.raises(SystemExit, match="edgefl: failed\nthe run ended by itself, with exit code 1"):
+        soak.soak(tmp_path / "soak.toml", [], folder, 60.0, 1.0, tmp_path / "samples")
+    command.end.assert_called_once_with()
+
+
+def test_the_fuzz_test_of_kernels_fails_if_there_is_no_back_end_to_compare(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: with `--backends cuda` on a host without a GPU it said that there was no difference."""
+    monkeypatch.setattr("sys.argv", ["fuzz_kernels.py", "--backends", "none"])
+    assert fuzz_kernels.main() == 1
+    assert capsys.readouterr().out == "nothing to compare: none of none is available here\n"

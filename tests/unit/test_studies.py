@@ -233,6 +233,18 @@ def test_a_run_that_stopped_at_its_target_has_reached_it(tmp_path: Path) -> None
     assert curves.reached("rounds", 0.6, "at_s") == pytest.approx([96.0])
 
 
+def test_a_run_that_stops_at_fewer_evaluations_has_reached_its_target(tmp_path: Path) -> None:
+    """Regression: with `--set stop.accuracy_over=1` five evaluations were averaged, so no run was over."""
+    curves = Rounds(tmp_path, {"rounds": 2.0}, learn_s=math.inf)
+    file = tmp_path / "experiment.toml"
+    stop = "stop = { versions = 9, accuracy = 0.9, accuracy_over = 1 }"
+    file.write_text(file.read_text().replace("stop = { versions = 9 }", stop))
+    rows = curves.records["rounds"][0].evaluations
+    rows[-1] = msgspec.structs.replace(rows[-1], accuracy=0.9)
+    assert curves.reached("rounds", 0.9, "at_s") == pytest.approx([100.0])
+    assert curves.ended("rounds", "at_s") == pytest.approx([100.0])
+
+
 def test_one_seed_reproduces_no_claim() -> None:
     assert claims.judged(ratio([9.0], [1.0], [9.0], [9.0]), 2.0) == "not reproduced"
     assert not higher(difference([0.9], [0.1]))

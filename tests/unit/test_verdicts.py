@@ -12,16 +12,16 @@ from scipy.stats import ttest_1samp
 
 from edgefl import config
 from edgefl.kernels import MovingAverage
-from edgefl.lab import PAPERS, fedbuff
-from edgefl.lab.claims import corrected, correction, examined, mutated
+from edgefl.lab import PAPERS, ablations_privacy, fedbuff
+from edgefl.lab.claims import corrected, correction, examined, mutants_of, mutated
 from edgefl.lab.convergence import Ratio
 from edgefl.lab.fedstaleweight import PAPER
-from edgefl.lab.mutants import MUTANTS, STALENESS
+from edgefl.lab.mutants import MUTANTS, PRIVATE, STALENESS
 from edgefl.lab.studies import load
 from edgefl.lab.study import Arm, Curves, Finding, Study, verdict
 from edgefl.results.rows import EvaluationRow
 from edgefl.results.statistics import difference, higher, p_of_ratio, p_value, ratio
-from edgefl.strategies import resolve
+from edgefl.strategies import Update, resolve
 from edgefl.strategies.fedstaleweight import Expectation
 from edgefl.testing import check_strategy
 
@@ -32,6 +32,7 @@ ARMS = {
     "defedavg-niid": ("defedavg", "DeFedAvg-nIID"),
     "defedavg-iid": ("defedavg", "DeFedAvg-IID"),
     STALENESS: ("fedbuff", "FedBuff, K = 5"),
+    PRIVATE: ("ablations-privacy", "FedBuff, DP-FTRL, ε = 24"),
 }
 
 
@@ -214,6 +215,47 @@ def test_the_claim_that_a_double_buffer_halves_staleness_fails_with_one_more_upd
 
     says = {more: fedbuff.claims(Stale(more))[-1].verdict for more in (0, 1)}
     assert says == {0: "reproduced", 1: "not reproduced"}
+
+
+def test_staleness_of_zero_does_not_settle_the_claim() -> None:
+    """Regression: a ZeroDivisionError, with `--set stop.trips=20`."""
+
+    class Fresh(Curves):
+        settings = "quick"
+
+        def __init__(self) -> None:
+            pass
+
+        def staleness(self, label: str) -> list[float]:
+            return [0.0] * 3
+
+    (one,) = fedbuff.claims(Fresh())
+    assert (one.verdict, one.ours) == ("out of reach", "not settled")
+
+
+def test_the_mutants_of_claims_with_privacy_keep_the_bound_on_weights() -> None:
+    """Regression: a weight above 1/K ended the run of the mutant, and with it the command."""
+
+    class Ahead(Curves):
+        settings = "quick"
+
+        def __init__(self) -> None:
+            pass
+
+        def accuracy(self, label: str, last: int = 0) -> list[float]:
+            return [0.9 if label.startswith("FedBuff") else 0.8] * 3
+
+    study = load("ablations-privacy")
+    stale = [Update(task, task, 0, 4, 1, 1, 0.0, 0.0) for task in range(10)]
+    for one in ablations_privacy.claims(Ahead()):
+        assert one.verdict == "reproduced"
+        mutants = mutants_of(one, study, "quick")
+        assert mutants
+        for mutant in mutants:
+            arm = mutated(study.arm(one.mine[0]), mutant)
+            strategy = resolve(study.experiment(arm, 1, "quick").strategy)
+            weights = strategy.weights(None, stale, Mock())  # type: ignore[attr-defined]
+            assert max(weights) <= strategy.max_weight(600) * (1 + 1e-9)  # type: ignore[operator]
 
 
 # ---- p-values ------------------------------------------------------------------------------------------
