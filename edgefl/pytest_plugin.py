@@ -48,7 +48,7 @@ _MARK = (
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
 _FUNCTION: pytest.StashKey[Callable[..., object]] = pytest.StashKey()
-"""The test's own function. When it is called, pytest-asyncio has replaced an ``async def`` by a wrapper."""
+"""The test's own function. When the test runs, pytest-asyncio has replaced an ``async def`` by a wrapper."""
 _ROWS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 _BASE: pytest.StashKey[Base | None] = pytest.StashKey()
 

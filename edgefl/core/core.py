@@ -58,9 +58,9 @@ MAX_IDLE_WAKES = 100_000
 client trains and no version is made. A run without ``stop.emulated_s`` then ends, unless a client can still
 join. Held updates do not prevent this, because the strategy may never use them."""
 MAX_UNSERVED = 100
-"""A run ends after this number of consecutive arrivals that start no training, if no time of
-`Strategy.wake_s` is pending, and if some clients have used up their participations (``[privacy]``) and all
-others are connected, or if some clients are not connected and none of these will ever join again."""
+"""A run without ``stop.emulated_s`` ends after this number of consecutive arrivals that start no training, if
+no time of `Strategy.wake_s` is pending, and if some clients have used up their participations (``[privacy]``)
+and all others are connected, or if some clients are not connected and none of these will ever join again."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 
@@ -165,8 +165,9 @@ class Core(Ledger):
     def unserved(self) -> bool:
         """True if no client trains, the last `MAX_UNSERVED` arrivals started no training, and nothing but
         arrivals is pending."""
-        arrivals = self._schedule is not None and self._wakes == {self._schedule.next_s}
-        return arrivals and self._idle_wakes >= MAX_UNSERVED and not self.training
+        if self._idle_wakes < MAX_UNSERVED or self._schedule is None:
+            return False
+        return self._wakes == {self._schedule.next_s} and self._sum is None and not self.training
 
     @property
     def too_few(self) -> str:
@@ -507,7 +508,7 @@ class Core(Ledger):
         limits, present, unserved = self.participation, self.present, self.unserved
         if self.training or (limits is None and any(present) and not unserved):
             return None
-        done = [limits is not None and limits.exhausted(client) for client in range(len(present))]
+        done = [False] * len(present) if limits is None else [*map(limits.exhausted, range(len(present)))]
         few = any(done) and all(one or here for one, here in zip(done, present, strict=True))
         if few and (unserved or not self.awaits):
             return "participations"

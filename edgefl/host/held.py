@@ -207,9 +207,11 @@ def make_throttle(kind: str, request: HoldRequest, account: Account) -> Throttle
         raise ProcessLookupError(f"no client {request.pid}")
     if kind == "cgroup":
         try:
-            return Quota(target, account, find("cpu", request.pid))
+            place = find("cpu", request.pid)
         except NoGroup:
-            target.cpu_ns()  # raises ProcessLookupError if the client has just ended
+            with contextlib.closing(target):
+                target.cpu_ns()  # raises ProcessLookupError if the client has just ended
             raise
+        return Quota(target, account, place)
     slice_ns = min(max(SHORTEST_SLICE_NS, int(SLICE_SHARE * request.work_ns)), SLICE_NS)
     return DutyCycle(target, account, slice_ns)

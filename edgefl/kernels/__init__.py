@@ -110,7 +110,7 @@ def weighted_sum(
 def page_locked(memory: NDArray[np.uint8], backend: str | None = None) -> Iterator[None]:
     """Page-lock host memory for a GPU, so that copies overlap the sum. With CPU back ends this does nothing.
 
-    Raises ConfigError if ``backend`` is not available, and RuntimeError if CUDA cannot lock the memory.
+    Raises ConfigError if ``backend`` is not available, and `GpuError` if CUDA cannot lock the memory.
     """
     chosen: Any = select(backend)
     if not hasattr(chosen, "register"):

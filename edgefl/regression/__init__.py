@@ -19,7 +19,7 @@
     worker      the measuring process, which forks a process for each repetition
     memory      the peak memory of a repetition's process and of all processes that this process started
     repetition  one repetition: a call at the device's pace, then calls that alternate with a reference
-    calls       binds a function to its arguments and its setup
+    calls       binds a function to its arguments and its setup, and seeds random numbers
     usage       the wall time, CPU time and waiting time of a process
 
 Comparison of the head (the working tree) with the base (an earlier commit), `pytest --edgefl-against`:

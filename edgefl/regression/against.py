@@ -65,8 +65,8 @@ BROKEN_BASE = (
     "in the base's checkout with --edgefl-build='COMMAND'"
 )
 LACKING = (
-    "so the base does not have it; make it in the base's checkout with --edgefl-build='COMMAND', such as "
-    "'git submodule update --init'"
+    "so the base does not have it; make it in the base's checkout with --edgefl-build='COMMAND' (for a "
+    "submodule: 'git submodule update --init')"
 )
 SIDES = ("base", "head")
 SENT_GROWTH = 0.01

@@ -98,7 +98,8 @@ def history(file: Path) -> list[Series]:
     folder = file.parent
     if not folder.is_dir():
         return []
-    options = "-z", "--reverse", "--format=%H%x09%h%x09%s"  # a subject may contain a separator of lines
+    # Records end with NUL, because a subject may contain a separator of lines.
+    options = "-z", "--no-show-signature", "--reverse", "--format=%H%x09%h%x09%s"
     log = git(folder, "log", f"-{MAX_COMMITS}", *options, "--", file.name)
     found: dict[_Key, list[Point]] = {}
     for record in filter(None, log.stdout.split("\0")) if not log.returncode else ():

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgefl.core.events import Died
+from edgefl.core.events import Died, Evaluated
 from edgefl.errors import ConfigError, FolderTaken
 from edgefl.files import DATA_FILES, PARTIAL, flush_folder, make_folder, write_text
 from edgefl.privacy.source import KEY_FILE
@@ -178,13 +178,14 @@ def resume_hint(folder: Path) -> str:
 def begun(folder: Path) -> bool:
     """Return True if the run has begun, which means that it has a checkpoint or an event.
 
-    The death of a client is no such event, because clients may die while they start.
+    The death of a client and an evaluation are no such events: clients may die while they start, and the
+    first event lets the server evaluate version 0.
     """
     if resumable(folder):
         return True
     try:
         with Record(folder) as record:
-            return any(not isinstance(event, Died) for _, event in record.events())
+            return any(not isinstance(event, Died | Evaluated) for _, event in record.events())
     except ConfigError:  # there is no record, or its creation was interrupted
         file = folder / FILE_NAME
         return file.exists() and file.stat().st_size > 4096  # true if the file has more than one page

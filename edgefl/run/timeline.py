@@ -149,12 +149,12 @@ class Timeline(ABC):
         a long time and none of the absent clients will ever join."""
         core, dynamics = self.core, self.dynamics
         if core.unserved and core.awaits and dynamics is not None and self.aggregator.waiting is None:
-            absent = [client for client, here in enumerate(core.present) if not here]
-            gone = [
+            absent = (client for client, here in enumerate(core.present) if not here)
+            gone = (
                 core.deaths.returns_s(client) == math.inf or dynamics.never_returns(client)
                 for client in absent
-            ]
-            if absent and all(gone):
+            )
+            if not all(core.present) and all(gone):
                 return Halted(at_s, core.too_few)
         return Ticked(at_s)
 

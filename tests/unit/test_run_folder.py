@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.core.events import Died, Joined
+from edgefl.core.events import Died, Evaluated, Joined
 from edgefl.errors import ConfigError, FolderTaken, RunError
 from edgefl.files import write_text
 from edgefl.parameters import checkpoint
@@ -77,6 +77,7 @@ def test_a_run_in_which_clients_only_died_while_they_started_has_not_begun(tmp_p
     run_folder.begin(tmp_path, Path("/modules"))
     with Store(tmp_path) as store:
         store.journal(Died(client=0, at_s=0.0, reason="signal 9"))
+        store.journal(Evaluated(version=0, at_s=0.0, accuracy=0.1))
     assert not run_folder.begun(tmp_path)
     with Store(tmp_path) as store:
         store.journal(Joined(client=1, at_s=0.0))
