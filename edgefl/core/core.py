@@ -171,7 +171,7 @@ class Core(Ledger):
 
     @property
     def too_few(self) -> str:
-        """The reason for the end of a run if it ends now because too few clients are left."""
+        """Stop reason of a run that ends now because too few clients are left."""
         return f"{TOO_FEW_CLIENTS}: {sum(self.present)} of {len(self.present)}"
 
     @property

@@ -272,7 +272,7 @@ def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Par
             logs.append(found[1])
     if not rows:
         needed = "an SoC of socs.toml with several cores, and the rates of all cores and of each type of core"
-        raise ConfigError(f"no board has what the fit of several threads ({name}) needs: {needed}")
+        raise ConfigError(f"the fit of {name} with several threads needs a board with {needed}")
     x, y = np.array(rows), np.array(logs)
     kept = np.ones(len(y), dtype=bool)
     for _ in range(3):

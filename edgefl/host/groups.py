@@ -139,6 +139,16 @@ def _text(file: str | Path) -> str:
         return ""
 
 
+def group_phone(pid: int) -> int | None:
+    """Return the number of the phone in whose group, created by this process, the process ``pid`` is.
+
+    Return None if it is in no such group or has ended.
+    """
+    groups = rf"/edgefl-{os.getpid()}-\d+/\d+-{PHONE_GROUP}(\d+)"  # groups are named NUMBER-NAME
+    found = re.search(groups, _text(f"/proc/{pid}/cgroup"))
+    return None if found is None else int(found[1])
+
+
 class Groups(contextlib.AbstractContextManager["Groups"]):
     """Control groups for ``controllers`` (``cpu``, ``memory``), below this process's own group.
 

@@ -129,23 +129,25 @@ def weighted_step(
             numbers = [optimizer.lr * weight for weight in numbers]
         except TypeError:
             raise TypeError(f"weights must be numbers (got {numbers!r})") from None
-    named: Any = None
-    sums = checksums
+    given: Any = (out, base, updates, numbers, scales, checksums)  # unchecked
+    total = named = SumArguments(*given)
     if shrink != 0.0:
         # The base is an additional vector in the sum, before the updates.
-        updates = arguments.items("updates", updates)
-        scales = None if scales is None else arguments.items("scales", scales)
-        named = (out, None, updates, numbers, scales, None)
+        named = named._replace(base=None, updates=arguments.items("updates", updates))
+        if scales is not None:
+            named = named._replace(scales=arguments.items("scales", scales))
         if checksums is not None:
-            checksums = arguments.checksum_array(checksums, len(updates))
-            sums = np.empty(1 + len(updates), dtype=np.uint64)
-        updates = [base, *updates]
-        numbers = [1.0 + optimizer.lr * shrink if plain else shrink, *numbers]
-        scales = None if scales is None else [None, *scales]
+            named = named._replace(checksums=arguments.checksum_array(checksums, len(named.updates)))
+        weighted: Any = [1.0 + optimizer.lr * shrink if plain else shrink, *numbers]
+        total = SumArguments(
+            out,
+            None if plain else base,
+            [base, *named.updates],
+            weighted,
+            None if named.scales is None else [None, *named.scales],
+            None if checksums is None else np.empty(1 + len(named.updates), dtype=np.uint64),
+        )
     chosen = select(backend)
-    start = None if plain and shrink != 0.0 else base
-    given: Any = (out, start, updates, numbers, scales, sums)  # unchecked
-    total = SumArguments(*given)
     state: Any = (old_state, new_state)
     try:
         if plain:
@@ -154,12 +156,12 @@ def weighted_step(
             norms = chosen.weighted_step(StepArguments(total, optimizer, *state), threads())
     except (TypeError, ValueError):
         if shrink != 0.0:
-            _check_named(SumArguments(*named), base)
+            _check_named(named, base)
         raise
     if shrink == 0.0:
         return norms
-    if checksums is not None and sums is not None:
-        checksums[:] = sums[1:]
+    if named.checksums is not None and total.checksums is not None:
+        named.checksums[:] = total.checksums[1:]
     return norms[1:]
 
 

@@ -172,6 +172,7 @@ STALENESS = "staleness"
 """Key in `MUTANTS` for claims about the effect of the buffer size K on staleness."""
 PRIVATE = "private"
 """Key in `MUTANTS` for claims about FedBuff with noise of the server, for which no weight may exceed 1/K."""
+_EVERY_AGE, _TWICE = Mutant("no s(τ)", ("strategy.exponent=0",)), _class("1/K²", DividesByKTwice)
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "fedstaleweight": (
         _class("α²", SquaredWeights),
@@ -181,9 +182,9 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         _class("the published bench's weights", BenchWeights),
     ),
     "fedbuff": (
-        Mutant("no s(τ)", ("strategy.exponent=0",)),
+        _EVERY_AGE,
         _class("1/s(τ)", GrowingWeights),
-        _class("1/K²", DividesByKTwice),
+        _TWICE,
         _class("only the first update", FirstOfTheBuffer),
     ),
     "defedavg-niid": (
@@ -198,6 +199,6 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         _class("only the first update", FirstToFinish),
     ),
     STALENESS: (_class("K + 1", OneMoreInTheBuffer), _class("10 whatever K", TenInTheBuffer)),
-    PRIVATE: (Mutant("no s(τ)", ("strategy.exponent=0",)), _class("1/K²", DividesByKTwice)),
+    PRIVATE: (_EVERY_AGE, _TWICE),
 }
 """Mutants, keyed by the strategy that a claim is about, or by the `Finding.family` of the claim."""

@@ -26,7 +26,7 @@ from edgefl.results.rows import EvaluationRow
 from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.statistics import Over
 from edgefl.results.summary import rounded, summarize
-from edgefl.results.targets import RaceTarget, settings_of, target_of
+from edgefl.results.targets import RaceTarget, settings_of, target_of, window_of
 from edgefl.run.lanes import finished
 from edgefl.run.sweep import warm
 
@@ -193,9 +193,7 @@ class Curves:
 
 def _race_target(record: Record, target: float) -> RaceTarget:
     """Return the target for a run, smoothed over no more evaluations than the rule that ends the run."""
-    stop = settings_of(record).stop
-    window = statistics.WINDOW if stop.accuracy is None else min(statistics.WINDOW, stop.accuracy_over)
-    return RaceTarget(target, "", window=window)
+    return RaceTarget(target, "", window=window_of(settings_of(record).stop))
 
 
 SEEDS = (1, 2, 3)

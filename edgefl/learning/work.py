@@ -178,7 +178,7 @@ class _Step(msgspec.Struct, frozen=True):
 
     @property
     def declared_share(self) -> float:
-        """Share of this step in the operations that layers declare, which are forward and backward."""
+        """Share of a layer's declared operations (forward and backward) that this step executes."""
         return FORWARD if self.inference else 1.0
 
     def work(

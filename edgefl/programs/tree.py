@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Container, Iterator
@@ -18,11 +17,11 @@ from edgefl.errors import ConfigError
 from edgefl.host.children import children_of, kill_marked
 from edgefl.host.groups import (
     ACCOUNTING,
-    PHONE_GROUP,
     GroupCpuTime,
     NoGroup,
     Place,
     find,
+    group_phone,
     process_stat,
     remove_orphans,
     throttled_ns,
@@ -430,18 +429,14 @@ def _sleeps(pid: int) -> bool:
 def phone_of(pid: int) -> int | None:
     """Return the number of the phone that a process's environment or control group names.
 
-    Return None if neither names one. The control group is one that this process has created.
+    Return None if neither names one. Only control groups that this process has created count.
     """
     with contextlib.suppress(OSError, ValueError):
         for entry in read_kernel_file(f"/proc/{pid}/environ").split(b"\0"):
             name, _, value = entry.partition(b"=")
             if name == INDEX_VARIABLE.encode():
                 return int(value)
-    with contextlib.suppress(OSError):
-        group = f"/edgefl-{os.getpid()}-[0-9]+/[0-9]+-{PHONE_GROUP}([0-9]+)"
-        found = re.search(group.encode(), read_kernel_file(f"/proc/{pid}/cgroup"))
-        return None if found is None else int(found[1])
-    return None
+    return group_phone(pid)
 
 
 def end_marked(run_id: str) -> None:

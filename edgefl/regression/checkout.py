@@ -132,9 +132,9 @@ class Checkout:
             raise
 
     def why_without(self, file: Path) -> str:
-        """Return why the base lacks a file that need not be new: commits of the repository never contain it.
+        """Return the reason if the base lacks a file because the repository's commits never contain it.
 
-        Return an empty string for other files.
+        Return an empty string for a file that the base has or that is new.
         """
         repository = self.base.repository
         if not file.is_relative_to(repository) or (self.root / file.relative_to(repository)).exists():

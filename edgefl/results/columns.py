@@ -111,9 +111,9 @@ class Table(dict[str, NDArray[Any]]):
         return write_bytes(path, writers[path.suffix]())
 
     def _for_polars(self) -> dict[str, NDArray[Any]]:
-        """Return the columns, with a type for empty columns of strings.
+        """Return the columns; an empty column of strings becomes an array of numpy's string type.
 
-        Polars takes the type of an object array from its values, and cannot write objects to Parquet.
+        Polars infers the type of an object array from its values, and cannot write objects to Parquet.
         """
         return {
             name: values if len(values) or values.dtype != object else values.astype(str)

@@ -100,6 +100,12 @@ def check_scored(records: Sequence[Record]) -> None:
     )
 
 
+def window_of(stop: Stop) -> int:
+    """Return the number of evaluations over which accuracies are smoothed: at most ``stop.accuracy_over``, if
+    a run ends at an accuracy."""
+    return WINDOW if stop.accuracy is None else min(WINDOW, stop.accuracy_over)
+
+
 def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarget | None:
     """Return the target of a comparison.
 
@@ -113,7 +119,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     stops = [settings_of(record).stop for record in records]
     same = len({(stop.accuracy, stop.accuracy_over, stop.metric) for stop in stops}) == 1
     stop = stops[0] if same else Stop()
-    window = min(WINDOW, stop.accuracy_over) if stop.accuracy is not None else WINDOW
+    window = window_of(stop)
     if given is not None:
         check_scored(records)
         return RaceTarget(given, "given", window=window if given == stop.accuracy else WINDOW)

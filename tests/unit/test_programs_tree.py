@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from edgefl.host import groups
 from edgefl.host.groups import GroupCpuTime, Place
 from edgefl.host.process import ThreadSchedule
 from edgefl.programs import tree
@@ -126,7 +127,8 @@ def test_a_process_without_its_environment_is_of_the_phone_of_its_control_group(
 ) -> None:
     """Mutant: the control group of another run."""
     files = {"environ": b"A=1\0", "cgroup": f"0::/x/edgefl-{os.getpid()}-77/0-phone-3\n".encode()}
-    monkeypatch.setattr(tree, "read_kernel_file", lambda path: files[Path(path).name])
+    for module in (tree, groups):
+        monkeypatch.setattr(module, "read_kernel_file", lambda path: files[Path(path).name])
     assert tree.phone_of(9) == 3
     files["environ"] = b"A=1\0EDGEFL_PHONE=5\0"
     assert tree.phone_of(9) == 5
