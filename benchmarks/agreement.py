@@ -32,7 +32,7 @@ from edgefl.learning.models import model_to_trace
 from edgefl.results.tables import percent, short_time, show, table
 
 sys.path.insert(0, str(Path(__file__).parent))
-from agreed_functions import BATCH, MODEL, SHAPE
+from agreed_functions import BATCH, FUNCTIONS, MODEL, SHAPE
 
 HERE = Path(__file__).parent
 STEP = f"torch:{MODEL}@{BATCH}"
@@ -45,7 +45,6 @@ def test_it(edge_device):
     result = edge_device.run(agreed_functions.{function})
     open({out!r}, "w").write(f"{{result.seconds}} {{result.doubt}}")
 """
-FUNCTION = {"loop": "loop", "numpy": "arrays", "step": "step", "gzip": "gzip", "half": "half"}
 
 
 def program(name: str, calls: int) -> tuple[str, ...]:
@@ -76,11 +75,8 @@ def by_plugin(device: str, name: str) -> float:
     """Return the time of a call on the device in seconds, measured by a device test."""
     with tempfile.TemporaryDirectory() as folder:
         out, test = Path(folder) / "out", Path(folder) / "test_it.py"
-        test.write_text(
-            TEST.format(
-                device=device, like=CLASS.get(name, "interpreter"), function=FUNCTION[name], out=str(out)
-            )
-        )
+        function, like = FUNCTIONS[name].__name__, CLASS.get(name, "interpreter")
+        test.write_text(TEST.format(device=device, like=like, function=function, out=str(out)))
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
         done = subprocess.run(command, check=False, cwd=HERE, capture_output=True, text=True)
         if not out.exists():
@@ -99,7 +95,7 @@ def one_round(name_of_device: str, names: list[str], calls: int, awake: bool) ->
     device, host = load_device(name_of_device), calibrate()
     module, _ = model_to_trace(MODEL)
     step_s = predict(module, BATCH, device=device, input_shape=SHAPE).seconds
-    host_s = {name: here_s(name, calls) for name in (FUNCTION if "half" in names else names)}
+    host_s = {name: here_s(name, calls) for name in (FUNCTIONS if "half" in names else names)}
     speed = {name: relative(clusters_of(device), of, 1, host).value for name, of in CLASS.items()}  # type: ignore[arg-type]
     predicted = {name: host_s[name] / speed[name] for name in names if name not in ("step", "half")}
     predicted["step"], likes = step_s, {**CLASS, "step": STEP}
@@ -125,7 +121,7 @@ def main() -> None:
     parser.add_argument("--device", default="pi-4")
     parser.add_argument("--calls", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", nargs="+", choices=FUNCTION, default=list(FUNCTION))
+    parser.add_argument("--only", nargs="+", choices=FUNCTIONS, default=list(FUNCTIONS))
     parser.add_argument("--awake", action="store_true", help="keep idle cores busy under exec")
     given = parser.parse_args()
     ways: dict[str, list[tuple[float, ...]]] = {name: [] for name in given.only}

@@ -28,37 +28,19 @@ TARGET = 0.8
 ADAPTIVE = {"server_lr": 0.03}
 POLLED = {"interval_s": 0.2}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "aso-fed": {},
-    "asyncfeded": {},
     "asysg": {"server_lr": 0.2},
-    "ca2fl": {},
-    "defedavg-iid": {},
-    "defedavg-niid": {},
     "favano": POLLED,
     "fedadagrad": ADAPTIVE,
     "fedadam": ADAPTIVE,
-    "fedasync": {},
-    "fedat": {},
-    "fedavg": {},
     "fedavgm": {"momentum": 0.9, "server_lr": 0.3},
-    "fedbuff": {},
     "feddyn": {"alpha": 0.1},
     "fedfix": POLLED,
-    "fednova": {},
     "fedprox": {"mu": 0.1},
-    "fedstaleweight": {},
     "fedyogi": ADAPTIVE,
-    "krum": {},
-    "median": {},
-    "mifa": {},
     "pisces": {"concurrency": 12},
     "quafl": {"participants": 10, **POLLED},
-    "rfa": {},
-    "safa": {},
-    "scaffold": {},
-    "trimmed-mean": {},
 }
-"""Fields of each strategy that differ from its defaults. The interval between polls is near the time of a
+"""Fields of strategies that differ from their defaults. The interval between polls is near the time of a
 trip, the size of server steps suits an adaptive optimiser or a sum, and the concurrency is below the fleet's
 size, so that Pisces can choose clients."""
 
@@ -72,7 +54,7 @@ def seconds(runs: Sequence[Run]) -> str:
 def row(name: str, runs: Sequence[Run]) -> str:
     """Return the strategy's row of the table, in Markdown."""
     (found,) = rows_of(grouped(runs))
-    fields = ", ".join(f"`{key} = {value}`" for key, value in SETTINGS[name].items())
+    fields = ", ".join(f"`{key} = {value}`" for key, value in SETTINGS.get(name, {}).items())
     figures = found.figures
     stale = f"{figures['staleness_mean'].mean:.1f} / {figures['staleness_max'].mean:.0f}"
     trips, versions = (f"{figures[key].mean:,.0f}" for key in ("client_trips", "versions"))
@@ -87,7 +69,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/strategies"))
     given = parser.parse_args()
     chosen = given.names or names()
-    kinds = [{"name": name, **SETTINGS[name]} for name in chosen]
+    kinds = [{"name": name, **SETTINGS.get(name, {})} for name in chosen]
     seeds = range(1, given.seeds + 1)
     found = edgefl.sweep(
         config.load(EXPERIMENT), given.out, seeds=seeds, grid={"strategy": kinds}, quiet=False

@@ -22,7 +22,6 @@ CAPS = (2.0, 4.0)
 
 
 def main(versions: int = 4_000, seeds: Sequence[int] = (1, 2, 3)) -> None:
-    """Print both tables."""
     print("| slow clients | c | any form, at least | running | credit | owed at the end, updates |")
     print("|---|---|---|---|---|---|")
     for slow_by, cap in product(SLOW_BY, CAPS):

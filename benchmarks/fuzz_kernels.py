@@ -48,9 +48,7 @@ def _size(rng: np.random.Generator) -> int:
 
 def _placed(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return a copy of the array that starts at a random address."""
-    raw = np.zeros(array.nbytes + 128, dtype=np.uint8)
-    start = -raw.ctypes.data % 64 + _place(rng)
-    view = raw[start : start + array.nbytes].view(array.dtype)
+    view = _blank(array.size, array.dtype, _place(rng))
     view[:] = array
     return view
 

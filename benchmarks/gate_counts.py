@@ -112,7 +112,6 @@ class Condition(NamedTuple):
 
     @contextlib.contextmanager
     def process(self) -> Iterator[MeasuringProcess]:
-        """Start a measuring process under this condition."""
         before, allowed = dict(os.environ), os.sched_getaffinity(0)
         os.sched_setaffinity(0, sorted(allowed)[: self.cores])
         os.environ |= {

@@ -102,10 +102,6 @@ def joules(record: Record, until_s: float) -> float:
     return float(energy_of(record, until_s, typical(str(record.fleet["network"][0])))["total_j"])
 
 
-def mean_accuracy(record: Record) -> float:
-    return statistics.fmean(row.accuracy for row in record.evaluations)
-
-
 def tuned(experiment: Experiment, world: str, strategy: str, out: Path) -> Steps:
     """Return the values of `GRID` with the best accuracy, averaged over a run and over `TUNING_SEEDS`."""
     found = edgefl.sweep(
@@ -118,7 +114,8 @@ def tuned(experiment: Experiment, world: str, strategy: str, out: Path) -> Steps
     scores: dict[Steps, list[float]] = {}
     for run in found.runs:
         steps = tuple(float(run.changes[key]) for key in GRID)
-        scores.setdefault(steps, []).append(mean_accuracy(run.result.record))
+        accuracies = [row.accuracy for row in run.result.record.evaluations]
+        scores.setdefault(steps, []).append(statistics.fmean(accuracies))
     means = {steps: statistics.fmean(each) for steps, each in scores.items()}
     for steps, mean in means.items():
         print(f"{world}, {strategy}, {steps}: mean accuracy {mean:.3f}", flush=True)

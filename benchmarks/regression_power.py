@@ -48,14 +48,10 @@ BATCHES = 10
 DEVICE = "pixel-3a"
 
 
-def network() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
+def prepared(batches: int = BATCHES, mib: int = 0) -> Any:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
     return net, torch.optim.SGD(net.parameters(), lr=0.01), torch.randn(32, 784), torch.arange(32) % 10
-
-
-def prepared(batches: int = BATCHES, mib: int = 0) -> Any:
-    return network()
 
 
 def training_step(parts: Any, batches: int = BATCHES, mib: int = 0) -> None:
@@ -91,7 +87,7 @@ class Bench:
 
     def save(self) -> None:
         """Measure the unchanged step as the baseline. Raises `Invalid` if the measurement is unreliable."""
-        with _session(SessionOptions(save=True)) as session:
+        with contextlib.closing(Session(SessionOptions(save=True))) as session:
             device = self._device(session)
             entry = device.entry(device.run(training_step, setup=prepared))
         path = baseline.path_of(self.file)
@@ -100,7 +96,7 @@ class Bench:
 
     def runs(self, kinds: Sequence[Kind]) -> Iterator[dict[str, Any]]:
         """Run each kind once, all in one session with its own measuring process."""
-        with _session(SessionOptions(compare=True)) as session:
+        with contextlib.closing(Session(SessionOptions(compare=True))) as session:
             for kind in kinds:
                 yield self._run(session, kind)
 
@@ -141,15 +137,6 @@ def circumstances(before: baseline.BaselineEntry, measured: Measurement) -> dict
         "reference_cv": statistics.stdev(reference) / statistics.fmean(reference),
         "noise": measured.noise,
     }
-
-
-@contextlib.contextmanager
-def _session(options: SessionOptions) -> Iterator[Session]:
-    session = Session(options)
-    try:
-        yield session
-    finally:
-        session.close()
 
 
 def power(runs: int, baselines: int) -> Iterator[dict[str, Any]]:

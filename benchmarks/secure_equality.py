@@ -106,7 +106,6 @@ class Trial:
         return sums
 
     def plain(self, members: Sequence[int]) -> Sums:
-        """Sum these updates without masks."""
         sums = self._zeros()
         for k in members:
             self._added(sums, k)
@@ -133,7 +132,6 @@ class Trial:
                 file.write(share)
 
     def answers(self) -> Iterator[Answer]:
-        """Yield the answer of each holder."""
         for number, key in self._held.items():
             with open(self._folder / str(number), "rb") as file:
                 pairs = enumerate(zip(self._names, self.whole, strict=True))
@@ -143,13 +141,11 @@ class Trial:
             yield holder.answer(Request(members))
 
     def errors(self, sums: Sums, answers: Sequence[Answer]) -> Errors:
-        """Unmask the sum and compare it."""
         out = np.empty(self.size, np.float32)
         self.rules.fixed.decode(out, sums.masked, sum_of_masks(self.rules, answers), self.whole)
         return self.compared(out, sums, range(len(self.whole)))
 
     def compared(self, out: Floats, sums: Sums, members: Sequence[int]) -> Errors:
-        """Compare an unmasked sum of these updates."""
         fixed, counts = self.rules.fixed, [self.whole[k] for k in members]
         weights = [self.weights[k] for k in members]
         unequal = np.count_nonzero(out != sums.whole.astype(np.float32) * np.float32(fixed.step))

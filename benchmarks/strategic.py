@@ -102,7 +102,6 @@ def half_speed(device: str = "pixel-4", network: str = "lte") -> HalfSpeed:
 
 
 def main(slowed: float = 2.0, seeds: tuple[int, ...] = (1, 2, 3)) -> None:
-    """Print the table."""
     print("| clients | a contributor starts again | who slow down | " + " | ".join(FORMS) + " | trips |")
     print("|---|---|---|" + "---|" * (len(FORMS) + 1))
     for restart, clients, emulated_s in ((rule, *fleet) for rule in RULES for fleet in FLEETS):

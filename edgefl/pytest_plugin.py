@@ -376,9 +376,8 @@ class _SessionReport:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._worker = hasattr(config, "workerinput")
-        self._plain: list[dict[str, Any]] = []
-        self._places: list[tuple[str, int | None]] = []
-        """For each row, the file of its test (relative to the root folder) and the line number."""
+        self._placed: list[tuple[dict[str, Any], tuple[str, int | None]]] = []
+        """Each row, with the file of its test (relative to the root folder) and the line number."""
         self._lost: list[tuple[pytest.TestReport | pytest.CollectReport, str]] = []
         """pytest's reports on files that could not be collected and on tests whose process crashed, each with
         the reason. The files may contain device tests, and the tests may be device tests."""
@@ -390,15 +389,11 @@ class _SessionReport:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.outcome == RERUN:
-            kept = [place for place, row in enumerate(self._plain) if row["test"] != report.nodeid]
-            self._plain = [self._plain[place] for place in kept]
-            self._places = [self._places[place] for place in kept]
+            self._placed = [(row, place) for row, place in self._placed if row["test"] != report.nodeid]
             return
         if report.when == CRASHED:
             self._lost.append((report, str(report.longrepr)))
-        rows = getattr(report, "edgefl", ())
-        self._plain += rows
-        self._places += [report.location[:2]] * len(rows)
+        self._placed += [(row, report.location[:2]) for row in getattr(report, "edgefl", ())]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -406,14 +401,14 @@ class _SessionReport:
             measuring.close()
         if self._worker or self._config.getoption("collectonly"):
             return
-        if any(row["counted"] or row["entry"] for row in self._plain):
+        if any(row["counted"] or row["entry"] for row, _ in self._placed):
             from edgefl.regression.table import save_all
 
             self._add(session, save_all(self._rows()))
         wanted = ("edgefl_against", "edgefl_json", "edgefl_report")
-        if self._plain or any(map(self._config.getoption, wanted)):
+        if self._placed or any(map(self._config.getoption, wanted)):
             self._add(session, self._published(session))
-        if not self._plain and self._config.getoption("edgefl_against") and not session.exitstatus:
+        if not self._placed and self._config.getoption("edgefl_against") and not session.exitstatus:
             self._notes.append("edgefl: no test with the mark edge_device ran, so nothing was compared")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -434,7 +429,7 @@ class _SessionReport:
         top = self._config.rootpath
         placed = [
             PlacedRow(row, top / file, line)
-            for row, (file, line) in zip(self._rows(), self._places, strict=True)
+            for row, (_, (file, line)) in zip(self._rows(), self._placed, strict=True)
         ]
         for one, why in self._lost:
             placed.append(PlacedRow(_failure(one.nodeid, one.nodeid, UNKNOWN, why), top / one.fspath, None))
@@ -454,14 +449,14 @@ class _SessionReport:
         return publish(results, {one.file for one in placed}, outlets)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not (self._plain or self._notes):
+        if not (self._placed or self._notes):
             return
         from edgefl.regression.table import lines
         from edgefl.terminal import printable
 
         terminalreporter.section("edgefl", sep="=")
         columns = shutil.get_terminal_size().columns
-        for line in (*(lines(self._rows(), columns) if self._plain else ()), *self._notes):
+        for line in (*(lines(self._rows(), columns) if self._placed else ()), *self._notes):
             terminalreporter.write_line(printable(line))
 
     def _rows(self) -> list[ResultRow]:
@@ -469,7 +464,7 @@ class _SessionReport:
 
         from edgefl.regression.table import ResultRow
 
-        return msgspec.convert(self._plain, list[ResultRow])
+        return msgspec.convert([row for row, _ in self._placed], list[ResultRow])
 
 
 def _session(config: pytest.Config) -> Session:

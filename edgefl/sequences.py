@@ -157,6 +157,20 @@ def sample(ready: Sequence[int], count: int, rng: np.random.Generator) -> list[i
     return [ready[at] for at in rng.choice(size, count, replace=False).tolist()]
 
 
+def added(numbers: Iterable[float]) -> float:
+    """Add numbers from left to right, as `sum` did before Python 3.12.
+
+    Since then, `sum` compensates rounding errors of floats, so that its result has other last bits.
+
+    >>> added([1e16, 1.0, -1e16])
+    0.0
+    """
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total
+
+
 T = TypeVar("T")
 
 

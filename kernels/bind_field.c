@@ -6,11 +6,6 @@ static int is_words(PyObject *o, Py_buffer *view, int writable, int64_t n)
     return flat(o, view, writable) && is_format(view, 'I', 4) && (n < 0 || view->len == n * 4);
 }
 
-static int is_floats(PyObject *o, Py_buffer *view, int writable, int64_t n)
-{
-    return flat(o, view, writable) && is_format(view, 'f', 4) && view->len == n * 4;
-}
-
 /* field_sum(out, vectors, weights, threads) -> True, or None: see module.c */
 PyObject *ef_py_field_sum(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {

@@ -36,13 +36,9 @@ PyObject *ef_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     q.out = views[OUT].buf, q.scales = views[SCALES].buf, q.left = views[LEFT].buf;
     ok = 1;
     bytes = views[OUT].len + views[UPDATE].len + views[RESIDUAL].len + views[LEFT].len;
-    if (bytes < GIL_BYTES) {
-        failed = ef_quantize(&q, n, 1, &norm);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        failed = ef_quantize(&q, n, share(bytes, threads), &norm);
-        Py_END_ALLOW_THREADS
-    }
+    PyThreadState *state = leave_gil(bytes);
+    failed = ef_quantize(&q, n, share(bytes, threads), &norm);
+    take_gil(state);
 done:
     release(views, VIEWS);
     if (failed) return PyErr_NoMemory();

@@ -6,11 +6,6 @@
 enum { OUT, BASE, NORMS, SUMS, OLD, NEW = OLD + 2, FIRST = NEW + 2 };
 enum { SUM_ARGS = 8, STEP_ARGS = 12 };
 
-static int is_floats(PyObject *o, Py_buffer *view, int writable, int64_t n)
-{
-    return flat(o, view, writable) && is_format(view, 'f', 4) && (n < 0 || view->len == n * 4);
-}
-
 /* Convert the arguments of a step (kind, constants, old, new), and store its vectors in views, from views[OLD] on. */
 static int step_of(PyObject *const *args, int64_t n, ef_step *step, Py_buffer *views)
 {
@@ -101,15 +96,10 @@ PyObject *ef_py_weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t n
     }
     if (collides(views, count, step != NULL)) goto done;
     ok = 1;
-    if (bytes < GIL_BYTES) {
-        failed = ef_weighted_sum(views[OUT].buf, step ? NULL : views[BASE].buf, u, count, n, views[NORMS].buf,
-                                 views[SUMS].buf, step, 1);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        failed = ef_weighted_sum(views[OUT].buf, step ? NULL : views[BASE].buf, u, count, n, views[NORMS].buf,
-                                 views[SUMS].buf, step, share(bytes, threads));
-        Py_END_ALLOW_THREADS
-    }
+    PyThreadState *state = leave_gil(bytes);
+    failed = ef_weighted_sum(views[OUT].buf, step ? NULL : views[BASE].buf, u, count, n, views[NORMS].buf,
+                             views[SUMS].buf, step, share(bytes, threads));
+    take_gil(state);
     if (failed) PyErr_NoMemory();
 done:
     if (views) release(views, FIRST + 2 * count);

@@ -18,6 +18,14 @@ static inline int share(int64_t bytes, long threads)
     return threads < 1 || useful < 1 ? 1 : useful < threads ? (int)useful : (int)threads;
 }
 
+/* Release the GIL before a call that processes this number of bytes, unless they are few. Return what take_gil needs to
+ * get the GIL back: NULL if the caller has kept it. */
+static inline PyThreadState *leave_gil(int64_t bytes) { return bytes < GIL_BYTES ? NULL : PyEval_SaveThread(); }
+static inline void take_gil(PyThreadState *left)
+{
+    if (left) PyEval_RestoreThread(left);
+}
+
 /* Get a flat C-contiguous buffer. Return 0 on failure, without a Python error. The caller must release the view in any
  * case. */
 static inline int flat(PyObject *o, Py_buffer *view, int writable)
@@ -42,6 +50,12 @@ static inline int is_format(const Py_buffer *view, char code, Py_ssize_t itemsiz
 
 static inline int is_int64(const Py_buffer *view) { return is_format(view, 'l', 8) || is_format(view, 'q', 8); }
 static inline int is_uint64(const Py_buffer *view) { return is_format(view, 'L', 8) || is_format(view, 'Q', 8); }
+
+/* Get a flat buffer of n float32 elements (of any number if n < 0). Return 0 on failure, like `flat`. */
+static inline int is_floats(PyObject *o, Py_buffer *view, int writable, int64_t n)
+{
+    return flat(o, view, writable) && is_format(view, 'f', 4) && (n < 0 || view->len == n * 4);
+}
 
 static inline int overlap(const Py_buffer *a, const Py_buffer *b)
 {

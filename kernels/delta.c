@@ -32,14 +32,9 @@ PyObject *ef_py_delta(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         if (ok && i > 0) ok = !overlap(&views[0], &views[i]);
     }
     if (ok) {
-        const int64_t n = views[0].len / 4;
-        if (views[0].len < GIL_BYTES) {
-            sum = delta_of(views[0].buf, views[1].buf, views[2].buf, n);
-        } else {
-            Py_BEGIN_ALLOW_THREADS
-            sum = delta_of(views[0].buf, views[1].buf, views[2].buf, n);
-            Py_END_ALLOW_THREADS
-        }
+        PyThreadState *state = leave_gil(views[0].len);
+        sum = delta_of(views[0].buf, views[1].buf, views[2].buf, views[0].len / 4);
+        take_gil(state);
     }
     release(views, 3);
     return ok ? PyLong_FromUnsignedLongLong(sum) : Py_NewRef(Py_None);

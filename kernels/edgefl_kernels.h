@@ -86,7 +86,7 @@ typedef struct {
  * the updates without the `trim` smallest and the `trim` largest values. */
 #define EF_MOST_ORDERED 1024 /* maximum number of updates */
 typedef struct {
-    float *out;
+    ef_loose_float *out;
     const ef_update *u;
     int64_t count, n, trim;
     const int32_t *network; /* pairs (i, j) of a network that sorts the ranks from trim to count - trim - 1;
@@ -178,7 +178,6 @@ typedef struct {
     int64_t *count; /* number of observations of each client */
     double *state;  /* clients x width */
 } ef_means;
-double ef_mean(const ef_means *m, int64_t client);
 double ef_observe(const ef_means *m, int64_t client, double value);
 
 #endif

@@ -23,13 +23,9 @@ static PyObject *sq_norm(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     ok = update_of(args[0], args[1], -1, &u, &views[0], &views[1]);
     if (ok) {
         const int64_t n = views[0].len / views[0].itemsize;
-        if (views[0].len < GIL_BYTES) {
-            failed = ef_sq_norm(&u, n, 1, &norm);
-        } else {
-            Py_BEGIN_ALLOW_THREADS
-            failed = ef_sq_norm(&u, n, share(views[0].len, threads), &norm);
-            Py_END_ALLOW_THREADS
-        }
+        PyThreadState *state = leave_gil(views[0].len);
+        failed = ef_sq_norm(&u, n, share(views[0].len, threads), &norm);
+        take_gil(state);
     }
     release(views, 2);
     if (failed) return PyErr_NoMemory();
@@ -48,24 +44,22 @@ static PyObject *checksum(PyObject *self, PyObject *const *args, Py_ssize_t narg
     threads = PyLong_AsLong(args[1]);
     if (threads == -1 && PyErr_Occurred()) return NULL;
     ok = flat(args[0], &view, 0);
-    if (ok && view.len < GIL_BYTES) {
-        sum = ef_checksum(view.buf, view.len, 1);
-    } else if (ok) {
-        Py_BEGIN_ALLOW_THREADS
+    if (ok) {
+        PyThreadState *state = leave_gil(view.len);
         sum = ef_checksum(view.buf, view.len, share(view.len, threads));
-        Py_END_ALLOW_THREADS
+        take_gil(state);
     }
     release(&view, 1);
     return ok ? PyLong_FromUnsignedLongLong(sum) : Py_NewRef(Py_None);
 }
 
-/* observe(mode, width, decay, count, state, ids, values, means) -> True, or None. If ids is an int and values is a
- * float, the function returns the mean. All ids and values are checked before the first value is added to its mean. */
+/* observe(mode, width, decay, count, state, ids, values, means) -> True, or None. All ids and values are checked before
+ * the first value is added to its mean. */
 static PyObject *observe(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[5] = {{0}};
-    PyObject *result = NULL;
     ef_means m;
+    int ok = 0;
     (void)self;
     if (nargs != 8) return PyErr_Format(PyExc_TypeError, "observe takes 8 arguments (got %zd)", nargs);
     m.mode = (int)PyLong_AsLong(args[0]);
@@ -78,30 +72,21 @@ static PyObject *observe(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     m.clients = views[0].len / 8;
     m.state = views[1].buf;
     if (m.width < 1 || views[1].len != m.clients * m.width * 8) goto done;
-    if (PyLong_Check(args[5])) {
-        const long long id = PyLong_AsLongLong(args[5]);
-        double value;
-        if (id == -1 && PyErr_Occurred()) PyErr_Clear();
-        if (id < 0 || id >= m.clients || !number_of(args[6], &value) || !(value - value == 0.0)) goto done;
-        result = PyFloat_FromDouble(ef_observe(&m, id, value));
-    } else {
-        const int64_t *ids;
-        const double *values;
-        double *means;
-        int64_t n;
-        if (!flat(args[5], &views[2], 0) || !is_int64(&views[2])) goto done;
-        if (!flat(args[6], &views[3], 0) || !is_format(&views[3], 'd', 8)) goto done;
-        if (!flat(args[7], &views[4], 1) || !is_format(&views[4], 'd', 8)) goto done;
-        if (views[3].len != views[2].len || views[4].len != views[2].len) goto done;
-        ids = views[2].buf, values = views[3].buf, means = views[4].buf, n = views[2].len / 8;
-        for (int64_t i = 0; i < n; i++)
-            if (ids[i] < 0 || ids[i] >= m.clients || !(values[i] - values[i] == 0.0)) goto done;
-        for (int64_t i = 0; i < n; i++) means[i] = ef_observe(&m, ids[i], values[i]);
-        result = Py_NewRef(Py_True);
-    }
+    if (!flat(args[5], &views[2], 0) || !is_int64(&views[2])) goto done;
+    if (!flat(args[6], &views[3], 0) || !is_format(&views[3], 'd', 8)) goto done;
+    if (!flat(args[7], &views[4], 1) || !is_format(&views[4], 'd', 8)) goto done;
+    if (views[3].len != views[2].len || views[4].len != views[2].len) goto done;
+    const int64_t n = views[2].len / 8;
+    const int64_t *ids = views[2].buf;
+    const double *values = views[3].buf;
+    double *means = views[4].buf;
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= m.clients || !(values[i] - values[i] == 0.0)) goto done;
+    for (int64_t i = 0; i < n; i++) means[i] = ef_observe(&m, ids[i], values[i]);
+    ok = 1;
 done:
     release(views, 5);
-    return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
+    return Py_NewRef(ok ? Py_True : Py_None);
 }
 
 /* Functions that read and set the instruction set and the thread pool. Most of them serve benchmarks and tests. */

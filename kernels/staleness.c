@@ -2,7 +2,7 @@
  * total number of observations of a client. */
 #include "edgefl_kernels.h"
 
-double ef_mean(const ef_means *m, int64_t client)
+static double ef_mean(const ef_means *m, int64_t client)
 {
     const int64_t count = m->count[client];
     const double *state = m->state + client * m->width;

@@ -278,11 +278,9 @@ def _settle(before: Held, folder: str) -> list[str]:
 def _reap(before: frozenset[psutil.Process]) -> None:
     """Wait for orphans that have ended; this process is their parent now."""
     for process in _descendants():
-        if process not in before and _status(process) == psutil.STATUS_ZOMBIE:
-            try:
+        if process not in before:
+            with suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)
-            except ChildProcessError:
-                continue
 
 
 def _descendants() -> Iterator[psutil.Process]:
@@ -291,21 +289,12 @@ def _descendants() -> Iterator[psutil.Process]:
             yield psutil.Process(pid)
 
 
-def _status(process: psutil.Process) -> str:
-    try:
-        return process.status()
-    except psutil.NoSuchProcess:
-        return psutil.STATUS_DEAD
-
-
 def _end_all(before: frozenset[psutil.Process]) -> None:
     """Kill what the test has left running, so that it cannot make other tests fail."""
     stray = [process for process in _descendants() if process not in before]
     for process in stray:
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     if stray:
         psutil.wait_procs(stray, timeout=BOUND_S)
         _reap(before)
@@ -326,10 +315,8 @@ def _threads() -> Iterator[str]:
 
 def _descriptors() -> Iterator[tuple[str, str]]:
     for number in _entries("/proc/self/fd"):
-        try:
+        with suppress(OSError):  # the descriptor of the listing itself
             yield number, os.readlink(f"/proc/self/fd/{number}")
-        except OSError:
-            continue  # the descriptor of the listing itself
 
 
 def _shared() -> Iterator[str]:
@@ -345,11 +332,9 @@ def _shared() -> Iterator[str]:
             continue  # it has ended, or is another user's
         names -= {line.rpartition("/dev/shm/")[2] for line in mapped.splitlines() if "/dev/shm/" in line}
     for name in names:
-        try:
+        with suppress(OSError):  # it was removed
             if os.stat(f"/dev/shm/{name}").st_uid == os.getuid():
                 yield name
-        except OSError:
-            continue  # it was removed
 
 
 def _groups() -> Iterator[str]:

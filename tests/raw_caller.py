@@ -26,7 +26,6 @@ def sodium() -> ctypes.CDLL | None:
 def crypto(call: str, text: bytes, grows: int, nonce: bytes, key: bytes, secret: bytes) -> bytes:
     """Encrypt (``crypto_box_easy``) or decrypt (``crypto_box_open_easy``) the text."""
     library, result = sodium(), ctypes.create_string_buffer(len(text) + grows)
-    assert library is not None
     assert library[call](result, text, ctypes.c_ulonglong(len(text)), nonce, key, secret) == 0
     return result.raw
 

@@ -138,9 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(2, f"{name}: this locale cannot write the name; set LC_ALL=C.UTF-8")
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # the name comes from the user
-            name = os.fsdecode(error.filename)
-            short = name if len(name) <= 60 else f"{name[:59]}…"
-            return _say(2, f"{short}: the name is too long for the file system")
+            name = shortened(os.fsdecode(error.filename))
+            return _say(2, f"{name}: the name is too long for the file system")
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"{of_system(error)} (EDGEFL_TRACEBACK=1 shows where)")

@@ -108,17 +108,13 @@ def _kernels() -> Iterator[Check]:
     for name, state in kernels.backends().items():
         found = ("runs" if name == chosen else "works") if state == "ok" else "none"
         problem = "" if state == "ok" else state
-        yield Check(f"kernel {name}", found, _cache_problem() if name == "numba" and not problem else problem)
+        if name == "numba" and not problem:
+            from edgefl.kernels.backend_numba import cached_in
+
+            if not cached_in():  # this compiles the kernels, unless an earlier process did
+                problem = "numba has no writable cache folder, so each process compiles for about 10 s"
+        yield Check(f"kernel {name}", found, problem)
     yield Check("kernel threads", str(kernels.threads()))
-
-
-def _cache_problem() -> str:
-    """Compile numba's kernels unless an earlier process did; return the problem if they cannot be cached."""
-    from edgefl.kernels.backend_numba import cached_in
-
-    return (
-        "" if cached_in() else "numba has no writable cache folder, so each process compiles for about 10 s"
-    )
 
 
 def _calibration() -> Iterator[Check]:

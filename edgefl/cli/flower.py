@@ -72,5 +72,6 @@ def _say_messages(result: FlowerResult) -> None:
         own = [one for one in result.messages if one.phone == phone.phone]
         times = (f"{one.kind} {one.number} {one.seconds / scale:.1f} s" for one in own)
         took = ", ".join(times) or "no message"
-        error = "not judged" if phone.cpu_error is None else f"off by {percent(phone.cpu_error, 2)}"
+        off = result.phones.cpu_error(phone)
+        error = "not judged" if off is None else f"off by {percent(off, 2)}"
         say(f"edgefl: phone {phone.phone} ({phone.device}), compute time {error}: {took}", err=True)

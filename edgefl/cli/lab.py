@@ -27,7 +27,6 @@ Json = Annotated[
 PICTURES = (".png", ".svg")
 Quick = Annotated[bool, typer.Option("--quick", help="Measure fewer sizes, with fewer repetitions.")]
 
-
 bench = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,

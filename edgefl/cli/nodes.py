@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli import run
-from edgefl.cli.paths import named_folder
+from edgefl.cli.paths import folder_option, named_folder
 from edgefl.errors import ConfigError
 from edgefl.experiment import MAX_PROCESSES
 from edgefl.terminal import say
@@ -20,30 +20,19 @@ from edgefl.terminal import say
 if TYPE_CHECKING:
     from edgefl.hosts.nodes import Nodes
 
-Bind = Annotated[
-    str, typer.Option(metavar="tcp://HOST:PORT", help="Address for nodes; port * takes any free port.")
-]
-KeysFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--keys",
-        metavar="DIR",
-        help="Keys of the server and of the hosts that may join.",
-        parser=named_folder,
-    ),
-]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Accept and trust any host that can reach the address.")
-]
-Wanted = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Begin when N nodes have joined.")]
-
 
 def serve(
     file: run.ExperimentFile,
-    bind: Bind,
-    keys: KeysFolder = None,
-    nodes: Wanted = 1,
-    insecure: Insecure = False,
+    bind: Annotated[
+        str, typer.Option(metavar="tcp://HOST:PORT", help="Address for nodes; port * takes any free port.")
+    ],
+    keys: Annotated[Path | None, folder_option("Keys of the server and of the hosts that may join.")] = None,
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="N", min=1, help="Begin when N nodes have joined.")
+    ] = 1,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept and trust any host that can reach the address.")
+    ] = False,
     set_: run.Changes = None,
     unset: run.UnsetKeys = None,
     clock: run.ClockKind = None,

@@ -49,14 +49,12 @@ WebPort = Annotated[
     typer.Option(metavar="PORT", min=0, max=65535, help="Port of the page; implies --web. Default: any."),
 ]
 
-
 UnsetKeys = Annotated[
     list[str] | None,
     typer.Option("--unset", metavar="KEY", help="Remove one key of the file, such as training.steps."),
 ]
 Seed = Annotated[int | None, typer.Option(help="Overrides seed.")]
 Out = Annotated[Path | None, folder_option("Folder of the run; default runs/NAME-DATE-TIME.")]
-
 
 Ray = Annotated[
     str | None,

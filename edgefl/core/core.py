@@ -263,6 +263,7 @@ class Core(Ledger):
         """
         client, task = event.client, event.task
         self.trips += 1
+        self.finished[client] += 1
         self._lost_in_a_row = 0
         if self.stopped is not None or self.now_s >= self._end_s:
             self.discarded += 1
@@ -290,6 +291,7 @@ class Core(Ledger):
             return False
         if self.end(task):
             self.trips += 1
+            self.finished[client] += 1
             self.discarded += 1
             actions.append(Release(task, "discarded", "cancelled"))
         elif self.privacy is not None:
@@ -365,17 +367,16 @@ class Core(Ledger):
         self._recent.append(event.accuracy)
         whole = len(self._recent) == stop.accuracy_over
         if stop.accuracy is not None and whole and fmean(self._recent) >= stop.accuracy:
-            self._halt = self._halt or "accuracy"
+            reason = "accuracy"
         elif goal is not None and goal.met(event.metrics.get(goal.name, math.nan)):
-            self._halt = self._halt or f"metric {goal.name}"
+            reason = f"metric {goal.name}"
         elif impatient:
-            self._halt = self._halt or "patience"
+            reason = "patience"
         elif still:
-            self._halt = (
-                self._halt or f"{NO_PROGRESS}: {Standstill.MAX_EQUAL} evaluations in a row were equal"
-            )
+            reason = f"{NO_PROGRESS}: {Standstill.MAX_EQUAL} evaluations in a row were equal"
         else:
             return False
+        self._halt = self._halt or reason
         return True
 
     def _halted(self, event: events.Halted, actions: list[Action]) -> bool:

@@ -1,4 +1,4 @@
-"""Decides what happens after a client's death, and whether a task is to blame for the deaths of workers."""
+"""Decides what happens after a client's death."""
 
 from __future__ import annotations
 
@@ -68,25 +68,3 @@ class Deaths:
         Returns −∞ if the client never died, and ∞ if the client was dropped.
         """
         return self._returns_s.get(client, -math.inf)
-
-
-class Blame:
-    """Decides whether a task is to blame for the deaths of the workers that computed it.
-
-    The counts are not stored in the journal, because they depend on the processes of this machine, whereas a
-    run's results must be the same on every machine.
-    """
-
-    MAX_DEATHS: Final = 3
-
-    def __init__(self) -> None:
-        self._deaths: dict[int, int] = {}
-
-    def worker_died(self, task: int) -> bool:
-        """Count the death of a worker that was performing the task; return True if the task is to blame."""
-        self._deaths[task] = self._deaths.get(task, 0) + 1
-        return self._deaths[task] >= self.MAX_DEATHS
-
-    def forget(self, task: int) -> None:
-        """Delete the death count of a task that is over."""
-        self._deaths.pop(task, None)

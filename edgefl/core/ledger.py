@@ -68,13 +68,16 @@ class Ledger:
         self.applied_weight: npt.NDArray[np.float64] = np.zeros(count)
         """Total weight of each client's applied updates."""
 
-        self._next_task = 0
+        self.next_task = 0
+        """ID of the next task to be started."""
         self._tasks: dict[int, tuple[int, int]] = {}  # task → (client, base version)
         self._running: dict[int, int] = {}  # client → task, in the order in which the tasks started
         self.cancelled: set[int] = set()
         self._leaving: set[int] = set()  # clients that disconnect when their task ends
         self._updates: dict[int, Update] = {}  # task → held update, in order of arrival
         self._trips = array("i", [0]) * count
+        self.finished = array("i", [0]) * count
+        """Number of each client's finished trips, counted as in `trips`."""
         self._trained_from = array("i", [-1]) * count
         self._starters: tuple[int, set[int]] = (0, set())  # version; clients whose last task started from it
         self.present = bytearray(count)
@@ -149,8 +152,8 @@ class Ledger:
         """Start the next task of an idle client; return the pair (task, trip), or None if it is not idle."""
         if not (0 <= client < len(self.present) and self.idle.discard(client)):
             return None
-        task, trip = self._next_task, self._trips[client]
-        self._next_task += 1
+        task, trip = self.next_task, self._trips[client]
+        self.next_task += 1
         self._trips[client] += 1
         self._trained_from[client] = self.version
         if self._starters[0] != self.version:
@@ -159,11 +162,6 @@ class Ledger:
         self._tasks[task] = client, self.version
         self._running[client] = task
         return task, trip
-
-    @property
-    def next_task(self) -> int:
-        """ID of the next task to be started."""
-        return self._next_task
 
     @property
     def tasks(self) -> Collection[int]:

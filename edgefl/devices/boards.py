@@ -61,7 +61,7 @@ class Board(NamedTuple):
         """Return the row of the cluster in which the AES value listed in row ``number`` was measured."""
         listed = [at for at, row in enumerate(self.rows) if row.aes_mb_s is not None]
         if len(self.rows) == 1 or len(listed) > len(self.rows) // 2 + len(self.rows) % 2:
-            return max(self.rows, key=lambda row: row.mhz) if len(self.rows) > 1 else self.rows[0]
+            return max(self.rows, key=lambda row: row.mhz)
         return self.rows[min(2 * listed.index(number) + 1, len(self.rows) - 1)]
 
     def clusters(self) -> tuple[tuple[CodeCluster, ...], bool]:
@@ -107,9 +107,11 @@ def _row(line: dict[str, str], place: str) -> BoardRow:
     if mhz is None:
         raise ConfigError(f"{place}: mhz must be above 0 and at most {MAX_MHZ:g}, got {line['mhz']!r}")
     aes = positive(line, "aes256cbc_kb_s", place, MAX_RATE)
+    if not line["cpu"].isdecimal():
+        raise ConfigError(f"{place}: cpu must be a whole number, got {line['cpu']!r}")
     return BoardRow(
         fields=line,
-        cpu=_cpu(line["cpu"], place),
+        cpu=int(line["cpu"]),
         core=known_core(line["core"]),
         mhz=mhz,
         compress=positive(line, "zip_compress_mips", place, MAX_RATE),
@@ -117,12 +119,6 @@ def _row(line: dict[str, str], place: str) -> BoardRow:
         aes_mb_s=None if aes is None else aes / 1e3,
         memcpy_mb_s=positive(line, "memcpy_mb_s", place, MAX_RATE),
     )
-
-
-def _cpu(text: str, place: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"{place}: cpu must be a whole number, got {text!r}")
-    return int(text)
 
 
 def _board(rows: Sequence[BoardRow]) -> Board:
@@ -137,18 +133,18 @@ def _board(rows: Sequence[BoardRow]) -> Board:
         rows=tuple(rows),
         soc=soc,
         aes=has_aes(first["board"]),
-        system_bits=system_bits(first["system"], first["board"]),
+        system_bits=system_bits(first["system"]),
         all_compress=positive(first, "all_cores_compress_mips", first["board"], MAX_RATE),
         all_decompress=positive(first, "all_cores_decompress_mips", first["board"], MAX_RATE),
     )
 
 
-def system_bits(system: str, board: str) -> int:
+def system_bits(system: str) -> int:
     """Return the word size of a system, 32 or 64 bits.
 
     A Raspberry Pi OS is assumed to be a 32-bit system unless its name contains ``arm64``.
 
-    >>> system_bits("Jammy arm64", "X"), system_bits("Raspbian Buster", "Raspberry Pi 4")
+    >>> system_bits("Jammy arm64"), system_bits("Raspbian Buster")
     (64, 32)
     """
     plain = system.lower()

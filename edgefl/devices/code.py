@@ -291,7 +291,7 @@ def throughput(
     mixed = unevenness([(one.value, count) for one, _, count in placed])
     law = table.parallel[code_class]
     shift = min(0.0, law.alone + law.mixed * mixed + law.doubling * math.log2(n))
-    spread = _joint_spread(placed, total, table)
+    spread = _joint_spread(placed, total)
     joint = math.hypot(math.log(spread), math.log(law.spread))
     return Rate.within(total * math.exp(shift), math.exp(joint))
 
@@ -323,7 +323,7 @@ def _placed(rated: Sequence[tuple[Rate, CodeCluster]], threads: int) -> list[_Pl
     return placed
 
 
-def _joint_spread(placed: Sequence[_Placed], total: float, table: CoreTable) -> float:
+def _joint_spread(placed: Sequence[_Placed], total: float) -> float:
     """Return the error factor of a sum of rates.
 
     Errors are assumed to be identical for cores of one type, and independent between core types.
@@ -426,8 +426,7 @@ def soc_in(text: str) -> str | None:
     >>> soc_in("Radxa ROCK 5C (RK3588S2)"), soc_in("my board")
     ('RK3588', None)
     """
-    words = _words(text)
-    found = [name for name in _socs().cores if _contains(words, _words(name))]
+    found = [name for name in _socs().cores if _pattern(name).search(text.lower())]
     return max(found, key=len, default=None)
 
 
@@ -446,22 +445,11 @@ def soc_cores(soc: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, int(count)) for name, count in found)
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())
-
-
-def _contains(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return True if the words ``wanted`` occur in ``words`` as consecutive words.
+@cache
+def _pattern(soc: str) -> re.Pattern[str]:
+    """Return the pattern of a text that contains the words of the SoC's name as consecutive words.
 
     The last word may have a suffix that does not start with a digit.
     """
-    return any(
-        list(words[at : at + len(wanted) - 1]) == list(wanted[:-1])
-        and _begins(words[at + len(wanted) - 1], wanted[-1])
-        for at in range(len(words) - len(wanted) + 1)
-    )
-
-
-def _begins(word: str, name: str) -> bool:
-    rest = word.removeprefix(name)
-    return word.startswith(name) and not rest[:1].isdigit()
+    words = re.findall(r"[a-z0-9]+", soc.lower())
+    return re.compile(rf"(?<![a-z0-9]){'[^a-z0-9]+'.join(words)}(?![0-9])")

@@ -9,7 +9,6 @@ integer rate.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from edgefl.devices.code import (
     lineages,
     unevenness,
 )
+from edgefl.devices.csv_lines import csv_lines
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError
 
@@ -92,9 +92,9 @@ def fit(boards: Sequence[Board]) -> CoreTable:
     alone = Parallel(0.0, 0.0, 0.0, 1.1)
     parallel: dict[CodeClass, Parallel] = dict.fromkeys(("crypto", *BY_INTEGER), alone)
     parallel["copy"] = Parallel(0.0, 0.0, -0.55, 1.5)
-    table = CoreTable(SOURCE, cores, {**parallel, "integer": alone, "memory": alone}, narrow)
-    fitted = {name: _parallel(name, boards, table) for name in ("integer", "memory")}
-    return msgspec.structs.replace(table, parallel={**parallel, **fitted})
+    parallel["integer"] = _parallel("integer", boards)
+    parallel["memory"] = _parallel("memory", boards)
+    return CoreTable(SOURCE, cores, parallel, narrow)
 
 
 # ---- samples -------------------------------------------------------------------------------------
@@ -252,28 +252,22 @@ def _short(value: float) -> float:
 def published_figures() -> dict[str, dict[str, list[float]]]:
     """Read the logarithms of published rates per MHz, keyed by class of code and then by core type."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    with (bundled_folder() / "code" / "published.csv").open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            log = math.log(float(line["value"]) / float(line["mhz"]))
-            found[line["class"]][find_core(line["core"])].append(log)
+    for _, line in csv_lines(bundled_folder() / "code" / "published.csv", ("core", "mhz", "class", "value")):
+        log = math.log(float(line["value"]) / float(line["mhz"]))
+        found[line["class"]][find_core(line["core"])].append(log)
     return found
 
 
 # ---- several threads ------------------------------------------------------------------------------
 
 
-def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Parallel:
+def _parallel(name: CodeClass, boards: Sequence[Board]) -> Parallel:
     """Fit the logarithm of the slowdown of n threads by least squares, and refit it without outliers."""
-    rows, logs = [], []
-    for board in boards:
-        found = parallel_sample(name, board, table)
-        if found is not None:
-            rows.append(found[0])
-            logs.append(found[1])
-    if not rows:
+    found = [sample for board in boards if (sample := _parallel_sample(name, board)) is not None]
+    if not found:
         needed = "an SoC of socs.toml with several cores, and the rates of all cores and of each type of core"
         raise ConfigError(f"the fit of {name} with several threads needs a board with {needed}")
-    x, y = np.array(rows), np.array(logs)
+    x, y = np.array([regressors for regressors, _ in found]), np.array([log for _, log in found])
     kept = np.ones(len(y), dtype=bool)
     for _ in range(3):
         costs, *_ = np.linalg.lstsq(x[kept], y[kept], rcond=None)
@@ -284,9 +278,7 @@ def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Par
     return Parallel(alone, mixed, doubling, _short(spread))
 
 
-def parallel_sample(
-    name: CodeClass, board: Board, table: CoreTable
-) -> tuple[tuple[float, float, float], float] | None:
+def _parallel_sample(name: CodeClass, board: Board) -> tuple[tuple[float, float, float], float] | None:
     """Return a board's regressors (1, unevenness, log2 n) and the logarithm of its slowdown.
 
     The slowdown is the ratio of the rate on all n cores to the sum of the single-core rates. Return None if
@@ -294,7 +286,8 @@ def parallel_sample(
     """
     total = board.all_decompress if name == "integer" else board.all_compress
     clusters, known = board.clusters()
-    if total is None or not known:
+    n = sum(each.cores for each in clusters)
+    if total is None or not known or n == 1:
         return None
     own: dict[str, list[float]] = defaultdict(list)
     for row in board.rows:
@@ -303,13 +296,9 @@ def parallel_sample(
             own[row.core].append(value)
     if any(find_core(each.core) not in own for each in clusters):
         return None
-    rates = [fmean(own[find_core(each.core)]) for each in clusters]
-    n = sum(each.cores for each in clusters)
-    alone = math.fsum(rate * each.cores for rate, each in zip(rates, clusters, strict=True))
-    if n == 1:
-        return None
-    uneven = unevenness([(rate, each.cores) for rate, each in zip(rates, clusters, strict=True)])
-    return (1.0, uneven, math.log2(n)), math.log(total / alone)
+    rates = [(fmean(own[find_core(each.core)]), each.cores) for each in clusters]
+    alone = math.fsum(rate * cores for rate, cores in rates)
+    return (1.0, unevenness(rates), math.log2(n)), math.log(total / alone)
 
 
 # ---- the file -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from edgefl.core.deaths import consequence
 from edgefl.core.events import Action, Arrived, Died, Event, Failed, Joined, Left, Rejoin, Train
 from edgefl.devices.condition import Condition, ConditionModel
-from edgefl.devices.fleet import ClientInfo, Trips, changes, condition_model, presence_of
+from edgefl.devices.fleet import ClientInfo, Trips, changes, condition_model, kinds_of, presence_of
 from edgefl.devices.plan import End, TripPlan
 from edgefl.devices.presence import Presence
 from edgefl.experiment import Experiment
@@ -202,7 +202,6 @@ class Dynamics:
 
 def dynamics_of(experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> Dynamics | None:
     """Create the dynamics of a run; None if nothing in the fleet changes over time."""
-    kinds = {(info.profile, info.network): info for info in clients}
-    if not any(changes(experiment, info) for info in kinds.values()):
+    if not any(changes(experiment, info) for info in kinds_of(clients).values()):
         return None
     return Dynamics(experiment, clients, trips)

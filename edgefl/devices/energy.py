@@ -143,6 +143,8 @@ def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
     if watts is None:
         needed = "give thermal.busy_w, or cpu.clusters with max_ma"
         raise ProfileError(f"device {device.id!r} does not state the power of computing: {needed}")
+    stated = device.thermal is not None and device.thermal.busy_w is not None
+    busy_w_key = "thermal.busy_w" if stated else "cpu.clusters"  # the figure that determines `Device.busy_w`
     bearer = "mobile" if network is None else network.bearer
     current = {"mobile": "radio_ma", "wifi": "wifi_ma", "wired": ""}[bearer]
     radio_w = (getattr(battery, current) or 0.0) * volts / 1e3 if current else 0.0
@@ -161,12 +163,6 @@ def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
         download_w=download_w,
         upload_w=upload_w,
         idle_factor=device.uncertainty_of("battery.idle_ma", UNSTATED_FACTOR),
-        compute_factor=device.uncertainty_of(_busy_w_key(device), UNSTATED_FACTOR),
+        compute_factor=device.uncertainty_of(busy_w_key, UNSTATED_FACTOR),
         radio_factor=radio_factor,
     )
-
-
-def _busy_w_key(device: Device) -> str:
-    """Return the key of the profile's figure that determines `Device.busy_w`."""
-    stated = device.thermal is not None and device.thermal.busy_w is not None
-    return "thermal.busy_w" if stated else "cpu.clusters"

@@ -192,12 +192,10 @@ def fit(
         raise ConfigError(f"{NONE_FITS}; check their measured_s")
     costs = problem.solve(amounts, seconds)
     model = _model(costs, whole, varied, unknown * problem.errors(costs, amounts, seconds))
-    unseen = {
-        at: predicted(without, rows[at])
-        for fold in folds
-        for without in [_model(fold.costs, usual, varied, unknown * fold.errors)]
-        for at in fold.out
-    }
+    unseen: dict[int, HeldOutPrediction] = {}
+    for fold in folds:
+        without = _model(fold.costs, usual, varied, unknown * fold.errors)
+        unseen |= {at: predicted(without, rows[at]) for at in fold.out}
     return Fit(model=model, rows=tuple(rows), unseen=tuple(unseen[at] for at in sorted(unseen)))
 
 

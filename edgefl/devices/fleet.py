@@ -23,7 +23,6 @@ from edgefl.devices.plan import WHOLE, End, TripPlan, plan_trip
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, churn, read_availability
 from edgefl.devices.schema import Availability, Network
 from edgefl.devices.thermal import ThermalModel, thermal_model
-from edgefl.devices.time_model import TimeModel
 from edgefl.experiment import Experiment
 from edgefl.learning.growth import GrowingData
 from edgefl.learning.operations import BatchWork
@@ -375,13 +374,11 @@ class Trips:
             return 0.0, 1.0
         fixed_s, example_s = model.line(self._work)
         if self._experiment.fleet.model_errors == "drawn" and _varies(profile):
-            error = model_error(self._experiment.seed, device.id, self._error_factor(model))
+            # The 90% interval of the time t of a step on a full batch is t/factor to t·factor.
+            factor = model.error_factor_of(self._work.at(self._rule.batch_size))
+            error = model_error(self._experiment.seed, device.id, factor)
             return fixed_s * error, example_s * error
         return fixed_s, example_s
-
-    def _error_factor(self, model: TimeModel) -> float:
-        """Return f such that the 90% interval of the time t of a full-batch step is t/f to t·f."""
-        return model.error_factor_of(self._work.at(self._rule.batch_size))
 
     def _unit(self, info: ClientInfo) -> float:
         """Return the compute time on the client's phone, relative to the median phone of its model."""

@@ -82,7 +82,9 @@ class TripScatter:
 
     def __init__(self, seed: int, client: int, amount: float = 1.0) -> None:
         self._seed, self._client, self._amount = seed, client, amount
-        self._sigma = amount * _log_normal(QUIET, NOISE_SPREAD, stream(seed, "noise", client))
+        normal = float(stream(seed, "noise", client).standard_normal())
+        log = NOISE_SPREAD * min(max(-MAX_DEVIATIONS, normal), MAX_DEVIATIONS)
+        self._sigma = amount * (QUIET * math.exp(log))
         self._block, self._noise, self._first = -1, array("d"), array("d")
 
     def factor(self, trip: int, steps: int) -> float:
@@ -103,11 +105,6 @@ class TripScatter:
         first = self._amount * FIRST
         self._noise = array("d", [math.exp(self._sigma * z) for z in chain])
         self._first = array("d", [first * math.exp(FIRST_SPREAD * z) for z in normal[1].tolist()])
-
-
-def _log_normal(median: float, spread: float, rng: np.random.Generator) -> float:
-    normal = float(rng.standard_normal())
-    return median * math.exp(spread * min(max(-MAX_DEVIATIONS, normal), MAX_DEVIATIONS))
 
 
 def phase(seed: int, client: int, *resumption: int) -> float:

@@ -105,12 +105,9 @@ class Link:
         """Plan the upload of ``nbytes``."""
         return Message(self.network, "up", nbytes).transfer(self._rng, self._at_s, self._shift)
 
-    def delay_ms(self, way: Direction) -> float:
-        """Return the one-way delay, including random jitter, in emulated milliseconds."""
-        return _delay_ms(way, self._rng)
 
-
-def _delay_ms(way: Direction, rng: np.random.Generator) -> float:
+def delay_ms(way: Direction, rng: np.random.Generator) -> float:
+    """Return the one-way delay, including random jitter, in emulated milliseconds."""
     jitter_ms = 0.0
     match way.jitter_dist:
         case "normal":
@@ -161,7 +158,7 @@ class Message:
     def transfer(self, rng: np.random.Generator, at_s: float = 0.0, shift: float = 0.0) -> Transfer:
         """Draw the delay, the losses and the rate of one transfer, in this order."""
         way, trace, rate, wire, lost = self._way, self._trace, self._rate, self._wire_bytes, 0
-        lead_s, breaks_after = _delay_ms(way, rng) / 1e3, None
+        lead_s, breaks_after = delay_ms(way, rng) / 1e3, None
         if self._loses:
             network, packets, chance = self._network, self._packets, way.loss_pct / 100.0
             if way.on_loss == "disconnect":

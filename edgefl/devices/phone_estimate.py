@@ -79,7 +79,7 @@ def _text(table: PhoneTable, phone: Phone, costs: Costs, model: TimeModel, sourc
     typical = model.error_factor_of(table.typical_work())
     factor = float(f"{joined(trains.error_factor, typical):.4g}")
     trains = msgspec.structs.replace(trains, error_factor=factor)
-    text = toml.write(facts(table, phone, trains, source))
+    text = toml.write(facts(phone, trains, source))
     about = f"derived: {TRAINING} of {BRIDGE_PROFILE} x {slower:.3g}, the ratio of inference times"
     return with_runtime(with_runtime(text, TFLITE, model, source), TRAINING, trains, about)
 

@@ -132,9 +132,10 @@ def _table(data: Matrix, known: Sequence[Phone] = (), source: str = "") -> Phone
     weights, mean = _weights(data)
     plain = _work_matrix(data, weights)
     first = _together(plain, data.log_s)
-    neighbours = _neighbours(data, weights, mean, np.median(first.errors, axis=0))
-    log_s = data.log_s + _common(neighbours, data, weights, mean)
-    found = _together(plain, log_s)
+    points = np.array([shares(found, weights, mean) for found in data.found])
+    neighbours = _neighbours(points, np.median(first.errors, axis=0))
+    common = _alike(points, np.array(neighbours.points)) @ np.array(neighbours.errors)
+    found = _together(plain, data.log_s + common)
     units = {
         about: Unit(ms=_rounded(np.exp(costs) * 1e3), error_factor=1.0)
         for about, costs in zip(data.units, found.costs, strict=True)
@@ -284,31 +285,18 @@ def _parts(rows: Array, at: Array, log_s: Array) -> tuple[Array, Array]:
 # ---- errors that all phones have in common -------------------------------------------------------
 
 
-def _points(data: Matrix, weights: Weights, mean: Array) -> Array:
-    return np.array([shares(found, weights, mean) for found in data.found])
-
-
 def _alike(ones: Array, others: Array) -> Array:
     apart = ((ones[:, None] - others[None]) ** 2).sum(-1)
     alike: Array = np.exp(-apart / (2 * LENGTH**2))
     return alike
 
 
-def _neighbours(data: Matrix, weights: Weights, mean: Array, errors: Array) -> Neighbours:
+def _neighbours(points: Array, errors: Array) -> Neighbours:
     """Fit a Gaussian process to ``errors``, the error that all phones have in common on each network."""
-    points = _points(data, weights, mean)
     among = COMMON**2 * _alike(points, points)
     solved = COMMON**2 * np.linalg.solve(among + REST**2 * np.eye(len(errors)), errors)
     rounded = tuple(tuple(round(float(v), 3) for v in point) for point in points)
     return Neighbours(length=LENGTH, points=rounded, errors=tuple(round(float(v), 4) for v in solved))
-
-
-def _common(neighbours: Neighbours, data: Matrix, weights: Weights, mean: Array) -> Array:
-    """Return, for each network of ``data``, the error that all phones have in common."""
-    found: Array = _alike(_points(data, weights, mean), np.array(neighbours.points)) @ np.array(
-        neighbours.errors
-    )
-    return found
 
 
 # ---- similar phones ------------------------------------------------------------------------------
@@ -360,15 +348,12 @@ def _error_factors(data: Matrix) -> dict[str, float]:
         kept = [at for at in range(len(data.networks)) if at % NETWORK_FOLDS != fold]
         out = [at for at in range(len(data.networks)) if at % NETWORK_FOLDS == fold]
         table = _table(_only(data, all_units, kept))
-        for unit, costs, log_s in zip(data.units, _unit_costs(table, data.units), data.log_s, strict=True):
+        known = {about.unit: np.log(unit.ms) for about, unit in table.units}
+        for about, log_s in zip(data.units, data.log_s, strict=True):
+            costs = known[about.unit]
             off = [_log_seconds(table, costs, data.found[at]) - log_s[at] for at in out]
-            errors.setdefault(unit.unit, []).extend(map(abs, off))
-    return {unit: round(math.exp(float(np.quantile(off, HELD))), 3) for unit, off in errors.items()}
-
-
-def _unit_costs(table: PhoneTable, units: Sequence[About]) -> list[Array]:
-    known = {about.unit: np.log(unit.ms) for about, unit in table.units}
-    return [known[unit.unit] for unit in units]
+            errors.setdefault(about.unit, []).extend(map(abs, off))
+    return {name: round(math.exp(float(np.quantile(off, HELD))), 3) for name, off in errors.items()}
 
 
 def _log_seconds(table: PhoneTable, costs: Array, found: Counter[str]) -> float:

@@ -119,22 +119,17 @@ def counts(layers: Iterable[Layer]) -> Counter[str]:
     return found
 
 
-def work(layers: Iterable[Layer], weights: Weights) -> StepWork:
-    """Count the weighted work of one inference.
+def weighted(found: Mapping[str, float], weights: Weights) -> StepWork:
+    """Return the work counted by `counts`, including the additional operations of ``weights``.
 
     >>> layer = Layer(
     ...     kind="conv", in_side=7, out_side=7, in_channels=64, out_channels=64, kernel=1, stride=1
     ... )
-    >>> work([layer], Weights()).pointwise_flop
+    >>> weighted(counts([layer]), Weights()).pointwise_flop
     401408.0
-    >>> work([layer], Weights(outputs=2.0)).pointwise_flop - 401408.0
+    >>> weighted(counts([layer]), Weights(outputs=2.0)).pointwise_flop - 401408.0
     6272.0
     """
-    return weighted(counts(layers), weights)
-
-
-def weighted(found: Mapping[str, float], weights: Weights) -> StepWork:
-    """Return the work counted by `counts`, including the additional operations of ``weights``."""
     amounts = {name: float(found.get(name, 0.0)) for name in StepWork.__struct_fields__}
     for name, into in INTO.items():
         amounts[into] += getattr(weights, name) * found.get(name, 0.0)

@@ -43,7 +43,7 @@ def profile_tables(table: PhoneTable, phone: Phone, bridge: TimeModel) -> dict[s
     """
     trains, slower = training(table, of_phone(phone), bridge)
     inference = f"derived: {table.source}; model {phone.model}"
-    profile = facts(table, phone, trains, table.source)
+    profile = facts(phone, trains, table.source)
     profile["runtime"] = {TRAINING: _plain(trains), TFLITE: _plain(of_measured(table, phone))}
     profile["units"] = _units(phone)
     profile["sources"] |= {
@@ -55,7 +55,7 @@ def profile_tables(table: PhoneTable, phone: Phone, bridge: TimeModel) -> dict[s
     return profile
 
 
-def facts(table: PhoneTable, phone: Phone, trains: TimeModel, source: str) -> dict[str, Any]:
+def facts(phone: Phone, trains: TimeModel, source: str) -> dict[str, Any]:
     """Return all tables of a profile except the runtimes, such as the training rate and known hardware."""
     train_gflops = FEMNIST_STEP.flop / trains.seconds(FEMNIST_STEP) / 1e9
     cpu: dict[str, Any] = {"rate_gflops": {"train": float(f"{train_gflops:.4g}")}}

@@ -96,8 +96,7 @@ class About(NamedTuple):
         For an Arm core, or a core based on one, this is the Arm core's name without ``Cortex-``. For other
         cores, it is the first word of the core's name.
         """
-        known = FAMILIES.get(self.core)
-        return known or self.core.removeprefix("Cortex-").split(" ")[0]
+        return FAMILIES.get(self.core) or self.core.removeprefix("Cortex-").split(" ")[0]
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,25 +193,18 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def corrected(self, found: Mapping[str, float]) -> StepWork:
         """Apply the weights to counted work, and correct it for the prediction errors on similar networks."""
         plain = weighted(found, self.weights)
-        return plain.scaled(math.exp(-self._common_error(found))) if self.neighbours else plain
+        if self.neighbours is None:
+            return plain
+        typical_ms = np.exp(np.mean([np.log(unit.ms) for _, unit in self.units], axis=0))
+        own = shares(found, self.weights, typical_ms / np.array(self.amounts))
+        apart = ((np.array(self.neighbours.points) - own) ** 2).sum(1)
+        error = np.exp(-apart / (2 * self.neighbours.length**2)) @ np.array(self.neighbours.errors)
+        return plain.scaled(math.exp(-float(error)))
 
     def typical_work(self) -> StepWork:
         """Return the work of the typical network among the measured networks."""
         work = zip(CLASSES, self.amounts, strict=True)
         return StepWork(**{fields[0]: amount for fields, amount in work if fields[0] != "fixed"})
-
-    def shares(self, found: Mapping[str, float]) -> Array:
-        """Return the square roots of the shares of a network's time that each kind of work takes.
-
-        This calls the function `shares` for the typical phone.
-        """
-        mean = np.exp(np.mean([np.log(unit.ms) for _, unit in self.units], axis=0))
-        return shares(found, self.weights, mean / np.array(self.amounts))
-
-    def _common_error(self, found: Mapping[str, float]) -> float:
-        assert self.neighbours is not None
-        apart = ((np.array(self.neighbours.points) - self.shares(found)) ** 2).sum(1)
-        return float(np.exp(-apart / (2 * self.neighbours.length**2)) @ np.array(self.neighbours.errors))
 
 
 class Costs(NamedTuple):
@@ -327,15 +319,11 @@ def observed(costs: Costs, typical: Sequence[float], work: StepWork, seconds: fl
     firm = np.asarray(np.linalg.inv(costs.covariance), float)
     found = costs.covariance
     for _ in range(ROUNDS):
-        share, error = _shares_error(row, at, seconds)
+        parts = row * np.exp(at)
+        share, error = parts / parts.sum(), float(np.log(parts.sum() / 1e3 / seconds))
         found = np.asarray(np.linalg.inv(firm + np.outer(share, share) / READ_NOISE**2), float)
         at = at - found @ (share * error / READ_NOISE**2 + firm @ (at - costs.mean)) / 2
     return Costs(at, found)
-
-
-def _shares_error(row: Array, at: Array, seconds: float) -> tuple[Array, float]:
-    parts = row * np.exp(at)
-    return parts / parts.sum(), float(np.log(parts.sum() / 1e3 / seconds))
 
 
 def time_model(

@@ -15,11 +15,11 @@ import numpy as np
 
 from edgefl.host.calibration import Rate
 
-AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "division": 20, "floats": 100_000}
+AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "division": 20, "float": 100_000}
 """Work in one call of each program: the number of bytes for ``integer`` and ``crypto``, of positions for
-``memory``, of searches for ``division``, and of steps for ``floats``. `SCALES` holds only for these amounts,
+``memory``, of searches for ``division``, and of steps for ``float``. `SCALES` holds only for these amounts,
 because the decoder of ``integer`` speeds up while its probabilities adapt."""
-SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "division": 0.93, "floats": 1.0}
+SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "division": 0.93, "float": 1.0}
 """Factors that convert the units of work in `AMOUNTS` to the published units of `edgefl.devices.code`."""
 SCALE_SPREADS = {
     "integer": 1.15,
@@ -34,15 +34,7 @@ SCALE_SPREADS = {
 """For each class of code, the factor within which its scale is assumed to be right on 90% of hosts. The scale
 was measured on a single busy host. The factor includes differences between compilers (``float``),
 libraries (``simd``) and Python versions (``interpreter``)."""
-CLASSES = {
-    "integer": "integer",
-    "memory": "memory",
-    "crypto": "crypto",
-    "division": "division",
-    "floats": "float",
-}
-"""Class of code that each program of the C extension measures."""
-PROGRAMS = ("copy", "interpreter", *CLASSES.values())
+PROGRAMS = ("copy", "interpreter", *AMOUNTS)
 """Classes of code whose speed is measured by running a program: all except ``simd``."""
 PYTHON_STEPS = 2000
 NO_EXTENSION = "edgefl was installed without a C compiler; install a C compiler, then edgefl again"
@@ -61,8 +53,8 @@ def program(code_class: str, copy_mib: float = 64.0) -> tuple[Callable[[], Any],
         return lambda: python_bodies(PYTHON_STEPS), PYTHON_STEPS
     from edgefl.host import _code
 
-    name = next(name for name, of in CLASSES.items() if of == code_class)
-    return partial(getattr(_code, name), AMOUNTS[name]), AMOUNTS[name] * SCALES[name]
+    run = getattr(_code, "floats" if code_class == "float" else code_class)
+    return partial(run, AMOUNTS[code_class]), AMOUNTS[code_class] * SCALES[code_class]
 
 
 def simd(pointwise: Rate, depthwise: Rate) -> Rate:

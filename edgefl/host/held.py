@@ -135,7 +135,6 @@ SLICE_SHARE = 0.02
 """Length of a slice (the CPU time that a client may use before it is stopped) as a fraction of the CPU time
 of the phase. The error of the phase is at most half of this fraction."""
 SHORTEST_SLICE_NS = 300_000
-LONGEST_WAIT_S = 3600.0
 
 
 def govern(kind: str, requests: int, lifeline: int) -> None:
@@ -145,7 +144,7 @@ def govern(kind: str, requests: int, lifeline: int) -> None:
     rest = b""
     while True:
         due_ns = governor.run_due(time.monotonic_ns())
-        wait_s = LONGEST_WAIT_S if due_ns is None else max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)
+        wait_s = None if due_ns is None else max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)
         ready, _, _ = select.select([requests, lifeline], [], [], wait_s)
         if lifeline in ready:
             return

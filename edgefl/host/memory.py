@@ -25,26 +25,22 @@ def is_no_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY in str(error))
 
 
-def peak_resident_mib() -> float:
-    """Return the peak resident memory of this process, in MiB, including shared pages."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 class Growth:
     """Growth of this process's peak private resident memory since the object's creation."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         memory = self._process.memory_info()
-        self._start_bytes = memory.rss - getattr(memory, "shared", 0)
+        self._start_bytes = memory.rss - memory.shared
 
     def peak_mib(self) -> float:
         """Return the growth in MiB.
 
         The peak includes file-backed and shared pages, so their current size is subtracted.
         """
-        shared = getattr(self._process.memory_info(), "shared", 0)
-        grew_mib: float = peak_resident_mib() - (shared + self._start_bytes) / _MIB
+        shared = self._process.memory_info().shared
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        grew_mib: float = peak_mib - (shared + self._start_bytes) / _MIB
         return max(0.0, grew_mib)
 
 
@@ -141,30 +137,21 @@ class MemoryLimit:
         self._process = psutil.Process()
         self._start_bytes = self._private_bytes()
         self._peak_mib = 0.0
-        if data_bytes := getattr(self._process.memory_info(), "data", 0):
+        if data_bytes := self._process.memory_info().data:
             soft, (_, hard) = data_bytes + int(limit_mib * _MIB), resource.getrlimit(resource.RLIMIT_DATA)
             if hard != resource.RLIM_INFINITY:
                 soft = min(soft, hard)
             with contextlib.suppress(OSError, ValueError):  # if refused, the limit is only observed
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
-    def _private_bytes(self) -> int | None:
-        """Return the resident memory that is neither file-backed nor shared, in bytes.
-
-        Return None if the system does not report it.
-        """
+    def _private_bytes(self) -> int:
+        """Return the resident memory that is neither file-backed nor shared, in bytes."""
         memory = self._process.memory_info()
-        return int(memory.rss - memory.shared) if hasattr(memory, "shared") else None
+        return int(memory.rss - memory.shared)
 
     def used_mib(self) -> float:
-        """Return the growth of private resident memory since the limit was set, in MiB.
-
-        Return 0 if the system does not report it.
-        """
-        now = self._private_bytes()
-        if now is None or self._start_bytes is None:
-            return 0.0
-        used = max(0, now - self._start_bytes) / _MIB
+        """Return the growth of private resident memory since the limit was set, in MiB."""
+        used = max(0, self._private_bytes() - self._start_bytes) / _MIB
         self._peak_mib = max(self._peak_mib, used)
         return used
 

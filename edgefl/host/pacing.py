@@ -43,16 +43,17 @@ def set_timer_slack(slack_ns: int = 1) -> bool:
     return int(prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0)) == 0
 
 
-def set_time_slice(slice_ns: int = 100_000) -> bool:
+def set_time_slice(slice_ns: int = 100_000) -> None:
     """Ask Linux (6.12 or newer) for time slices of ``slice_ns``, so that this thread is woken promptly.
 
-    A value of 0 restores the default. Returns True if Linux accepted it.
+    A value of 0 restores the default. Older versions ignore the request.
     """
     number = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
     # struct sched_attr: size, policy (SCHED_OTHER), flags, nice, priority, runtime, deadline, period
     nice = os.getpriority(os.PRIO_PROCESS, 0)  # kept unchanged
     attributes = struct.pack("<IIQiIQQQ", 48, 0, 0, nice, 0, slice_ns, 0, 0)
-    return number is not None and ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, 0, attributes, 0)
 
 
 class Pauses:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import resource
 import signal
 import site
 import subprocess
@@ -30,7 +31,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SA_NOCLDSTOP = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start_process(
@@ -206,9 +207,8 @@ def become_child(parent_pid: int, name: str) -> None:
         signal.signal(number, _ignore if number == signal.SIGTERM else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     if os.getppid() != parent_pid:  # the parent died before the signal was armed
         os._exit(0)
 
@@ -218,9 +218,7 @@ def kill_forks_with_parent() -> None:
 
     This includes forks made by the user's code. SIGTERM ends the forks, as it ends any process.
     """
-    libc, parent, mask = _libc, 0, set[int]()
-    if libc is None:
-        return
+    parent, mask = 0, set[int]()
 
     def prepare() -> None:
         nonlocal parent, mask
@@ -232,7 +230,7 @@ def kill_forks_with_parent() -> None:
     def die_with_parent() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         unblock()
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # the parent died before the signal was armed
             os._exit(0)
 
@@ -257,8 +255,7 @@ def outlive_parent() -> None:
 
     Instead, the process cleans up when its channel closes.
     """
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def die_soon_after_parent() -> None:
@@ -267,16 +264,14 @@ def die_soon_after_parent() -> None:
     The handler of the parent-death signal is the C library's ``alarm``, which takes the signal's number, 10,
     as seconds. The process therefore ends even while it runs native code.
     """
-    if (libc := _libc) is not None:
-        libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-        libc.signal(signal.SIGUSR1, ctypes.cast(libc.alarm, ctypes.c_void_p))
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+    _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    _libc.signal(signal.SIGUSR1, ctypes.cast(_libc.alarm, ctypes.c_void_p))
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
     """Make this process the new parent of descendants whose parent ends, if the system supports it."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @functools.cache
@@ -285,9 +280,7 @@ def allow_open_files() -> int | None:
 
     Return the previous limit; None if it cannot be raised.
     """
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
+    with suppress(OSError, ValueError):
         before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         return before
@@ -299,8 +292,6 @@ def ignore_stopped_children() -> None:
 
     The handler of SIGCHLD must already be set.
     """
-    if _libc is None:
-        return
 
     class Action(ctypes.Structure):
         _fields_ = (
@@ -342,7 +333,10 @@ class ThreadSchedule(NamedTuple):
 
 
 def thread_schedule(thread: str) -> ThreadSchedule | None:
-    """Return the schedule of the thread ``PID/task/TID``; None if it has ended or Linux reports none."""
+    """Return the schedule of the thread ``PID/task/TID``; None if it has ended or Linux reports none.
+
+    If ``thread`` is only ``PID``, return the schedule of the process's main thread.
+    """
     with suppress(OSError, TypeError):
         return ThreadSchedule(*map(int, read_kernel_file(f"/proc/{thread}/schedstat").split()))
     return None

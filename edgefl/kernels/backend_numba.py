@@ -21,11 +21,7 @@ from edgefl.kernels.field import PRIME, CodeArguments, FieldSumArguments
 from edgefl.kernels.numba_sums import F32, F64, I64, helper, input_of, jit, output_of, sum_tiles
 from edgefl.kernels.numba_threads import CHUNK, in_parts, shared_sum, useful_threads
 from edgefl.kernels.numba_threads import close_pool as close_pool
-from edgefl.kernels.numba_vectors import (
-    INT8,
-    ITEM_BYTES,
-    word_at,
-)
+from edgefl.kernels.numba_vectors import INT8, ITEM_BYTES, word_at
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.ranks import GRAIN, RankArguments, network
 from edgefl.kernels.steps import StepArguments
@@ -305,12 +301,8 @@ def weighted_sum(given: SumArguments, threads: int) -> Doubles:
 
 def weighted_step(given: StepArguments, threads: int) -> Doubles:
     total, optimizer, old, new = given.checked()
-    kind, size, base, count = (
-        steps.KINDS.index(optimizer.kind),
-        total.out.size,
-        total.base,
-        len(total.updates),
-    )
+    kind, base = steps.KINDS.index(optimizer.kind), total.base
+    size, count = total.out.size, len(total.updates)
     assert base is not None
     with np.errstate(over="ignore"):
         numbers = np.array(steps.constants(optimizer), dtype=np.float64).astype(np.float32)

@@ -126,6 +126,8 @@ def field_encode(
     >>> out.tolist() == [4, PRIME - 2, 8]
     True
     """
+    if clip is None:  # without a clip, CodeArguments describes a decoding
+        raise TypeError("clip must be a number (got None)")
     return select(backend).field_encode(CodeArguments(update, out, mask, factor, clip), threads())
 
 

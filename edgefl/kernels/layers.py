@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgefl.kernels.arguments import FLOAT32, Floats, SumArguments, items
 from edgefl.kernels.selection import select, threads
+from edgefl.sequences import added
 
 Model = TypeVar("Model", bound=Sequence[Any] | Mapping[str, Any])
 
@@ -115,7 +116,7 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
         numbers = [float(number) for number in numbers]
     except (TypeError, ValueError):
         raise TypeError(f"weights must be numbers (got {numbers!r})") from None
-    total = sum(numbers)
+    total = added(numbers)
     if not (math.isfinite(total) and total > 0 and min(numbers) >= 0):
         raise ValueError(f"weights must be finite numbers of at least 0, and not all 0 (got {numbers!r})")
     return [number / total for number in numbers]

@@ -23,9 +23,9 @@ verify       recomputes a finished run from its journal (``edgefl verify``)
 study        the reproduction of a paper: settings, arms (algorithms to compare), runs and verdicts, and the
              report with its table, page and summary.json
 tuning       the search for step sizes
-studies      loads a study from experiments/papers/studies; fedbuff, fedstaleweight, ablations_fedbuff and
-             ablations_privacy add the claims that are not races
-claims       races (which of two algorithms reaches a target accuracy at a lower cost), and checks of the
+studies      loads a study from experiments/papers/studies; fedbuff and fedstaleweight add the claims that are
+             not in this file, and ablations_fedbuff the long-tailed data of a table
+claims       a study's claims (races to a target accuracy, final accuracies, growing leads), and checks of the
              verdicts
 mutants      wrong implementations that a claim must reject
 theory       theorems of the papers, compared with measurements (influence: staleness and weights; incentive:

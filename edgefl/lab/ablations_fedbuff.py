@@ -1,26 +1,10 @@
-"""Ablations of FedBuff (Nguyen 2022): its lead over FedAvgM at two concurrencies; long-tailed data."""
+"""Long-tailed data for the ablations of FedBuff (Nguyen 2022, table 7)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from edgefl.lab.claims import Race, growing_lead
-from edgefl.lab.study import Curves, Finding
 from edgefl.learning.partition import Rows
-
-FEW = "10 at once"
-
-
-def claims(curves: Curves) -> list[Finding]:
-    """Judge whether FedBuff's lead over FedAvgM grows with concurrency."""
-    many, few = (Race(f"FedBuff{end}", f"FedAvgM{end}", "", "") for end in ("", f", {FEW}"))
-    return [lead_grows(curves, many, few)]
-
-
-def lead_grows(curves: Curves, many: Race, few: Race) -> Finding:
-    """Judge the claim of figure 3 that FedBuff's lead over FedAvgM grows with concurrency."""
-    what = f"the lead over FedAvgM grows from {FEW} to all"
-    return growing_lead(curves, what, "figure 3", "at 10 much the same, at 1,000 far ahead", many, few)
 
 
 def long_tail(labels: Rows, profiles: list[str], rng: np.random.Generator) -> list[Rows]:

@@ -5,7 +5,6 @@ The measured rates are results of the benchmark sbc-bench.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,14 +71,11 @@ def run(quick: bool = False, *, boards: Path | None = None, say: Say = silent) -
     known = read_boards(bundled_boards())
     say("fitting with each board left out in turn, then with each SoC left out")
     found = list(compared(known, lambda left: fit([each for each in known if each.result != left.result])))
-    if quick:
-        return {"boards": [each.plain() for each in found], "quantities": summaries(found)}
-    socs = list(compared(known, lambda left: fit([each for each in known if _kind(each) != _kind(left)])))
-    return {
-        "boards": [each.plain() for each in found],
-        "quantities": summaries(found),
-        "unseen_socs": summaries(socs),
-    }
+    result = {"boards": [each.plain() for each in found], "quantities": summaries(found)}
+    if not quick:
+        socs = compared(known, lambda left: fit([each for each in known if _kind(each) != _kind(left)]))
+        result["unseen_socs"] = summaries(list(socs))
+    return result
 
 
 def _kind(board: Board) -> str:
@@ -149,18 +145,13 @@ def _cores_basis(clusters: Sequence[CodeCluster], known: bool) -> str:
 
 def summaries(found: Sequence[BoardRate]) -> list[dict[str, Any]]:
     """Summarise the errors |predicted ÷ measured − 1| of each quantity."""
-    return [
-        one
-        for quantity in QUANTITIES
-        if (one := _summary(quantity, [each for each in found if each.quantity == quantity]))
-    ]
+    rates = [(quantity, [each for each in found if each.quantity == quantity]) for quantity in QUANTITIES]
+    return [_summary(quantity, own) for quantity, own in rates if own]
 
 
-def _summary(quantity: str, found: Sequence[BoardRate]) -> dict[str, Any] | None:
+def _summary(quantity: str, found: Sequence[BoardRate]) -> dict[str, Any]:
     pairs = [(each.measured, each.predicted) for each in found if each.predicted is not None]
-    if not found:
-        return None
-    errors = [abs(predicted.value / measured - 1) for measured, predicted in pairs] or [math.nan]
+    errors = [abs(predicted.value / measured - 1) for measured, predicted in pairs]
     held = [predicted.low <= measured <= predicted.high for measured, predicted in pairs]
     return {
         "quantity": quantity,
@@ -173,7 +164,6 @@ def _summary(quantity: str, found: Sequence[BoardRate]) -> dict[str, Any] | None
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table of the errors of each quantity."""
     heads = ["figure", ">measured", ">median", ">90%", ">held", ">unknown core"]
     titles = {"quantities": "Boards", "unseen_socs": "Boards, by fits without their SoC"}
     if "unseen_socs" in result:

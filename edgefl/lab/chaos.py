@@ -108,14 +108,16 @@ Tell = Callable[[Findings, str], None]
 """A callback that reports progress. Its arguments are the findings so far and the current activity."""
 
 
-def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None) -> Findings:
-    """Kill, resume and judge runs as ``plan`` describes, in the new folder ``folder``.
+def disturb(plan: Plan, folder: Path, tell: Tell) -> Findings:
+    """Kill, resume and judge runs as ``plan`` describes, in the folder ``folder``.
 
     The files of rounds without a violation are removed. After Ctrl-C, the function returns the findings so
-    far. Raises `ConfigError` if the experiment is invalid.
+    far. Raises `ConfigError` if the experiment is invalid, or if the folder holds earlier runs.
     """
     experiment = config.load(plan.file, plan.changes, clock=plan.clock)
     findings = Findings(experiment.clock.kind, experiment.server.transport)
+    if any(folder.glob("seed-*")):
+        raise ConfigError(f"--out {folder} holds runs of an earlier edgefl chaos; name another folder")
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     adopt_orphans()
@@ -190,7 +192,6 @@ class Command:
         return next((kind for module, kind in _MODULES.items() if module in process.cmdline()), "")
 
     def output(self) -> list[str]:
-        """Return the lines that the command printed."""
         return self._log.read_text(errors="replace").splitlines()
 
     def collect(self) -> list[psutil.Process]:
@@ -442,8 +443,7 @@ class _Round:
                     last_s = now_s
                 if now_s - last_s > PATIENCE_S:
                     self._violated(
-                        f"no new version was recorded for {PATIENCE_S:g} s, with "
-                        f"{_in_words(killed) or 'nothing'} killed"
+                        f"no new version was recorded for {PATIENCE_S:g} s, with {_in_words(killed)} killed"
                     )
                     return False
                 waiting = [kill.kind for kill in self._waiting]
@@ -525,20 +525,15 @@ class _Round:
         """
         code, output = command.process.returncode, command.output()
         last = output[-1] if output else f"exit code {code}"
+        how = f"edgefl {what}, with {_in_words(killed)} killed,"
         if any("Traceback" in line for line in output):
-            self._violated(
-                f"edgefl {what}, with {_in_words(killed) or 'nothing'} killed, printed a traceback: {last}"
-            )
+            self._violated(f"{how} printed a traceback: {last}")
         if code == 0 or is_done(self._run):
             return True
         if code == 2:
-            self._violated(
-                f"edgefl {what}, with {_in_words(killed) or 'nothing'} killed, ended with exit code 2: {last}"
-            )
+            self._violated(f"{how} ended with exit code 2: {last}")
         elif not set(killed) - PEERS:
-            self._violated(
-                f"edgefl {what}, with {_in_words(killed) or 'nothing'} killed, ended early: {last}"
-            )
+            self._violated(f"{how} ended early: {last}")
         return False
 
     def _judge(self) -> None:
@@ -591,9 +586,10 @@ def _name(process: psutil.Process) -> str:
 
 
 def _in_words(killed: Counter[str]) -> str:
-    """Format how many processes of each kind were killed.
+    """Format how many processes of each kind were killed, or "nothing".
 
     >>> _in_words(Counter(["client", "client", "server"]))
     '2 × client, server'
     """
-    return ", ".join(kind if count == 1 else f"{count} × {kind}" for kind, count in sorted(killed.items()))
+    words = [kind if count == 1 else f"{count} × {kind}" for kind, count in sorted(killed.items())]
+    return ", ".join(words) or "nothing"

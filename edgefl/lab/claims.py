@@ -1,4 +1,8 @@
-"""Claims about races: one algorithm reaches a target accuracy at a lower cost than another.
+"""The claims in a study's file, and checks of the verdicts on all claims of a study.
+
+A race is the claim that one algorithm reaches a target accuracy at a lower cost than another. A gain is the
+claim that the accuracy of one algorithm is higher than that of another. A lead is the claim that the
+advantage of one algorithm over another is larger in one race than in another race.
 
 An arm is one of the algorithms that a study compares; a mutant is a deliberately wrong version of an arm.
 `examined` guards the verdicts of a study against errors. A claim counts as reproduced only if no mutant of
@@ -88,58 +92,75 @@ class Race:
         )
 
 
-def gain(
-    curves: Curves,
-    mine: str,
-    other: str,
-    cited: tuple[str, str, str],
-    *,
-    margin: float = 0.0,
-    last: int = LAST,
-) -> Finding:
-    """Judge the claim that the accuracy of ``mine`` is above that of ``other`` minus ``margin``.
+@dataclass(frozen=True)
+class Gain:
+    """A claim that the accuracy of the arm ``mine`` is above that of the arm ``other`` minus ``margin``."""
 
-    ``cited`` contains the claim, its place in the paper and the value that the paper gives. ``last`` has the
-    same meaning as in `Curves.accuracy`.
+    mine: str
+    other: str
+    claim: str
+    source: str
+    paper: str
+    """The result in the paper, as text."""
+    margin: float = 0.0
+    last: int = LAST
+    """Number of evaluations at the end of a run over which accuracy is averaged (0: all evaluations)."""
+    note: str = ""
+    family: str = ""
+
+    def finding(self, curves: Curves) -> Finding:
+        ours, theirs = (curves.accuracy(label, self.last) for label in (self.mine, self.other))
+        found = difference(ours, theirs)
+        above = found._replace(mean=found.mean + self.margin)
+        return Finding(
+            self.claim,
+            self.source,
+            self.paper,
+            f"{share(ours)} against {share(theirs)}: {points(found)}",
+            verdict(higher(above)),
+            self.note,
+            (self.mine,),
+            (self.other,),
+            p_value(above, len(ours)),
+            family=self.family,
+        )
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A claim that the ratio of two arms' costs is larger in the race ``many`` than in the race ``few``.
+
+    The cost is the number of client trips to the target accuracy. The ratios are paired by seed.
     """
-    ours, theirs = (curves.accuracy(label, last) for label in (mine, other))
-    found = difference(ours, theirs)
-    above = found._replace(mean=found.mean + margin)
-    return Finding(
-        *cited,
-        f"{share(ours)} against {share(theirs)}: {points(found)}",
-        verdict(higher(above)),
-        "",
-        (mine,),
-        (other,),
-        p_value(above, len(ours)),
-    )
 
+    claim: str
+    source: str
+    paper: str
+    many: tuple[str, str]
+    """Labels of the two arms of the race: the arm that is ahead, and the other arm."""
+    few: tuple[str, str]
+    only: tuple[str, ...] = ()
+    """Names of the settings to which the claim applies; if empty, it applies to all settings."""
 
-def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race, few: Race) -> Finding:
-    """Judge the claim that the cost ratio is larger in the race ``many`` than in the race ``few``.
-
-    The ratios are paired by seed.
-    """
-    lead = []
-    for race in (many, few):
-        target = curves.target(race.mine)
-        other, mine = (curves.reached(label, target, race.over) for label in (race.other, race.mine))
-        lead.append([theirs / ours for theirs, ours in zip(other, mine, strict=True)])
-    large, small = lead
-    found = None if any(map(math.isnan, (*large, *small))) else ratio(large, small, large, small)
-    note = "" if found else UNSETTLED
-    return Finding(
-        what,
-        source,
-        paper,
-        f"{found or 'not settled'}",
-        judged(found, None),
-        note,
-        (many.mine, few.mine),
-        (many.other, few.other),
-        p_of_ratio(found, len(large)),
-    )
+    def finding(self, curves: Curves) -> Finding:
+        lead = []
+        for mine, other in (self.many, self.few):
+            target = curves.target(mine)
+            ours, theirs = (curves.reached(label, target, "trips") for label in (mine, other))
+            lead.append([there / here for there, here in zip(theirs, ours, strict=True)])
+        large, small = lead
+        found = None if any(map(math.isnan, (*large, *small))) else ratio(large, small, large, small)
+        return Finding(
+            self.claim,
+            self.source,
+            self.paper,
+            f"{found or 'not settled'}",
+            judged(found, None),
+            "" if found else UNSETTLED,
+            (self.many[0], self.few[0]),
+            (self.many[1], self.few[1]),
+            p_of_ratio(found, len(large)),
+        )
 
 
 def judged(found: CostRatio | None, paper: float | None) -> Verdict:
@@ -155,11 +176,17 @@ def judged(found: CostRatio | None, paper: float | None) -> Verdict:
     'not reproduced'
     >>> judged(None, 2.0), judged(CostRatio(2.0, 1.5, math.inf, at_least=True), 9.0)
     ('out of reach', 'out of reach')
+    >>> [judged(CostRatio(mean, 0.0, 12.0, at_most=True), 5.7) for mean in (7.2, 2.0)]
+    ['out of reach', 'not reproduced']
     """
     if found is None:
         return "out of reach"
     if found.low <= 1.0:
-        return "out of reach" if found.at_least and found.mean > 1.0 else "not reproduced"
+        is_open = found.at_least and found.mean > 1.0
+        if found.at_most:
+            # The interval is symmetric on a log scale: if the bound were exact, this would be its lower end.
+            is_open = found.mean**2 / found.high > 1.0
+        return "out of reach" if is_open else "not reproduced"
     if paper is None or math.log(found.mean) >= SAME_SIZE * math.log(paper):
         return "reproduced"
     return "out of reach" if found.at_least else "smaller"

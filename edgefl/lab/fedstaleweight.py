@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.lab.claims import gain, judged
+from edgefl.lab.claims import Gain, judged
 from edgefl.lab.study import Curves, Finding, share, verdict
 from edgefl.results.statistics import difference, higher, p_of_ratio, p_value
 
@@ -40,11 +40,12 @@ def claims(curves: Curves) -> list[Finding]:
         fast, slow = weight[label, FAST], weight[label, SLOW]
         return f"fast {sum(fast) / len(fast):.2f}/n, slow {sum(slow) / len(slow):.2f}/n"
 
+    at_end = Gain(PAPER, AVERAGE, "higher final accuracy than buffered FedAvg", "section 6.2", "higher")
     what = "the running form is ahead of the paper's in mean accuracy over the run"
-    ahead = gain(curves, RUNNING, PAPER, (what, "ours, beyond the paper", "higher"), last=0)
+    ahead = Gain(RUNNING, PAPER, what, "ours, beyond the paper", "higher", last=0).finding(curves)
     fairer, seeds = difference(unfair(AVERAGE), unfair(PAPER)), len(final[PAPER])
     return [
-        gain(curves, PAPER, AVERAGE, ("higher final accuracy than buffered FedAvg", "section 6.2", "higher")),
+        at_end.finding(curves),
         Finding(
             f"fewer trips than buffered FedAvg to {target:.1%}",
             "section 6.2",

@@ -67,7 +67,8 @@ def throttling(quick: bool = False) -> Finding:
     kept = []
     for seed in seeds:
         for rule in RULES:
-            runs = [_slowed(rule, factor, versions, seed) for factor in factors]
+            strategy = FedStaleWeight(buffer_size=SIZE, restart=rule)
+            runs = [simulate(strategy, versions, seed, slowed=factor, skip=SKIP) for factor in factors]
             seen = [float(run.share[0]) / len(FEDSTALEWEIGHT) / SIZE for run in runs]
             rates = [_rates(run) for run in runs]
             found[rule].append([u / _expected(rate, rule)[0] for u, rate in zip(seen, rates, strict=True)])
@@ -88,11 +89,6 @@ def throttling(quick: bool = False) -> Finding:
         f"{', '.join(f'{by:g}' for by in factors)} times slower; u at a quarter of the speed: {left}; n = 15",
         min(map(min, slopes.values())) > 0.0,
     )
-
-
-def _slowed(rule: Literal["immediate", "after-step"], factor: float, versions: int, seed: int) -> Outcome:
-    strategy = FedStaleWeight(buffer_size=SIZE, restart=rule)
-    return simulate(strategy, versions, seed, slowed=factor, skip=SKIP)
 
 
 def _rates(run: Outcome) -> list[float]:

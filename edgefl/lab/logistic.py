@@ -48,11 +48,9 @@ class Logistic:
         return np.asarray((-self.y * _sigmoid(-self.y * (self.x @ w)))[..., None] * self.x)
 
     def gradient(self, w: Vector) -> Vector:
-        """Return the gradient ∇f(w)."""
         return np.asarray(self.each(w).mean(axis=(0, 1)))
 
     def hessian(self, w: Vector) -> Vector:
-        """Return the Hessian ∇²f(w)."""
         p = _sigmoid(self.x @ w)
         return np.asarray(np.einsum("ij,ijk,ijl->kl", p * (1.0 - p), self.x, self.x) / self.y.size)
 

@@ -134,7 +134,6 @@ def _in_fork(measure: Callable[[], list[float]]) -> list[float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print one line per network, and the errors with their limits."""
     heads = ["network", ">weights\nMiB", ">live\nMiB", ">predicted\nMiB", ">measured\nMiB", ">error"]
     lines = [
         [

@@ -117,7 +117,6 @@ def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a line for each basis of prediction."""
     heads = ["what is known", ">phones", ">rows", ">median", ">90%", ">worst tenth", ">held"]
     lines = [
         [group["basis"], group["units"], group["rows"]]

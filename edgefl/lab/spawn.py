@@ -173,7 +173,6 @@ def _import_torch() -> tuple[float, float, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row for each number of clients."""
     heads = [">clients", ">all ready s", ">ms each", ">proportional MiB each", ">own MiB each"]
     rows = [
         f"{row['clients']} {row['ready_s']:.2f} {row['ms_a_client']:.1f} {row['proportional_mib']:.1f} "

@@ -1,8 +1,8 @@
 """Loads the studies (reproductions of papers) that ``edgefl reproduce`` runs.
 
-The file ``experiments/papers/studies/NAME.toml`` defines a study's arms (the algorithms to compare) and races
-(claims that one arm reaches a target accuracy at a lower cost than another). If a paper also makes other
-claims, the function ``claims(curves)`` of a module in `edgefl.lab` judges these claims after the races.
+The file ``experiments/papers/studies/NAME.toml`` defines a study's arms (the algorithms to compare) and its
+claims (`edgefl.lab.claims`). If a paper also makes other claims, the function ``claims(curves)`` of a module
+in `edgefl.lab` judges these claims after those of the file.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from functools import cache
 import msgspec
 
 from edgefl import toml
-from edgefl.lab import ablations_fedbuff, ablations_privacy, fedbuff, fedstaleweight
-from edgefl.lab.claims import Race
+from edgefl.lab import fedbuff, fedstaleweight
+from edgefl.lab.claims import Gain, Lead, Race
 from edgefl.lab.study import SEEDS, Arm, Curves, Finding, Study, Tuning, folder
 from edgefl.validation import convert
 
 FURTHER: Mapping[str, Callable[[Curves], Sequence[Finding]]] = {
     "fedbuff": fedbuff.claims,
     "fedstaleweight": fedstaleweight.claims,
-    "ablations-fedbuff": ablations_fedbuff.claims,
-    "ablations-privacy": ablations_privacy.claims,
 }
-"""Functions that judge a study's claims other than races, keyed by the name of the study."""
+"""Functions that judge the claims that are not in a study's file, keyed by the name of the study."""
 
 
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a study's file: fields of `Study`, and the races."""
+    """The content of a study's file: fields of `Study`, and the claims."""
 
     title: str
     citation: str
@@ -36,6 +34,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     races: tuple[Race, ...] = ()
     races_at: dict[str, tuple[Race, ...]] = {}
     """Races for particular settings, keyed by the name of the settings; they replace ``races``."""
+    gains: tuple[Gain, ...] = ()
+    leads: tuple[Lead, ...] = ()
     notes: tuple[str, ...] = ()
     notes_at: dict[str, tuple[str, ...]] = {}
     seeds: tuple[int, ...] = SEEDS
@@ -54,9 +54,12 @@ def load(name: str) -> Study:
 
     def judge(curves: Curves) -> list[Finding]:
         races = file.races_at.get(curves.settings, file.races)
+        leads = [lead for lead in file.leads if not lead.only or curves.settings in lead.only]
+        claims: list[Race | Gain | Lead] = [*races, *file.gains, *leads]
         more = FURTHER[name](curves) if name in FURTHER else ()
-        return [*(race.finding(curves) for race in races), *more]
+        return [*(claim.finding(curves) for claim in claims), *more]
 
     fields = msgspec.structs.asdict(file)
-    del fields["races"], fields["races_at"]
+    for key in ("races", "races_at", "gains", "leads"):
+        del fields[key]
     return Study(name, judge=judge, **fields)

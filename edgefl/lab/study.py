@@ -22,7 +22,6 @@ from edgefl.results import compare, grouping, page, statistics, tables
 from edgefl.results.groups import applied_weight, profile_of, slow_group
 from edgefl.results.pictures import AXES, curves_picture
 from edgefl.results.record import Record
-from edgefl.results.rows import EvaluationRow
 from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.statistics import Over
 from edgefl.results.summary import rounded, summarize
@@ -120,10 +119,6 @@ class Curves:
         self.settings = settings
         """Name of the settings of these runs."""
 
-    def _each(self, label: str, figure: Callable[[list[EvaluationRow]], float]) -> list[float]:
-        runs = [record.evaluations for record in self.records[label]]
-        return [float(figure(rows)) if rows else math.nan for rows in runs]
-
     def hashes(self, label: str) -> list[str]:
         """Return, for each run of the arm, the hash of its final model."""
         return [record.meta.model_sha256 for record in self.records[label]]
@@ -141,7 +136,8 @@ class Curves:
 
         A mean over all evaluations also rewards fast learning.
         """
-        return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
+        runs = [record.evaluations for record in self.records[label]]
+        return [fmean(row.accuracy for row in rows[-last:]) if rows else math.nan for rows in runs]
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
         """Return, for each run, the cost at which the smoothed accuracy reached ``target``.
@@ -266,7 +262,6 @@ class Study:
         return [arm for arm in self.arms if not arm.only or settings in arm.only]
 
     def arm(self, label: str) -> Arm:
-        """Return the arm with the given label."""
         return next(arm for arm in self.arms if arm.label == label)
 
     def changed(self, changes: Sequence[str]) -> Study:
@@ -418,26 +413,16 @@ def slug(arm: Arm) -> str:
 
 # ---- output ----------------------------------------------------------------------------------
 
-COLOURS = {
-    "reproduced": "green",
-    "holds": "yellow",
-    "smaller": "yellow",
-    "not reproduced": "bold red",
-    "not settled": "yellow",
-    "same runs": "dim",
-    "out of reach": "yellow",
+VERDICTS = {
+    "reproduced": ("green", "as in the paper"),
+    "holds": ("yellow", "but wrong implementations pass too"),
+    "smaller": ("yellow", "less than half of the paper's effect"),
+    "not reproduced": ("bold red", "no such effect here"),
+    "not settled": ("yellow", "a wider grid of step sizes could reverse it"),
+    "same runs": ("dim", "two settings made the same models"),
+    "out of reach": ("yellow", "not enough computing time"),
 }
-
-
-MEANINGS = {
-    "reproduced": "as in the paper",
-    "holds": "but wrong implementations pass too",
-    "smaller": "less than half of the paper's effect",
-    "not reproduced": "no such effect here",
-    "not settled": "a wider grid of step sizes could reverse it",
-    "same runs": "two settings made the same models",
-    "out of reach": "not enough computing time",
-}
+"""The colour of each verdict on a terminal, and its meaning."""
 
 
 def verdict_table(findings: Sequence[Finding]) -> tables.FittedTable:
@@ -445,7 +430,7 @@ def verdict_table(findings: Sequence[Finding]) -> tables.FittedTable:
     cells = []
     for one in findings:
         ours = one.ours + (f"\n({one.remark})" if one.remark else "")
-        cells.append((one.claim, one.paper, ours, Text(one.says, COLOURS[one.verdict])))
+        cells.append((one.claim, one.paper, ours, Text(one.says, VERDICTS[one.verdict][0])))
     return tables.table(("claim", "paper", "here", "verdict"), cells, fold=True)
 
 
@@ -497,7 +482,7 @@ def _page(
     rows: Sequence[grouping.RunGroup],
     notes: Sequence[str],
 ) -> str:
-    counts = {each: sum(one.verdict == each for one in findings) for each in COLOURS}
+    counts = {each: sum(one.verdict == each for one in findings) for each in VERDICTS}
     tones = {"reproduced": "good", "not reproduced": "bad"}
     lines = "Thin lines show each seed, and thick lines show the mean over seeds."
     drawn = (
@@ -516,7 +501,7 @@ def _page(
         title,
         citation,
         [
-            page.stat(name.capitalize(), str(count), MEANINGS[name], tones.get(name, ""))
+            page.stat(name.capitalize(), str(count), VERDICTS[name][1], tones.get(name, ""))
             for name, count in counts.items()
             if count
         ],

@@ -55,7 +55,6 @@ SKIP = 200
 
 
 def findings(*, quick: bool, say: Callable[[str], None]) -> list[Finding]:
-    """Judge every claim in `FINDINGS`."""
     found = []
     for judge in FINDINGS:
         found.append(judge(quick))
@@ -267,9 +266,12 @@ def measure(cap: float, slow_by: float, versions: int, seeds: Sequence[int], chu
     """
     seen = Short([], [], [], [])
     slow = slice(len(FAST_ONES), None)
+    capped = {**PAPERS_B, "max_step": cap}
+    forms = ({**capped, "normalize": "running"}, {**capped, "normalize": "credit"}, UNCAPPED)
+    strategies = [FedStaleWeight(**form) for form in forms]
     for seed in seeds:
-        forms = (("running", cap), ("credit", cap), ("running", 1e9))
-        run = [_run(form, most, slow_by, versions, seed, churn) for form, most in forms]
+        events = comings_and_goings(versions, seed) if churn else ()
+        run = [simulate(one, versions, seed, slow_by=slow_by, events=events) for one in strategies]
         running, credit, fair = (each.applied() for each in run)
         room = cap * run[1].versions_with_slow * len(FEDSTALEWEIGHT)
         seen.most.append(min(1.0, room / float(fair[slow].sum())))
@@ -278,12 +280,6 @@ def measure(cap: float, slow_by: float, versions: int, seeds: Sequence[int], chu
         updates = np.bincount(run[1].client, minlength=len(fair))
         seen.owed.append(float(((fair - credit) / fair * updates).max()))
     return seen
-
-
-def _run(form: str, cap: float, slow_by: float, versions: int, seed: int, churn: bool) -> Outcome:
-    fields: dict[str, Any] = {"buffer_size": 5, "restart": "immediate", "normalize": form, "max_step": cap}
-    events = comings_and_goings(versions, seed) if churn else ()
-    return simulate(FedStaleWeight(**fields), versions, seed, slow_by=slow_by, events=events)
 
 
 def comings_and_goings(versions: int, seed: int) -> list[Event]:

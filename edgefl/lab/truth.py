@@ -319,7 +319,6 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The device and the runtime, as a title."""
         return f"{self.profile}, {self.runtime}"
 
     @property

@@ -172,10 +172,7 @@ def remark_2(quick: bool = False) -> Finding:
     for skewed in (False, True):
         # Without noise and descent, only the clients' diversity moves the model.
         problem = Quadratic(clients, smoothness, variance=0.0, distance=0.0, spread=1.0, skewed=skewed)
-        rate = _local(smoothness, versions, steps)
-        settings.append(
-            QuadraticRun(Expected(problem, versions, rate, steps, 1.0, 1 / size), strategy, bounded)
-        )
+        settings.append(_setting(problem, versions, steps, size)._replace(strategy=strategy))
     runs = rows_of(settings, 1 if quick else 8)
     regular = 1.0 - 2.0 * (size - 1) / (clients - 1)
     sampled = [
@@ -247,12 +244,10 @@ def not_uniform(quick: bool = False) -> Finding:
     away = float(smoothness**2 * np.sum((problem.spreads * (shares - 1.0)) ** 2))
     settings = [_setting(problem, versions, steps, size)._replace(durations=uneven) for versions in lengths]
     runs = rows_of(settings, 1 if quick else 3)
-    ratios = []
-    for row in runs:
-        means = [
-            out.mean_square() / (away * _left(one.expected)) for one, out in zip(settings, row, strict=True)
-        ]
-        ratios.append(means)
+    ratios = [
+        [out.mean_square() / (away * _left(one.expected)) for one, out in zip(settings, row, strict=True)]
+        for row in runs
+    ]
     of = constants(problem)
     parts = [
         min(row[at].mean_square() / gradient_bound(of, lengths[at], row[at].staleness, steps) for row in runs)

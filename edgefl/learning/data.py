@@ -45,21 +45,20 @@ __all__ = ["NAMES", "Dataset", "Images", "load_data"]
 NAMES = ("arrays", "digits", "diabetes", "mnist", "fashion-mnist", "cifar-10", "leaf")
 DEBIAN = Path("/usr/share/datasets")
 """Folder in which Debian installs its packages of data sets, such as dataset-fashion-mnist."""
-FOLDERS = {
-    "mnist": ("mnist", "MNIST/raw"),
-    "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
-    "cifar-10": ("cifar-10-batches-bin", "cifar-10"),
-    "leaf": ("leaf",),
-}
 SPLIT_HERE = ("digits", "diabetes")
 """Data sets that were published without a test split; their loaders draw one themselves."""
 IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
-FILES = {
-    "mnist": f"{IDX_FILES} (or .gz)",
-    "fashion-mnist": f"{IDX_FILES} (or .gz)",
-    "cifar-10": f"{TEST_BATCH} and any of {BATCHES[0]} to {BATCHES[-1]}, the binary version",
-    "leaf": "folders train and test with LEAF's JSON files",
+FILES: dict[str, tuple[tuple[str, ...], str]] = {
+    "mnist": (("mnist", "MNIST/raw"), f"{IDX_FILES} (or .gz)"),
+    "fashion-mnist": (("fashion-mnist", "FashionMNIST/raw"), f"{IDX_FILES} (or .gz)"),
+    "cifar-10": (
+        ("cifar-10-batches-bin", "cifar-10"),
+        f"{TEST_BATCH} and any of {BATCHES[0]} to {BATCHES[-1]}, the binary version",
+    ),
+    "leaf": (("leaf",), "folders train and test with LEAF's JSON files"),
 }
+"""For each data set that is read from files: the subfolders in which it is searched for, and, for messages, a
+description of its files."""
 
 
 def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Dataset:
@@ -89,9 +88,9 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     elif spec.name == "arrays":
         dataset = _of_arrays(spec, search_path)
     elif spec.name == "digits":
-        dataset = load_digits(spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
+        dataset = load_digits(spec, seed)
     elif spec.name == "diabetes":
-        dataset = load_diabetes(spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
+        dataset = load_diabetes(spec, seed)
     elif spec.name == "cifar-10":
         dataset = load_cifar(_find(spec, search_path, find_cifar))
     elif spec.name == "leaf":
@@ -104,7 +103,7 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
             f"data.name: {unknown('data set', spec.name, [*NAMES, 'hf:NAME', 'my_module:load'])}"
         )
     if spec.test_split == "drawn" and spec.name not in SPLIT_HERE:
-        dataset = redraw_split(dataset, spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
+        dataset = redraw_split(dataset, spec, seed)
     elif spec.validation_fraction and spec.name not in SPLIT_HERE:
         dataset = _validating(dataset, spec.validation_fraction, spec.evaluate_on)
     return dataset if spec.max_examples is None else _limited(dataset, spec.max_examples, seed)
@@ -129,8 +128,8 @@ def _of_arrays(spec: Data, search_path: Sequence[Path]) -> Dataset:
 
 
 def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[Path] | None]) -> list[Path]:
-    homes = _homes(spec, search_path)
-    folders = [folder / name for folder in homes for name in (*FOLDERS[spec.name], "")]
+    subfolders, expected = FILES[spec.name]
+    folders = [home / name for home in _homes(spec, search_path) for name in (*subfolders, "")]
     for folder in folders:
         if (files := find(folder)) is not None:
             return files
@@ -146,7 +145,7 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
             return files
     looked = ", ".join(map(str, folders))
     raise ConfigError(
-        f"data.name {spec.name!r}: files not found{why}; expected {FILES[spec.name]}; searched {looked} "
+        f"data.name {spec.name!r}: files not found{why}; expected {expected}; searched {looked} "
         "(set data.path or EDGEFL_DATA to the folder)"
     )
 
@@ -217,8 +216,9 @@ def _checked(got: Any, name: str) -> Dataset:
 
 
 def _parts(name: str, x: Any, y: Any, test_x: Any, test_y: Any) -> tuple[tuple[Any, Targets], ...]:
-    train = (_inputs(x, name, "train_x"), _targets(y, name, "train_y"))
-    return train, (_inputs(test_x, name, "test_x"), _targets(test_y, name, "test_y"))
+    what = f"data.name: {name!r}:"
+    train = (_inputs(x, f"{what} train_x"), _targets(y, f"{what} train_y"))
+    return train, (_inputs(test_x, f"{what} test_x"), _targets(test_y, f"{what} test_y"))
 
 
 def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
@@ -269,39 +269,37 @@ def _check_owners(owners: Any, examples: int, name: str) -> None:
     )
 
 
-def _targets(values: Any, name: str, part: str) -> Targets:
+def _targets(values: Any, what: str) -> Targets:
     """Convert whole numbers to int64, and floats to float32 with at least two dimensions."""
-    targets = array_of(values, f"data.name: {name!r}: {part}")
+    targets = array_of(values, what)
     whole = targets.dtype.kind in "iu"
     if targets.ndim == 0 or targets.size == 0 or not (whole or targets.dtype.kind == "f"):
         raise ConfigError(
-            f"data.name: {name!r}: {part} must be whole numbers ≥ 0 of shape (n,) or (n, length), or floats "
-            f"of shape (n, ...), n ≥ 1 (got {targets.dtype} of shape {targets.shape})"
+            f"{what} must be whole numbers ≥ 0 of shape (n,) or (n, length), or floats of shape (n, ...), "
+            f"n ≥ 1 (got {targets.dtype} of shape {targets.shape})"
         )
     if not whole:
-        return _finite(targets.reshape(len(targets), -1) if targets.ndim == 1 else targets, name, part)
+        return _finite(targets.reshape(len(targets), -1) if targets.ndim == 1 else targets, what)
     if targets.min() < 0:
-        raise ConfigError(f"data.name: {name!r}: {part} must be whole numbers ≥ 0 (got {targets.min()})")
+        raise ConfigError(f"{what} must be whole numbers ≥ 0 (got {targets.min()})")
     return targets.astype(np.int64, copy=False)
 
 
-def _inputs(values: Any, name: str, part: str) -> Any:
+def _inputs(values: Any, what: str) -> Any:
     """Convert floats to float32 and whole numbers (tokens) to int64; return `Examples` unchanged."""
     if isinstance(values, Images | Tokens):
         return values
-    inputs = array_of(values, f"data.name: {name!r}: {part}")
+    inputs = array_of(values, what)
     if inputs.ndim < 2 or inputs.dtype.kind not in "fiu":
-        raise ConfigError(
-            f"data.name: {name!r}: {part} must be numbers of shape (n, ...) "
-            f"(got {inputs.dtype} of shape {inputs.shape})"
-        )
-    return _finite(inputs, name, part) if inputs.dtype.kind == "f" else inputs.astype(np.int64, copy=False)
+        got = f"{inputs.dtype} of shape {inputs.shape}"
+        raise ConfigError(f"{what} must be numbers of shape (n, ...) (got {got})")
+    return _finite(inputs, what) if inputs.dtype.kind == "f" else inputs.astype(np.int64, copy=False)
 
 
-def _finite(values: NDArray[Any], name: str, part: str) -> NDArray[np.float32]:
+def _finite(values: NDArray[Any], what: str) -> NDArray[np.float32]:
     with np.errstate(all="ignore"):
         floats: NDArray[np.float32] = values.astype(np.float32, copy=False)
         finite = np.isfinite(floats.sum(dtype=np.float64))  # unlike isfinite(floats), this allocates no array
     if not finite:
-        raise ConfigError(f"data.name: {name!r}: {part} must be finite float32 numbers (got NaN or infinity)")
+        raise ConfigError(f"{what} must be finite float32 numbers (got NaN or infinity)")
     return floats

@@ -66,6 +66,8 @@ class OwnEvaluation:
         self._name = name
         self._function = load_attribute(name, KEY, search_path)
         self._seed = int(stream(seed, "evaluation").integers(2**63))
+        self.names: tuple[str, ...] = ()
+        """Names of all metrics that the last call of `measure` returned, finite or not."""
 
     def measure(self, flat: FlatModel, x: Examples, y: NDArray[Any]) -> dict[str, float]:
         """Call the user's function on the model in evaluation mode; return its finite metrics.
@@ -94,6 +96,7 @@ class OwnEvaluation:
         if len(found) > MAX_METRICS:
             self._refuse(f"at most {MAX_METRICS} metrics", str(len(found)))
         named = {name: self._number(name, value) for name, value in found.items()}
+        self.names = tuple(named)
         finite = {name: value for name, value in named.items() if math.isfinite(value)}
         if not 0 <= finite.get("accuracy", 0.0) <= 1:
             self._refuse("an accuracy from 0 to 1", f"{finite['accuracy']:g}")

@@ -46,8 +46,7 @@ def load_from_hub(name: str) -> Dataset:
         say(f"edgefl: fetching {name} into {file}", err=True)
         quiet = {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         network = {"HF_HUB_OFFLINE": "1"} if offline() else {}
-        environment = quiet | network
-        run_module(__name__, name, str(file), about=f"data.name {name!r}", environment=environment)
+        run_module(__name__, name, str(file), about=f"data.name {name!r}", environment=quiet | network)
     found, metadata = load_arrays(file)
     means, stds = _moments(found["train_x"])
     parts = (

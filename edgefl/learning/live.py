@@ -51,15 +51,11 @@ class LiveTensors:
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         self.line: list[int] = []
         """Number of live bytes at each operation, including temporary memory inside the operation."""
-        self._bytes = 0
+        self.bytes = 0
+        """Number of bytes that are live now."""
         self._storages: dict[int, weakref.ref[Any] | None] = {}
         for tensor in known:
             self._storages[memory_of(tensor)._cdata] = None
-
-    @property
-    def bytes(self) -> int:
-        """Number of bytes that are live now."""
-        return self._bytes
 
     def note(self, operation: Any, args: Sequence[Any], tensors: Iterable[Any]) -> None:
         """Record an operation and its positional arguments; ``tensors`` are its arguments and results."""
@@ -67,21 +63,21 @@ class LiveTensors:
             if isinstance(tensor, Tensor):
                 storage = memory_of(tensor)
                 if (key := storage._cdata) not in self._storages:
-                    self._bytes += (size := storage.nbytes())
+                    self.bytes += (size := storage.nbytes())
                     self._storages[key] = weakref.ref(storage, partial(self._freed, key, size))
-        self.line.append(self._bytes + _inside(operation, args))
+        self.line.append(self.bytes + _inside(operation, args))
 
     def release(self, tensor: Tensor) -> None:
         """Stop counting a parameter's gradient, because complete gradients are counted separately."""
         storage = memory_of(tensor)
         if self._storages.get(storage._cdata) is not None:
             self._storages[storage._cdata] = None
-            self._bytes -= storage.nbytes()
+            self.bytes -= storage.nbytes()
             weakref.finalize(storage, self._storages.pop, storage._cdata, None)
 
     def _freed(self, key: int, size: int, _: object) -> None:
         if self._storages.pop(key, None) is not None:
-            self._bytes -= size
+            self.bytes -= size
 
 
 def _inside(operation: Any, args: Sequence[Any]) -> int:

@@ -43,27 +43,18 @@ def mlp(input_shape: Shape, classes: int, *, hidden: Sequence[Any] = (64,)) -> n
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "cnn-fedbuff": networks.cnn_fedbuff,
-    "cnn-defedavg": networks.cnn_defedavg,
-    "cnn-groupnorm": networks.cnn_groupnorm,
-    "cnn-celeba": networks.cnn_celeba,
-    "cnn-femnist": networks.cnn_femnist,
-    "lstm-sent140": networks.lstm_sent140,
-    "lstm-shakespeare": networks.lstm_shakespeare,
+MODELS: dict[str, tuple[Callable[..., nn.Module], Shape, int]] = {
+    "mlp": (mlp, (1, 28, 28), 10),
+    "cnn-fedbuff": (networks.cnn_fedbuff, (3, 32, 32), 10),
+    "cnn-defedavg": (networks.cnn_defedavg, (1, 28, 28), 10),
+    "cnn-groupnorm": (networks.cnn_groupnorm, (1, 28, 28), 10),
+    "cnn-celeba": (networks.cnn_celeba, (3, 84, 84), 2),
+    "cnn-femnist": (networks.cnn_femnist, (1, 28, 28), 62),
+    "lstm-sent140": (networks.lstm_sent140, (25,), 2),
+    "lstm-shakespeare": (networks.lstm_shakespeare, (80,), 80),
 }
-INPUTS: dict[str, tuple[Shape, int]] = {
-    "mlp": ((1, 28, 28), 10),
-    "cnn-fedbuff": ((3, 32, 32), 10),
-    "cnn-defedavg": ((1, 28, 28), 10),
-    "cnn-groupnorm": ((1, 28, 28), 10),
-    "cnn-celeba": ((3, 84, 84), 2),
-    "cnn-femnist": ((1, 28, 28), 62),
-    "lstm-sent140": ((25,), 2),
-    "lstm-shakespeare": ((80,), 80),
-}
-"""Shape of an example, and number of classes, in the data with which each model was published."""
+"""For each built-in model: the function that makes it, and the shape of an example and the number of classes
+in the data with which the model was published."""
 TIMM = "timm:"
 OTHERS = ("my_module:make", "timm:NAME")
 """Patterns for the names of a user's own model and of a timm network."""
@@ -94,7 +85,7 @@ def make_model(
     elif ":" in spec.name:
         factory = load_attribute(spec.name, "model.name", search_path)
     elif spec.name in MODELS:
-        factory = MODELS[spec.name]
+        factory = MODELS[spec.name][0]
         allowed = list(inspect.signature(factory).parameters)[2:]
         for name in spec.args:
             if name not in allowed:
@@ -115,7 +106,7 @@ def model_to_trace(
 ) -> tuple[nn.Module, Shape]:
     """Create the model ``name``; return it and the shape of one example.
 
-    By default, the shape is that of the data with which the model was published (`INPUTS`). Tensors are
+    By default, the shape is that of the data with which the model was published (`MODELS`). Tensors are
     created on ``device``; by default this is torch's meta device for a timm network, so that its tensors need
     no memory, and the CPU for other models. Raises `ConfigError` like `make_model`, and also for a user's own
     model if no shape is given.
@@ -123,7 +114,7 @@ def model_to_trace(
     >>> model_to_trace("cnn-femnist")[1]
     (1, 28, 28)
     """
-    shape, classes = INPUTS.get(name, (input_shape, 10))
+    _, shape, classes = MODELS.get(name, (None, input_shape, 10))
     if name.startswith(TIMM):
         shape, classes = timm_input(name.removeprefix(TIMM)), 1000
     shape = input_shape or shape

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError, as_config_error
+from edgefl.experiment import Data
 from edgefl.learning.dataset import Dataset, Images
 from edgefl.seeds import stream
 
@@ -35,40 +36,35 @@ DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3762
 """Mean and standard deviation of the pixels in all digits, as fractions of `DIGITS_TOP`."""
 
 
-def load_digits(
-    test_fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
-) -> Dataset:
-    """Load the digits; a fraction ``test_fraction`` of each class, drawn with ``seed``, is used for testing.
+def load_digits(spec: Data, seed: int) -> Dataset:
+    """Load the digits; ``spec.test_fraction`` of each class, drawn with ``seed``, is used for testing.
 
-    >>> digits = load_digits(0.2, seed=0)
+    ``spec.validation_fraction`` and ``spec.evaluate_on`` have the same effect as in `load_diabetes`.
+
+    >>> digits = load_digits(Data(), seed=0)
     >>> len(digits.train_x), len(digits.test_x), digits.input_shape, digits.train_x[:2].dtype
     (1438, 359, (1, 8, 8), dtype('float32'))
     """
     table = read_bundled_table("digits", "digits.csv.gz")
     pixels, labels = table[:, :-1].astype(np.uint8), table[:, -1].astype(np.int64)
     images = Images(pixels.reshape(-1, 1, 8, 8), top=DIGITS_TOP, mean=[DIGITS_MEAN], std=[DIGITS_STD])
-    return _split("digits", images, labels, CLASSES, test_fraction, seed, validation, evaluate_on)
+    return _split("digits", images, labels, CLASSES, spec, seed)
 
 
 def _split(
-    name: str,
-    images: Images,
-    labels: NDArray[np.int64],
-    classes: int | None,
-    test_fraction: float,
-    seed: int,
-    validation: float,
-    evaluate_on: str,
+    name: str, images: Images, labels: NDArray[np.int64], classes: int | None, spec: Data, seed: int
 ) -> Dataset:
     """Separate the test and validation examples; the validation examples are the same for every seed."""
     apart = np.zeros(len(labels), np.bool_)
-    if validation:
-        apart = held_out(labels, validation, 0, "validation")
+    if spec.validation_fraction:
+        apart = held_out(labels, spec.validation_fraction, 0, "validation")
     rest = np.flatnonzero(~apart)
-    test = held_out(labels[rest], test_fraction, seed)
-    measured = np.flatnonzero(apart) if evaluate_on == "validation" else rest[test]
+    test = held_out(labels[rest], spec.test_fraction, seed)
+    measured = np.flatnonzero(apart) if spec.evaluate_on == "validation" else rest[test]
     if not len(measured):
-        key, share = ("validation", validation) if validation else ("test", test_fraction)
+        key, share = "test", spec.test_fraction
+        if spec.validation_fraction:
+            key, share = "validation", spec.validation_fraction
         why = "leaves no example to test on (each class keeps one for training)"
         raise ConfigError(f"data.{key}_fraction: {share:g} {why}")
     return Dataset.of(name, ((images.take(rows), labels[rows]) for rows in (rest[~test], measured)), classes)
@@ -93,12 +89,10 @@ def held_out(
     return test
 
 
-def redraw_split(
-    dataset: Dataset, fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
-) -> Dataset:
-    """Pool all images of a data set, and draw a ``fraction`` of each class with ``seed`` as test examples.
+def redraw_split(dataset: Dataset, spec: Data, seed: int) -> Dataset:
+    """Pool all images of a data set, and draw a fraction of each class with ``seed`` as test examples.
 
-    Raises `ConfigError` unless the examples are images with classes.
+    The fraction is ``spec.test_fraction``. Raises `ConfigError` unless the examples are images with classes.
     """
     train, known = dataset.train_x, dataset.test_x
     if not (isinstance(train, Images) and isinstance(known, Images)) or dataset.labels is None:
@@ -106,7 +100,7 @@ def redraw_split(
     labels = np.concatenate([dataset.train_y, dataset.test_y])
     raw = np.concatenate([train.raw, known.raw])
     images = Images(raw, top=train.top, mean=train.mean, std=train.std)
-    return _split(dataset.name, images, labels, dataset.classes, fraction, seed, validation, evaluate_on)
+    return _split(dataset.name, images, labels, dataset.classes, spec, seed)
 
 
 MAX_BYTES = 1 << 31
@@ -225,33 +219,31 @@ def _read_batch(file: Path) -> Batch:
     return records[:, 1:].reshape(-1, *CIFAR_SHAPE), labels
 
 
-def load_diabetes(
-    test_fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
-) -> Dataset:
-    """Load the diabetes data; a fraction ``test_fraction``, drawn with ``seed``, is used for testing.
+def load_diabetes(spec: Data, seed: int) -> Dataset:
+    """Load the diabetes data; a fraction ``spec.test_fraction``, drawn with ``seed``, is used for testing.
 
-    A fraction ``validation`` is drawn first, the same examples for every seed. It is not used for training;
-    if ``evaluate_on`` is "validation", it takes the place of the test examples.
+    A fraction ``spec.validation_fraction`` is drawn first, the same examples for every seed. It is not used
+    for training; if ``spec.evaluate_on`` is "validation", it takes the place of the test examples.
 
     Each example is one of 442 patients, described by ten numbers (age, sex, body mass index, blood pressure
     and six measurements of blood serum); the target is the progression of the disease after a year (Efron et
     al. 2004, "Least Angle Regression"). Every column, including the target, is scaled to a mean of 0 and a
     standard deviation of 1 over the training part.
 
-    >>> data = load_diabetes(0.2, seed=0)
+    >>> data = load_diabetes(Data(), seed=0)
     >>> data.train_x.shape, data.train_y.shape, len(data.test_y), data.classes
     ((354, 10), (354, 1), 88, None)
     """
     files = ("diabetes_data_raw.csv.gz", "diabetes_target.csv.gz")
     table = read_bundled_table("diabetes", *files, scaled=False)
     held, order = 0, np.arange(len(table))
-    if validation:
-        held = min(max(1, round(validation * len(table))), len(table) - 2)
+    if spec.validation_fraction:
+        held = min(max(1, round(spec.validation_fraction * len(table))), len(table) - 2)
         order = stream(0, "validation").permutation(len(table))
     rest = np.sort(order[held:])
     rest = rest[stream(seed, "test-split").permutation(len(rest))]
-    tests = min(max(1, round(test_fraction * len(rest))), len(rest) - 1)
-    measured = order[:held] if held and evaluate_on == "validation" else rest[:tests]
+    tests = min(max(1, round(spec.test_fraction * len(rest))), len(rest) - 1)
+    measured = order[:held] if held and spec.evaluate_on == "validation" else rest[:tests]
     known = table[rest[tests:]]
     spread = np.where(known.std(0) > 0, known.std(0), 1.0)  # a few patients may all be of one sex
     scaled = ((table - known.mean(0)) / spread).astype(np.float32)

@@ -95,13 +95,11 @@ class LocalRule:
 
 def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) -> None:
     """Raise `ConfigError` if the terms that the strategy adds to SGD do not fit this fleet."""
-    kind, terms = type(strategy).__name__, rule.terms
+    kind, terms, kept = type(strategy).__name__, rule.terms, strategy.client_vectors
     exchanged, own = terms.control or (None, None)
-    for name, have in ((exchanged, strategy.vectors), (own, strategy.client_vectors)):
+    for name, have in ((exchanged, strategy.vectors), (own, kept), (terms.linear, kept)):
         if name is not None and name not in have:
             raise ConfigError(f"{kind}.local_rule: " + unknown("vector", name, have))
-    if terms.linear is not None and terms.linear not in strategy.client_vectors:
-        raise ConfigError(f"{kind}.local_rule: " + unknown("vector", terms.linear, strategy.client_vectors))
     if terms.control is not None and rule.momentum:
         raise ConfigError(
             f"training.momentum: must be 0 with {kind}, whose clients derive their mean gradient from the "

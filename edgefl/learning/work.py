@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from edgefl.errors import ConfigError, described
+from edgefl.errors import ConfigError, TrainingError, described
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.attention import FusedAttention
 from edgefl.learning.declared import FORWARD, Layers, declared_calls, declared_number
@@ -159,7 +159,12 @@ def traced_work(
     whole = getattr(module, "flops_per_example", None) is not None
     parameters = [] if module is None else [one for one in module.parameters() if one.requires_grad]
     second = batch // 2 if batch >= 4 else 2 * batch
-    (work, mean, peak), (other, mean2, peak2) = trip(batch), trip(second)
+    work, mean, peak = trip(batch)
+    try:
+        other, mean2, peak2 = trip(second)
+    except TrainingError:  # half the batch size may make a last batch of one example, which BatchNorm refuses
+        second = 2 * batch
+        other, mean2, peak2 = trip(second)
     lines = live_lines([peak], [peak2], (batch, second))
     if mean == mean2:
         return BatchWork(fixed=work, per_example=StepWork(), live=lines)

@@ -2,7 +2,7 @@
 
     page 0         header: the shape of the buffer and the latest version
     ring headers   64 bytes for each ring entry: the version in the entry
-    slot headers   64 bytes for each slot: client, task, base version, checksum and state of the update in it
+    slot headers   64 bytes for each slot: task, checksum and state of the update in it
     ring           entries with published models: one model and the state vectors of the server's optimiser,
                    each D float32 numbers
     slots          one update in each slot, in the `UpdateFormat` of the run; if this format rounds, running
@@ -43,7 +43,7 @@ from edgefl.kernels.arguments import SCALE_BLOCK, Floats, Update
 RING_BYTES = 256 * 2**20
 RING_MIN, RING_MAX = 5, 16
 MAGIC = 0x6564676566_6C31
-LAYOUT = 8
+LAYOUT = 9
 PAGE = 4096
 TINY = np.float32(1e-20)
 """Weights with a smaller magnitude than this count as 0 in `ParameterBuffer.weights_digest`."""
@@ -174,9 +174,7 @@ class ParameterBuffer:
         self._exact = [exact_part(raw, shape) for raw in self._raws]
         # A memoryview reads and writes plain integers several times faster than a numpy array.
         self.side: memoryview[int] = whole[sides : sides + 8 * shape.clients].view(np.int64).data
-        self.state, self.task, self.client, self.base_version, self.fetched, self.lent = (
-            self._slots[:, word].data for word in range(6)
-        )
+        self.state, self.task, self.fetched, self.lent = (self._slots[:, word].data for word in range(4))
         self.checksum: memoryview[int] = self._slots[:, 7].view(np.uint64).data
         self.entry_version: memoryview[int] = self._entries[:, 0].data
         self._latest_version = self._header["latest_version"].data
@@ -334,14 +332,12 @@ class ParameterBuffer:
         count = self.shape.statistics
         return self._floats(self._statistics + 4 * count * slot, count)
 
-    def lease(self, slot: int, *, task: int, client: int, base_version: int, lent: bool = False) -> None:
+    def lease(self, slot: int, *, task: int, lent: bool = False) -> None:
         """Lease a free slot to a task. If ``lent`` is True, the base version stays in the ring until the
         upload ends. Raises `SlotError` if the slot is not free."""
         if self.state[slot] != SlotState.FREE:
             raise SlotError(f"slot {slot} is not free: it belongs to task {self.task[slot]}")
         self.task[slot] = task
-        self.client[slot] = client
-        self.base_version[slot] = base_version
         self.checksum[slot] = 0
         self.fetched[slot] = 0
         self.lent[slot] = lent

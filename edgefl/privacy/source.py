@@ -52,7 +52,6 @@ class Seeded:
         self.seed = seed
 
     def normal(self, size: int, purpose: str, *ids: int | str) -> Floats:
-        """Return ``size`` random numbers from N(0, 1), as float32."""
         return stream(self.seed, purpose, *map(int, ids)).standard_normal(size, np.float32)
 
     def digest(self, *pieces: bytes | memoryview) -> str:
@@ -81,7 +80,6 @@ class Secret:
         self.seed = int(self.digest(b"seed"), 16)
 
     def normal(self, size: int, purpose: str, *ids: int | str) -> Floats:
-        """Return ``size`` random numbers from N(0, 1), as float32."""
         out, text = np.empty(size, np.float32), " ".join((purpose, *map(str, ids)))
         for first in range(0, size, _CHUNK):
             part = out[first : first + _CHUNK]

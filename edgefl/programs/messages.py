@@ -14,10 +14,6 @@ import msgspec
 
 from edgefl.devices.presence import AlternatingRenewal, churn
 
-ThrottleBy = Literal["cgroup", "sigstop", "off"]
-MemoryKept = Literal["cgroup", "watch", "off"]
-Leaves = Literal["stop", "kill"]
-
 
 class Absence(msgspec.Struct, frozen=True):
     """Phones go online and offline alternately, each time for an exponentially distributed time.
@@ -27,7 +23,7 @@ class Absence(msgspec.Struct, frozen=True):
 
     mean_online_s: float
     mean_offline_s: float
-    leave: Leaves = "stop"
+    leave: Literal["stop", "kill"] = "stop"
     """With ``stop``, the processes of an absent phone are suspended; with ``kill``, they are killed, and the
     command is started again when the phone returns."""
 
@@ -42,8 +38,8 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     cores: tuple[float, ...]
     """Shares of the device's cores, in CPU seconds of this host per wall second, fastest core first."""
     limit_mib: float | None
-    throttle: ThrottleBy
-    memory: MemoryKept
+    throttle: Literal["cgroup", "sigstop", "off"]
+    memory: Literal["cgroup", "watch", "off"]
     stdio: tuple[int, int, int]
     ignored: tuple[int, ...] = ()
     """Signals that the command ignores from its start, such as SIGHUP under ``nohup``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,7 +95,8 @@ def scale_for(held: Sequence[HeldPhone], options: ProgramOptions) -> TimeScale:
     if options.charge is not None:
         check_charge(held, options.charge)
     limited = held if options.throttle != "off" else ()
-    scale = choose_time_scale([Demand(one.all_cores, 1.0) for one in limited], scale=options.time_scale)
+    demands = [Demand(math.fsum(one.cores), 1.0) for one in limited]
+    scale = choose_time_scale(demands, scale=options.time_scale)
     for number, one in enumerate(limited):
         if (share := one.cores[0] / scale.value) < MIN_SHARE:
             gets = f"phone {number} gets {share:g} cores of this host at time_scale {scale.value:g}"

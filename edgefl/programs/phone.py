@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import shutil
@@ -74,11 +73,6 @@ class HeldPhone(NamedTuple):
     speed; None if the share was given."""
     core_w: tuple[float, ...] = ()
     """Power of each of ``cores`` at full speed, in watts above idle; () if the profile does not state it."""
-
-    @property
-    def all_cores(self) -> float:
-        """Sum of the shares of all cores."""
-        return math.fsum(self.cores)
 
     @property
     def power(self) -> Power | None:

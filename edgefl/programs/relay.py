@@ -392,7 +392,8 @@ class Relay:
                     case messages.Begin():
                         self._begin(message)
                     case messages.EndPhones():
-                        self._end(drain=not message.now)
+                        self._drain = not message.now
+                        self._ended.set()
         except Closed:
             self._orphaned()
 
@@ -405,10 +406,6 @@ class Relay:
                 self._tasks.append(asyncio.create_task(link.listen(listener, server)))
             if (presence := begin.presence(one.phone)) is not None:
                 self._tasks.append(asyncio.create_task(link.follow(presence)))
-
-    def _end(self, drain: bool) -> None:
-        self._drain = drain
-        self._ended.set()
 
     async def _report_periodically(self) -> None:
         while True:

@@ -25,7 +25,7 @@ def programs_page(result: ProgramsResult, name: str) -> str:
     links = [row for one in result.phones for row in _link_rows(one)]
     sections = {
         "Phones": [
-            card("Computing", _COMPUTING, html_table(_CPU, map(_cpu_row, result.phones))),
+            card("Computing", _COMPUTING, html_table(_CPU, [_cpu_row(result, one) for one in result.phones])),
             *([card("Links", _LINKS, html_table(_LINK, links))] if links else []),
         ],
     }
@@ -63,10 +63,10 @@ _CPU = (
 )  # fmt: skip
 
 
-def _cpu_row(one: PhoneResult) -> tuple[object, ...]:
+def _cpu_row(result: ProgramsResult, one: PhoneResult) -> tuple[object, ...]:
     return (
         f"{one.phone} {one.device}", one.exit_code, one.wall_s, one.cpu_s, one.declared_share,
-        one.achieved_share, percent(one.cpu_error, 2), one.peak_mib, one.limit_mib, one.stops or None,
+        one.achieved_share, percent(result.cpu_error(one), 2), one.peak_mib, one.limit_mib, one.stops or None,
         one.energy_j, one.why,
     )  # fmt: skip
 

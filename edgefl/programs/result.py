@@ -161,6 +161,10 @@ class ProgramsResult(NamedTuple):
         """The first nonzero exit code in the order of the phones; 0 if all are 0."""
         return next((phone.exit_code for phone in self.phones if phone.exit_code), 0)
 
+    def cpu_error(self, phone: PhoneResult) -> float | None:
+        """Return `PhoneResult.cpu_error`; None if the phones' computing was not limited."""
+        return None if self.throttle == "off" else phone.cpu_error
+
     def summary(self) -> dict[str, Any]:
         """Return the content of summary.json."""
         fidelity = {
@@ -181,7 +185,7 @@ class ProgramsResult(NamedTuple):
             "awake": self.awake,
             "fidelity": fidelity,
             **({"model_errors": [one._asdict() for one in self.model_errors]} if self.model_errors else {}),
-            "phones": [{**msgspec.to_builtins(one), "cpu_error": one.cpu_error} for one in self.phones],
+            "phones": [{**msgspec.to_builtins(one), "cpu_error": self.cpu_error(one)} for one in self.phones],
         }
 
 

@@ -92,12 +92,13 @@ class _Output:
         self._file = file.open("wb", buffering=0) if file is not None else None
         self._rest = b""
 
-    def read(self, write: Callable[[IO[bytes], bytes], bool]) -> bool:
+    def read(self, write: Callable[[IO[bytes], bytes], bool], ended: bool) -> bool:
         """Forward the available output; return False at the end of the output, or if its reader is gone.
 
-        The caller then closes the phone's pipe, and the phone gets SIGPIPE, as with ``| head``.
+        The caller then closes the phone's pipe, and the phone gets SIGPIPE, as with ``| head``. If ``ended``
+        is True, this is the end of the output, even if a process still holds the pipe open.
         """
-        data = os.read(self.fd, 1 << 16)
+        data = b"" if ended else os.read(self.fd, 1 << 16)
         if self._file is not None:
             write(self._file, data)
         lines = (self._rest + data).split(b"\n")
@@ -168,11 +169,11 @@ class RunningPhones:
             for number, (held, some) in enumerate(zip(self._held, forwarded_ports, strict=True)):
                 network = held.phone.network or held.device.network or "none"
                 ways = tuple((port.listener.fileno(), port.server) for port in some)
-                self._relay_channel.send(messages.Carry(number, network, ways))
+                self._relay_channel.tell(messages.Carry(number, network, ways))
             inherited = {fd for three in stdio for fd in three} - {0, 1, 2} | {*self.options.descriptors}
             self._keeper_channel = self._process("keeper", messages.FromKeeper, sorted(inherited))
             for number, (held, three) in enumerate(zip(self._held, stdio, strict=True)):
-                self._keeper_channel.send(self._launch(number, held, three))
+                self._keeper_channel.tell(self._launch(number, held, three))
         if self.options.awake:
             process, channel = start_process("edgefl.host.awake", Started, dict(os.environ))
             self._stack.callback(self._end_awake, process, channel)
@@ -185,8 +186,8 @@ class RunningPhones:
         self._view.begin(self._held, self.scale)
         absence, seed = self.options.absence, self.options.seed
         begin = messages.Begin(time.monotonic_ns(), self.scale.value, seed, absence)
-        self._relay_channel.send(begin)
-        self._keeper_channel.send(begin)
+        self._relay_channel.tell(begin)
+        self._keeper_channel.tell(begin)
 
     def _process(self, name: str, incoming: Any, inherited: list[int]) -> Channel[Any]:
         module, variables = f"edgefl.programs.{name}", dict(os.environ)
@@ -280,13 +281,18 @@ class RunningPhones:
         Callers that do not use `wait` must call this often: a phone blocks when its output pipe is full.
         """
         others_ = [fd for fd in others if fd is not None]
+        # Once all phones have ended, all that they have written is in the pipes. A pipe that is then empty
+        # but open is held by the keeper, which is about to close it, or by a process that edgefl cannot kill,
+        # such as one of another user.
+        all_ended = len(self._ended) == len(self._held)
+        wait_ms = 0.0 if all_ended and self._outputs else wait_s * 1e3
         own = [self._keeper_channel.fileno(), self._relay_channel.fileno(), *self._outputs]
         poller = select.poll()
         for fd in (*own, *others_):
             poller.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(wait_s * 1e3)}
-        for fd in ready & self._outputs.keys():
-            if not self._outputs[fd].read(self._view.write):
+        ready = {fd for fd, _ in poller.poll(wait_ms)}
+        for fd in {*self._outputs} if all_ended else ready & self._outputs.keys():
+            if not self._outputs[fd].read(self._view.write, ended=fd not in ready):
                 self._outputs.pop(fd).close()
         self._receive(self._keeper_channel, ready)
         self._receive(self._relay_channel, ready)
@@ -305,7 +311,7 @@ class RunningPhones:
             if self.options.charge * power.capacity_j - used_j <= power.least_j:
                 self._low.add(number)
                 why = f"battery low: {used_j:.3g} J used, {power.least_j:.3g} J are held in reserve"
-                self._keeper_channel.send(messages.SwitchOff(number, why))
+                self._keeper_channel.tell(messages.SwitchOff(number, why))
 
     def _energy_j(self, number: int, state: messages.PhoneState) -> float | None:
         """Return the energy in joules that a phone has drawn from its battery, online and offline."""
@@ -356,13 +362,11 @@ class RunningPhones:
 
     def forward_signal(self, number: int) -> None:
         """Send a signal to the process group of each phone's command."""
-        with contextlib.suppress(Closed):  # the next turn reports that the channel is closed
-            self._keeper_channel.send(messages.Pass(number))
+        self._keeper_channel.tell(messages.Pass(number))
 
     def kill(self) -> None:
         """Kill every phone's processes."""
-        with contextlib.suppress(Closed):
-            self._keeper_channel.send(messages.EndPhones())
+        self._keeper_channel.tell(messages.EndPhones())
 
     @contextlib.contextmanager
     def forwarding_signals(self) -> Iterator[None]:
@@ -393,7 +397,7 @@ class RunningPhones:
         self._result = self._judged(wall_s)
         if self.options.out is not None:
             try:
-                self._write(self.options.out)
+                _write(self.options.out, self._result)
             except RunError as error:
                 raise UnwrittenRecord(str(error), self._result) from None
 
@@ -494,10 +498,9 @@ class RunningPhones:
             down=way_result(sent.down_bytes, *traffic.times["down"]),
         )
 
-    def _write(self, out: Path) -> None:
-        from edgefl.programs.report import programs_page
 
-        assert self._result is not None
-        summary = self._result.summary()
-        write_json(out / SUMMARY_FILE, summary)
-        write_text(out / "report.html", programs_page(self._result, out.name))
+def _write(out: Path, result: ProgramsResult) -> None:
+    from edgefl.programs.report import programs_page
+
+    write_json(out / SUMMARY_FILE, result.summary())
+    write_text(out / "report.html", programs_page(result, out.name))

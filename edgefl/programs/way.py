@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link, mean_mbps, read_trace
+from edgefl.devices.link import CHUNK_BYTES, Disconnected, delay_ms, mean_mbps, read_trace
 from edgefl.devices.schema import Network
 
 CHUNK_S = 0.02
@@ -52,7 +52,7 @@ class LinkWay:
     def __init__(
         self, network: Network, name: Literal["down", "up"], rng: np.random.Generator, shift: float = 0.0
     ) -> None:
-        self._network, self._link, self._rng = network, Link(network, rng), rng
+        self._network, self._rng = network, rng
         self._way = network.down if name == "down" else network.up
         self._trace = None if self._way.trace is None else read_trace(self._way.trace)
         self._shift_s = 0.0 if self._trace is None else shift * self._trace.period_ms / 1e3
@@ -85,7 +85,7 @@ class LinkWay:
         """
         part = self.now
         if part is None or at_s > self.free_s:
-            part = self.now = Transmission(at_s, self._link.delay_ms(self._way) / 1e3)
+            part = self.now = Transmission(at_s, delay_ms(self._way, self._rng) / 1e3)
         part.nbytes += nbytes
         new = -(-part.nbytes // self._network.payload_bytes) - part.packets
         part.packets += new

@@ -168,7 +168,7 @@ class AgainstBase:
                     return Comparison(self.base.name, pairs)
                 pair = f"pair {len(pairs) + 1}, of at least {MIN_LAYOUTS} and at most {MAX_PAIRS}"
                 tell(f"comparing with {self.base.name}, {pair}")
-                found = self._pair(call, layout, turn)
+                found = self._pair(call, layout, turn, limit_s)
                 if isinstance(found, _Fault):
                     self._end_branches()
                     return _faulty(label, self.base.name, found)
@@ -178,7 +178,7 @@ class AgainstBase:
                 break
         return Comparison(self.base.name, pairs)
 
-    def _pair(self, call: CallRequest, layout: int, turn: int) -> ProcessPair | _Fault:
+    def _pair(self, call: CallRequest, layout: int, turn: int, limit_s: float) -> ProcessPair | _Fault:
         """Measure a process of the base and a process of the head, which take turns."""
         began_s, new = time.monotonic(), layout not in self._branches
         both = self._branches.get(layout) or self._new_branches(layout)
@@ -194,12 +194,12 @@ class AgainstBase:
             if running.modules is None and self._modules:
                 self._end_stems()
                 self._modules = []
-                return self._pair(call, layout, turn)
+                return self._pair(call, layout, turn, limit_s)
             if self._modules is None:
                 self._modules = running.modules or []
             if new:
                 self._starting_s += time.monotonic() - began_s
-            found = running.measure(layout, reverse=bool((layout + turn) % 2))
+            found = running.measure(layout, limit_s, reverse=bool((layout + turn) % 2))
             self._waited_s += running.waited_s
             return found
         except _Fault as fault:
@@ -289,16 +289,22 @@ class _RunningPair:
         """Modules that a stem (the process from which such pairs are forked) may import before it forks; None
         if it must not import any."""
 
-    def measure(self, layout: int, *, reverse: bool) -> ProcessPair:
+    def measure(self, layout: int, limit_s: float, *, reverse: bool) -> ProcessPair:
         """Time shots (groups of calls) of base and head alternately, then end both processes.
 
-        Raises `_Fault` if a side fails.
+        Shots are timed until their costs add up to `PAIR_S`, or until ``limit_s`` seconds have passed and
+        there are `MIN_BLOCKS` blocks. Waits for a core do not count towards ``limit_s``. Without this limit,
+        calls that wait for processes that they started would be repeated for minutes, because their cost is
+        small. Raises `_Fault` if a side fails.
         """
         base, head = self._ready
         calls = max(1, round(SHOT_S / max(base.call_s, head.call_s)))
+        began_s = time.monotonic()
         blocks: list[tuple[float, float]] = []
         shots: tuple[list[float], list[float]] = ([], [])
-        while len(blocks) < MIN_BLOCKS or sum(map(sum, blocks)) < PAIR_S:
+        while len(blocks) < MIN_BLOCKS or (
+            sum(map(sum, blocks)) < PAIR_S and time.monotonic() - began_s - self.waited_s < limit_s
+        ):
             order = (0, 1, 1, 0) if (len(blocks) % 2) == reverse else (1, 0, 0, 1)
             block = [0.0, 0.0]
             for side in order:

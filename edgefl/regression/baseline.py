@@ -10,14 +10,14 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, as_config_error
 from edgefl.files import make_folder, replace
 from edgefl.files import read as read_file
 from edgefl.host.calibration import fingerprint, library
@@ -26,7 +26,7 @@ from edgefl.regression import callgrind
 from edgefl.regression.counts import CountedEntry, Versions
 from edgefl.regression.measurement import MIN_REPETITIONS, Measurement, profile_sha256
 from edgefl.regression.process import REFERENCE_VERSION, ShotSizes
-from edgefl.validation import convert
+from edgefl.validation import convert, from_json
 
 MAX_BYTES = 64 << 20
 
@@ -68,7 +68,7 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def differences(self, here: BaselineHost) -> list[str]:
         """List the differences between the baseline's host (this object) and the current host, ``here``."""
         pairs = {name: (str(getattr(self, name)), str(getattr(here, name))) for name in ("cpu", "cores")}
-        ours, theirs = (dict(_versions(one.software)) for one in (self, here))
+        ours, theirs = (_versions(one.software) for one in (self, here))
         pairs |= {name: (ours.get(name, "none"), theirs.get(name, "none")) for name in {**ours, **theirs}}
         variables = sorted({*self.arithmetic, *here.arithmetic})
         pairs |= {
@@ -215,11 +215,10 @@ def this_host() -> BaselineHost:
     )
 
 
-def _versions(software: str) -> Iterator[tuple[str, str]]:
-    """Yield each name and version in a description of software, such as ``torch 2.13.0, Linux 6.1``."""
-    for part in software.split(", "):
-        name, _, version = part.partition(" ")
-        yield name, version
+def _versions(software: str) -> dict[str, str]:
+    """Return the versions in a description of software, such as ``torch 2.13.0, Linux 6.1``, by name."""
+    parts = (part.partition(" ") for part in software.split(", "))
+    return {name: version for name, _, version in parts}
 
 
 def versions() -> Versions:
@@ -262,14 +261,9 @@ def _load(path: Path) -> BaselineFile:
 
 def parse(text: bytes, path: Path) -> BaselineFile:
     """Parse the text of a baseline file. Raises ConfigError if the text is invalid."""
-    try:
-        plain = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a baseline file: {error}") from None
-    try:
+    plain = from_json(text, f"{path}: not a baseline file")
+    with as_config_error(path, ConfigError):
         file = convert(plain, BaselineFile)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
     _require_single("counted", file.counted, path)
     _require_single("entries", file.entries, path)
     for place, one in enumerate(file.entries):

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -88,7 +87,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
         found: Counter[str] = Counter()
         for path in Path(folder).glob("out.*"):
             if path.name != f"out.{process.pid}":  # this file counts the code after the measured call
-                found.update(dict(_costs(path.read_text(errors="replace"))))
+                found.update(_costs(path.read_text(errors="replace")))
     return _named(found)
 
 
@@ -131,8 +130,10 @@ def main(folder: str) -> None:
         seed()
         run = bound(function, setup, request.args, request.kwargs, handle)
         seed()
-        for path in _children(folder):
-            path.unlink()
+        # Callgrind wrote these files for programs that the first call started and that have ended.
+        for path in Path(folder).glob("out.*"):
+            if path.name != f"out.{os.getpid()}":
+                path.unlink()
         valgrind.request(valgrind.START)
         valgrind.request(valgrind.ZERO)
         run()
@@ -142,11 +143,6 @@ def main(folder: str) -> None:
         Path(folder, "failed").write_text(failure_of(error).why)
     sys.stdout.flush()
     os._exit(0)
-
-
-def _children(folder: str) -> Iterator[Path]:
-    """Yield the files that Callgrind wrote for programs that the function started and that have ended."""
-    return (path for path in Path(folder).glob("out.*") if path.name != f"out.{os.getpid()}")
 
 
 def _handle(request: PrepareRequest) -> object:

@@ -107,11 +107,9 @@ def count(call: DeviceCall) -> CountedRun | Failure:
         Counts(figures=_positive({**work.figures, **memory.figures}), instructions=executed.instructions)
         for work, memory, executed in (parts[:3], parts[3:])
     )
-    step = StepWork(
-        **{name: float(first.figures.get(name, 0)) for name in StepWork.__struct_fields__ if name in BY_TORCH}
-    )
     # Updates of parameters are already counted as operations.
-    step = msgspec.structs.replace(step, parameters=0.0)
+    names = BY_TORCH.intersection(StepWork.__struct_fields__) - {"parameters"}
+    step = StepWork(**{name: float(first.figures.get(name, 0)) for name in names})
     model_s, python_s = device_s(call.device, step), python_seconds(call.device, first.instructions or {})
     timed: _Part | Failure = _Part()
     if first.instructions is not None and not parts[0].processes:  # otherwise no time can be predicted
@@ -175,9 +173,6 @@ def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
     if not data:
         return Failure("signal" if end.signal else "raised", str(end))
     return msgspec.msgpack.decode(data, type=_Part | Failure)
-
-
-# ---- counters ------------------------------------------------------------------------------------
 
 
 def _work(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
@@ -315,9 +310,6 @@ def _others_delayed_s() -> float:
     return sum(schedule.waited_ns for schedule in _others().values()) / 1e9
 
 
-# ---- code ----------------------------------------------------------------------------------------
-
-
 def by_owner(counts: Mapping[CodeName, int]) -> dict[str, int]:
     """Return the number of instructions for each function of the user, and for each package and version.
 
@@ -351,10 +343,6 @@ def python_seconds(device: Device, instructions: Mapping[str, int]) -> float:
 
     torch's own Python code is left out, because the time model's cost of an operation includes the call.
     """
-    steps = ORDINARY_STEPS * _outside(instructions) / sum(count_instructions(_ordinary).values())
+    executed = sum(count for name, count in instructions.items() if name.rpartition(" ")[0] != "torch")
+    steps = ORDINARY_STEPS * executed / sum(count_instructions(_ordinary).values())
     return steps / INTERPRETED_STEPS * make_reference("interpreted").device_s(device)
-
-
-def _outside(instructions: Mapping[str, int]) -> int:
-    """Return the number of instructions outside torch's own Python code."""
-    return sum(count for name, count in instructions.items() if name.rpartition(" ")[0] != "torch")

@@ -314,9 +314,8 @@ class Growth(NamedTuple):
         figure = FIGURES[self.name]
         share = share_text(self.before, self.now, figure.weight / 100)
         inside = "; ".join(filter(None, (share, self.where)))
-        return f"{figure.text} {amounts(self.before, self.now, figure.unit)}" + (
-            f" ({inside})" if inside else ""
-        )
+        more = f" ({inside})" if inside else ""
+        return f"{figure.text} {amounts(self.before, self.now, figure.unit)}{more}"
 
     @property
     def rank(self) -> float:
@@ -515,24 +514,15 @@ def amount(count: int, unit: str) -> str:
 
 def summary(run: CountedRun) -> str:
     """Return the counts as one line of a table."""
-    counts = run.first
-    executed, flop = (
-        counts.value(INSTRUCTIONS),
-        sum(count for name, count in counts.figures.items() if name.endswith("_flop")),
-    )
+    counts, figures = run.first, run.first.figures
+    executed = counts.value(INSTRUCTIONS)
+    flop = sum(count for name, count in figures.items() if name.endswith("_flop"))
+    sizes = {"tensor_peak_bytes": "tensors", "python_peak_bytes": "Python", "sent_bytes": "sent"}
     parts = [
         "bytecode not counted" if executed is None else f"{executed:,} bytecode",
         "" if counts.native is None else f"{sum(counts.native.values()):,} native",
-        f"{counts.figures.get('calls', 0):,} torch operations, {flop / 1e6:.4g} MFLOP" if flop else "",
-        *(
-            f"{amount(counts.figures[name], 'B')} {text}"
-            for name, text in (
-                ("tensor_peak_bytes", "tensors"),
-                ("python_peak_bytes", "Python"),
-                ("sent_bytes", "sent"),
-            )
-            if counts.figures.get(name)
-        ),
+        f"{figures.get('calls', 0):,} torch operations, {flop / 1e6:.4g} MFLOP" if flop else "",
+        *(f"{amount(figures[name], 'B')} {text}" for name, text in sizes.items() if figures.get(name)),
         "bytecode in threads that it keeps is not counted" if run.kept_threads else "",
         "" if run.untimed in ("", NATIVE_CODE if counts.native else "") else f"no time: {run.untimed}",
         "its child processes are not counted" if run.processes and counts.native is None else "",

@@ -242,12 +242,10 @@ class DeviceResult:
             raise NotMet(why) if found.outcome == "FAIL" else Invalid(why)
 
     def __repr__(self) -> str:
-        if self.timed is None:
-            return (
-                f"<{self.function} on {self.device}: {'' if self.counted is None else summary(self.counted)}>"
-            )
-        seconds = figure(statistics.median(self.timed.seconds))
-        figures = f"{seconds} s, {figure(self.peak_mib)} MiB, {self.repetitions} repetitions"
+        figures = "" if self.counted is None else summary(self.counted)
+        if self.timed is not None:
+            seconds = figure(statistics.median(self.timed.seconds))
+            figures = f"{seconds} s, {figure(self.peak_mib)} MiB, {self.repetitions} repetitions"
         return f"<{self.function} on {self.device}: {figures}>"
 
 

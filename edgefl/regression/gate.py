@@ -107,9 +107,7 @@ def load_results(path: Path) -> GateResults:
         return convert(msgspec.json.decode(read(path, MAX_BYTES)), GateResults)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a results file (pytest --edgefl-json): {error}") from None
-    except ConfigError as error:
+    except (ConfigError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a results file (pytest --edgefl-json): {error}") from None
 
 

@@ -27,12 +27,11 @@ def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
         stat("Measured", str(len(results.rows)), "functions on devices"),
         stat("Red", str(len(red)), "of them", "bad" if red else ""),
     ]
-    changed = [one for one in series if one.steps]
     if series:
         headline.append(
             stat("Changes of level", str(sum(len(one.steps) for one in series)), "in the history")
         )
-    ordered = [*changed, *(one for one in series if not one.steps)]
+    ordered = sorted(series, key=lambda one: not one.steps)  # first those that have changed
     sections = {
         "Why it is red": [card("", "", _table(red))] if red else [],
         "Other functions" if red else "All functions": [card("", "", _table(others))] if others else [],
@@ -55,8 +54,8 @@ def _table(rows: Iterable[GateRow]) -> str:
                 row.name,
                 row.device,
                 row.time or "–",
-                "–" if row.peak_mib is None else number(row.peak_mib),
-                "–" if row.sent_mib is None else number(row.sent_mib),
+                number(row.peak_mib),
+                number(row.sent_mib),
                 row.why,
             )
             for row in rows

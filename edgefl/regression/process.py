@@ -35,9 +35,8 @@ from edgefl.host.memory import is_no_memory
 from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.counts import CountedRun
 
-_ENDING_S = 1.0
-"""The measuring process is killed if it has not ended by itself this many seconds after its channel was
-closed."""
+ENDING_S = 1.0
+"""A measuring process or a stem is killed if it has not ended this many seconds after its channel closed."""
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
 REFERENCE_VERSION = 2
@@ -48,7 +47,6 @@ MAX_AT_A_TIME = 10_000
 """Maximum number of calls or units that are timed together, as one shot. For an empty function, a shot has a
 few thousand calls."""
 AtATime = Annotated[int, msgspec.Meta(ge=1, le=MAX_AT_A_TIME)]
-
 
 R = TypeVar("R")
 RestClass = Literal["interpreter", "integer", "memory", "crypto", "division", "float"]
@@ -114,8 +112,6 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """Number of floating-point operations in a unit of the reference."""
     reference_s: float
     """Time in seconds that a unit of the reference takes on the device."""
-    unit_cpu_s: float
-    """CPU time in seconds that a unit of the reference takes on this host."""
     flop: float
     """Number of floating-point operations in the torch operations of one call."""
     model_s: float
@@ -257,7 +253,7 @@ class MeasuringProcess:
         """End the process and all processes that it started; kill them if the user interrupts the wait."""
         self._channel.close()
         try:
-            end_child(self.popen, _ENDING_S)  # it may still be importing the user's module
+            end_child(self.popen, ENDING_S)  # it may still be importing the user's module
         except BaseException:
             kill_tree(self.popen)
             self.popen.wait()
@@ -287,11 +283,10 @@ def locate(function: Any, name: str = "the function", owner: type | None = None)
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
-    for kind, article in (("generator", "a"), ("asyncgen", "an")):
-        if getattr(inspect, f"is{kind}function")(
-            inner
-        ):  # the call only returns an object, which does the work later
-            got = f"{inner.__qualname__}, {article} {kind.replace('asyncgen', 'async generator')} function"
+    for kind, noun in (("generator", "a generator"), ("asyncgen", "an async generator")):
+        # The call of such a function only returns an object, which does the work later.
+        if getattr(inspect, f"is{kind}function")(inner):
+            got = f"{inner.__qualname__}, {noun} function"
             raise ConfigError(
                 f"{name} must do its work when it is called, as a plain function does (got {got})"
             )

@@ -135,7 +135,6 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
         shots=shots,
         reference_flop=reference.flop,
         reference_s=reference.device_s(call.device),
-        unit_cpu_s=unit_s,
         flop=work.flop,
         model_s=model_s,
         rest=rest,

@@ -21,10 +21,7 @@ import msgspec
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import end_child
 from edgefl.host.process import start_process, without_gpus
-from edgefl.regression.process import Failure, FunctionLocation, Surroundings
-
-_ENDING_S = 1.0
-"""A stem is killed if it has not ended by itself this many seconds after its channel was closed."""
+from edgefl.regression.process import ENDING_S, Failure, FunctionLocation, Surroundings
 
 
 class SideFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,4 +157,4 @@ class Stem:
     def close(self) -> None:
         """End the process and all processes that it has started."""
         self._channel.close()
-        end_child(self.popen, _ENDING_S)
+        end_child(self.popen, ENDING_S)

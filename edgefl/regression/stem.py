@@ -153,11 +153,10 @@ class SideBranch:
             return Failure("foreign", why)
         self._channel.send(sides.Imported())
         self._watch.reset()
-        running = _Function(self, self._channel, request, self._watch, early=self._early)
 
         def call() -> bytes:
             inherit_stops()
-            failure = result_of(partial(running.serve, function, setup))
+            failure = result_of(partial(self._take_turns, request, function, setup))
             return b"" if failure is None else msgspec.msgpack.encode(failure)
 
         data, end = call_forked(
@@ -166,6 +165,38 @@ class SideBranch:
         if data:
             return msgspec.msgpack.decode(data, type=Failure)
         return sides.Ended() if not end.code else Failure("signal", str(end))
+
+    def _take_turns(
+        self, request: sides.CallRequest, function: Callable[..., Any], setup: Callable[..., Any] | None
+    ) -> None:
+        """Run the function in the process that was forked for it.
+
+        Send `Ready` after the first calls, and then answer each request with a `Shot`.
+        """
+        if request.core is not None:
+            os.sched_setaffinity(0, {request.core})
+        rng = random.Random(request.layout)
+        held = [bytes(rng.randrange(1, MAX_PADDING)) for _ in range(BLOCKS)]
+        handle: DeviceHandle | None = None
+        if takes_device(function):
+            from edgefl.regression.repetition import DeviceHandle
+
+            handle = DeviceHandle.named(request.device, request.network)
+        run = bound(function, setup, request.args, request.kwargs, handle)
+        peak = Peak(self._watch)
+        run()
+        peak_mib, sent_bytes = peak.mib(), handle.sent_bytes if handle is not None else 0
+        if (why := self.foreign()) is not None:
+            self._channel.send(Failure("foreign", why))
+            return
+        keep_freed_memory()
+        gc.collect()
+        call_s, sent_mib = _warm(run), sent_bytes / (1 << 20)
+        modules = None if self._early else self.imported()
+        self._channel.send(sides.Ready(call_s=call_s, peak_mib=peak_mib, sent_mib=sent_mib, modules=modules))
+        while isinstance(turn := self._channel.receive(), sides.ShotRequest):
+            self._channel.send(shot(run, turn.calls))
+        del held
 
     def _find(self, where: FunctionLocation) -> Callable[..., Any]:
         here = msgspec.structs.replace(where, file=moved(where.file, self._files)[0])
@@ -284,55 +315,12 @@ def moved(path: str, files: sides.SideFiles) -> list[str]:
     return [path]
 
 
-class _Function:
-    """Runs a function in its own process; sends `Ready`, and then answers each request with a `Shot`."""
-
-    def __init__(
-        self,
-        branch: SideBranch,
-        channel: Channel[sides.BranchRequest],
-        request: sides.CallRequest,
-        watch: TreeWatch,
-        *,
-        early: bool,
-    ) -> None:
-        self._branch, self._channel, self._request, self._watch = branch, channel, request, watch
-        self._early = early
-        """True if the import of the function changed environment variables."""
-
-    def serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
-        if self._request.core is not None:
-            os.sched_setaffinity(0, {self._request.core})
-        rng = random.Random(self._request.layout)
-        held = [bytes(rng.randrange(1, MAX_PADDING)) for _ in range(BLOCKS)]
-        handle: DeviceHandle | None = None
-        if takes_device(function):
-            from edgefl.regression.repetition import DeviceHandle
-
-            handle = DeviceHandle.named(self._request.device, self._request.network)
-        run = bound(function, setup, self._request.args, self._request.kwargs, handle)
-        peak = Peak(self._watch)
-        run()
-        peak_mib, sent_bytes = peak.mib(), handle.sent_bytes if handle is not None else 0
-        if (why := self._branch.foreign()) is not None:
-            self._channel.send(Failure("foreign", why))
-            return
-        keep_freed_memory()
-        gc.collect()
-        call_s = self._warm(run)
-        modules = None if self._early else self._branch.imported()
-        sent_mib = sent_bytes / (1 << 20)
-        self._channel.send(sides.Ready(call_s=call_s, peak_mib=peak_mib, sent_mib=sent_mib, modules=modules))
-        while isinstance(request := self._channel.receive(), sides.ShotRequest):
-            self._channel.send(shot(run, request.calls))
-        del held
-
-    def _warm(self, run: Callable[[], Any]) -> float:
-        """Call the function for `WARM_S` seconds; return the shortest time of a call, in seconds."""
-        until_s, least_ns, calls = time.monotonic() + WARM_S, 1 << 62, 0
-        while calls < 2 or time.monotonic() < until_s:
-            least_ns, calls = min(least_ns, shot(run, 1).cost_ns), calls + 1
-        return max(least_ns, 1) / 1e9
+def _warm(run: Callable[[], Any]) -> float:
+    """Call the function for `WARM_S` seconds; return the shortest time of a call, in seconds."""
+    until_s, least_ns, calls = time.monotonic() + WARM_S, 1 << 62, 0
+    while calls < 2 or time.monotonic() < until_s:
+        least_ns, calls = min(least_ns, shot(run, 1).cost_ns), calls + 1
+    return max(least_ns, 1) / 1e9
 
 
 def shot(run: Callable[[], Any], calls: int) -> sides.Shot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,14 +113,14 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
         found.append(row)
     if not passed and all(row.outcome == "PASS" for row in found):
         outcome = "FAIL" if failed else "INVALID"
-        last = (
-            found.pop()
-            if found
-            else ResultRow(
-                test=test, label=device.label, function="", device=device.name, outcome=outcome, why=""
+        why = failed or invalid
+        if found:
+            found[-1] = msgspec.structs.replace(found[-1], outcome=outcome, why=why)
+        else:
+            row = ResultRow(
+                test=test, label=device.label, function="", device=device.name, outcome=outcome, why=why
             )
-        )
-        found.append(msgspec.structs.replace(last, outcome=outcome, why=failed or invalid))
+            found.append(row)
     return found
 
 
@@ -173,16 +173,12 @@ def _cells(row: ResultRow) -> dict[str, str]:
     """Return the row's values as strings, keyed by column."""
     return {
         "device": device_time(row.seconds, row.predicted) or "–",
-        "host CPU": _cell(row.host_cpu_s, short_time),
-        "memory": _cell(row.peak_mib, lambda mib: f"{mib:.{int(mib < 1000)}f}"),
-        "sent": _cell(row.sent_mib, number),
-        "energy": _cell(row.joules, number),
+        "host CPU": "–" if row.host_cpu_s is None else short_time(row.host_cpu_s),
+        "memory": "–" if row.peak_mib is None else f"{row.peak_mib:.{int(row.peak_mib < 1000)}f}",
+        "sent": number(row.sent_mib),
+        "energy": number(row.joules),
         "runs": str(row.repetitions or "–"),
     }
-
-
-def _cell(value: float | None, text: Callable[[float], str]) -> str:
-    return "–" if value is None else text(value)
 
 
 def _short(name: str, width: int) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import time
-from pathlib import Path
 from typing import NamedTuple
 
-_PROC = Path("/proc/self")
+from edgefl.host.process import thread_schedule
 
 
 def cpu_ns() -> int:
@@ -34,9 +32,9 @@ class ProcessUsage(NamedTuple):
 
     @classmethod
     def now(cls) -> ProcessUsage:
-        runnable_ns, gave_up = 0, resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            runnable_ns = int((_PROC / "schedstat").read_bytes().split()[1])
+        gave_up = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        schedule = thread_schedule("self")
+        runnable_ns = 0 if schedule is None else schedule.waited_ns
         return cls(time.monotonic_ns(), cpu_ns(), runnable_ns, gave_up)
 
     def since(self, before: ProcessUsage) -> ProcessUsage:

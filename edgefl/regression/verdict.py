@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from edgefl.errors import ConfigError, ProfileError, unknown
+from edgefl.errors import ConfigError, ProfileError, as_config_error, unknown
 from edgefl.host.verdict import Outcome
 from edgefl.regression.baseline import Samples, samples
 from edgefl.regression.counts import share_text
@@ -124,19 +124,18 @@ def within(
             raise ConfigError(unknown("budget", name, BUDGETS))
         if not 0 <= allowed < math.inf:
             raise ConfigError(f"budget {name} must be a finite number of at least 0 (got {allowed!r})")
-        try:
+        with as_config_error(f"budget {name}", ProfileError):
             middle, _, bound = median_interval(getattr(measured, name))
-        except ProfileError as error:
-            raise ConfigError(f"budget {name}: {error}") from None
-        unit = BUDGETS[name]
+        unit, sure = BUDGETS[name], "95% sure"
         if slow_end and name == "seconds":
             bound *= measured.trial.error_factor or 1.0
+            sure = "slow end of the model's 90% interval"
         if doubts and name in BY_TIME:
             if 0 < bound >= allowed / HEAD_ROOM:
                 narrow.append(f"{name}: {figure(bound)} of {figure(allowed)} {unit}")
         elif bound > allowed:
             wrong.append(
-                f"{name} {figure(middle)} {unit} ({_upper(name, slow_end)}: at most {figure(bound)} {unit}), "
+                f"{name} {figure(middle)} {unit} ({sure}: at most {figure(bound)} {unit}), "
                 f"{figure(allowed)} {unit} are allowed{_model_error(name, measured)}"
             )
     if wrong:
@@ -150,11 +149,6 @@ def within(
         return Verdict("INVALID", doubts)
     each = "each budget" if len(by_time) == len(budgets) else "each budget of time"
     return Verdict(note=f"passed on head-room: below half of {each}, though {doubts}")
-
-
-def _upper(name: str, slow_end: bool) -> str:
-    """Return a description of the upper bound of a metric."""
-    return "slow end of the model's 90% interval" if slow_end and name == "seconds" else "95% sure"
 
 
 def _model_error(name: str, measured: Measurement) -> str:

@@ -18,7 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psutil
 
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
@@ -49,52 +48,49 @@ class RegressionWorker:
         self._measure: Callable[[process.RepeatRequest], process.Repetition] | None = None
         self._watch: TreeWatch | None = None
         self._limit_s = 0.0
-        self._printed: process.CountRequest | None = None
-        """The last request to count the work of a function. The function's output was printed then, so later
-        calls of the same function do not print it again."""
+        self._printed: process.FunctionLocation | None = None
+        """The last function whose work was counted. Its output was printed then, and is not printed again."""
         self._threads = 1
         """Number of threads of this process that the user's code did not start."""
 
     def serve(self) -> None:
         with contextlib.suppress(Closed):
             while True:
-                request = self._channel.receive()
-                if isinstance(request, process.CountRequest):
-                    self._channel.send(self._count(request))
-                elif isinstance(request, process.PrepareRequest):
-                    self._channel.send(self._prepare(request))
-                else:
-                    assert self._measure is not None
-                    self._channel.send(self._in_a_fork(partial(self._measure, request), quiet=True))
+                self._channel.send(self._answered(self._channel.receive()))
 
-    def _count(self, request: process.CountRequest) -> process.Answer:
+    def _answered(self, request: process.Request) -> process.Answer:
+        if isinstance(request, process.RepeatRequest):
+            assert self._measure is not None
+            return self._in_a_fork(partial(self._measure, request), quiet=True)
         try:
-            call = self._call(request)
-            from edgefl.regression import counted
-
-            self._printed = request
-            run = self._in_a_fork(lambda: counted.count(call), quiet=False)
-            if isinstance(run, CountedRun):
-                _import_all(run.imported)
-            return run
+            if isinstance(request, process.CountRequest):
+                return self._counted(request)
+            return self._prepared(request)
         except EdgeflError as error:
             return process.Failure("refused", str(error))
 
-    def _prepare(self, request: process.PrepareRequest) -> process.Answer:
-        try:
-            call = self._call(request)
-            from edgefl.regression import repetition
+    def _counted(self, request: process.CountRequest) -> process.Answer:
+        call = self._call(request)
+        from edgefl.regression import counted
 
-            quiet = self._printed is not None and self._printed.function == request.function
-            trial = self._in_a_fork(lambda: repetition.try_out(call, request.shots), quiet=quiet)
-            if isinstance(trial, process.TrialRun):
-                assert self._watch is not None
-                _import_all(trial.imported)
-                self._measure = repetition.prepared(call, trial, self._watch)
-                become_forkable(request.function.file, self._threads)
-            return trial
-        except EdgeflError as error:
-            return process.Failure("refused", str(error))
+        self._printed = request.function
+        run = self._in_a_fork(lambda: counted.count(call), quiet=False)
+        if isinstance(run, CountedRun):
+            _import_all(run.imported)
+        return run
+
+    def _prepared(self, request: process.PrepareRequest) -> process.Answer:
+        call = self._call(request)
+        from edgefl.regression import repetition
+
+        quiet = self._printed == request.function
+        trial = self._in_a_fork(lambda: repetition.try_out(call, request.shots), quiet=quiet)
+        if isinstance(trial, process.TrialRun):
+            assert self._watch is not None
+            _import_all(trial.imported)
+            self._measure = repetition.prepared(call, trial, self._watch)
+            become_forkable(request.function.file, self._threads)
+        return trial
 
     def _call(self, request: process.PrepareRequest) -> repetition.DeviceCall:
         """Import the function, and make this process ready to be forked."""
@@ -165,8 +161,7 @@ def _import_all(names: Iterable[str]) -> None:
 
 
 def num_threads() -> int:
-    count: int = psutil.Process().num_threads()
-    return count
+    return len(os.listdir("/proc/self/task"))
 
 
 def refuse_started(file: str, threads: int = 1) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -150,7 +149,7 @@ def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
         return np.array(found, np.int64)
     if kind is str:
         return np.array(found, object)
-    return np.array([math.nan if value is None else value for value in found], np.float64)
+    return np.array(found, np.float64)
 
 
 def _single(columns: Columns) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -157,19 +158,12 @@ def _over_fleets(rows: Sequence[RunGroup]) -> dict[str, fleets.Ahead]:
 
 
 def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
-    return [
-        (
-            row.label,
-            *(
-                text
-                for over in COSTS
-                for text in (found.text(over), found.ratio_text(over) if place else "1")
-            ),
-            found.passed,
-        )
-        for place, row in enumerate(rows)
-        if (found := row.to_target) is not None
-    ]
+    cells: list[tuple[str, ...]] = []
+    for place, row in enumerate(rows):
+        if (found := row.to_target) is not None:
+            each = ((found.text(over), found.ratio_text(over) if place else "1") for over in COSTS)
+            cells.append((row.label, *chain.from_iterable(each), found.passed))
+    return cells
 
 
 SHORT = {"accuracy on slow phones' classes": "slow", "client trips": "trips", "staleness mean/max": "stale",
@@ -331,8 +325,6 @@ def _fleets_html(rows: Sequence[RunGroup]) -> list[str]:
 
 
 RATIO = "Time is emulated. Ratios are to the first row, seed by seed, with the 95% interval of their mean."
-
-
 RACE_HEADS = ("Run", ">Time to target, s", ">Time ÷ first row's (95%)", ">Client trips to target",
               ">Trips ÷ first row's (95%)", ">Reached")  # fmt: skip
 

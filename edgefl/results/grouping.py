@@ -246,7 +246,8 @@ def labels(records: Sequence[Record]) -> list[str]:
 def _apart(name: str, records: Sequence[Record]) -> list[str]:
     """Return labels that distinguish rows with the same name."""
     every = [settings(record) for record in records]
-    keys = [key for key in dict.fromkeys(key for each in every for key in each) if _differs(key, every)]
+    names = dict.fromkeys(key for each in every for key in each)
+    keys = [key for key in names if any(each.get(key) != every[0].get(key) for each in every)]
     last = [key.rpartition(".")[2] for key in keys]
     short = {key: end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True)}
     found = []
@@ -256,10 +257,6 @@ def _apart(name: str, records: Sequence[Record]) -> list[str]:
     if len({*found}) == len(found) and max(map(len, found)) <= LONGEST:
         return found
     return [f"{name} {record.folder.name}" for record in records]
-
-
-def _differs(key: str, every: Sequence[Mapping[str, Any]]) -> bool:
-    return any(each.get(key) != every[0].get(key) for each in every)
 
 
 def _text(value: Any) -> str:

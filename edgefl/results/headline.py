@@ -61,15 +61,13 @@ def fidelity(found: Mapping[str, Any], clock: str) -> Stat:
         note = "times computed, not enforced"
     elif warnings := found["warnings"]:
         note += f"; warning: {warnings[0]}" + f"; {len(warnings) - 1} more" * (len(warnings) > 1)
-    return Stat("Fidelity", note=note, **_VERDICTS[bool(found["valid"])])
+    value, tone = ("VALID", "good") if found["valid"] else ("INVALID", "bad")
+    return Stat("Fidelity", value, note, tone)
 
 
 def errors(median: float | None, p95: float | None) -> str:
     """Return the enforcement errors of a run as text."""
     return f"error median {percent(median, 2)}, p95 {percent(p95, 2)}"
-
-
-_VERDICTS = {True: {"value": "VALID", "tone": "good"}, False: {"value": "INVALID", "tone": "bad"}}
 
 
 def headline(summary: Mapping[str, Any]) -> list[Stat]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any, NamedTuple
 
@@ -44,12 +44,8 @@ _SETTINGS: Any = {
     **dict.fromkeys(("axes.edgecolor", "grid.color"), _ROLES["line"]),
 }
 
-
-@contextlib.contextmanager
-def house_style() -> Iterator[None]:
-    """Context manager or decorator that gives figures the style of the pages."""
-    with mpl.rc_context(_SETTINGS):
-        yield
+house_style = partial(mpl.rc_context, _SETTINGS)
+"""Context manager or decorator that gives figures the style of the pages."""
 
 
 def close_fonts() -> None:

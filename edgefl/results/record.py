@@ -46,10 +46,7 @@ def check_file(db: sqlite3.Connection, path: Path, *, sealed: bool = True) -> No
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.OperationalError as error:
         raise ConfigError(f"run record {path} cannot be opened: {error}") from None
-    except (
-        sqlite3.DatabaseError,
-        UnicodeDecodeError,
-    ) as error:  # UnicodeDecodeError if SQLite quotes damaged text
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter if SQLite quotes damaged text
         raise ConfigError(f"run record {path} is damaged or not a record: {error}") from None
     if stamp != APPLICATION_ID:
         raise ConfigError(f"{path} is a database of a program other than edgefl (application id {stamp:#x})")

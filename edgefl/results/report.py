@@ -176,15 +176,10 @@ def _learning(record: Record) -> list[str]:
         "own": "As measured by the evaluation function.",
     }
     last: list[str] | None = None
-    if _scored(record):
+    if is_scored({name: measured(record, name, "trips").size > 0 for name in ("accuracy", "loss")}):
         last = [page.figure("Accuracy by class", "At the last evaluation.", draw_classes(record), empty)]
     own = metric_names(record)
     return learning_figures(lambda *what: _curves(record, *what), own, about, last, ends=True, empty=empty)
-
-
-def _scored(record: Record) -> bool:
-    """Return True unless the task has a loss but no accuracy, as in a regression task."""
-    return is_scored({name: measured(record, name, "trips").size > 0 for name in ("accuracy", "loss")})
 
 
 def _curves(record: Record, name: str, over: str) -> list[Curve]:

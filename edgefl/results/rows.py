@@ -317,7 +317,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     used: float | None = None
     others: float | None = None
     """Shares of the host's cores: predicted for the fleet (``load``), used by the fleet (``used``), and used
-    by other processes (``others``)."""
+    by other processes (``others``). If the run was resumed, ``load`` is that of the part with most load."""
     steal: float | None = None
     """Share of CPU time that the hypervisor gave to other guests during the run. If the run was resumed, this
     is the largest share of any part between two resumes; parts that were killed do not count."""

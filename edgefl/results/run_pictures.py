@@ -133,13 +133,11 @@ def draw_timeline(record: Record) -> Picture | None:
         bars_of(canvas.axes, group, 0.66, role)
     canvas.axes.set_xlim(start_s, end_s)
     canvas.axes.set_xlabel("emulated seconds")
-    keys = [("down", "download"), ("compute", "training"), ("up", "upload")]
-    if spans["bad"]:
-        keys.append(("bad", "lost or dropped"))
+    part_names = {"down": "download", "compute": "training", "up": "upload", "bad": "lost or dropped"}
+    keys = [(part, name) for part, name in part_names.items() if part != "bad" or spans["bad"]]
     client_of = {lane: client for client, lane in lane_of.items()}
-    names_of_parts = {**dict(keys), "bad": "lost or dropped"}
     data = [
-        (client_of[int(lane)], profile[client_of[int(lane)]], names_of_parts[part], start, end)
+        (client_of[int(lane)], profile[client_of[int(lane)]], part_names[part], start, end)
         for part, group in spans.items() for start, end, lane in group
     ]  # fmt: skip
     head = ("client", "profile", "part", "start_s", "end_s")

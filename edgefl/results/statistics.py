@@ -8,16 +8,13 @@ over `WINDOW` evaluations, and compared seed by seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
-
-from edgefl.experiment import Evaluation
-from edgefl.results.rows import EvaluationRow
 
 WINDOW = 5
 """Each point of a smoothed curve is the mean of this many evaluations."""
@@ -223,31 +220,17 @@ class LearningCurve(NamedTuple):
         return max(smoothed(self.periodic[0], self.window), default=0.0)
 
 
-def learning_curve(
-    rows: Sequence[EvaluationRow],
-    settings: Evaluation,
-    over: Over,
-    value: Callable[[EvaluationRow], float] = lambda row: row.accuracy,
-    window: int = WINDOW,
-) -> LearningCurve:
-    """Return the learning curve of a run's accuracy, or of another ``value`` to be maximised."""
-    costs, accuracies = [float(getattr(row, over)) for row in rows], [value(row) for row in rows]
-    periodic = (costs, accuracies)
-    if settings.every_trips is not None:
-        periodic = filled([row.trips for row in rows], costs, accuracies, settings.every_trips)
-    elif settings.every_s is not None:
-        periodic = filled([row.at_s for row in rows], costs, accuracies, settings.every_s)
-    return LearningCurve(costs, accuracies, periodic, window)
-
-
 def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> float:
-    """Return the mean accuracy up to the cost ``budget``; a curve that ends earlier keeps its last value.
+    """Return the mean accuracy up to the cost ``budget``, of a curve with straight segments between points.
+
+    A curve that ends earlier keeps its last value.
 
     >>> area([0.0, 10.0], [0.0, 0.5], budget=20.0)
     0.375
     """
+    end = np.interp(budget, costs, accuracies)
     x = np.append(np.minimum(costs, budget), budget)
-    y = np.append(accuracies, accuracies[-1])
+    y = np.append(np.where(np.less_equal(costs, budget), accuracies, end), end)
     return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2) / budget)
 
 

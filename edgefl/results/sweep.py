@@ -187,10 +187,7 @@ class Sweep:
             seed=np.repeat(column((run.seed for run, _ in parts), int), counts),
         )
         for name in dict.fromkeys(name for _, part in parts for name in part):
-            missing = (np.full(count, np.nan) for count in counts)
-            table[name] = np.concatenate(
-                [part.get(name, empty) for (_, part), empty in zip(parts, missing, strict=True)]
-            )
+            table[name] = np.concatenate([part.get(name, np.full(part.rows, np.nan)) for _, part in parts])
         return table
 
     def track(self, tracker: str) -> list[str]:

@@ -22,7 +22,7 @@ from edgefl.results.statistics import (
     LearningCurve,
     Over,
     estimate,
-    learning_curve,
+    filled,
     ratio,
     ratio_digits,
     smoothed,
@@ -66,10 +66,14 @@ class RaceTarget(NamedTuple):
         """Return the run's curve of the metric, negated if the metric has to fall."""
         sign = -1.0 if self.at_most else 1.0
         rows = [row for row in record.evaluations if math.isfinite(value_of(row, self.measure))]
-        evaluation = settings_of(record).evaluation
-        return learning_curve(
-            rows, evaluation, over, lambda row: sign * value_of(row, self.measure), self.window
-        )
+        costs = [float(getattr(row, over)) for row in rows]
+        values = [sign * value_of(row, self.measure) for row in rows]
+        settings, periodic = settings_of(record).evaluation, (costs, values)
+        if settings.every_trips is not None:
+            periodic = filled([row.trips for row in rows], costs, values, settings.every_trips)
+        elif settings.every_s is not None:
+            periodic = filled([row.at_s for row in rows], costs, values, settings.every_s)
+        return LearningCurve(costs, values, periodic, self.window)
 
     def reached(self, record: Record, over: Over) -> float:
         """Return the run's cost of reaching the target (seconds, trips or versions), or NaN if it did not."""

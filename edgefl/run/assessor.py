@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from edgefl.config.checks import check_measured
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.experiment import Experiment
+from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.dataset import Dataset
 from edgefl.learning.evaluate import EvalResult, OwnEvaluation, evaluate
 from edgefl.learning.flat import FlatModel
@@ -55,10 +56,30 @@ class Assessor:
         if (function := self._settings.function) is not None:
             self._own = OwnEvaluation(function, [base], self._seed)
             torch.set_num_threads(1)  # its module, imported just now, may have changed it
-            measured |= dict.fromkeys(self._own.measure(flat, data.test_x, self._test_y), anything)
-        if data.classes is not None or "accuracy" in measured:
+            self._own.measure(flat, data.test_x, self._test_y)
+            measured |= dict.fromkeys(self._own.names, anything)
+        scored = data.classes is not None and (experiment.stop.accuracy is None or self._has_accuracy())
+        if scored or "accuracy" in measured:
             measured["accuracy"] = (0.0, 1.0)
         check_measured(experiment.stop, measured)
+
+    def _has_accuracy(self) -> bool:
+        """Return True if the model has an output for each class, so that its accuracy can be measured.
+
+        Return True also if the model or the loss fails; the trial of a training step reports such a failure.
+        """
+        data, flat = self._data, self._flat
+        first = flat.array.copy()
+        try:
+            with torch_seed(0, flat.vector.device):  # the random streams are then as they were before
+                found = evaluate(flat, data.test_x, self._test_y[:64], data.classes, loss=self._loss)
+        except Exception:
+            return True
+        finally:
+            flat.restore()
+            flat.prepare()
+            np.copyto(flat.array, first)
+        return not math.isnan(found.accuracy)
 
     @property
     def test_examples(self) -> int:
@@ -91,9 +112,8 @@ class Assessor:
 
     def _on_clients(self, personalise: Callable[[int], None]) -> ClientScores:
         base, clients = self._flat.array.copy(), self._clients
-        scores, personal = [], []
-        for client in clients:
-            scores.append(self._score(client))
+        scores = [self._score(client) for client in clients]
+        personal = []
         for client in clients if self._settings.clients == "personal" else ():
             np.copyto(self._flat.array, base)
             personalise(client)

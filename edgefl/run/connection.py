@@ -30,15 +30,13 @@ from edgefl.host.memory import is_no_memory
 from edgefl.run import control, messages
 from edgefl.terminal import printable
 from edgefl.zeromq import keys
-from edgefl.zeromq.door import CallerSocket, DoorSocket
+from edgefl.zeromq.door import LINGER_MS, CallerSocket, DoorSocket
 from edgefl.zeromq.sockets import AT_ONCE, Dealer, Frame, Full, Router, Unreachable
 
 ABSTRACT = "ipc://@edgefl-"
 Message = tuple[messages.FromServer, Sequence[Frame]]
 """A message from the server, and its payload frames."""
 
-LINGER_MS = 200
-"""Time limit in milliseconds for sending the server's last messages when its socket is closed."""
 CONNECTS_PER_S = 5000
 """Maximum number of connection attempts per second, in total for all peers that are still starting."""
 FINE_WAIT_NS = 2_000_000

@@ -90,12 +90,14 @@ class Activity(msgspec.Struct, frozen=True, tag="activity"):
 
 
 class Described(msgspec.Struct, frozen=True, tag="described"):
-    """The run's fleet, workload and time scale, for the live page."""
+    """The run's fleet, workload, time scale and remark, for the terminal and the live page."""
 
     fleet: list[tuple[str, str, int]]
     """Profile, network and number of clients of each group, in the order of the clients' numbers."""
     workload: str
     scale: TimeScale
+    remark: str = ""
+    """Lines about the run that the terminal shows after those about the time scale; "" if there are none."""
 
 
 class Verdict(NamedTuple):
@@ -286,8 +288,6 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
     """Stop the run now; the run can be resumed later."""
-
-    reason: str
 
 
 class Grow(msgspec.Struct, frozen=True, tag="grow"):

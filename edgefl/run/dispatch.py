@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 
 import msgspec
 
-from edgefl.core.deaths import Blame
 from edgefl.run import messages
 
 PREFETCH_S = 0.004
@@ -17,6 +17,10 @@ task is estimated from earlier tasks."""
 MIN_TASKS, MAX_TASKS = 2, 64
 """Minimum and maximum number of tasks that a worker may hold. The minimum is one task to compute and one that
 waits; the maximum is the number of tasks that fit in a message."""
+MAX_DEATHS = 3
+"""A task is given up when this many workers have died while they computed it. These deaths are not stored in
+the journal, because they depend on the processes of this machine, whereas a run's results must be the same on
+every machine."""
 
 Send = Callable[[int, Sequence[messages.Task]], bool]
 """Sends tasks to a worker; returns False if the worker is gone."""
@@ -52,7 +56,8 @@ class Dispatch:
         self._by_due: list[_Entry] = []
         """Heap of entries, ordered by due time; entries of tasks that are no longer waiting are skipped."""
         self._at_work: dict[int, tuple[int, _Entry]] = {}
-        self._blame = Blame()
+        self._deaths: Counter[int] = Counter()
+        """Number of workers that have died while they computed a task, keyed by task."""
         self._task_s = PREFETCH_S / MIN_TASKS
 
     def add(self, task: messages.Task, due_s: float) -> None:
@@ -66,7 +71,7 @@ class Dispatch:
 
     def withdraw(self, task: int) -> bool:
         """Remove a waiting task; return False if a worker holds the task or has finished it."""
-        self._blame.forget(task)
+        self._deaths.pop(task, None)
         return self._waiting.pop(task, None) is not None
 
     @property
@@ -83,7 +88,7 @@ class Dispatch:
     def finished(self, result: messages.TaskResult | messages.Gone) -> messages.Task:
         """Store the result of a task that a worker has finished; return the task."""
         _, entry = self._at_work.pop(result.task)
-        self._blame.forget(result.task)
+        self._deaths.pop(result.task, None)
         self.results[result.task] = result
         if isinstance(result, messages.TaskResult):
             self._task_s += 0.1 * (result.cpu_s - self._task_s)
@@ -94,19 +99,21 @@ class Dispatch:
         return [entry[3] for holder, entry in self._at_work.values() if holder == worker]
 
     def worker_died(self, worker: int, computing: int | None, reason: str) -> None:
-        """Requeue the tasks of a dead worker, except a task that is blamed for the death.
+        """Requeue the tasks of a dead worker, except a task that is blamed for the deaths of workers.
 
-        ``computing`` is the task that the worker had begun last, if any. A blamed task (`Blame`) gets a
-        `FatalTask` result in `results`.
+        ``computing`` is the task that the worker had begun last, if any. The task is blamed if `MAX_DEATHS`
+        workers have died while they computed it; it then gets a `FatalTask` result in `results`.
         """
         orphans = [entry for holder, entry in self._at_work.values() if holder == worker]
         for entry in orphans:
             del self._at_work[entry[2]]
-        if computing is not None and self._blame.worker_died(computing):
-            (guilty,) = (entry for entry in orphans if entry[2] == computing)
-            orphans.remove(guilty)
-            self._blame.forget(computing)
-            self.results[computing] = FatalTask(guilty[1], computing, reason)
+        if computing is not None:
+            self._deaths[computing] += 1
+            if self._deaths[computing] >= MAX_DEATHS:
+                (guilty,) = (entry for entry in orphans if entry[2] == computing)
+                orphans.remove(guilty)
+                del self._deaths[computing]
+                self.results[computing] = FatalTask(guilty[1], computing, reason)
         self._requeue(orphans)
 
     def fill(self, workers: Collection[int]) -> None:

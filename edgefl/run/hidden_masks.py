@@ -80,12 +80,6 @@ class MaskWriter:
         return sender.clipped
 
 
-def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
-    """Return a holder's sealed (encrypted) share from the bytes of an update."""
-    start = 4 * rules.code.size + ID_BYTES + (holder - 1) * rules.sealed_bytes
-    return raw[start : start + rules.sealed_bytes].tobytes()
-
-
 class Holders:
     """Answers the server's requests on behalf of all clients that hold shares of masks."""
 
@@ -103,11 +97,13 @@ class Holders:
 
     def _request(self, members: Members, holder: int) -> Request:
         """Build the request that this holder would receive from the server."""
-        found = []
+        rules, found = self._rules, []
+        # Each update contains a sealed (encrypted) share for every holder. This holder's share starts here:
+        start = 4 * rules.code.size + ID_BYTES + (holder - 1) * rules.sealed_bytes
         for client, slot, weight in members:
             raw = self._buffer.raw(slot)
-            sealed = sealed_share(raw, self._rules, holder)
-            found.append(Member(client, id_of(raw, self._rules.code.size), int(weight), sealed))
+            sealed = raw[start : start + rules.sealed_bytes].tobytes()
+            found.append(Member(client, id_of(raw, rules.code.size), int(weight), sealed))
         return Request(found)
 
 

@@ -43,11 +43,6 @@ class EncryptedWriter:
         return 0
 
 
-def sealed_update(raw: Raw, size: int) -> bytes:
-    """Return the encrypted elements and their authentication tag from the bytes of an update."""
-    return raw[: 4 * size].tobytes() + raw[4 * size + ID_BYTES :].tobytes()
-
-
 class Aggregator:
     """The trusted aggregator, which decrypts and sums updates."""
 
@@ -59,12 +54,12 @@ class Aggregator:
         self._aggregator = TrustedAggregator(keys, phones.public, rules, self.used.of[0])
 
     def reply(self, members: Members, online: Collection[int]) -> SumReply:
-        updates = []
+        updates, size = [], self._size
         for client, slot, weight in members:
             raw = self._buffer.raw(slot)
-            updates.append(
-                SealedUpdate(client, id_of(raw, self._size), weight, sealed_update(raw, self._size))
-            )
+            # These are the encrypted elements and their authentication tag; the id lies between them.
+            sealed = raw[: 4 * size].tobytes() + raw[4 * size + ID_BYTES :].tobytes()
+            updates.append(SealedUpdate(client, id_of(raw, size), weight, sealed))
         try:
             return SumReply(total=self._aggregator.sum(updates).tobytes())
         except SecureError as error:

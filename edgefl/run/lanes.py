@@ -27,7 +27,6 @@ from edgefl.host.channel import Channel, Closed, Refused
 from edgefl.host.children import Exit, end_child
 from edgefl.host.fork_server import ForkedChild, ForkServer, FromForkServer
 from edgefl.host.process import become_child
-from edgefl.processes import usable_cores
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE, is_done
 from edgefl.run import supervisor
@@ -140,7 +139,7 @@ def make_all(
         return
     with ExitStack() as stack:
         try:
-            for share in shares(_cores(), min(lanes, len(waiting))):
+            for share in shares(sorted(os.sched_getaffinity(0)), min(lanes, len(waiting))):
                 running.append(stack.enter_context(_started(share, fork_server())))
             _hand_out(running, waiting, made)
         except BaseException:
@@ -196,11 +195,6 @@ def _started(cores: Sequence[int], fork_server: ForkServer) -> Iterator[Lane]:
     end_child(lane.process, GRACE_S)
 
 
-def _cores() -> list[int]:
-    """Return the numbers of the CPU cores on which this process may run."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(usable_cores())]
-
-
 def _stop(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -209,8 +203,7 @@ def main(channel_fd: int, parent_pid: int, cores: str) -> None:
     os.setpgid(0, 0)
     become_child(parent_pid, "edgefl-lane")
     signal.signal(signal.SIGTERM, _stop)  # a run in progress installs its own handler
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, map(int, cores.split(",")))
+    os.sched_setaffinity(0, map(int, cores.split(",")))
     channel: Channel[Forks | Job] = Channel.inherit(channel_fd, Forks | Job)
     with suppress(Closed, KeyboardInterrupt):
         channel.receive()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
@@ -27,13 +26,12 @@ MAX_COSTS = 1_000_000
 
 
 class Gauge:
-    """Counts trips and measures the server's time for each; `progress` summarises the metrics."""
+    """Measures the errors of trips' times and the server's time per trip; `progress` returns all metrics."""
 
     def __init__(self, plan: control.Serve) -> None:
         kinds = fleet_of(plan.experiment).kinds
         self._names = [profile for profile, *_ in kinds]
         self._ends = list(accumulate(count for *_, count in kinds))
-        self._trips = [0] * len(self._names)
         self._errors: deque[float] = deque(maxlen=2 * RECENT_TRIPS)
         self._costs_ns = array("q")
         self._resolution_s = RESOLUTION_WALL_S / plan.time_scale
@@ -46,9 +44,8 @@ class Gauge:
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
 
-    def trip(self, client: int, times: messages.TripTimes) -> None:
-        """Count a finished trip."""
-        self._trips[bisect_right(self._ends, client)] += 1
+    def trip(self, times: messages.TripTimes) -> None:
+        """Add the planned and the measured times of a trip whose update has arrived."""
         if not self._wall:  # the virtual clock computes times, so there is no error
             return
         trip = times.trip
@@ -90,9 +87,10 @@ class Gauge:
         running = np.fromiter(core.running, np.intp, core.training)
         starts = [0, *self._ends[:-1]]
         here = np.add.reduceat(np.frombuffer(core.present, np.uint8), starts, dtype=np.int64)
+        trips = np.add.reduceat(np.frombuffer(core.finished, np.intc), starts, dtype=np.int64)
         training = np.bincount(np.searchsorted(self._ends, running, "right"), minlength=len(starts))
         absent = np.diff(self._ends, prepend=0) - here
-        rows = np.stack([here - training, training, absent, np.array(self._trips)], axis=1)
+        rows = np.stack([here - training, training, absent, trips], axis=1)
         error = self._achieved_s / self._declared_s - 1.0 if self._declared_s > 0 else None
         shares = {"steal": self._steal.share(), "throttled": self._throttle.share()}
         held = verdict.judge([self._errors], {"trips": error}, Conditions(load=self._load, **shares))

@@ -190,11 +190,6 @@ def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) 
     return entries
 
 
-def _versions(aggregator: Aggregator) -> dict[int, int]:
-    """Return the ring entries of the versions in the buffer, keyed by version."""
-    return {version: entry for entry, version in enumerate(aggregator.buffer.entry_version) if version >= 0}
-
-
 def recover(
     folder: Path, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None = None
 ) -> Restored:
@@ -209,7 +204,8 @@ def recover(
         _end(store, unended, replay.handle(event))
     aggregator.restore_noise(replay.salts)
     aggregator.count(*store.summed())
-    buffer, entries = aggregator.buffer, _versions(aggregator)
+    buffer = aggregator.buffer
+    entries = {version: entry for entry, version in enumerate(buffer.entry_version) if version >= 0}
     for version in [version for version in entries if version > core.version]:
         buffer.retire(entries.pop(version))
     try:

@@ -100,7 +100,7 @@ class ServerLoop:
                 if isinstance(order, control.Departed):
                     self._departed(order)
                 elif isinstance(order, control.Interrupt):
-                    self._interrupted, self._stopped = True, self._stopped or order.reason
+                    self._interrupted, self._stopped = True, self._stopped or "interrupted"
                 elif isinstance(order, control.Grow) and self._stopped is None:
                     self._grow(order)
         if self._interrupted:
@@ -115,7 +115,7 @@ class ServerLoop:
         for timeline_event in timeline_events:
             self._engine.handle(timeline_event)
             if type(timeline_event) is Delivery:
-                self._gauge.trip(timeline_event.client, timeline_event.times)
+                self._gauge.trip(timeline_event.times)
         if self._started and self._core.stopped is not None and self._stopped is None:
             self._stop(self._core.stopped)
 
@@ -194,14 +194,11 @@ class ServerLoop:
             self._handle_all(iter([Halted(self._clock.now_s(), core.too_few)]))
             return
         here = f"{sum(core.present)} of {len(core.present)}"
+        waits = "" if self._aggregator.waiting is None else "; a sum waits for clients that can unmask it"
         raise RunError(
             f"no client is training and none will start: {here} are connected, "
-            f"{len(core.held)} updates wait in the buffer{self._waits()}"
+            f"{len(core.held)} updates wait in the buffer{waits}"
         )
-
-    def _waits(self) -> str:
-        """Return a clause for the error message if a sum waits for clients to unmask it, otherwise ""."""
-        return "" if self._aggregator.waiting is None else "; a sum waits for clients that can unmask it"
 
     def _departed(self, message: control.Departed) -> None:
         over = self._stopped is not None

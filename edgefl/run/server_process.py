@@ -119,18 +119,16 @@ def build(
     aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size, source, prepared.buffers)
     aggregator.hidden = hidden
     aggregator.lends = transport == "shm" and not virtual and not plan.door
-    down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
-    examples, apart = control.column(prepared.examples), strategy.transfers_apart
     trips = Trips(
         experiment,
         clients,
-        examples,
+        control.column(prepared.examples),
         prepared.work,
-        down_bytes,
-        up_bytes,
-        transfers_apart=apart,
+        4 * buffer.shape.size,
+        buffer.shape.update_bytes,
+        transfers_apart=strategy.transfers_apart,
         first_tasks=first_tasks(experiment, strategy, len(clients)),
-        rules=None if aggregator.hidden is None else aggregator.hidden.rules,
+        rules=None if hidden is None else hidden.rules,
     )
     core = core_of(experiment, strategy, KnownClients(trips), source)
     if hidden is not None:
@@ -179,7 +177,6 @@ def build(
     else:
         write_ahead = WriteAhead(store, aggregator, watch)
         timeline = WallTimeline(experiment, clock, *parts, write_ahead)
-    running = {} if restored is None else restored.tasks
     engine = Engine(
         core,
         aggregator,
@@ -189,7 +186,7 @@ def build(
         watch,
         dynamics,
         restored=aggregator.leases,
-        running=running,
+        running={} if restored is None else restored.tasks,
         write_ahead=write_ahead,
         exchange_bytes=0 if trips.rules is None else trips.rules.download_bytes,
         wait_s=trips.wait_s,
@@ -280,7 +277,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         clock=experiment.clock.kind,
         seed=experiment.seed,
         clients=len(trips.data.final),
-        secure=_secure_cost(experiment, trips),
+        secure=_secure_cost(plan, trips),
         attackers=list(attacking_clients(experiment.fleet.attackers, len(trips.data.final), experiment.seed)),
         processes=plan.workers,
         transport=experiment.server.transport,
@@ -307,18 +304,15 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
     store.clients(_ClientRows(plan, trips))
 
 
-def _secure_cost(experiment: Experiment, trips: Trips) -> SecureCost | None:
+def _secure_cost(plan: control.Serve, trips: Trips) -> SecureCost | None:
     """Return the bytes and seconds that secure aggregation adds to trips and versions.
 
     Return None if the run does not use secure aggregation.
     """
-    rules, settings = trips.rules, experiment.server.secure
+    rules, settings = trips.rules, plan.experiment.server.secure
     if rules is None or settings is None:
         return None
-    seconds = {}
-    for info in kinds_of(fleet_of(experiment)).values():
-        device = device_of(experiment, info.client, info.profile)
-        seconds[device.id] = masking_time_s(device, rules)
+    seconds = {device.id: masking_time_s(device, rules) for _, device, _ in _networked(plan)}
     return SecureCost(settings, rules.step, rules.overhead_bytes, rules.held_bytes, seconds)
 
 
@@ -362,9 +356,7 @@ class _ClientRows(LazySequence[ClientRow]):
 
 def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
     """Return the model error factor of each profile that has one, for steps with this work."""
-    last = {info.profile: info.client for info in kinds_of(fleet_of(plan.experiment)).values()}
-    devices = [device_of(plan.experiment, client, profile) for profile, client in last.items()]
-    factors = {one.id: one.model_error_factor(work) for one in devices}
+    factors = {device.id: device.model_error_factor(work) for _, device, _ in _networked(plan)}
     return {name: factor for name, factor in factors.items() if factor is not None}
 
 
@@ -435,11 +427,9 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
             gc.set_threshold(YOUNG_OBJECTS)
             loop.run()
     except (EdgeflError, OSError) as error:
-        what = (
-            str(error)
-            if isinstance(error, EdgeflError)
-            else f"the run's folder cannot be written: {of_system(error)}"
-        )
+        what = str(error)
+        if isinstance(error, OSError):
+            what = f"the run's folder cannot be written: {of_system(error)}"
         channel.send(Refused(printable(what), config=isinstance(error, ConfigError)))
         return 1
     return 0

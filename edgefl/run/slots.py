@@ -83,11 +83,10 @@ class Slots:
         ``entry`` is the ring entry that holds the task's base version, or −1 if no entry holds it.
         """
         if not self._free:
-            taken = f"all {self.buffer.shape.slots} are taken"
-            why = (
-                "the strategy holds updates that it neither uses nor discards, or more than its max_held says"
+            raise SlotError(
+                f"no update slot is free for task {task}; all {self.buffer.shape.slots} are taken: the "
+                "strategy holds updates that it neither uses nor discards, or more than its max_held says"
             )
-            raise SlotError(f"no update slot is free for task {task}; {taken}: {why}")
         slot = self._free.pop()
         # Let the client read from the entry if enough other entries can be overwritten.
         lent = self.lends and entry >= 0
@@ -96,7 +95,7 @@ class Slots:
         if lent:
             self._lent[slot] = entry
             self._borrowers[entry] = self._borrowers.get(entry, 0) + 1
-        self.buffer.lease(slot, task=task, client=client, base_version=version, lent=lent)
+        self.buffer.lease(slot, task=task, lent=lent)
         if entry >= 0 and not lent:
             self._unread[slot] = entry
         if entry >= 0 and self.measures:
@@ -243,7 +242,4 @@ class Slots:
         taken.add(self.buffer.latest[1])
         if self.recoverable:
             taken.add(self._settled)
-        for entry in range(self.buffer.shape.ring):
-            if entry not in taken:
-                return entry
-        return None
+        return next((entry for entry in range(self.buffer.shape.ring) if entry not in taken), None)

@@ -58,7 +58,7 @@ from edgefl.run import control
 from edgefl.run.demands import checked, shape_of, wall_scale
 from edgefl.run.hidden import phones_secret
 from edgefl.run.hosting import Hosts, ThisHost
-from edgefl.run.view import RunView, make_view, verdict_of
+from edgefl.run.view import RunView, described, make_view, verdict_of
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve
 from edgefl.terminal import printable
@@ -292,11 +292,13 @@ class _Supervisor:
         try:
             with stops_deferred(self._interrupts) as signals:
                 with Store(self._folder, create=False) as store:
-                    usage = self._hosts.usage(self._usage.usage())
-                    for name in ("steal", "throttled"):  # the worst of a resumed run's parts counts
+                    usage = {**self._hosts.usage(self._usage.usage()), "load": self._plan.load}
+                    for name in ("steal", "throttled", "load"):  # the worst of a resumed run's parts counts
                         parts = (store.meta(name), usage[name])
                         usage[name] = max((part for part in parts if part is not None), default=None)
-                    store.set_meta(memory=self._memory, **usage)
+                    if self._memory.shared_mib is not None:  # otherwise the figures of an earlier part remain
+                        store.set_meta(memory=self._memory)
+                    store.set_meta(**usage)
                     if rows := self._hosts.rows:
                         store.set_meta(nodes=rows)
                 found = write_results(self._folder)
@@ -442,7 +444,7 @@ class _Supervisor:
     def _stop_serving(self) -> None:
         """Ask the server for a final checkpoint; if the server has no plan yet, `_serve` will ask later."""
         if self._state in HAS_PLAN:
-            self._channels["server"].tell(control.Interrupt("interrupted"))
+            self._channels["server"].tell(control.Interrupt())
 
     def _ended_early(self, name: str) -> None:
         """Continue after the server or the zygote has ended. Raises `RunError` if the run cannot continue."""
@@ -537,7 +539,8 @@ class _Supervisor:
         changed = code_change(run_folder.code_of(self._folder), prepared.code) if self.resuming else ""
         mixed = mixed_runtimes(self._experiment, self._clients)
         remarks = changed, mixed, self._strategy.remark, prepared.remark
-        self._view.describe(self._clients, prepared, scale, "\n".join(filter(None, remarks)))
+        remark = "\n".join(filter(None, remarks))
+        self._view.describe(described(self._experiment, self._clients, prepared, scale, remark))
         self._plan = control.Serve(
             experiment=self._experiment,
             base=str(self._base),

@@ -313,11 +313,8 @@ def _plain(value: str) -> str:
 def _slug(label: str, taken: set[str]) -> str:
     """Make a folder name that is not in ``taken`` from the first 80 characters of a label."""
     stem = re.sub(r"[^\w.=-]+", "-", label, flags=re.ASCII).strip("-.")[:80] or "run"
-    slug = (
-        stem
-        if stem not in taken
-        else next(numbered for n in itertools.count(2) if (numbered := f"{stem}-{n}") not in taken)
-    )
+    names = itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
+    slug = next(name for name in names if name not in taken)
     taken.add(slug)
     return slug
 

@@ -87,6 +87,19 @@ def verdict_of(summary: Mapping[str, Any]) -> Verdict:
     return Verdict(stat.value, next(iter(found["reasons"]), stat.note))
 
 
+def described(
+    experiment: Experiment,
+    clients: ClientInfos,
+    prepared: control.Prepared,
+    scale: TimeScale,
+    remark: str = "",
+) -> control.Described:
+    """Return the description of a run that `RunView.describe` shows."""
+    data, model = printable(prepared.dataset), printable(experiment.model.name)
+    workload = f"{data}, {model} with {prepared.size:,} parameters"
+    return control.Described(list(clients.kinds), workload, scale, remark)
+
+
 class RunView:
     """Base class of the views. It stores the metrics of a run and displays nothing.
 
@@ -125,13 +138,10 @@ class RunView:
         self.running = False
         self.say(text)
 
-    def describe(
-        self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
-    ) -> None:
+    def describe(self, about: control.Described) -> None:
         """Set the fleet, the workload, the time scale and a remark."""
-        self.total, self.scale, self.note = len(clients), scale, "starting the clients"
-        data, model = printable(prepared.dataset), printable(self.experiment.model.name)
-        self.workload = f"{data}, {model} with {prepared.size:,} parameters"
+        self.total, self.scale = sum(count for *_, count in about.fleet), about.scale
+        self.workload, self.note = about.workload, "starting the clients"
 
     def update(self, progress: control.Progress) -> None:
         """Show new metrics; this method is called a few times per second."""
@@ -212,17 +222,15 @@ class LineView(RunView):
         if self.total or at_once:
             self._print(text)
 
-    def describe(
-        self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
-    ) -> None:
-        super().describe(clients, prepared, scale, remark)
-        names = [f"{count:,} {printable(profile)}" for profile, _, count in clients.kinds]
-        if rest := clients.kinds[MAX_NAMED:]:
+    def describe(self, about: control.Described) -> None:
+        super().describe(about)
+        names = [f"{count:,} {printable(profile)}" for profile, _, count in about.fleet]
+        if rest := about.fleet[MAX_NAMED:]:
             others = sum(count for *_, count in rest)
             names[MAX_NAMED:] = [f"{others:,} of {many(len(rest), 'other profile')}"]
         fleet = ", ".join(names)
         self._print(f"{self.title}, {many(self.total, 'client')} ({fleet}), {self.workload}")
-        for line in filter(None, (scale.why, *remark.splitlines())):
+        for line in filter(None, (about.scale.why, *about.remark.splitlines())):
             self._print(line)
         self._printed_s = self.monotonic()
 
@@ -287,14 +295,13 @@ class TerminalView(RunView):
         super().say(text)
         self._draw()
 
-    def describe(
-        self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
-    ) -> None:
-        super().describe(clients, prepared, scale, remark)
+    def describe(self, about: control.Described) -> None:
+        super().describe(about)
         if self._passing:
             return
-        style = {"fits": "dim", "tight": "yellow", "overloaded": "bold red"}[scale.verdict]
-        text = Text(scale.why, style=style).append(f"\n{remark}" if remark else "", style="dim")
+        style = {"fits": "dim", "tight": "yellow", "overloaded": "bold red"}[about.scale.verdict]
+        remark = f"\n{about.remark}" if about.remark else ""
+        text = Text(about.scale.why, style=style).append(remark, style="dim")
         self._try(lambda: self._live.console.print(text))
 
     def update(self, progress: control.Progress) -> None:
@@ -351,14 +358,9 @@ class TerminalView(RunView):
         figures = self.figures(progress)
         grid = Table.grid(padding=(0, 2, 0, 0))
         scored = progress.accuracy is not None or progress.loss is None
-        right_names = ["accuracy"] * scored + [
-            "loss",
-            *map(printable, progress.metrics),
-            "staleness",
-            "dropped",
-        ]
-        right_names += ["failed"] * bool(progress.incidents)
-        for left, right in zip_longest(("version", "trips", "wall", "emulated"), right_names, fillvalue=""):
+        names = ["accuracy"] * scored + ["loss", *map(printable, progress.metrics), "staleness", "dropped"]
+        names += ["failed"] * bool(progress.incidents)
+        for left, right in zip_longest(("version", "trips", "wall", "emulated"), names, fillvalue=""):
             texts = left, figures.get(left, ""), right, figures.get(right, "–" if right else "")
             grid.add_row(*(_one_line(text, "" if place % 2 else "dim") for place, text in enumerate(texts)))
         word, why = self.verdict(progress)

@@ -13,9 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
-from edgefl.devices.fleet import ClientInfos
 from edgefl.errors import ConfigError
-from edgefl.host.capacity import TimeScale
 from edgefl.host.channel import Channel
 from edgefl.host.children import end_child
 from edgefl.host.process import start_process
@@ -71,24 +69,18 @@ class _PageView(RunView):
         self._channel: Channel[Any]
 
     def say(self, text: str, *, at_once: bool = False) -> None:
-        super().say(text)
         self._view.say(text, at_once=at_once)
         self._send(control.Activity(text))
 
     def restarted(self, text: str) -> None:
-        self.running, self.note = False, text
         self._view.restarted(text)
         self._send(control.Activity(text, restarted=True))
 
-    def describe(
-        self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
-    ) -> None:
-        super().describe(clients, prepared, scale, remark)
-        self._view.describe(clients, prepared, scale, remark)
-        self._send(control.Described(list(clients.kinds), self.workload, scale))
+    def describe(self, about: control.Described) -> None:
+        self._view.describe(about)
+        self._send(about)
 
     def update(self, progress: control.Progress) -> None:
-        super().update(progress)
         self._view.update(progress)
         self._send(progress)
 
@@ -102,7 +94,7 @@ class _PageView(RunView):
             path = f"/{secrets.token_urlsafe(12)}/"
             say(f"edgefl: live at http://127.0.0.1:{listener.getsockname()[1]}{path}", err=True)
         self._send(control.Shown(self.experiment, str(self._folder), path))
-        self._send(control.Activity(self.note))
+        self._send(control.Activity(self._view.note))
         self._view.__enter__()
         return self
 
@@ -113,11 +105,8 @@ class _PageView(RunView):
         finally:
             self._send(control.Ended(self._view.outcome(error), self.judged or control.NO_VERDICT))
             self._channel.close()
-            self._end()
-
-    def _end(self) -> None:
-        if self._process is not None:
-            end_child(self._process, GRACE_S)
+            if self._process is not None:
+                end_child(self._process, GRACE_S)
 
     def _send(self, message: control.ToWeb) -> None:
         """Send a message, unless the process is not running or has fallen behind."""

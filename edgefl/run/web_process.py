@@ -98,9 +98,8 @@ def document() -> tuple[str, str, str]:
 
     The page includes its style and script. The header forbids other scripts and requests to other origins.
     """
-    style, _, body = (
-        resources.files("edgefl.run").joinpath("web_page.html").read_text("utf-8").partition("</style>\n")
-    )
+    html = resources.files("edgefl.run").joinpath("web_page.html").read_text("utf-8")
+    style, _, body = html.partition("</style>\n")
     icon = '<link rel="icon" href="data:,">'
     text = f"{page.head('live', icon, style.removeprefix('<style>'))}\n{body}"
     script = text.partition("<script>")[2].partition("</script>")[0]
@@ -137,10 +136,8 @@ class LivePage:
             case control.Activity(text=text, restarted=again):
                 (self._view.restarted if again else self._view.say)(text)
             case control.Described():
-                self._fleet, view = message.fleet, self._view
-                view.total = sum(count for _, _, count in message.fleet)
-                view.workload, view.scale = message.workload, message.scale
-                view.note = "starting the clients"
+                self._fleet = message.fleet
+                self._view.describe(message)
             case control.Progress():
                 self._view.update(message)
                 self._states = message.states or self._states
@@ -318,15 +315,9 @@ class LivePage:
         none = '<p class="about">No {} yet.</p>'
         about = '<p class="about">The last trips, newest first. Each time reads: achieved of declared.</p>'
         shown = [(f"{one.at_s:.1f}", one.kind, one.detail) for one in incidents]
-        return (
-            f"<h3>Phone {client}: {escape(state)}</h3>{page.facts(facts)}"
-            + (
-                about + html_table(TRIP_COLUMNS, map(_trip, trips))
-                if trips
-                else none.format("trip has ended")
-            )
-            + (html_table(INCIDENT_COLUMNS, shown) if shown else none.format("incident"))
-        )
+        past = about + html_table(TRIP_COLUMNS, map(_trip, trips)) if trips else none.format("trip has ended")
+        events = html_table(INCIDENT_COLUMNS, shown) if shown else none.format("incident")
+        return f"<h3>Phone {client}: {escape(state)}</h3>{page.facts(facts)}{past}{events}"
 
     def _facts(self, client: int) -> dict[str, str]:
         ends = accumulate(count for _, _, count in self._fleet)

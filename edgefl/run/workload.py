@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import time
@@ -56,13 +55,12 @@ def own_training(
     Return None if clients train with SGD.
     """
     method, name = type(strategy).train is not Strategy.train, training.function
+    kind = type(strategy).__name__
     if not method and name is None:
         return None
     if method and name is not None:
-        kind = type(strategy).__name__
         raise ConfigError(f"training.function: strategy {kind} trains in its own way; leave out {name!r}")
     if name is not None and strategy.local_rule().vectors:
-        kind = type(strategy).__name__
         raise ConfigError(
             f"training.function: strategy {kind} adds terms to SGD's gradient that {name!r} leaves out; "
             "leave the function out, or write a strategy with its own train method (docs/clients.md)"
@@ -70,11 +68,10 @@ def own_training(
     if training.precision != "float32":
         raise ConfigError(
             "training.precision: must be 'float32' with your own training function (which may use "
-            "torch.autocast), "
-            f"got {training.precision!r}"
+            f"torch.autocast), got {training.precision!r}"
         )
     if name is None:
-        name = f"{type(strategy).__name__}.train"
+        name = f"{kind}.train"
         check_function(strategy.train, name)
         return strategy.train, name
     if name.startswith("flower:"):
@@ -97,7 +94,7 @@ def _refusing_training() -> Iterator[None]:
         raise ConfigError(f"training.function: {error}") from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def _refusing_model(name: str) -> Iterator[None]:
     """Turn an error in a model's training step into a `ConfigError` with the user's file and line."""
     try:
@@ -153,19 +150,15 @@ class Workload:
         self._custom: CustomTrainer | None = None
         if own is not None:
             self._custom = CustomTrainer(self.flat, *own, self.rule, self._loss, self._arithmetic)
-        halves = type(strategy).begin_trip, type(strategy).end_trip
-        keeps = bool(self.vectors or self.client_vectors) or halves != (
-            Strategy.begin_trip,
-            Strategy.end_trip,
-        )
-        self.needs_inputs = own is not None or keeps
+        kind = type(strategy)
+        plain = kind.begin_trip is Strategy.begin_trip and kind.end_trip is Strategy.end_trip
+        self.needs_inputs = own is not None or not plain or bool(self.vectors or self.client_vectors)
         """True if a trip's training needs the trip's `TripInputs`."""
         self._state = self.flat.trainable * (1 + self.rule.state_vectors) if own is None else 0
         """Number of elements of gradients and optimizer state that the trace of a step does not include."""
         torch.set_num_threads(1)  # the user's modules, which are imported by now, may have changed it
         self.work = self._work()
         self._check_memory()
-        examples = self._rows.sizes.data
         numbers = self.flat.whole.size
         update_format = experiment.server.update_format
         exact = FORMATS[update_format].exact(self.flat.buffers)
@@ -175,15 +168,14 @@ class Workload:
         self.phones_secret = b""
         """Secret from which the phones' keys are derived; empty without secure aggregation."""
         up_bytes += 0 if self.rules is None else self.rules.overhead_bytes
-        apart = strategy.transfers_apart
         self._trips = Trips(
             experiment,
             clients,
-            examples,
+            self._rows.sizes.data,
             self.work,
             4 * numbers,
             up_bytes,
-            transfers_apart=apart,
+            transfers_apart=strategy.transfers_apart,
             rules=self.rules,
         )
         self.known = KnownClients(self._trips)

@@ -57,10 +57,10 @@ class Zygote:
     def __init__(self, channel: Channel[control.ToZygote], make_workload: Callable[..., Workload]) -> None:
         self._channel = channel
         self._make_workload = make_workload
-        self._request: control.Prepare | None = None
+        self._request: control.Prepare
         self._workload: Workload | None = None
         """The workload that all forks share; None if each fork loads its own because it computes on a GPU."""
-        self._buffer: ParameterBuffer | None = None
+        self._buffer: ParameterBuffer
         self._enforcement = Enforcement()
         self._children: dict[int, tuple[control.Spawn, ClientLimits, memoryview[int]]] = {}
         self._governor = 0
@@ -122,7 +122,6 @@ class Zygote:
 
     @property
     def _on_gpu(self) -> bool:
-        assert self._request is not None
         return self._request.experiment.training.device != "cpu"
 
     def _run_without_cuda(self, name: str, main: Callable[[], None]) -> None:
@@ -140,7 +139,6 @@ class Zygote:
             kernels.backend()
             self._workload = workload = self._load()
             prepared = workload.prepared()
-            assert self._request is not None
             if self._request.fingerprint:
                 prepared = msgspec.structs.replace(prepared, fingerprint=workload.fingerprint())
             self._channel.send(prepared)
@@ -154,14 +152,12 @@ class Zygote:
         """
         if self._workload is not None:
             return self._workload
-        assert self._request is not None
         experiment = self._request.experiment
         made = self._make_workload(experiment, fleet_of(experiment), Path(self._request.base))
         made.phones_secret = self._request.phones
         return made
 
     def _write_first_model(self) -> None:
-        assert self._buffer is not None
         self._buffer.model(0)[:] = self._load().flat.whole
 
     def _spawn(self, spec: control.Spawn) -> None:
@@ -193,7 +189,6 @@ class Zygote:
         """Run a client, a worker or the evaluator in the forked process, until the server ends it."""
         self._close_own()
         workload, buffer, lifeline = self._load(), self._buffer, self._lifeline[0]
-        assert buffer is not None
         limits.enter()
         set_timer_slack()
         set_time_slice(SLICE_NS)

@@ -8,7 +8,7 @@ the shares of several vectors is the share of the weighted sum of these vectors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 
 import msgspec
@@ -91,15 +91,12 @@ class Code(msgspec.Struct, frozen=True):
             weights = [sum(p * r for p, r in zip(powers, column, strict=True)) % PRIME for column in columns]
             kernels.field_sum(expected, first, weights)
             if not np.array_equal(expected, shares[extra]):
-                raise SecureError(f"the shares of holders {listed(used)} and {extra} contradict each other")
+                others = ", ".join(map(str, used))
+                raise SecureError(f"the shares of holders {others} and {extra} contradict each other")
         pieces = np.empty((self.recover - self.private, self.share_size), np.uint32)
         for row, piece in zip(rows, pieces, strict=False):
             kernels.field_sum(piece, first, row)
         return pieces.reshape(-1)[: self.size]
-
-
-def listed(holders: Sequence[int]) -> str:
-    return ", ".join(map(str, holders))
 
 
 @lru_cache(maxsize=64)

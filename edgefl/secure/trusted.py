@@ -12,6 +12,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ from edgefl.secure.keys import TAG_BYTES, KeyPair
 
 class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
     """Parameters of the protocol. They must be the same for the clients, the aggregator and the server of a
-    run."""
+    run. `SecureRules` explains the sizes and costs."""
 
     size: int
     """Number of elements of an update."""
@@ -33,41 +34,19 @@ class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
     ``resolution`` are counted."""
     resolution: int = 256
 
-    @property
-    def overhead_bytes(self) -> int:
-        """Number of bytes that an upload contains in addition to the encrypted update: its id and its
-        authentication tag."""
-        return ID_BYTES + TAG_BYTES
-
-    @property
-    def download_bytes(self) -> int:
-        """Number of bytes that a client receives in addition to the model: none."""
-        return 0
+    overhead_bytes: ClassVar[int] = ID_BYTES + TAG_BYTES
+    download_bytes: ClassVar[int] = 0
+    moved_bytes: ClassVar[int] = 0
+    held_bytes: ClassVar[tuple[int, int]] = (0, 0)
+    step: ClassVar[float] = 0.0
+    """0, because the elements of an update are not rounded."""
+    clip: ClassVar[float] = 3e38
+    """About the largest float32 number, so nothing is clipped."""
 
     @property
     def cipher_bytes(self) -> int:
         """Number of bytes that a client encrypts for one upload."""
         return 4 * self.size
-
-    @property
-    def moved_bytes(self) -> int:
-        """Number of bytes that a client reads and writes in its computations for one upload: none."""
-        return 0
-
-    @property
-    def held_bytes(self) -> tuple[int, int]:
-        """Bytes that a client receives and sends to help to unmask a sum: both are 0."""
-        return 0, 0
-
-    @property
-    def step(self) -> float:
-        """0, because the elements of an update are not rounded."""
-        return 0.0
-
-    @property
-    def clip(self) -> float:
-        """Maximum magnitude of an element: about the largest float32 number, so nothing is clipped."""
-        return 3e38
 
 
 class SealedUpdate(msgspec.Struct, frozen=True):

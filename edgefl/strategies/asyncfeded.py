@@ -17,14 +17,6 @@ from edgefl.strategies.asynchronous import Asynchronous
 from edgefl.strategies.base import Client, Step, Until, Update, View
 
 
-@dataclass
-class LocalSteps:
-    """The numbers K_i of local steps in each client's next trip and first trip."""
-
-    next: list[int]
-    first: list[int]
-
-
 @dataclass(frozen=True, kw_only=True)
 class AsyncFedED(Asynchronous):
     """w ← w + η_i·Δ_i on every arrival, with η_i = λ/(γ_i + ε) and γ_i = ‖w_n − w_k‖/‖Δ_i‖.
@@ -56,12 +48,12 @@ class AsyncFedED(Asynchronous):
     def max_held(self, clients: int) -> int:
         return 1
 
-    def begin(self, devices: Sequence[Client]) -> LocalSteps:
-        steps = [max(1, device.steps) for device in devices]
-        return LocalSteps(list(steps), steps)
+    def begin(self, devices: Sequence[Client]) -> list[int]:
+        """Return K_i, the number of local steps in each client's next trip."""
+        return [max(1, device.steps) for device in devices]
 
-    def until(self, state: LocalSteps, client: int, view: View) -> Until | None:
-        return Until(steps=state.next[client]) if self.kappa else None
+    def until(self, state: list[int], client: int, view: View) -> Until | None:
+        return Until(steps=state[client]) if self.kappa else None
 
     def staleness(self, norm: float, distance: float) -> float:
         """Return the staleness γ of an update with this L2 norm.
@@ -74,13 +66,13 @@ class AsyncFedED(Asynchronous):
         """Return the step size η for an update, from its L2 norm and its distance as in `staleness`."""
         return self.lam / (self.staleness(norm, distance) + self.epsilon)
 
-    def arrive(self, state: LocalSteps, update: Update, view: View) -> Sequence[Update]:
+    def arrive(self, state: list[int], update: Update, view: View) -> Sequence[Update]:
         change = (self.target - self.staleness(update.norm, update.distance)) * self.kappa
-        most = self.max_growth * state.first[update.client]
-        state.next[update.client] = math.floor(min(most, max(1.0, state.next[update.client] + change)))
+        most = self.max_growth * max(1, view.devices[update.client].steps)
+        state[update.client] = math.floor(min(most, max(1.0, state[update.client] + change)))
         return super().arrive(state, update, view)
 
-    def step(self, state: LocalSteps, view: View) -> Step | None:
+    def step(self, state: list[int], view: View) -> Step | None:
         if not view.held:
             return None
         update = view.held[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -17,6 +17,8 @@ from edgefl.strategies.base import Arrivals, Strategy, Update, View, check_fits
 @dataclass(frozen=True, kw_only=True)
 class Asynchronous(Strategy):
     """Starts clients without rounds. A subclass defines `step`."""
+
+    starts_together: ClassVar[bool] = False
 
     concurrency: Count | None = None
     """Number of clients that train in parallel, drawn uniformly from the idle ones; default: all clients."""
@@ -57,10 +59,6 @@ class Asynchronous(Strategy):
     @property
     def lockstep(self) -> bool:
         return self.restart != "immediate"
-
-    @property
-    def starts_together(self) -> bool:
-        return False
 
     def contributors(self, state: Any, view: View) -> Collection[int]:
         """Return the clients whose updates the next step will use."""

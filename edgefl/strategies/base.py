@@ -490,16 +490,19 @@ class Strategy:
         return None
 
 
-def importance(by: Literal["examples", "uniform"], devices: Sequence[Client]) -> list[float]:
-    """Return the weights p_i in the objective Σ p_i·f_i: each client's share of all examples, or 1/n.
+def importance(by: Literal["examples", "uniform"], given: Sequence[Client | Update]) -> list[float]:
+    """Return the share that each client, or each update, has of the examples of all that are given.
+
+    The shares are 1/n each if ``by`` is ``uniform``, or if nobody has examples. The shares of all clients are
+    the weights p_i in the objective Σ p_i·f_i.
 
     >>> importance("examples", [Client(0, "pi-4", 30), Client(1, "pi-4", 90)])
     [0.25, 0.75]
     """
-    total = sum(device.examples for device in devices)
+    total = sum(one.examples for one in given)
     if by == "uniform" or total == 0:
-        return [1.0 / len(devices)] * len(devices)
-    return [device.examples / total for device in devices]
+        return [1.0 / len(given) for _ in given]
+    return [one.examples / total for one in given]
 
 
 def check_fits(field: str, number: int | None, clients: int) -> None:

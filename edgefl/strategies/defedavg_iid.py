@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
 from edgefl.strategies.base import Client, Step, Update, View
 from edgefl.strategies.buffered import Buffered
@@ -83,9 +82,6 @@ class DeFedAvgIID(Buffered):
         begins_s = state.broadcast_s if view.version == 0 else 0.0
         waits = (begins_s, self._due_s(state, view), *self._uploading(state, view).values())
         return min((at_s for at_s in waits if view.now_s < at_s < math.inf), default=None)
-
-    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        return [1.0 / len(updates)] * len(updates)
 
     def _uploading(self, state: Links, view: View) -> dict[int, float]:
         """Return the clients that still upload, and the times at which their uploads end."""

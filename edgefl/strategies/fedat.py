@@ -14,7 +14,7 @@ import numpy as np
 
 from edgefl.experiment import Count, NonNegative
 from edgefl.sequences import sample
-from edgefl.strategies.base import Client, LocalTerms, Step, Strategy, Update, View, check_fits
+from edgefl.strategies.base import Client, LocalTerms, Step, Strategy, Update, View, check_fits, importance
 
 
 @dataclass
@@ -56,6 +56,7 @@ class FedAT(Strategy):
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
+    lockstep: ClassVar[bool] = True
     reuses: ClassVar[bool] = True
 
     tiers: Count | None = None
@@ -77,10 +78,6 @@ class FedAT(Strategy):
 
     def local_rule(self) -> LocalTerms:
         return LocalTerms(prox_mu=self.lam)
-
-    @property
-    def lockstep(self) -> bool:
-        return True
 
     def max_training(self, clients: int) -> int:
         small, larger = divmod(clients, count := self.size(clients))
@@ -150,10 +147,9 @@ class FedAT(Strategy):
         weights: list[float] = []
         for tier, share in zip(state, shares, strict=True):
             models = tier.arrived if tier is due else tier.models
-            total = sum(update.examples for update in models.values())
-            for update in sorted(models.values(), key=lambda update: update.client):
-                updates.append(update)
-                weights.append(share * (update.examples / total if total else 1 / len(models)))
+            of_tier = sorted(models.values(), key=lambda update: update.client)
+            updates += of_tier
+            weights += [share * part for part in importance("examples", of_tier)]
         return Step(updates, weights, 1.0 - math.fsum(weights), keep=True, release=[*due.models.values()])
 
     def stepped(self, state: list[Tier], step: Step, view: View) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from edgefl.errors import ConfigError
 from edgefl.sequences import PatchedSequence
-from edgefl.strategies.base import Sampling, Update, View
+from edgefl.strategies.base import Sampling, Update, View, importance
 from edgefl.strategies.rounds import Round, Rounds
 
 MIN_POISSON_COHORT = 40
@@ -116,8 +116,6 @@ class FedAvg(Rounds):
         return float(examples) if self.weighting == "examples" else 1.0
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        total = sum(update.examples for update in updates)
-        if self.weighting == "uniform" or total == 0:
-            size = len(updates) if self.cohorts == "fixed" else self.size(len(view.devices))
-            return [1.0 / size] * len(updates)
-        return [update.examples / total for update in updates]
+        if self.cohorts == "poisson":
+            return [1.0 / self.size(len(view.devices))] * len(updates)
+        return importance(self.weighting, updates)

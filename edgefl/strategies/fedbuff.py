@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from edgefl.experiment import Decay, NonNegative
 from edgefl.kernels.steps import ServerOptimizer
+from edgefl.sequences import added
 from edgefl.strategies.base import Update, View
 from edgefl.strategies.buffered import Buffered
 
@@ -46,5 +47,5 @@ class FedBuff(Buffered):
             count * (1.0 + update.staleness) ** -self.exponent
             for count, update in zip(counts, updates, strict=True)
         ]
-        total = sum(scale if self.normalize else counts)
+        total = added(scale) if self.normalize else sum(counts)
         return [one / total for one in scale] if total else [1.0 / len(updates)] * len(updates)

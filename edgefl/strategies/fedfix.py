@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from edgefl.experiment import Positive
 from edgefl.strategies.base import Client, Step, Strategy, View, importance
@@ -35,14 +35,12 @@ class FedFix(Strategy):
     [0.5, 0.5]
     """
 
+    lockstep: ClassVar[bool] = True
+
     interval_s: Positive = 10.0
     """Δt: time between two steps, in emulated seconds."""
     importance_by: Literal["examples", "uniform"] = "examples"
     """Whether p_i is the client's share of the fleet's examples (``examples``) or 1/n (``uniform``)."""
-
-    @property
-    def lockstep(self) -> bool:
-        return True
 
     def slots(self, clients: int) -> int:
         """Return the number of update slots, one per client: no client trains while its update is held."""

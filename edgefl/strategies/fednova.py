@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgefl.sequences import added
 from edgefl.strategies.base import Update, View
 from edgefl.strategies.fedavg import FedAvg
 
@@ -28,5 +29,5 @@ class FedNova(FedAvg):
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         shares = super().weights(state, updates, view)
         steps = [max(1, update.steps) for update in updates]
-        mean = sum(share * count for share, count in zip(shares, steps, strict=True))
+        mean = added(share * count for share, count in zip(shares, steps, strict=True))
         return [share * mean / count for share, count in zip(shares, steps, strict=True)]

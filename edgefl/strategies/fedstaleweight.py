@@ -10,6 +10,7 @@ from typing import Literal
 from edgefl.errors import shortened
 from edgefl.experiment import Count, Decay, Positive
 from edgefl.kernels import MovingAverage
+from edgefl.sequences import added
 from edgefl.strategies.base import Client, Step, Update, View, importance
 from edgefl.strategies.buffered import Buffered
 
@@ -124,12 +125,12 @@ class FedStaleWeight(Buffered):
             for update, mean in zip(updates, means, strict=True)
         ]
         if self.normalize == "buffer":
-            total = sum(raw) or 1.0  # the sum is 0 if p_j = 0 for all clients in the buffer
+            total = added(raw) or 1.0  # the sum is 0 if p_j = 0 for all clients in the buffer
             return [one / total for one in raw]
         fair: Sequence[float] = [one / (size * (state.raw_mean or 1.0)) for one in raw]
         if self.normalize == "credit":
             fair = self._with_credit(state, updates, fair)
-        scale = min(1.0, self.max_step / (sum(fair) or 1.0))
+        scale = min(1.0, self.max_step / (added(fair) or 1.0))
         return [one * scale for one in fair]
 
     def _with_credit(

@@ -21,14 +21,11 @@ class MIFA(Strategy):
     """
 
     reuses: ClassVar[bool] = True
+    lockstep: ClassVar[bool] = True
 
     gather_s: NonNegative = 10.0
     """Maximum time, in emulated seconds, that the first round waits for the whole fleet to connect. In the
     paper, it waits for all clients without a limit."""
-
-    @property
-    def lockstep(self) -> bool:
-        return True
 
     def max_held(self, clients: int) -> int:
         return 2 * clients

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from edgefl.experiment import Count, NonNegative, Positive, Share
 from edgefl.kernels import MovingAverage
 from edgefl.strategies.asynchronous import Asynchronous
-from edgefl.strategies.base import Client, Step, Update, View
+from edgefl.strategies.base import Client, Step, Update, View, importance
 
 
 @dataclass
@@ -65,6 +65,8 @@ class Pisces(Asynchronous):
     100.0
     """
 
+    lockstep: ClassVar[bool] = True
+
     staleness_bound: Count = 5
     """b: the server takes about b steps while the slowest of the training clients makes one trip. This bounds
     the staleness of that client's update."""
@@ -93,10 +95,6 @@ class Pisces(Asynchronous):
     """ε of DBSCAN: the distance within which two losses are neighbours. A loss that has at least
     ``concurrency`` / 2 neighbours, including itself, is in a cluster, and so are its neighbours; all other
     losses are outliers."""
-
-    @property
-    def lockstep(self) -> bool:
-        return True
 
     def slots(self, clients: int) -> int:
         """Return the number of update slots, one per client: no client trains while its update is held."""
@@ -189,9 +187,7 @@ class Pisces(Asynchronous):
         if not view.held or view.now_s < self.wake_s(state, view):
             return None
         updates = sorted(view.held, key=lambda update: update.client)
-        total = sum(update.examples for update in updates)
-        by_examples = self.weighting == "examples" and total > 0
-        part = [update.examples / total if by_examples else 1.0 / len(updates) for update in updates]
+        part = importance(self.weighting, updates)
         means = state.staleness.mean([update.client for update in updates]).tolist()
         discount = [math.pow(mean + 1.0, -self.staleness_discount) for mean in means]
         return Step(updates, [p * factor for p, factor in zip(part, discount, strict=True)])

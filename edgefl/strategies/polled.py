@@ -35,6 +35,7 @@ class Polled(Strategy):
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
+    lockstep: ClassVar[bool] = True
 
     participants: Count | None = None
     """s: number of clients per poll; default 10, or the whole fleet if it is smaller."""
@@ -51,10 +52,6 @@ class Polled(Strategy):
     def slots(self, clients: int) -> int:
         """Return the number of update slots, one per client: no client trains while its update is held."""
         return clients
-
-    @property
-    def lockstep(self) -> bool:
-        return True
 
     def begin(self, devices: Sequence[Client]) -> Polls:
         return Polls()

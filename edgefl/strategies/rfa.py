@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from edgefl.experiment import Count
-from edgefl.strategies.base import Update, View
+from edgefl.sequences import added
+from edgefl.strategies.base import Update, View, importance
 from edgefl.strategies.buffered import Buffered
 from edgefl.strategies.rows import Rows, check_buffer
 
@@ -40,12 +41,10 @@ class Rfa(Buffered):
         check_buffer(self.size(clients))
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        counts = [update.examples if self.weighting == "examples" else 1 for update in updates]
-        total = sum(counts)
-        return [count / total for count in counts] if total else [1.0 / len(updates)] * len(updates)
+        return importance(self.weighting, updates)
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float]:
-        first = np.asarray(weights) / sum(weights)
+        first = np.asarray(weights) / added(weights)
         products, squares, now = rows.products, rows.products.diagonal(), first
         for _ in range(self.iterations):
             # ‖Σ_j now_j Δ_j − Δ_k‖²

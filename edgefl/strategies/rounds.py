@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -44,6 +44,8 @@ class Rounds(Strategy):
     With ``redraw = false`` a lost member is not replaced: the members of a round start together, and the step
     follows after ``cohort`` updates, or after the updates of all remaining members if there are fewer.
     """
+
+    lockstep: ClassVar[bool] = True
 
     cohort: Count | None = None
     """Number of updates per round; default 10, or as many as a smaller fleet allows."""
@@ -91,10 +93,6 @@ class Rounds(Strategy):
     @property
     def closed(self) -> bool:
         return not self.redraw
-
-    @property
-    def lockstep(self) -> bool:
-        return True
 
     def max_training(self, clients: int) -> int:
         """Return the maximum number of clients with a task.

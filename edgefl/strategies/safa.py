@@ -51,6 +51,7 @@ class SAFA(Strategy):
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
+    lockstep: ClassVar[bool] = True
     reuses: ClassVar[bool] = True
 
     participants: Count | None = None
@@ -67,10 +68,6 @@ class SAFA(Strategy):
 
     def check(self, clients: int) -> None:
         check_fits("participants", self.participants, clients)
-
-    @property
-    def lockstep(self) -> bool:
-        return True
 
     def max_held(self, clients: int) -> int:
         return 3 * clients

@@ -30,6 +30,7 @@ AGAIN_MS, MAX_AGAIN_MS = 100, 2000
 BACKLOG = 1024
 """Maximum number of connections that may wait for ZeroMQ to accept them."""
 LINGER_MS = 200
+"""Time limit in milliseconds for sending the last messages of a socket that is closed."""
 SEALED_BYTES = 64
 """Maximum number of bytes by which encryption lengthens a frame."""
 _ADDRESS = re.compile(r"tcp://(?P<host>[^:/\[\]\s]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5}|\*)")
@@ -93,11 +94,8 @@ class DoorSocket(Router):
             router.bind(address)
         except zmq.ZMQError as error:
             self.close()
-            why = (
-                "not an address of this host"
-                if error.errno == errno.ENODEV
-                else zmq.strerror(error.errno or 0)
-            )
+            foreign = error.errno == errno.ENODEV
+            why = "not an address of this host" if foreign else zmq.strerror(error.errno or 0)
             raise RunError(f"{address}: {why}") from None
         self.address = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 

@@ -135,13 +135,8 @@ def _read(path: Path, field: str) -> dict[str, str]:
     found = toml.read(path)
     if field == "secret" and "public" in found:
         raise ConfigError(f"{path}: this is a public key; expected the secret key, {path.stem}.key")
-    if (
-        field not in found
-        or "name" not in found
-        or not all(
-            isinstance(text, str) and (name == "name" or _HEX.fullmatch(text)) for name, text in found.items()
-        )
-    ):
+    fit = (isinstance(text, str) and (name == "name" or _HEX.fullmatch(text)) for name, text in found.items())
+    if not ({field, "name"} <= found.keys() and all(fit)):
         raise ConfigError(
             f"{path}: this is not an edgefl key; expected a name, and 64 hexadecimal digits as {field}"
         )

@@ -123,6 +123,8 @@ def test_wrong_arguments_of_encoding_and_decoding_are_named(backend: str) -> Non
         kernels.field_decode(out.view(np.float32), out, mask, 1.0, backend)
     with pytest.raises(TypeError, match=r"update must be float32 \(got float64\)"):
         kernels.field_encode(out, np.zeros(3), mask, 1.0, 2.0, backend)
+    with pytest.raises(TypeError, match=r"clip must be a number \(got None\)"):
+        kernels.field_encode(out, update, mask, None, 2.0, backend)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"vectors\[1\] must not overlap the output array"):
         kernels.field_sum(out, [mask, out], [1, 1], backend)
     assert kernels.field_encode(mask, update, mask, 1.0, 2.0, backend) == 0  # in place

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_cases import DTYPES, chosen, fast_backends, random_case, same_bits, threads
+from backend_cases import DTYPES, chosen, fast_backends, random_case, same_bits, threads, unaligned
 
 from edgefl import kernels
 from edgefl.kernels.ranks import GRAIN, network
@@ -18,7 +18,7 @@ SIZES = (0, 1, 31, 33, 257, TILE + 1, GRAIN + 5)
 
 def results(backend: str, case: dict[str, Any], trim: int) -> tuple[np.ndarray, np.ndarray]:
     updates, scales = case["updates"], case["scales"]
-    out = np.full(updates[0].size, np.nan, np.float32)
+    out = unaligned(np.full(updates[0].size, np.nan, np.float32), len(updates) % 4)
     kernels.trimmed_mean(out, updates, trim, backend, scales=scales)
     return out, kernels.products(updates, backend, scales=scales)
 

@@ -46,7 +46,7 @@ class Run:
         self._under_way.clear()
 
     def lease(self, task: int, slot: int) -> messages.Task:
-        self.buffer.lease(slot, task=task, client=0, base_version=0)
+        self.buffer.lease(slot, task=task)
         return messages.Task(
             client=0, task=task, trip=0, version=0, entry=0, slot=slot, cut=None, condition=None
         )
@@ -137,7 +137,7 @@ def test_a_lent_version_is_read_in_place_and_a_changed_one_is_noticed() -> None:
     with run("shm", size=4) as there:
         there.buffer.model(0)[:] = [1, 2, 3, 4]
         there.buffer.publish(version=0, entry=0)
-        there.buffer.lease(1, task=40, client=0, base_version=0, lent=True)
+        there.buffer.lease(1, task=40, lent=True)
         assert there.client.keeps(messages.Task(0, 40, 0, 0, 0, 1, None, None))
         assert not there.client.keeps(there.lease(41, slot=2))
         model = there.client.base(0, 0, [])

@@ -47,7 +47,6 @@ class Faulty(NamedTuple):
 class Recorded(NamedTuple):
     """An undisturbed run, all its file changes, and runs in which one of the ``FAULTS`` was injected."""
 
-    library: Path
     changes: list[Change]
     judge: Judge
     folder: Path
@@ -70,4 +69,4 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     assert code == 0, err
     changes = list(shim.changes(log, base / "files"))
     found = [Faulty(fault, one.out, *end) for fault, one, end in zip(FAULTS, faulty, ends, strict=True)]
-    return Recorded(library, changes, Judge(small_run(), changes, base / "judge"), run.out, found)
+    return Recorded(changes, Judge(small_run(), changes, base / "judge"), run.out, found)

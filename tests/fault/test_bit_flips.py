@@ -25,6 +25,11 @@ def folder(request: pytest.FixtureRequest, recorded: Recorded, tmp_path: Path) -
     return tmp_path / "killed" / "run"
 
 
+@pytest.fixture(scope="module")
+def read(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    return Reader(recorded.folder, tmp_path_factory.mktemp("flips") / "spoilt")
+
+
 def test_no_flipped_bit_gives_another_result(folder: Path, tmp_path: Path) -> None:
     read = Reader(folder, tmp_path / "spoilt")
     found = Counter(map(read, flips(folder, 400)))
@@ -46,10 +51,9 @@ def results(read: Reader, name: str, part: float = 1.0) -> Iterator[str]:
 
 
 def test_without_a_seal_of_its_header_a_flip_in_a_checkpoint_changes_a_result(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, read: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The seal once did not cover versions, times and places of updates."""
-    read = Reader(recorded.folder, tmp_path / "spoilt")
     newest = max((recorded.folder / "checkpoints").glob("journal-*"))
     with checkpoint.safe_open(newest, framework="numpy") as file:
         metadata = file.metadata()
@@ -61,8 +65,7 @@ def test_without_a_seal_of_its_header_a_flip_in_a_checkpoint_changes_a_result(
 
 
 def test_without_its_seal_a_flip_in_the_record_changes_a_result(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    read: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Reader(recorded.folder, tmp_path / "spoilt")
     monkeypatch.setattr(seal, "check", lambda record: None)
     assert any(said.startswith("another result") for said in results(read, "record.sqlite"))

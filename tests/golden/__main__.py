@@ -1,7 +1,7 @@
 """``python -m tests.golden record|compare [CASE...]``: the results that a restructuring must not change.
 
-``record`` writes golden.json, or the named cases in it; ``compare`` says a line a case that differs, and in
-which facts. A CASE may be a pattern, such as ``verdict-*``. All of them take some minutes.
+``record`` writes golden.json, or the named cases in it; ``compare`` prints a line for each case that differs,
+with the facts that differ. A CASE may be a pattern, such as ``verdict-*``. All cases take some minutes.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.golden import adapters, runs, verdicts
+from edgefl.run import sweep
+from tests.golden import runs, verdicts
 
 COMPARED = "text-compare"
 FILE = runs.HERE / "golden.json"
 CLEAR = 180
-"""Letters up to which a fact is recorded as it is, not as a digest."""
+"""Maximum length of a fact that is recorded in full; a longer fact is recorded as a digest."""
 SHOWN = 4
 Facts = dict[str, Any]
 
 
 def cases() -> list[str]:
-    """All cases, quick ones first."""
+    """Return all cases, the fast ones first."""
     return [*verdicts.CASES, COMPARED, *runs.CASES]
 
 
 def machine() -> dict[str, str]:
-    """What the last bits of trained numbers depend on."""
+    """Return what the last bits of trained numbers depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     name = ", ".join(cpu.get(key, "?") for key in ("model name", "cpu family", "model"))
@@ -44,11 +45,11 @@ def machine() -> dict[str, str]:
 
 
 def facts_of(names: Sequence[str]) -> Iterator[tuple[str, Facts]]:
-    """Find the facts of these cases, one case after the other."""
+    """Yield each case with its facts."""
     with (
         patch.dict(os.environ, COLUMNS="80", NO_COLOR="1", EDGEFL_BACKEND=""),
         tempfile.TemporaryDirectory(prefix="golden-") as out,
-        adapters.started_warm() as warm,
+        sweep.warm() as warm,
     ):
         for name in names:
             try:
@@ -67,7 +68,7 @@ def _facts(name: str, folder: Path, warm: Any) -> Facts:
 
 
 def _compared(folder: Path, warm: Any) -> dict[str, Any]:
-    """What is said of two seeds of two runs beside each other, and what of the first one."""
+    """Return what commands print about two settings with two seeds, and about the first run."""
     names = fnmatch.filter(runs.CASES, "compare-*")
     for name in names:
         runs.make(name, folder / name, warm)
@@ -84,7 +85,7 @@ def _compared(folder: Path, warm: Any) -> dict[str, Any]:
 
 
 def flat(value: Any, path: str = "", depth: int = 3) -> Facts:
-    """Nested facts by their paths, as they are where they are short, the innermost as digests."""
+    """Return nested facts by their paths. Short facts are kept; long innermost facts become digests."""
     if len(json.dumps(value, ensure_ascii=False)) <= CLEAR:
         return {path: value}
     if not depth or not isinstance(value, dict | list | tuple):
@@ -95,7 +96,7 @@ def flat(value: Any, path: str = "", depth: int = 3) -> Facts:
 
 
 def different(name: str, golden: Mapping[str, Any], found: Mapping[str, Any], here: bool) -> list[str]:
-    """The facts of a case that are not the recorded ones: those that hold everywhere, if not ``here``."""
+    """Return the facts that are not the recorded ones; if not ``here``, only those that hold everywhere."""
     case = runs.CASES.get(name, {})
     if not here and runs.CASES.get(runs.golden_name(name), {}).get("learned"):
         return []
@@ -104,7 +105,7 @@ def different(name: str, golden: Mapping[str, Any], found: Mapping[str, Any], he
     said = []
     for key in dict.fromkeys([*golden, *found]):
         old, new = golden.get(key, "nothing"), found.get(key, "nothing")
-        if "stopped" in case and key.startswith("incidents"):  # what was done to it is on record
+        if "stopped" in case and key.startswith("incidents"):  # the record also has the stop
             continue
         elsewhere = not here and not _holds_everywhere(name, key, old)
         if not elsewhere and not _same(old, new, here):
@@ -133,7 +134,7 @@ def recorded() -> dict[str, Any]:
 
 
 def compare(names: Sequence[str]) -> Iterator[str]:
-    """Say a line for each case that differs."""
+    """Yield a line for each case that differs."""
     known = recorded()
     here = known["machine"] == machine()
     for name, found in facts_of(names):
@@ -145,7 +146,7 @@ def compare(names: Sequence[str]) -> Iterator[str]:
 
 
 def record(names: Sequence[str]) -> Iterator[str]:
-    """Write the facts of these cases, and say which failed."""
+    """Write the facts of these cases; yield a line for each that failed."""
     known = recorded()
     if len(names) < len(cases()) and known["machine"] not in ({}, machine()):
         raise SystemExit(f"golden.json is of {known['machine']}: record all")
@@ -161,7 +162,7 @@ def record(names: Sequence[str]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do as the command line says; returns 1 if a case differs or failed."""
+    """Run the command; return 1 if a case differs or failed."""
     if not arguments or arguments[0] not in ("record", "compare"):
         raise SystemExit(__doc__)
     patterns = arguments[1:] or ["*"]

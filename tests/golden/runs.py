@@ -1,4 +1,4 @@
-"""Golden runs: the facts of a run that no restructuring may change, from the files that it documents."""
+"""Golden runs: facts from the documented files of a run, which a restructuring must not change."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.golden import adapters
+import msgspec
+
+from edgefl import Experiment, config
+from edgefl.cli import main
+from edgefl.run.lanes import finished
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"
 REPLACED = ("strategy", "training", "stop")
-"""Tables of an experiment of which a case gives all that is not edgefl's default."""
+"""Tables of an experiment that a case replaces; its other tables are merged with those of the base."""
 MEASURED = {
     "aggregation", "memory", "nodes", "processes", "server", "server_time", "server_trip_us", "wall_s",
     # of tables
     "cpu_s", "id", "lateness_s", "process_grew_mib", "sum_s",
 }  # fmt: skip
-"""What this machine took, and the order in which it noticed what failed: no result of a run."""
+"""Measurements of this machine, and the order in which failures were noticed: they vary between runs."""
 TRAINED = {
     "accuracy", "accuracy_by_profile_labels", "applied_weight", "best_accuracy", "curve", "loss", "metrics",
     "model_sha256", "no_progress", "on_clients", "per_class", "slow_phones", "trained", "weight",
@@ -44,7 +48,7 @@ BASE, CASES = _cases()
 
 
 def experiment(name: str) -> dict[str, Any]:
-    """The table of a case's experiment."""
+    """Return the table of a case's experiment."""
     case = CASES[name]
     table = {**experiment(case["same_as"])} if "same_as" in case else {**BASE}
     for key, value in case.items():
@@ -55,25 +59,25 @@ def experiment(name: str) -> dict[str, Any]:
 
 
 def golden_name(name: str) -> str:
-    """The case whose recorded facts those of this one must be."""
+    """Return the case whose recorded facts this case must have."""
     return str(CASES.get(name, {}).get("same_as", name))
 
 
 def make(name: str, folder: Path, warm: Any) -> None:
     """Make the run of a case; its files are then in ``folder``."""
-    case, table = CASES[name], experiment(name)
+    case, wanted = CASES[name], msgspec.convert(experiment(name), Experiment)
     if "stopped" in case or "command" in case:
-        _make_by_command(table, folder, case)
+        _make_by_command(wanted, folder, case)
     else:
-        adapters.run(table, folder, DATA, warm)
+        finished(wanted, folder, DATA, warm)
 
 
-def _make_by_command(table: Mapping[str, Any], folder: Path, case: Mapping[str, Any]) -> None:
-    """``edgefl run``, and of a run that is stopped ``edgefl resume``."""
+def _make_by_command(wanted: Experiment, folder: Path, case: Mapping[str, Any]) -> None:
+    """Make the run by ``edgefl run`` and, if the case stops it, ``edgefl resume``."""
     flag = folder.with_name(f"{folder.name}.stopped")
     file = DATA / f"{folder.name}.toml"
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    adapters.write(table, file)
+    file.write_text(config.dump(wanted))
     try:
         arguments = ["run", str(file), "--out", str(folder), "--quiet"]
         if "stopped" in case:
@@ -93,11 +97,11 @@ def _edgefl(arguments: list[str], environment: Mapping[str, str]) -> None:
 
 
 def facts(folder: Path) -> Facts:
-    """The facts of a finished run: figures of its summary, and a digest of every column of its tables."""
+    """Return the facts of a finished run: figures of its summary, and digests of its tables' columns."""
     summary = json.loads((folder / "summary.json").read_text())
     found = {key: short(value) for key, value in summary.items() if key not in MEASURED}
     tables = folder / "tables"
-    adapters.command(["export", str(folder), "--out", str(tables)])
+    main(["export", str(folder), "--out", str(tables)])
     for table in TABLES:
         with (tables / f"{table}.csv").open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if table != "trips" or row["fate"]]
@@ -115,10 +119,10 @@ def facts(folder: Path) -> Facts:
 
 
 def short(value: Any) -> Any:
-    """A figure as it is, and a digest of many."""
+    """Return a short value as it is, and a digest of a long one."""
     return value if len(json.dumps(value)) <= 70 else digest(value)
 
 
 def digest(value: Any) -> str:
-    """Bits that tell one value from another."""
+    """Return the start of a hash of the value."""
     return "#" + hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Golden verdicts and texts: what edgefl says of given figures, predicts, and prints."""
+"""Golden verdicts and texts: edgefl's verdicts on given figures, its predictions, and its output."""
 
 from __future__ import annotations
 
@@ -12,14 +12,29 @@ from contextlib import redirect_stdout
 from functools import partial
 from typing import Any
 
-from tests.golden import adapters
+import msgspec
+import numpy as np
+
+from edgefl.cli import main
+from edgefl.devices import load_network
+from edgefl.devices.link import Link
+from edgefl.experiment import Privacy
+from edgefl.host.fidelity import assess
+from edgefl.host.verdict import Conditions
+from edgefl.lab.claims import corrected, correction, judged
+from edgefl.lab.study import Finding, Verdict
+from edgefl.privacy.accounting import PrivacyAccount
+from edgefl.programs.result import PhoneResult, judge
+from edgefl.regression.verdict import changed, compare, loads_apart
+from edgefl.results.statistics import estimate, p_of_ratio, passage, ratio
 from tests.golden.runs import digest
+from tests.unit.regression_samples import entry, measured, repetition, result_of
 
 NAN = math.nan
 
 
 def figures(count: int, middle: float = 1.0, spread: float = 0.05) -> list[float]:
-    """Figures around one, always the same; decimal, so that no library's last bit is in them."""
+    """Return fixed figures around ``middle``, rounded so that no library's last bit changes them."""
     return [round(middle * (1 + spread * ((k * 0.618034) % 1 - 0.5)), 9) for k in range(count)]
 
 
@@ -47,18 +62,36 @@ BUDGETS: tuple[dict[str, float], ...] = (
 
 
 def plugin() -> Any:
-    """Measurements against budgets, at their pace, and against others as their baselines."""
+    """Judge measurements by budgets and by their pace, and compare them with others as baselines."""
     found: dict[str, Any] = {}
     for (name, repetitions), doubt in itertools.product(MEASURED.items(), ("", "the host is overloaded")):
         for budget in (*BUDGETS, None):
-            result = adapters.device_result(repetitions, doubt)
+            result = _result(repetitions, doubt)
             says = _raised(result.assert_pace if budget is None else partial(result.assert_budget, **budget))
             found[f"{name}, {doubt}, {budget}"] = [says, result.outcome, result.note]
-        found[name] = [repr(result), *adapters.doubts(repetitions)]
+        found[name] = [repr(result), *_measured(repetitions).doubts]
     pairs = itertools.permutations(MEASURED, 2)
     for before, now in (pair for pair in pairs if "steady" in pair or "busy host" in pair):
-        found[f"{before} -> {now}"] = adapters.against_baseline(MEASURED[before], MEASURED[now])
+        found[f"{before} -> {now}"] = _against(MEASURED[before], MEASURED[now])
     return found
+
+
+def _measured(repetitions: Iterable[Mapping[str, Any]]) -> Any:
+    return measured([repetition(**each) for each in repetitions])
+
+
+def _result(repetitions: Iterable[Mapping[str, Any]], doubt: str) -> Any:
+    found = _measured(repetitions)
+    vars(found)["doubts"] = [doubt] if doubt else []
+    return result_of(found)
+
+
+def _against(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Compare two measurements as the pytest plugin does."""
+    then, later = (entry([repetition(**each) for each in part]).samples for part in (before, now))
+    found = compare(then, later)
+    lines = [f"{one}: {grew}, {one.undecided}" for one, grew in zip(found, changed(found, 4), strict=True)]
+    return [*lines, str(loads_apart(then, later))]
 
 
 def _raised(check: Callable[[], object]) -> str:
@@ -94,7 +127,9 @@ def programs() -> Any:
         itertools.product(shares, links), itertools.cycle(HOSTS), lost_s, strict=False
     ):
         figures_of = ({"phone": n, "achieved_share": s, "uncounted_s": lost} for n, s in enumerate(share))
-        found.append(adapters.programs_verdict([PHONE | each for each in figures_of], link, 0.5, host))
+        phones = [msgspec.convert(PHONE | each, PhoneResult) for each in figures_of]
+        held = judge(phones, link, 0.5, Conditions(**host))
+        found.append((list(held.reasons), held.median_abs_error, held.p95_abs_error))
     return found
 
 
@@ -102,47 +137,58 @@ def fidelity() -> Any:
     """Runs that were on time, late in one phase or on one device, disturbed, or not measured."""
     takes = {"compute": 3.0, "down": 1.0, "up": 1.5, "delay": 0.2, "trip": 5.5, "round": 5.6}
     plan = {name: figures(20, middle) for name, middle in takes.items()}
-    names, found = ["pixel-4", "moto-g4"] * 10, [adapters.fidelity([], {}, {})]
+    names, found = ["pixel-4", "moto-g4"] * 10, [_assessed([], {}, {})]
     wrong = itertools.product((*plan, "none"), (*EDGES, NAN))
     for (phase, factor), host in zip(wrong, itertools.cycle(({}, {}, *HOSTS)), strict=False):
         took = {name: [s * (factor if name == phase else 1.0) for s in each] for name, each in plan.items()}
         late = figures(20, 0.1)
-        found.append(adapters.fidelity(names, plan, took, time_scale=0.5, lateness_s=late, conditions=host))
+        found.append(_assessed(names, plan, took, time_scale=0.5, lateness_s=late, host=host))
     slow = {name: [s * (1.1, 1.0)[k % 2] for k, s in enumerate(each)] for name, each in plan.items()}
-    found.append(adapters.fidelity(names, plan, slow))
+    found.append(_assessed(names, plan, slow))
     told = ("valid", "reasons", "warnings", "median_abs_error", "worst")
     return [{key: each[key] for key in told} | {"all": digest(each)} for each in found]
 
 
+def _assessed(*trips: Any, host: Mapping[str, float] = {}, **more: Any) -> Any:
+    return msgspec.to_builtins(assess(*trips, conditions=Conditions(**host), **more))
+
+
 def statistics() -> Any:
-    """Estimates and ratios of costs over seeds, with runs that did not get there, and verdicts on them."""
+    """Estimates and ratios of costs over seeds, also of runs that missed the target, and verdicts on them."""
     series = [figures(n, middle, spread) for n in (1, 3, 5) for middle in (1.0, 2.5) for spread in (0.1, 0.8)]
-    found: dict[str, Any] = {"estimates": [adapters.estimate(each) for each in series]}
+    found: dict[str, Any] = {"estimates": [estimate(each) for each in series]}
     for (a, other), (b, mine) in itertools.permutations(enumerate(series), 2):
         if len(other) == len(mine):
             for missing in ("", "other", "mine", "both"):
                 there = [NAN, *other[1:]] if missing in ("other", "both") else other
                 here = [*mine[:-1], NAN] if missing in ("mine", "both") else mine
-                ratio = adapters.cost_ratio(there, here, [9.0] * len(there), [9.5] * len(here))
-                sizes = (None, 1.5, *(() if ratio is None else (ratio[0] ** 1.99, ratio[0] ** 2.01)))
-                says = [adapters.race_verdict(ratio, size, len(mine)) for size in sizes]
-                found[f"{a}/{b} {missing}"] = [str(ratio), ratio, says]
+                costs = ratio(there, here, [9.0] * len(there), [9.5] * len(here))
+                sizes = (None, 1.5, *(() if costs is None else (costs[0] ** 1.99, costs[0] ** 2.01)))
+                says = [(judged(costs, size), p_of_ratio(costs, len(mine))) for size in sizes]
+                found[f"{a}/{b} {missing}"] = [str(costs), costs, says]
     curve = [0.1, 0.3, 0.25, 0.4, 0.55, 0.5, 0.62, 0.7]
-    costs, goals = [10.0 * k for k in range(8)], itertools.product((0.3, 0.6, 0.9), (1, 3, 5))
-    found["passages"] = [adapters.passage(costs, curve, *goal) for goal in goals]
+    trips, goals = [10.0 * k for k in range(8)], itertools.product((0.3, 0.6, 0.9), (1, 3, 5))
+    found["passages"] = [passage(trips, curve, *goal) for goal in goals]
     return found
 
 
 def claims() -> Any:
-    """A study's claims after the correction."""
-    said = ("reproduced", "smaller", "reproduced", "not reproduced", "holds", "reproduced", "out of reach")
-    mutants: list[dict[str, str]] = [{}, {"α²": "smaller"}, {"α²": "reproduced", "α^¼": "smaller"}]
+    """Claims of a study after the correction for multiple tests."""
+    said: tuple[Verdict, ...] = (
+        "reproduced", "smaller", "reproduced", "not reproduced", "holds", "reproduced", "out of reach",
+    )  # fmt: skip
+    mutants: list[dict[str, Verdict]] = [{}, {"α²": "smaller"}, {"α²": "reproduced", "α^¼": "smaller"}]
     found = []
     for count, last in ((1, 0), (5, 2), (8, 0), (8, 3), (8, 7), (8, 8)):  # the last p-value below its bound
         ps = [round((k + 1) / count * 0.05 * (0.999 if k == last else 1.001), 6) for k in range(count)]
-        found.append(
-            adapters.corrected([(said[n % 7], p, mutants[n % 3]) for n, p in enumerate([*ps, None])])
+        findings = corrected(
+            [
+                Finding(f"claim {n}", "", "", "", said[n % 7], mine=("A",), p=p, mutants=mutants[n % 3])
+                for n, p in enumerate([*ps, None])
+            ]
         )
+        lines = [f"{one.says}; {one.survives}; {one.remark}" for one in findings]
+        found.append([*lines, correction(findings)])
     return found
 
 
@@ -162,7 +208,13 @@ def privacy() -> Any:
         ({"mechanism": "gaussian", "quantile": 0.8, "quantile_noise": 2.0}, (0.1, True)),
         ({"noise_multiplier": 0.0}, None),
     ]
-    return [adapters.epsilon({**plain, **more}, 7, steps, sampling) for more, sampling in rules]
+    found = []
+    for more, sampling in rules:
+        account = PrivacyAccount(Privacy(**{**plain, **more}), 7, sampling)
+        for step in steps:
+            account.version(step)
+        found.append(account.epsilon())
+    return found
 
 
 LINKS = (
@@ -172,9 +224,16 @@ LINKS = (
 
 
 def links() -> Any:
-    """What transfers take on a dozen links, drawn from three seeds."""
+    """Times of transfers on a dozen links, with three seeds."""
     sizes = (0, 1500, 40_000, 2_000_000)
-    return {name: [adapters.transfers(name, sizes, seed) for seed in range(3)] for name in LINKS}
+    return {name: [_transfers(name, sizes, seed) for seed in range(3)] for name in LINKS}
+
+
+def _transfers(network: str, sizes: Iterable[int], seed: int) -> list[tuple[float, ...]]:
+    """Return the times of a download and an upload of each size, one after the other."""
+    link = Link(load_network(network), np.random.default_rng(seed))
+    found = [way(size) for size in sizes for way in (link.down, link.up)]
+    return [(one.declared_s, one.breaks_s, one.takes_s(1000)) for one in found]
 
 
 DEVICES = ("pixel-3a", "pixel-4", "moto-g4", "watch-a7", "pi-4", "jetson-nano", "iphone-xs", "tier-p50")
@@ -182,7 +241,7 @@ MODELS = {"mlp": 32, "cnn-femnist": 16, "cnn-fedbuff": 32, "cnn-groupnorm": 10, 
 
 
 def predictions() -> Any:
-    """Predicted steps of five models on eight devices, and of one on all its runtimes."""
+    """Predicted steps of five models on eight devices, and inference and another runtime on one."""
     on = [word for name in DEVICES for word in ("-d", name)]
     asked = [("predict", model, "--batch", str(batch), *on) for model, batch in MODELS.items()]
     one = ("predict", "cnn-femnist", "-d", "pixel-4")
@@ -198,23 +257,23 @@ def predictions() -> Any:
 
 
 def profiles() -> Any:
-    """Every figure of every profile that comes with edgefl."""
+    """All figures of the profiles that come with edgefl."""
     kinds = json.loads(said(["profiles", "--json"]))
     return {name: digest(profile) for each in kinds.values() for name, profile in each.items()}
 
 
 def said(arguments: Iterable[str]) -> str:
-    """What ``edgefl`` prints; raises an error if it fails."""
+    """Return what ``edgefl`` prints; raise RuntimeError if it fails."""
     out = io.StringIO()
     with redirect_stdout(out):
-        code = adapters.command(list(arguments))
+        code = main(list(arguments))
     if code:
         raise RuntimeError(f"exit code {code}")
     return out.getvalue()
 
 
 def _helps(*command: str) -> str:
-    """The help of a command and of all below it."""
+    """Return the help of a command and of all its subcommands."""
     text = said([*command, "--help"])
     below = re.findall(r"^  (\S+)", text.partition("\nCommands:\n")[2], re.MULTILINE)
     return "".join([text, *(_helps(*command, name) for name in below)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -66,9 +65,9 @@ class Browser:
         elif method == "Log.entryAdded":
             self.errors.append(str(parameters["entry"]["text"]))
 
-    def open(self, url: str, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """Open a page on a screen of this size."""
-        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    def open(self, url: str, width: int = 1280, *, dark: bool = False) -> None:
+        """Open a page on a screen of this width."""
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **screen)
         self.call("Emulation.setScrollbarsHidden", hidden=True)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -89,11 +88,6 @@ class Browser:
             " if (found) done(found); else if (!--looks) fail(document.body.innerText);"
             " else setTimeout(look, 50); }; look(); })"
         )
-
-    def picture(self, file: Path) -> None:
-        """Save a PNG of the whole page."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import edgefl
 from edgefl.host.fork_server import ForkServer
 from edgefl.host.process import start_process
-from edgefl.regression import process
+from edgefl.regression import process as measuring
 from tests.process import warm
 
 from .runs import virtual
@@ -27,7 +28,7 @@ def _warm(fork_server: ForkServer) -> None:
 def warm_measuring(fork_server: ForkServer) -> Iterator[None]:
     """Fork measuring processes of device tests from one that has imported torch."""
     started, channel = start_process("tests.process.warm_measuring", int, dict(os.environ))
-    cold, home = process.start_process, {"HOME": os.environ.get("HOME", "")}
+    cold, home = measuring.start_process, {"HOME": os.environ.get("HOME", "")}
 
     def forked(module: str, incoming: Any, environment: dict[str, str]) -> Any:
         if commands.fit(environment | home):  # pytester sets another home, which does not matter here
@@ -35,9 +36,15 @@ def warm_measuring(fork_server: ForkServer) -> Iterator[None]:
         return cold(module, incoming, environment)
 
     with warm.Commands(channel) as commands, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "start_process", forked)
+        patch.setattr(measuring, "start_process", forked)
         yield
     started.wait()
+
+
+@pytest.fixture(scope="module")
+def process(warm_measuring: None) -> Iterator[measuring.MeasuringProcess]:
+    with contextlib.closing(measuring.MeasuringProcess()) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -182,24 +182,19 @@ def wrapped_generator() -> Iterator[int]:
     yield sum(range(1000))
 
 
-def returns_a_generator() -> Iterator[int]:
-    return (number**2 for number in range(1000))
-
-
-def returns_a_map() -> Iterator[str]:
-    return map(str, range(1000))
-
-
-def returns_a_filter() -> Iterator[int]:
-    return filter(None, range(1000))
-
-
-def returns_a_zip() -> Iterator[tuple[int, ...]]:
-    return zip(range(1000), range(1000), strict=True)
+def returns_lazily(kind: str) -> Iterator[Any]:
+    numbers = range(1000)
+    made: dict[str, Iterator[Any]] = {
+        "generator": (number**2 for number in numbers),
+        "map": map(str, numbers),
+        "filter": filter(None, numbers),
+        "zip": zip(numbers, numbers, strict=True),
+    }
+    return made[kind]
 
 
 def returns_the_rest_of_a_generator() -> Iterator[int]:
-    numbers = returns_a_generator()
+    numbers = returns_lazily("generator")
     sum(next(numbers) for _ in range(100))
     return numbers
 

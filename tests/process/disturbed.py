@@ -129,7 +129,7 @@ def killed(wanted: edgefl.Experiment, folder: Path, points: Sequence[str], patch
             if folder.exists():
                 supervisor.resume(folder, quiet=True)
             else:
-                edgefl.run(wanted, folder)
+                supervisor.run(wanted, folder, quiet=True, base=folder.parent)
             return deaths + len(incidents(folder, "restart")) - before
         except RunError as error:
             assert "ended early (signal 9), 3 times in a row without a new version" in str(error)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sized
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,13 @@ def _rows(folder: Path, column: Callable[[Record], Sized]) -> int:
             return len(column(record))
     except errors.ConfigError:
         return 0
+
+
+def alter(folder: Path, statement: str) -> None:
+    """Execute a statement that changes one row of a record, and remove the record's seal."""
+    (folder / "record.sqlite-seal").unlink(missing_ok=True)
+    with closing(sqlite3.connect(folder / "record.sqlite")) as db, db:
+        assert db.execute(statement).rowcount == 1
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -150,15 +150,13 @@ def test_the_base_runs_its_own_code_with_an_editable_install(
     repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The import hook of setuptools maps a package to its folder."""
-    commit(repository, {"code/steps.py": STEPS.format(mib=10), "code/__init__.py": ""})
-    write(repository, {"code/steps.py": STEPS.format(mib=30)})
     hook = _finder_template("pkg", {"pkg": str(repository / "code")}, {})
     starts = "import __editable___pkg_finder\n__editable___pkg_finder.install()\n"
     write(tmp_path / "hook", {"__editable___pkg_finder.py": hook, "sitecustomize.py": starts})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hook"))
     monkeypatch.syspath_prepend(tmp_path / "hook")
-    test = PASSES_ON.format(module="pkg.steps")
-    commit(repository, {"test_steps.py": test, "code/steps.py": STEPS.format(mib=10)})
+    code = {"code/__init__.py": "", "code/steps.py": STEPS.format(mib=10)}
+    commit(repository, {**code, "test_steps.py": PASSES_ON.format(module="pkg.steps")})
     write(repository, {"code/steps.py": STEPS.format(mib=30)})
     assert mib_of(compare(call("test_steps", repository / "test_steps.py"))) == (10, 30)
 
@@ -204,9 +202,9 @@ def test_an_installed_copy_of_the_repository_is_not_judged(
         "pkg-1.dist-info/RECORD": "pkg/__init__.py,,\npkg/steps.py,,\n",
     }
     write(installed, {**package, **(record if source == "python" else {})})
-    commit(repository, {f"{source}/{name}": text for name, text in package.items()})
-    write(repository, {"test_a.py": PASSES_ON.format(module="pkg.steps")})
-    commit(repository, {f"{source}/pkg/steps.py": STEPS.format(mib=2)})
+    code = {f"{source}/{name}": text for name, text in package.items()}
+    code[f"{source}/pkg/steps.py"] = STEPS.format(mib=2)
+    commit(repository, {**code, "test_a.py": PASSES_ON.format(module="pkg.steps")})
     write(repository, {f"{source}/pkg/steps.py": STEPS.format(mib=30)})
     monkeypatch.syspath_prepend(installed)
     found = compare(call("test_a", repository / "test_a.py"))
@@ -237,7 +235,7 @@ def test_modules_that_must_see_a_changed_environment_are_not_preloaded(
 
 
 def test_each_test_gives_its_environment_and_folder_to_both_sides(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = (
         "import os\nfrom pathlib import Path\n\ndef step():\n"
@@ -247,12 +245,10 @@ def test_each_test_gives_its_environment_and_folder_to_both_sides(
     )
     commit(repository, {"steps.py": reads, "a/mib": "0", "b/mib": "30"})
     write(repository, {"steps.py": f"{reads}\nSINCE = 1\n"})
-    with contextlib.closing(AgainstBase(find_base("HEAD", repository))) as made:
-        for variable, folder, mib in (("10", "a", 10), ("30", "a", 30), ("30", "b", 60)):
-            monkeypatch.setenv("GATE_MIB", variable)
-            monkeypatch.chdir(repository / folder)
-            found = made.compare("step", call("steps", repository / "steps.py"), 0.05, 1e-9, lambda _: None)
-            assert mib_of(found) == (mib, mib)
+    for variable, folder, mib in (("10", "a", 10), ("30", "a", 30), ("30", "b", 60)):
+        monkeypatch.setenv("GATE_MIB", variable)
+        monkeypatch.chdir(repository / folder)
+        assert mib_of(compare(call("steps", repository / "steps.py"))) == (mib, mib)
 
 
 def test_a_module_that_changes_the_environment_when_a_function_runs_stays_preloaded(
@@ -357,17 +353,16 @@ def test_a_broken_head_fails(repository: Path, compare: Callable[..., Comparison
         compare(call("steps", repository / "steps.py"))
 
 
-def test_the_base_has_the_files_of_its_build(repository: Path, compare: Callable[..., Comparison]) -> None:
+def test_the_base_has_the_files_of_its_build(
+    repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
     uses = STEPS.format(mib=1).replace("MIB = 1", "import made\nMIB = made.MIB")
     commit(repository, {"steps.py": uses, ".gitignore": "made.py\n"})
     write(repository, {"made.py": "MIB = 30\n", "other.py": ""})
-    sys.path.insert(0, str(repository))
-    try:
-        assert "No module named 'made'" in compare(call("steps", repository / "steps.py")).unjudged
-        found = compare(call("steps", repository / "steps.py"), "echo MIB = 10 > made.py")
-    finally:
-        sys.path.remove(str(repository))
-    assert mib_of(found) == (10, 30)
+    monkeypatch.syspath_prepend(repository)
+    steps = call("steps", repository / "steps.py")
+    assert "No module named 'made'" in compare(steps).unjudged
+    assert mib_of(compare(steps, "echo MIB = 10 > made.py")) == (10, 30)
 
 
 def test_more_memory_is_a_regression_and_comes_first_in_the_verdict(

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +16,6 @@ from edgefl import Checkpoint, Evaluation, Experiment, Model, Server, Stop, Trai
 from edgefl.cli import main
 from edgefl.experiment import Privacy, Secure
 from edgefl.lab import outcome
-from edgefl.lab.chaos import Command as Killable
 from edgefl.lab.chaos import Plan, _RandomKiller, _Round
 from edgefl.lab.outcome import PLACES, Findings
 from edgefl.results.run_folder import is_done
@@ -25,7 +23,7 @@ from edgefl.results.store import Store
 from edgefl.seeds import stream
 from tests.reports import version
 
-from .runs import PATIENCE_S, Command, experiment, virtual
+from .runs import PATIENCE_S, Command, alter, experiment, virtual
 
 needs_cryptography = pytest.mark.skipif(
     importlib.util.find_spec("cryptography") is None, reason="needs edgefl[secure]"
@@ -146,8 +144,7 @@ def test_a_version_made_before_a_kill_is_no_recovery_from_it(tmp_path: Path) -> 
     killer = _RandomKiller(plan, stream(0, "test"), one_keeper=True)
     run = _Round(plan, wanted, tmp_path, findings, killer, lambda *_: None)
     run._run.mkdir(parents=True)
-    command = Killable(["--version"], {}, tmp_path / "output.txt")
-    command.process.wait()
+    command = Mock(**{"family.return_value": {}})
     with Store(run._run) as store:
         for number in (1, 2):
             store.version(version(number))
@@ -171,25 +168,18 @@ def test_a_kill_that_was_due_when_a_round_ended_is_made_in_the_next_round(tmp_pa
     victim.kill.assert_called_once()
 
 
-def sql(folder: Path, statement: str) -> None:
-    (folder / "record.sqlite-seal").unlink(missing_ok=True)
-    with sqlite3.connect(folder / "record.sqlite") as db:
-        assert db.execute(statement).rowcount == 1
-    db.close()
-
-
 def test_the_first_figure_that_differs_is_named(finished: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
     shutil.copytree(finished, other)
     assert list(outcome.differences(finished, other)) == list(outcome.unreadable(other)) == []
     assert is_done(other)
-    sql(other, "UPDATE trips SET staleness = staleness + 1 WHERE task = 6")
-    sql(other, "DELETE FROM versions WHERE version = 12")
+    alter(other, "UPDATE trips SET staleness = staleness + 1 WHERE task = 6")
+    alter(other, "DELETE FROM versions WHERE version = 12")
     assert [line.split("the first: ")[1] for line in outcome.differences(finished, other)] == [
         "6 has staleness 3 instead of 2",
         "12 is only in the undisturbed one",
     ]
-    sql(other, "UPDATE meta SET value = '\"running\"' WHERE key = 'status'")
+    alter(other, "UPDATE meta SET value = '\"running\"' WHERE key = 'status'")
     (other / "report.html").unlink()
     assert list(outcome.unreadable(other)) == [
         "the record says that the run is running",
@@ -202,6 +192,9 @@ def test_wrong_arguments_are_refused_in_one_line(tmp_path: Path, capsys: pytest.
     file = Command.write(virtual(), tmp_path / "e")
     assert main(["chaos", str(file), "--only", "server,kernel"]) == 2
     assert "--only: process 'kernel' not found" in capsys.readouterr().err.splitlines()[-1]
+    (tmp_path / "c" / "seed-0").mkdir(parents=True)
+    assert main(["chaos", str(file), "--out", str(tmp_path / "c")]) == 2
+    assert "holds runs of an earlier edgefl chaos" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -14,8 +14,6 @@ import pytest
 
 from edgefl.cli import main
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
-
 PYTHON = [sys.executable, "-W", "error"]
 EDGEFL = [*PYTHON, "-m", "edgefl"]
 HELP = [["--help"], ["run", "--help"], ["bench", "--help"], ["--version"], ["rnu"]]
@@ -31,25 +29,19 @@ def edgefl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def imported(commands: list[list[str]], of: set[str]) -> str:
-    """Run the commands one after the other in one process; return which of these modules it has imported."""
+def test_help_imports_nothing_heavy_and_an_error_in_the_file_no_training_library(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(ONE.replace("pi-4", "pi4"))
     body = (
         "import sys\n"
         "from edgefl.cli import main\n"
-        f"for command in {commands!r}: main(command)\n"
-        f"print(sorted({of!r} & set(sys.modules)))\n"
+        f"for command in {HELP!r}: main(command)\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)))\n"
+        f"main(['run', {str(tmp_path / 'e.toml')!r}])\n"
+        f"print(sorted({LIBRARIES!r} & set(sys.modules)))\n"
     )
     done = subprocess.run([*PYTHON, "-c", body], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-1]
-
-
-def test_help_imports_nothing_heavy() -> None:
-    assert imported(HELP, HEAVY) == "[]"
-
-
-def test_an_error_in_the_file_imports_no_training_library(tmp_path: Path) -> None:
-    (tmp_path / "e.toml").write_text(ONE.replace("pi-4", "pi4"))
-    assert imported([["run", str(tmp_path / "e.toml")]], LIBRARIES) == "[]"
+    assert done.stdout.splitlines()[-2:] == ["[]", "[]"]
+    assert "did you mean 'pi-4'" in done.stderr
 
 
 def printing_to(stdout: IO[str] | None, command: list[str]) -> tuple[int, str]:
@@ -73,39 +65,28 @@ def test_unwritable_output_is_reported_and_closed_output_is_no_error() -> None:
     assert printing_to(None, ["sh", "-c", 'exec "$@" >&-', "sh", *EDGEFL, "profiles", "pixel-4"]) == (0, "")
 
 
+INTERRUPTED = """
+import signal, sys, types
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
+
+def run(experiment, folder, *_, **__):
+    folder.mkdir()
+    (folder / "experiment.toml").touch()
+    signal.raise_signal(signal.SIGINT)
+
+sys.modules["edgefl.run.supervisor"] = types.SimpleNamespace(run=run)
+from edgefl.cli import main
+sys.exit(main(["run", "e.toml", "--out", "o"]))
+"""
+
+
 def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
-    """A stand-in for the supervisor prints a line and waits for the signal."""
+    """A stand-in for the supervisor makes the run's folder and interrupts itself."""
     (tmp_path / "e.toml").write_text(ONE)
-    body = (
-        "import sys, types, threading\n"
-        "def run(experiment, folder, *_, **__):\n"
-        "    folder.mkdir()\n"
-        "    (folder / 'experiment.toml').touch()\n"
-        "    print('runs', flush=True)\n"
-        "    threading.Event().wait()\n"
-        "module = types.ModuleType('edgefl.run.supervisor')\n"
-        "module.run = run\n"
-        "sys.modules['edgefl.run.supervisor'] = module\n"
-        "from edgefl.cli import main\n"
-        "sys.exit(main(['run', 'e.toml', '--out', 'o']))\n"
-    )
-    with subprocess.Popen(
-        [*PYTHON, "-c", body],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # The children of a shell in the background ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        try:
-            assert process.stdout.readline() == "runs\n"
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate()
-        finally:
-            process.kill()
-    assert (process.returncode, err) == (130, "edgefl: interrupted; carry on with: edgefl resume o\n")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [*PYTHON, "-c", INTERRUPTED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "edgefl: interrupted; carry on with: edgefl resume o\n")
 
 
 EARLY = """

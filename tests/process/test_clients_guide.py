@@ -36,8 +36,7 @@ def test_each_example_is_short() -> None:
 
 
 def run(folder: Path, **changes: Any) -> edgefl.Result:
-    wanted = virtual(2, **{"stop": Stop(versions=8), **changes})
-    return edgefl.run(wanted, folder)
+    return edgefl.run(virtual(1, **{"stop": Stop(versions=8), **changes}), folder)
 
 
 def weights(result: edgefl.Result) -> np.ndarray[Any, Any]:
@@ -89,9 +88,8 @@ def test_half_way_starts_half_way(guide: Path) -> None:
     still = weights(run(guide / "still", strategy=rounds, **wanted))
     (guide / "half_way.py").write_text(FILES["half_way.py"].replace("[:] = model\n", " = model + 1.0\n"))
     moved = weights(run(guide / "moved", strategy=rounds, **wanted))
-    np.testing.assert_allclose(
-        moved - still, 1.0, atol=1e-5
-    )  # half of 1.0 at each client, doubled by the server
+    # Half of 1.0 at each client, doubled by the server.
+    np.testing.assert_allclose(moved - still, 1.0, atol=1e-5)
 
 
 TRAIN = """

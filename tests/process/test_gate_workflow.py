@@ -128,18 +128,3 @@ def test_a_slower_function_fails_in_every_output(clone: Path) -> None:
         ["git", "worktree", "list"], cwd=clone, capture_output=True, text=True, check=True
     )
     assert worktrees.stdout.count("\n") == 1
-
-
-def test_a_gate_without_comparisons_fails(clone: Path) -> None:
-    commit(clone, 3)
-    (clone / "test_other.py").write_text("def test_other():\n    pass\n")
-    done = run("pytest test_other.py --edgefl-against=main", clone)
-    assert done.returncode == 1
-    assert "no test with the mark edge_device ran, so nothing was compared" in done.stdout
-
-
-def test_a_misspelt_branch_is_reported_in_one_line(clone: Path) -> None:
-    done = run("pytest --edgefl-against=mian", clone)
-    assert done.returncode == 4
-    assert "no branch, tag or commit 'mian'; did you mean" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -76,9 +75,9 @@ def _model(folder: Path, *options: str, **variables: str) -> str:
     (folder / "run.toml").write_text(RUN)
     out = folder / f"run-{len(list(folder.iterdir()))}"
     _python("-m", "edgefl", "run", folder / "run.toml", *options, "--out", out, **variables)
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["trips"]["lost"] == 0
-    return str(summary["model_sha256"])
+    found = summary(out)
+    assert found["trips"]["lost"] == 0
+    return str(found["model_sha256"])
 
 
 @needs_fake
@@ -102,8 +101,7 @@ def test_runs_of_a_sweep_train(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     out = tmp_path / "sweep"
     _python("-m", "edgefl", "sweep", tmp_path / "run.toml", "--seeds", "1,2", "--out", out)
-    summaries = [json.loads(path.read_text()) for path in out.glob("runs/*/summary.json")]
-    assert [each["trips"]["lost"] for each in summaries] == [0, 0]
+    assert [summary(run)["trips"]["lost"] for run in (out / "runs").iterdir()] == [0, 0]
 
 
 @pytest.mark.slow
@@ -128,10 +126,9 @@ def test_device_tests_and_programs_train(tmp_path: Path) -> None:
 @needs_gpu
 def test_workers_compute_on_the_gpu(tmp_path: Path) -> None:
     """Two runs on the GPU give the same bits."""
-    options = ["--set", "clock.kind=virtual", "--set", "clock.workers=2"]
-    plain = str(ROOT)
-    options += ["--set", "training.device=cuda"]
-    assert _model(tmp_path, *options, PYTHONPATH=plain) == _model(tmp_path, *options, PYTHONPATH=plain)
+    options = ["--set", "clock.kind=virtual", "--set", "clock.workers=2", "--set", "training.device=cuda"]
+    one, other = (_model(tmp_path, *options, PYTHONPATH=str(ROOT)) for _ in range(2))
+    assert one == other
 
 
 @pytest.mark.cuda

@@ -18,7 +18,11 @@ CLONES = {"units": "identical", "variation": 0.0, "phase": "aligned"}
 
 
 def wanted(
-    kind: Any = "virtual", seed: int = 1, strategy: Mapping[str, Any] = FEDBUFF, **fleet: Any
+    kind: Any = "virtual",
+    seed: int = 1,
+    strategy: Mapping[str, Any] = FEDBUFF,
+    versions: int = 60,
+    **fleet: Any,
 ) -> Experiment:
     """The fleet of docs/sweeps.md, with changes."""
     devices = {"pixel-3a": 4, "pi-4": 4, "moto-g4": 4}
@@ -27,8 +31,8 @@ def wanted(
         data=Data(partition="dirichlet", alpha=0.3),
         strategy=dict(strategy),
         clock=Clock(kind=kind),
-        evaluation=Evaluation(every_versions=60),
-        stop=Stop(versions=60),
+        evaluation=Evaluation(every_versions=versions),
+        stop=Stop(versions=versions),
         seed=seed,
     )
 
@@ -74,14 +78,15 @@ def test_some_experiments_make_clients_act_together_by_design(reason: str) -> No
 
 
 def test_identical_phones_act_together_by_design_and_cause_no_warning(tmp_path: Path) -> None:
-    found = phase(tmp_path / "run", **CLONES)
+    found = phase(tmp_path / "run", versions=20, **CLONES)
+    assert not independent(found)
     assert found["warning"] == ""
     reason = "fleet.units = 'identical' and fleet.variation = 0 make all phones of a model alike"
     assert found["by_design"] == reason
 
 
 def test_clones_in_phase_are_found(tmp_path: Path) -> None:
-    found = phase(tmp_path / "run", **CLONES | {"variation": 1e-9})
+    found = phase(tmp_path / "run", versions=20, **CLONES | {"variation": 1e-9})
     assert not independent(found)
     assert found["one_profile_buffers"]["share"] == 1.0 > found["one_profile_buffers"]["high"]
     assert found["coincident_arrivals"]["share"] == 1.0

@@ -73,9 +73,8 @@ def test_a_busy_process_gets_its_share_until_the_throttle_is_closed(
 
     throttle = host.open(kind, busy.pid, SHARE)
     until(lambda: throttle.achieved().cpu_s > 0.2)
-    until(
-        within_its_share
-    )  # the governor corrects what the process got while it had to wait for a core itself
+    # The governor corrects what the process got while it had to wait for a core itself.
+    until(within_its_share)
     found = throttle.achieved()
     assert found.declared_cpu_s == pytest.approx(SHARE * found.wall_s, rel=1e-6)
     throttle.share = 0.02
@@ -238,36 +237,45 @@ def test_an_ended_process_cannot_be_throttled(kind: str) -> None:
         host.open(kind, child.pid, SHARE)
 
 
-def unprivileged(code: str) -> tuple[str, str]:
-    """Run Python ``code`` as a user who may read everything and write nothing; return stdout and stderr."""
-    needs_groups("cpu", "memory")
-    needs_unprivileged()
-    command = [*UNPRIVILEGED, sys.executable, "-B", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
-
-
 WITHOUT_RIGHTS = {
     "open('cgroup', os.getpid(), 0.5)": "throttle 'cgroup' cannot be used here: no group can be",
     "open_memory(os.getpid(), 64)": "memory 'cgroup' cannot be used here: no group can be",
     "open('sigstop', os.getppid(), 0.5)": "belongs to another user and cannot be throttled",
     "open('sigstop', own.pid, 0.5).close()": "nothing refused",
 }
+REFUSED = f"""
+import os, subprocess, sys
+from edgefl import ConfigError, host
+from edgefl.cli import main
+own = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # ends with this process
+for call in {list(WITHOUT_RIGHTS)!r}:
+    try: exec("host." + call)
+    except ConfigError as error: print(error)
+    else: print("nothing refused")
+for key in ("throttle", "memory"):
+    assert main(["run", *sys.argv[1:], "--set", "fleet." + key + "=cgroup"]) == 2
+"""
 
 
-def test_without_the_rights_a_mechanism_is_refused_in_one_line() -> None:
-    out, _ = unprivileged(
-        "import os, subprocess\n"
-        "from edgefl import ConfigError, host\n"
-        "own = subprocess.Popen(['cat'], stdin=subprocess.PIPE)  # ends with this process\n"
-        f"for call in {list(WITHOUT_RIGHTS)!r}:\n"
-        "    try: exec(f'host.{call}')\n"
-        "    except ConfigError as error: print(error)\n"
-        "    else: print('nothing refused')\n"
-    )
-    for line, message in zip(out.splitlines(), WITHOUT_RIGHTS.values(), strict=True):
+def test_without_the_rights_a_mechanism_and_a_run_with_it_are_refused_in_one_line(tmp_path: Path) -> None:
+    """The user may read everything and write nothing."""
+    needs_groups("cpu", "memory")
+    needs_unprivileged()
+    public = Path(tempfile.gettempdir())  # this test's own, which ``nothing_left`` removes
+    public.chmod(0o755)
+    file = Command.write(experiment(), public / "run")
+    command = [*UNPRIVILEGED, sys.executable, "-B", "-c", REFUSED, str(file), "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for line, message in zip(done.stdout.splitlines(), WITHOUT_RIGHTS.values(), strict=True):
         assert message in line
+    others = {"throttle": "'paced' and 'sigstop' need", "memory": "'rlimit' needs"}
+    for line, (key, other) in zip(done.stderr.splitlines(), others.items(), strict=True):
+        assert line.startswith(
+            f"edgefl: fleet.{key}: 'cgroup' cannot be used here: no group can be created in "
+        )
+        assert line.endswith(f"Permission denied; {other} no privileges")
+    assert not (tmp_path / "run").exists()
 
 
 def throttled(kind: Any, **changes: Any) -> Any:
@@ -318,22 +326,3 @@ def test_a_run_removes_the_groups_of_a_run_whose_processes_were_all_killed(tmp_p
     command.finish()
     Command.run(experiment(fleet=fleet), tmp_path / "next").ends()
     assert not any(folder.exists() for folder in made)
-
-
-def test_a_run_without_the_rights_for_a_mechanism_is_refused_in_one_line(tmp_path: Path) -> None:
-    public = Path(tempfile.gettempdir())  # this test's own, which ``nothing_left`` removes
-    public.chmod(0o755)
-    file = Command.write(experiment(), public / "run")
-    arguments = ["run", str(file), "--out", str(tmp_path / "run"), "--set"]
-    out, err = unprivileged(
-        "from edgefl.cli import main\n"
-        f"for key in ('throttle', 'memory'): assert main([*{arguments!r}, f'fleet.{{key}}=cgroup']) == 2\n"
-    )
-    others = {"throttle": "'paced' and 'sigstop' need", "memory": "'rlimit' needs"}
-    for line, (key, other) in zip(err.splitlines(), others.items(), strict=True):
-        assert line.startswith(
-            f"edgefl: fleet.{key}: 'cgroup' cannot be used here: no group can be created in "
-        )
-        assert line.endswith(f"Permission denied; {other} no privileges")
-    assert out == ""
-    assert not (tmp_path / "run").exists()

@@ -57,9 +57,8 @@ def test_transfers_follow_their_trace(kind: str, tmp_path: Path) -> None:
     wire = size + -(-size // 1460) * 40
     lengths = {round(0.005 + trace.delivers_s(at / 1e4, wire), 4) for at in range(20_000)}
     assert set(np.round(down, 4)) <= {round(length + d, 4) for length in lengths for d in (-1e-4, 0, 1e-4)}
-    assert len(set(np.round(down, 4))) > (
-        5 if kind == "virtual" else 1
-    )  # the length depends on the trip's start
+    # The length depends on the trip's start.
+    assert len(set(np.round(down, 4))) > (5 if kind == "virtual" else 1)
     assert (took >= declared * (1 - 1e-6)).all()
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 
-import edgefl
 from edgefl import Clock, Experiment, Fleet, Model, Server, Stop
 from edgefl.hosts.nodes import Nodes, opened
 from edgefl.results.result import Result
@@ -57,9 +56,8 @@ def run_on_nodes(
 def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the experiment's final model on one host."""
     folder = tmp_path_factory.mktemp("alone")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        figures = edgefl.run(virtual(1, model=made_in(folder)), folder / "run").summary()
+    wanted = virtual(1, model=made_in(folder))
+    figures = supervisor.run(wanted, folder / "run", quiet=True, base=folder).summary()
     return str(figures["model_sha256"])
 
 
@@ -176,9 +174,8 @@ def test_a_node_that_joins_later_has_its_own_workers_and_those_of_a_lost_node(
             return False
 
         def later() -> None:
-            while left(tmp_path) or not any(
-                map(two_workers, joined)
-            ):  # until one node is lost and a worker waits
+            # Until one node is lost and a worker waits.
+            while left(tmp_path) or not any(map(two_workers, joined)):
                 time.sleep(0.05)
             joined.append(join(nodes.address, tmp_path, workers=2))
             while not two_workers(joined[2]):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.process
 
 LEAKS = {
     "process": ("subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)", "* input()"),

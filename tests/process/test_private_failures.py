@@ -93,7 +93,6 @@ def test_kills_of_the_server_change_no_bit_of_a_run_with_a_failing_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An update of zero is in the checkpoint or recomputed from the journal, and counts once."""
-    monkeypatch.chdir(tmp_path)
     experiment = wanted(tmp_path, "raises")
     supervisor.run(experiment, tmp_path / "whole", quiet=True, base=tmp_path)
     assert killed(experiment, tmp_path / "run", ["event:0:9", "event:0:12", "event:0:4"], monkeypatch) == 3

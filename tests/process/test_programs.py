@@ -5,6 +5,7 @@ A host may stall, so no assertion needs a duration in seconds.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -13,12 +14,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from edgefl.devices.presence import churn
+from edgefl.errors import RunError
+from edgefl.host.channel import Channel, pair
 from edgefl.host.groups import ACCOUNTING, find
 from edgefl.programs import RunningPhones, run, start
 from edgefl.programs.messages import Absence
@@ -182,35 +187,21 @@ def test_commands_ignore_the_signals_that_edgefl_ignores(number: int) -> None:
     assert running.result().exit_code == 7
 
 
-def test_a_command_may_open_as_many_files_as_without_edgefl() -> None:
-    """edgefl raises only its own limit."""
-    command = [
-        sys.executable,
-        "-m",
-        "edgefl",
-        *EXEC,
-        "-d",
-        "moto-g4",
-        "--",
-        "sh",
-        "-c",
-        "ulimit -Sn; ulimit -Hn",
-    ]
-    raised = ["sh", "-c", 'ulimit -Sn 256; ulimit -Hn; exec "$@"', "sh", *command]
-    hard, soft, same = subprocess.run(raised, stdout=subprocess.PIPE, check=False).stdout.split()
-    assert (soft, same) == (b"256", hard)
+def test_a_command_has_the_limits_and_the_descriptors_that_edgefl_was_started_with() -> None:
+    """edgefl raises only its own limit of open files. A shell gives the descriptors of ``<(…)`` to a command.
 
-
-def test_commands_inherit_the_descriptors_that_edgefl_was_started_with() -> None:
-    """For example, a shell gives those of ``<(…)`` to a command. Nothing else is open."""
+    No other descriptor is open.
+    """
     with tempfile.TemporaryFile() as given:
         given.write(b"given")
         given.flush()
         number = given.fileno()
-        shell = f"ls /proc/self/fd | tr '\\n' ' '; cat /dev/fd/{number}"
+        shell = f"ulimit -Sn; ulimit -Hn; cat /dev/fd/{number}; echo; ls /proc/self/fd"
         command = [sys.executable, "-m", "edgefl", *EXEC, "-q", "-d", "moto-g4", "--", "sh", "-c", shell]
-        done = subprocess.run(command, pass_fds=[number], stdout=subprocess.PIPE, check=False)
-    *numbers, text = done.stdout.split()
+        limited = ["sh", "-c", 'ulimit -Sn 256; ulimit -Hn; exec "$@"', "sh", *command]
+        done = subprocess.run(limited, pass_fds=[number], stdout=subprocess.PIPE, check=False)
+    hard, soft, same, text, *numbers = done.stdout.split()
+    assert (soft, same) == (b"256", hard)
     assert text == b"given"
     assert {int(one) for one in numbers} <= {0, 1, 2, number, 3, 4}  # ls itself opens 3 or 4
 
@@ -315,6 +306,45 @@ def test_leaving_the_context_ends_the_phones() -> None:
     with start([phone("sleep", "300"), phone("sleep", "300")], options()) as running:
         assert running.running
     assert [one.exit_code for one in running.result().phones] == [137, 137]
+
+
+def test_a_process_of_edgefl_that_ends_at_its_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(_: str, incoming: object, *__: object, **___: object) -> tuple[object, Channel[object]]:
+        ours, theirs = pair()
+        theirs.close()
+        return subprocess.Popen(["true"]), Channel(ours, incoming)
+
+    monkeypatch.setattr("edgefl.programs.running.start_process", ended)
+    with pytest.raises(RunError, match="failed to start"):
+        start([phone("true")], options())
+
+
+def test_output_that_a_process_out_of_reach_holds_open_does_not_delay_the_end(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    with contextlib.ExitStack() as held, start([phone("printf", "a"), phone("true")], options()) as running:
+        for output in running._outputs:
+            held.callback(os.close, os.open(f"/proc/self/fd/{output}", os.O_WRONLY))
+        running.wait()
+    assert capfdbinary.readouterr().out == b"[0 moto-g4] a\n"
+
+
+def test_a_process_out_of_reach_that_writes_on_does_not_delay_the_end() -> None:
+    """Mutant: wait for output once all phones have ended."""
+
+    def write_on(pipe: int) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            while True:
+                os.write(pipe, b".")
+                time.sleep(0.05)
+
+    with start([phone("true"), phone("true")], options()) as running:
+        pipe = os.open(f"/proc/self/fd/{next(iter(running._outputs))}", os.O_WRONLY)
+        writer = threading.Thread(target=write_on, args=(pipe,), daemon=True)
+        writer.start()
+        running.wait()
+    writer.join()
+    os.close(pipe)
 
 
 def test_a_process_without_its_environment_ends_with_its_phone(tmp_path: Path) -> None:

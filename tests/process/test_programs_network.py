@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -22,44 +23,31 @@ from edgefl.programs.running import OUT_OF_FILES
 from .runs import options, phone, python
 
 
-class Echo(threading.Thread):
+class Echo(socketserver.ThreadingTCPServer):
     """A server that receives a whole stream and then sends it back."""
 
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
+    daemon_threads = True
+    request_queue_size = 128
 
-    def run(self) -> None:
-        while True:
-            try:
-                peer, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
 
-    def _serve(self, peer: socket.socket) -> None:
-        with peer:
-            got = b""
-            try:
-                while data := peer.recv(1 << 16):
-                    got += data
-                peer.sendall(got)
-            except OSError:
-                return
 
-    def close(self) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.join()
+class Answer(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            self.wfile.write(self.rfile.read())
 
 
 @pytest.fixture
 def echo() -> Iterator[Echo]:
-    server = Echo()
-    server.start()
-    yield server
-    server.close()
+    with Echo(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
 PORTS = itertools.count(10_000 + os.getpid() * 101 % 20_000)

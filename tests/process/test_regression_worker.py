@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ from edgefl.regression.process import MeasuringProcess, PrepareRequest, RepeatRe
 from tests.process import measured_steps as steps
 
 pytestmark = pytest.mark.usefixtures("warm_measuring")
-
-
-@pytest.fixture(scope="module")
-def process(warm_measuring: None) -> Iterator[MeasuringProcess]:
-    with contextlib.closing(MeasuringProcess()) as started:
-        yield started
 
 
 def request(function: Callable[..., Any], *args: Any, **options: Any) -> PrepareRequest:

@@ -115,7 +115,6 @@ def test_a_run_in_another_thread_has_a_remark_and_is_not_repeated(
     assert evaluations[0].loss != evaluations[1].loss
     with pytest.raises(ConfigError, match="run holds a run; expected a new or empty folder"):
         edgefl.run(wanted, folder)
-    Command("resume", str(folder)).ends(2, "this run is over")
 
 
 def test_files_that_a_power_cut_lost_are_written_again(
@@ -253,7 +252,6 @@ def test_updates_are_weighted_by_the_examples_of_their_trip(kind: Any, tmp_path:
     assert sum(counts) > 2 * sum(first)
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_a_process_that_does_not_start_is_one_line(tmp_path: Path) -> None:
     fleet = Fleet(devices={"pi-4": 30_000})  # a request larger than the buffer of a socket
     wanted = experiment(fleet=fleet, clock=Clock(kind="virtual", workers=1))
@@ -300,15 +298,13 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(start: Callable[[Path], obj
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("made", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_run_that_never_began_leaves_no_files(made: bool, tmp_path: Path) -> None:
+def test_a_run_that_never_began_leaves_no_files(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    if made:
-        folder.mkdir()
+    folder.mkdir()
     with pytest.raises(ConfigError, match="width"):
         edgefl.run(experiment(model=edgefl.Model(args={"width": 3})), folder)
-    assert files(tmp_path) == (["run"] if made else [])
-    assert not made or files(folder) == []
+    assert files(tmp_path) == ["run"]
+    assert files(folder) == []
 
 
 def test_a_run_in_progress_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

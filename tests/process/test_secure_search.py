@@ -133,7 +133,7 @@ def summary_versions(folder: Path) -> int:
         pytest.param(Server(heartbeat_s=PATIENCE_S), BUFFER, {"memory", "files"}, marks=pytest.mark.slow),
         (MASKED, BUFFER, set()),
         (TRUSTED, BUFFER, set()),
-        (Server(heartbeat_s=PATIENCE_S), UNIFORM, {"memory"}),
+        pytest.param(Server(heartbeat_s=PATIENCE_S), UNIFORM, {"memory"}, marks=pytest.mark.slow),
         pytest.param(UNWEIGHTED, UNIFORM, set(), marks=pytest.mark.slow),
     ],
     ids=["plain", "plain files", "masks", "trusted", "plain rounds", "pairwise"],

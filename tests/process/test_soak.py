@@ -40,9 +40,8 @@ def test_five_thousand_updates_arrive_as_they_were_sent(transport: str, tmp_path
     assert figures["client_trips"] >= 5000
     assert applied.sum() >= 4990
     assert (trips["checksum_sent"][applied] == trips["checksum_seen"][applied]).all()
-    assert (
-        len(np.unique(trips["checksum_sent"][applied])) == applied.sum()
-    )  # no update came twice, and none was empty
+    # No update came twice, and none was empty.
+    assert len(np.unique(trips["checksum_sent"][applied])) == applied.sum()
     assert figures["integrity"] == {
         "checked": int(applied.sum()),
         "checksum_mismatches": 0,
@@ -103,9 +102,8 @@ def test_kills_of_workers_change_no_bits(strategy: str, tmp_path: Path) -> None:
         time.sleep(float(draw.uniform(0.0, 0.05)))
         killed.append(_kill_one(command, killed, draw))
     command.ends()
-    assert (
-        summary(tmp_path / "killed")["incidents"]["death"] >= KILLS - 1
-    )  # the last kill may come after the end
+    # The last kill may come after the end.
+    assert summary(tmp_path / "killed")["incidents"]["death"] >= KILLS - 1
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
 
 

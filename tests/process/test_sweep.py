@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -32,9 +31,10 @@ from edgefl.run.sweep import sweep
 from tests.reports import Page
 
 from .runs import BATCH_NORMALISED, Command, experiment, summary, virtual, wait_for_versions
+from .warm import EMPTY
 
 GRID = {"strategy.server_lr": ["0.5", "1.0"]}
-SHORT = virtual(stop=Stop(versions=4), evaluation=edgefl.Evaluation(every_versions=2))
+SHORT = virtual(1, stop=Stop(versions=4), evaluation=edgefl.Evaluation(every_versions=2))
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,13 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("swept") / "sweep"
     sweep(SHORT, out, seeds=[1, 2], grid=GRID)
     return out
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the pictures out of comparisons: they take a second of CPU time."""
+    monkeypatch.setattr("edgefl.results.pictures.curves_picture", lambda *_, **__: EMPTY)
+    monkeypatch.setattr(sys.modules[sweep.__module__], "plot", lambda *_, **__: None)
 
 
 def test_a_run_of_a_sweep_has_the_bits_of_edgefl_run(swept: Path, tmp_path: Path) -> None:
@@ -58,7 +65,7 @@ def test_a_run_of_a_sweep_has_the_bits_of_edgefl_run(swept: Path, tmp_path: Path
         assert warm.meta.toml == cold.meta.toml
 
 
-@pytest.mark.usefixtures("fork_server")
+@pytest.mark.usefixtures("fork_server", "undrawn")
 def test_concurrent_runs_have_equal_bits(
     swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +80,7 @@ def test_concurrent_runs_have_equal_bits(
     sweep(SHORT, out, seeds=[1], grid=grid, jobs=2, say=again.append)
     assert again == sorted(said)
     with pytest.raises(ConfigError, match="holds a run with different settings"):
-        sweep(virtual(stop=Stop(versions=5)), out, seeds=[1], grid=grid, jobs=2)
+        sweep(virtual(1, stop=Stop(versions=5)), out, seeds=[1], grid=grid, jobs=2)
     with pytest.raises(ConfigError, match=r"--jobs 2: .* virtual clock"):
         sweep(experiment(), tmp_path / "wall", seeds=[1, 2], jobs=2)
     assert not (tmp_path / "wall").exists()
@@ -168,6 +175,7 @@ def test_a_sweep_in_python_shows_its_runs_on_a_terminal(
     assert len(capsys.readouterr().err.splitlines()) == (0 if terminal else 4)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_only_missing_runs_are_made(swept: Path, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     shutil.copytree(swept, out)
@@ -184,7 +192,7 @@ def test_only_missing_runs_are_made(swept: Path, tmp_path: Path) -> None:
     assert hashes[0][:2] == hashes[1][::2]
     assert len(set(hashes[0])) == 3
     with pytest.raises(ConfigError, match="holds a run with different settings"):
-        sweep(virtual(stop=Stop(versions=5)), out, seeds=[1], grid=GRID)
+        sweep(virtual(1, stop=Stop(versions=5)), out, seeds=[1], grid=GRID)
 
 
 @pytest.mark.slow
@@ -240,6 +248,7 @@ def interrupt_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(supervisor, "write_results", lambda _: signal.raise_signal(signal.SIGINT))
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("interrupt", [interrupt_finished_runs, interrupt_results, interrupt_twice])
 def test_a_signal_at_the_end_of_a_run_ends_the_sweep_and_not_the_run(
     interrupt: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -383,7 +392,7 @@ def test_a_warm_run_under_the_wall_clock_counts_its_own_time(tmp_path: Path) -> 
         assert record.meta.used is not None
         assert record.meta.used > 0
     assert spent_s > 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["versions"] == 6
+    assert summary(tmp_path / "run")["versions"] == 6
 
 
 def test_own_training_of_each_point_is_tried_before_the_first_run(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Checkpoint, Clock, Data, Evaluation, MetricGoal, Stop, Training, config
+from edgefl import Checkpoint, Data, Evaluation, MetricGoal, Stop, Training, config
 from edgefl.lab.verify import verify
 from edgefl.results.record import Record
+from edgefl.run import supervisor
 
 from .runs import experiment, virtual
 
@@ -39,14 +40,13 @@ def test_a_regression_is_trained_until_the_loss_reaches_its_goal(docs: Path) -> 
         assert record.evaluations[0].loss > 0.5
 
 
-def test_next_tokens_are_learned_with_own_functions(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(docs)
+def test_next_tokens_are_learned_with_own_functions(docs: Path) -> None:
     faster = [
         *("stop.metric={ name = 'perplexity', at_most = 5.0 }", "strategy.buffer_size=4", "training.lr=2"),
         "model.flops_per_example=1e6",  # to count those of a GRU, torch imports modules for seconds
     ]
     wanted = config.change(config.load(docs / "next-token.toml"), faster)
-    found = edgefl.run(wanted, docs / "run").summary()
+    found = supervisor.run(wanted, docs / "run", quiet=True, base=docs).summary()
     assert found["stop_reason"] == "metric perplexity"
     assert found["metrics"]["perplexity"] <= 5.0
     assert 0.5 < found["accuracy"] <= 1.0
@@ -127,26 +127,14 @@ def evaluate(model, x, y):
 """
 
 
-def test_an_evaluation_that_fails_during_the_run_loses_only_its_own_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_that_fails_during_the_run_loses_only_its_own_measures(tmp_path: Path) -> None:
     (tmp_path / "failing_later.py").write_text(FAILS_LATER)
-    monkeypatch.chdir(tmp_path)
     evaluation = Evaluation(every_versions=4, function="failing_later:evaluate")
-    found = edgefl.run(virtual(evaluation=evaluation), tmp_path / "run").summary()
+    wanted = virtual(evaluation=evaluation)
+    found = supervisor.run(wanted, tmp_path / "run", quiet=True, base=tmp_path).summary()
     assert (found["versions"], found["incidents"]) == (12, {"evaluation": 1})
     with Record(tmp_path / "run") as record:
         rows, (incident,) = record.evaluations, record.incidents
     assert [row.metrics for row in rows] == [{"third": 1.0}, {}, {"third": -1.0}, {"third": -0.5}]
     assert all(np.isfinite(row.accuracy) for row in rows)
     assert incident.detail.startswith("version 4: evaluation.function: 'failing_later:evaluate' raised Zero")
-
-
-def test_a_run_whose_goal_is_refused_leaves_no_files(tmp_path: Path) -> None:
-    wrong = virtual(
-        clock=Clock(kind="virtual"), data=Data(name="diabetes"), training=Training(loss="mse"),
-        stop=Stop(metric=MetricGoal(name="mae", at_most=1.0)),
-    )  # fmt: skip
-    with pytest.raises(edgefl.ConfigError, match="measure 'mae' not found; available: loss"):
-        edgefl.run(wrong, tmp_path / "run")
-    assert not (tmp_path / "run").exists()

@@ -16,6 +16,7 @@ from edgefl import Checkpoint, Fleet, Server, Stop, Training
 from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
 from edgefl.results.record import Record
+from edgefl.run import supervisor
 from tests.process.disturbed import check_every_kill_was_certain, killed
 from tests.process.runs import experiment, virtual
 
@@ -55,7 +56,6 @@ def made(wanted: edgefl.Experiment, folder: Path, points: tuple[str, ...] = ()) 
     """Return the outcome of a run whose server was killed at each of these points and resumed."""
     (folder.parent / "counting.py").write_text(OWN)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder.parent)
         assert killed(wanted, folder, points, patch) == len(points), "the run ended before the last kill"
     check_every_kill_was_certain(folder, points)
     return outcome(folder)
@@ -159,10 +159,8 @@ def train(model, examples, context):
 def test_forks_of_a_training_function_end_with_the_run(tmp_path: Path) -> None:
     """`nothing_left` finds processes that still run."""
     (tmp_path / "forks.py").write_text(FORKS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        training = Training(function="forks:train", steps=1)
-        result = edgefl.run(experiment(training=training, stop=Stop(versions=2)), tmp_path / "run")
+    wanted = experiment(training=Training(function="forks:train", steps=1), stop=Stop(versions=2))
+    result = supervisor.run(wanted, tmp_path / "run", quiet=True, base=tmp_path)
     assert result.summary()["versions"] == 2
 
 

@@ -74,11 +74,8 @@ def test_bits_do_not_depend_on_workers_transport_and_back_end(
     assert verify(folder).model_sha256 == found[3][0]
 
 
-def test_running_statistics_are_averaged_under_each_optimizer_of_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_statistics_are_averaged_under_each_optimizer_of_the_server(tmp_path: Path) -> None:
     """After one step from the same model all cohorts have the same statistics, so averages are equal."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "normed.py").write_text(BATCH_NORMALISED)
     found, models = {}, set()
     for name, fields in {
@@ -94,7 +91,7 @@ def test_running_statistics_are_averaged_under_each_optimizer_of_the_server(
             training=Training(steps=1),
             stop=Stop(versions=1),
         )
-        result = edgefl.run(wanted, tmp_path / name)
+        result = supervisor.run(wanted, tmp_path / name, quiet=True, base=tmp_path)
         model = result.model()
         found[name] = [model[f"2.{buffer}"].tolist() for buffer in ("running_mean", "running_var")]
         models.add(str(model["1.weight"].tolist()))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import sqlite3
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from .runs import (
     BATCH_NORMALISED,
     PATIENCE_S,
     Command,
+    alter,
     experiment,
     summary,
     versions_of,
@@ -211,7 +212,6 @@ def test_running_statistics_are_averages_under_stale_updates_also_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mutant: sums of stale changes, under which variances become negative and losses NaN."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "normed.py").write_text(BATCH_NORMALISED)
     changed: dict[str, Any] = {
         "fleet": Fleet(devices={"pixel-3a": 4, "pi-4": 4, "moto-g4": 4}, network="lte"),
@@ -221,7 +221,7 @@ def test_running_statistics_are_averages_under_stale_updates_also_after_a_kill(
         "strategy": {"name": "fedbuff", "buffer_size": 3, "exponent": 0.0},
         "stop": Stop(versions=24),
     }
-    result = edgefl.run(resumable(1, **changed), tmp_path / "calm")
+    result = supervisor.run(resumable(1, **changed), tmp_path / "calm", quiet=True, base=tmp_path)
     assert disturbed(resumable(3, **changed), tmp_path / "killed", ["event:0:24"], monkeypatch) == outcome(
         tmp_path / "calm"
     )
@@ -262,12 +262,8 @@ def test_own_code_that_changed_before_a_resume_is_reported(tmp_path: Path) -> No
     assert not {"torch", "json", "edgefl"} & set(first := meta_of(folder).code)
     (tmp_path / "helper.py").write_text("SIZE = 8 * 8\n")
     changed = "your own code has changed since the run began (helper): the run goes on with the new code"
-    for resumed in (True, False):  # before the second resume nothing has changed
-        before = versions_of(folder)
-        command = Command("resume", str(folder))
-        wait_for(lambda before=before: versions_of(folder) > before, "a version", command)
-        command.interrupt()
-        assert (changed in command.ends(130)) is resumed
+    for has_changed in (True, False):  # before the second resume nothing has changed
+        assert (changed in resumed(folder)) is has_changed
         (before_it,) = meta_of(folder).earlier_code
         assert before_it.code == first
         assert 0 < before_it.version <= before_it.trips
@@ -294,14 +290,19 @@ def test_profiles_that_changed_before_a_resume_are_reported(tmp_path: Path) -> N
     mine = {str(tmp_path / name) for name in ("own.toml", "link.toml", "a.trace", "day.json")}
     assert set(meta_of(folder).code) == mine
     profile.write_text(profile.read_text().replace("fixed_ms = 1.394", "fixed_ms = 9.0"))
-    before = versions_of(folder)
-    command = Command("resume", str(folder))
-    wait_for(lambda: versions_of(folder) > before, "a version", command)
-    command.interrupt()
     changed = f"your own files have changed since the run began ({profile}): the run goes on with the new"
-    assert changed in command.ends(130)
+    assert changed in resumed(folder)
     (row,) = incidents_of(folder)
     assert row.detail.startswith(changed)
+
+
+def resumed(folder: Path) -> str:
+    """Resume the run, and interrupt it after its next version; return stderr."""
+    before = versions_of(folder)
+    command = Command("resume", str(folder))
+    wait_for_versions(folder, before + 1, command)
+    command.interrupt()
+    return command.ends(130)
 
 
 SLOW_TO_EVALUATE = """
@@ -377,7 +378,7 @@ def load(spec, seed):
     if fatal.exists():
         fatal.unlink()
         os.killpg(0, signal.SIGKILL)
-    return load_digits(spec.test_fraction, seed)
+    return load_digits(spec, seed)
 """
 
 
@@ -440,13 +441,7 @@ def test_verification_computes_the_same_model_and_reports_its_progress(finished:
 
 
 def sql(statement: str) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        with sqlite3.connect(folder / "record.sqlite") as db:
-            assert db.execute(statement).rowcount == 1
-        db.close()
-        (folder / "record.sqlite-seal").unlink()
-
-    return change
+    return partial(alter, statement=statement)
 
 
 def other_model(folder: Path) -> None:
@@ -538,7 +533,6 @@ def train(model, examples, context):
 def test_training_that_ends_its_process_is_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client rejoins after ``rejoin_s``, and is given up after five deaths in a row."""
     (tmp_path / "deadly.py").write_text(DEADLY)
-    monkeypatch.chdir(tmp_path)
     phones = Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte", rejoin_s=0.0625)
     training = Training(steps=2, function="deadly:train")
     found = [

@@ -261,9 +261,8 @@ def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
 
 def _child(wanted: Wanted) -> int:
     """Do what ``python -m MODULE FD PID ARGUMENTS`` does after its imports."""
-    while (
-        os.getppid() != wanted.parent
-    ):  # until the process between has ended, since it must not die with that
+    # Until the process between has ended, since this one must not die with it.
+    while os.getppid() != wanted.parent:
         time.sleep(1e-3)
     fork_server.set_up(wanted.environment, wanted.folder)
     fd, *arguments = wanted.arguments

@@ -94,7 +94,6 @@ class World:
         self.now = 0.0
         self.clock = SimpleNamespace(now_s=lambda: self.now, wall_s=lambda: self.now * 2)
         self.tasks: dict[int, messages.Task] = {}
-        self.cancelled: list[tuple[int, int]] = []
         self.assessed: list[int] = []
         self.unsent: set[int] = set()
         """Tasks that a real timeline would hold until its next flush."""
@@ -136,10 +135,6 @@ class World:
             write_ahead=self.ahead,
         )
 
-    @property
-    def stopped(self) -> str | None:
-        return self.core.stopped
-
     def assign(self, task: messages.Task) -> None:
         assert task.task not in self.tasks
         self.tasks[task.task] = task
@@ -155,7 +150,7 @@ class World:
         self.unsent.clear()
 
     def cancel(self, client: int, task: int) -> None:
-        self.cancelled.append((client, task))
+        """Leave the trip as it is: it ends by itself."""
 
     def request(self, version: int, entry: int) -> list[int]:
         assert self.buffer.entry_version[entry] == version

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,10 +30,11 @@ from edgefl.experiment import Experiment, Server, Stop
 from edgefl.parameters.buffer import SlotState
 from edgefl.run import connection, control, messages
 from edgefl.run.connection import Cancelled, Connection
+from edgefl.run.control import CLIENT
 from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.gate import Refusal, ResendRequest
 from edgefl.run.slots import Lease
-from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
+from edgefl.run.timeline import Delivery, TimelineEvent
 from edgefl.run.wall import WallTimeline
 from edgefl.zeromq.sockets import Frame
 
@@ -112,7 +113,6 @@ class Line:
 class Client:
     """A client's process with its real connection; its training only takes time."""
 
-    spec: control.Spawn
     connection: Connection
     task: messages.Task | None = None
     finish_s: float = 0.0
@@ -134,8 +134,8 @@ class FaultyRun(Parts):
         self.socket.send = self.network.send  # type: ignore[method-assign]
         self.lifecycle = self.lifecycle_of(wanted, self.clock)
         self.timeline, self.engine = self.served(wanted)
-        self.clients: dict[bytes, Any] = {}
-        """The peers' processes, by name."""
+        self.clients: dict[bytes, Client] = {}
+        """The clients' processes, by name."""
         self.values: dict[int, float] = {}
         """The value of each element of a task's update."""
         self.model = 0.0
@@ -146,7 +146,7 @@ class FaultyRun(Parts):
         self.progress_s = self.hand.at
         self._sum, self.aggregator.sum = self.aggregator.sum, self._watched_sum  # type: ignore[method-assign]
 
-    def served(self, wanted: Experiment) -> tuple[Timeline, Engine]:
+    def served(self, wanted: Experiment) -> tuple[WallTimeline, Engine]:
         """The timeline and its engine."""
         peers = (self.peers, self.lifecycle, self.gate)
         parts = (self.core, None, self.aggregator, self.evaluation, *peers, self.store)
@@ -160,10 +160,10 @@ class FaultyRun(Parts):
         result = self._sum(action, entry)
         if not result.bad:
             self.progress_s = self.hand.at
-            self.summed(action, entry)
+            self.summed(action)
         return result
 
-    def summed(self, action: Sum, entry: int) -> None:
+    def summed(self, action: Sum) -> None:
         """Note that this sum was made into a version."""
         pairs = zip(action.tasks, action.weights, strict=True)
         self.model += sum(weight * self.values.pop(task) for task, weight in pairs)
@@ -173,20 +173,16 @@ class FaultyRun(Parts):
         self.clock.start()
         self.timeline.start()
         self.alarms.every(self.lifecycle.check_every_s, lambda: self.lifecycle.find_silent(0.0))
-        for peer in self.peers.of(*get_args(control.Role)):
-            self.spawn(peer.role, peer.number, 0)
+        for peer in self.peers.of(CLIENT):
+            self.spawn(peer.number, 0)
 
-    def spawn(self, role: control.Role, number: int, epoch: int) -> None:
-        """Start a peer's process."""
-        name = control.routing_id(role, number, epoch)
+    def spawn(self, number: int, epoch: int) -> None:
+        """Start a client's process."""
+        name = control.routing_id(CLIENT, number, epoch)
         password = control.password(self.socket.secret, name)
-        self.clients[name] = self.started(control.Spawn(role, number, epoch, "", password, 0, 1.0))
-
-    def started(self, spec: control.Spawn) -> Any:
-        """A process that was just started."""
-        client = Client(spec, Connection(spec, HEARTBEAT_S, -1))
-        client.connection.report(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
-        return client
+        spec = control.Spawn(CLIENT, number, epoch, "", password, 0, 1.0)
+        client = self.clients[name] = Client(Connection(spec, HEARTBEAT_S, -1))
+        client.connection.report(messages.Ready(number, epoch, CLIENT, password))
 
     def turn(self) -> None:
         """Advance the time by a tick, and let the server and all peers act."""
@@ -200,15 +196,8 @@ class FaultyRun(Parts):
             match message:
                 case Refusal(kind=kind, detail=detail):
                     self.lifecycle.expel(peer, kind, detail)
-                case messages.Ready() if peer.role == control.EVALUATOR:
-                    self.evaluation.send()
                 case messages.Ready():
                     self._take(self.timeline.ready(peer))
-                case messages.Assessed():
-                    if self.evaluation.complete(message.version):
-                        self.engine.assessed(message)
-                case ResendRequest() if peer.role == control.EVALUATOR:
-                    self.evaluation.send()
                 case ResendRequest():
                     self._take(self.timeline.resend(peer))
                 case _:
@@ -220,7 +209,7 @@ class FaultyRun(Parts):
         orders, self.sent[:] = list(self.sent), []
         for order in orders:
             if isinstance(order, control.Replace):
-                self.spawn(order.role, order.peer, order.epoch)
+                self.spawn(order.peer, order.epoch)
                 continue
             name = control.routing_id(order.role, order.peer, order.epoch)
             del self.clients[name]
@@ -228,10 +217,7 @@ class FaultyRun(Parts):
             end = control.Departed(order.role, order.peer, order.epoch, "killed")
             peer = self.lifecycle.departed(end)
             assert peer is not None
-            if peer.role == control.EVALUATOR:
-                assert self.lifecycle.retry(peer)
-            else:
-                self._take(self.timeline.departed(peer, end))
+            self._take(self.timeline.departed(peer, end))
         for client in list(self.clients.values()):
             self.act(client)
         if self.hand.at - self.progress_s > STALL_S:
@@ -246,7 +232,7 @@ class FaultyRun(Parts):
                 self.arrivals.add(task)
             self.engine.handle(event)
 
-    def act(self, client: Any) -> None:
+    def act(self, client: Client) -> None:
         """Let this process act at this time."""
         connection, task = client.connection, client.task
         connection.beat()
@@ -288,7 +274,6 @@ class FaultyRun(Parts):
 
     def check(self) -> Counter[str]:
         """Check that each task has ended once or is leased; return the number of tasks by fate."""
-        assert isinstance(self.store, CountingStore)
         if twice := {task: ends for task, ends in self.store.ends.items() if len(ends) > 1}:
             raise Broken(f"ended twice: {twice}")
         open_ = {

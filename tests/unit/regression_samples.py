@@ -22,7 +22,7 @@ REQUEST = PrepareRequest(
 )  # fmt: skip
 TRIAL = TrialRun(
     shots=ShotSizes(reference="train-small", units=5, calls=1), reference_flop=1e6, reference_s=1 / 1750,
-    unit_cpu_s=0.0002, flop=4e6, model_s=0.0, rest=1.0, rest_s=0.0, pace=3.0, error_factor=1.3,
+    flop=4e6, model_s=0.0, rest=1.0, rest_s=0.0, pace=3.0, error_factor=1.3,
     pairs=4, imported=[],
 )  # fmt: skip
 """A function without torch, on a device that takes 1/1750 s for a unit of the reference."""

@@ -60,6 +60,7 @@ class FakeSocket:
         self.called: list[bytes] = []
         self.no_descriptors = ""
         self.waited_ms: list[int] = []
+        self.network: dict[str, int] = {}
 
     def connect(self, name: bytes) -> None:
         assert name not in self.called, "ZeroMQ would end the process"

@@ -119,20 +119,15 @@ def test_impossible_attacks_are_refused(kind: str, data: str, why: str) -> None:
         Attack(Attackers(share=0.1, kind="alie", z=1.0), 10, 1, DIGITS, [])
 
 
+NO_SCALE = "attackers.scale: has no effect without kind 'sign-flip'"
+
+
 @pytest.mark.parametrize(
     ("settings", "clock", "why"),
     [
         ({"z": 1.0}, "virtual", "attackers.z: has no effect without fleet.attackers.kind = 'alie', got 1.0"),
-        (
-            {"kind": "alie", "scale": 2.0},
-            "virtual",
-            "attackers.scale: has no effect without kind 'sign-flip'",
-        ),
-        (
-            {"kind": "own_attack:attack", "scale": 2.0},
-            "virtual",
-            "attackers.scale: has no effect without kind 'sign-flip'",
-        ),
+        ({"kind": "alie", "scale": 2.0}, "virtual", NO_SCALE),
+        ({"kind": "own_attack:attack", "scale": 2.0}, "virtual", NO_SCALE),
         ({"kind": "alie"}, "wall", "attackers.kind: must be another kind if clock.kind = 'wall'"),
     ],
 )

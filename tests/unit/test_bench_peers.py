@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from shell import Shell
 
-from edgefl.cli import main
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Model
 from edgefl.lab import peers
@@ -129,10 +129,7 @@ def test_a_failed_program_has_a_row_with_its_last_line(
         (["--settings", "femnist"], "--settings: name 'femnist' not found"),
     ],
 )
-def test_unknown_names_are_refused(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "peers", *options]) == 2
-    assert message in capsys.readouterr().err
+def test_unknown_names_are_refused(options: list[str], message: str, edgefl: Shell) -> None:
+    assert message in edgefl.refuses(2, "bench", "peers", *options)
     with pytest.raises(ConfigError, match="--only"):
         peers.chosen("--only", "", ["edgefl"])

@@ -141,7 +141,7 @@ def test_attaching_to_anything_but_a_buffer_is_refused(kind: str) -> None:
 def test_parent_and_forked_child_see_each_others_writes(buffer: ParameterBuffer) -> None:
     buffer.model(0)[:] = [5, 4, 3, 2, 1]
     buffer.publish(version=7, entry=0)
-    buffer.lease(2, task=11, client=3, base_version=7)
+    buffer.lease(2, task=11)
     pid = os.fork()
     if pid == 0:
         with suppress(BaseException):
@@ -227,24 +227,24 @@ def test_a_reader_in_another_process_never_gets_a_torn_model() -> None:
 def test_a_slot_goes_from_free_to_leased_to_written_to_free(buffer: ParameterBuffer) -> None:
     buffer.fetched[1] = 1
     buffer.checksum[1] = 77
-    buffer.lease(1, task=8, client=2, base_version=5)
-    assert [int(x[1]) for x in (buffer.task, buffer.client, buffer.base_version)] == [8, 2, 5]
+    buffer.lease(1, task=8)
+    assert int(buffer.task[1]) == 8
     assert [int(x[1]) for x in (buffer.state, buffer.checksum, buffer.fetched)] == [SlotState.LEASED, 0, 0]
     buffer.written(1, task=8, checksum=99)
     assert (int(buffer.state[1]), int(buffer.checksum[1])) == (SlotState.WRITTEN, 99)
     buffer.free(1)
     assert (int(buffer.state[1]), int(buffer.task[1])) == (SlotState.FREE, -1)
-    buffer.lease(1, task=9, client=0, base_version=6)
+    buffer.lease(1, task=9)
 
 
 def test_only_free_slots_are_leased(buffer: ParameterBuffer) -> None:
-    buffer.lease(0, task=8, client=2, base_version=5)
+    buffer.lease(0, task=8)
     for _ in range(2):
         with pytest.raises(SlotError, match="slot 0 is not free: it belongs to task 8"):
-            buffer.lease(0, task=9, client=3, base_version=5)
+            buffer.lease(0, task=9)
         if buffer.state[0] == SlotState.LEASED:
             buffer.written(0, task=8, checksum=1)
-    assert (int(buffer.task[0]), int(buffer.client[0])) == (8, 2)
+    assert int(buffer.task[0]) == 8
 
 
 def test_only_the_task_that_leased_a_slot_completes_it_and_only_once(buffer: ParameterBuffer) -> None:
@@ -253,7 +253,7 @@ def test_only_the_task_that_leased_a_slot_completes_it_and_only_once(buffer: Par
             buffer.written(2, task=task, checksum=2)
 
     refused(0)  # never leased: new memory has 0 for its task
-    buffer.lease(2, task=8, client=2, base_version=5)
+    buffer.lease(2, task=8)
     refused(7)
     buffer.written(2, task=8, checksum=1)
     refused(8)

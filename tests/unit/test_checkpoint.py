@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -202,11 +203,7 @@ def test_a_full_disk_leaves_only_the_older_checkpoint(tmp_path: Path, limit: int
 
 def test_a_failed_rename_leaves_only_the_older_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
     write(tmp_path, made(7), LAYOUT)
-
-    def refuse(*_: object) -> None:
-        raise PermissionError("no")
-
-    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=PermissionError))
     with pytest.raises(PermissionError):
         write(tmp_path, made(8), LAYOUT)
     assert names(tmp_path) == ["journal-0000000007.safetensors"]

@@ -9,10 +9,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import typer
@@ -20,13 +21,10 @@ from rich.text import Text
 from shell import Shell
 
 from edgefl.cli import app, command_tree, main
-from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, FolderTaken, RunError
 from edgefl.host.verdict import Conditions, HeldVerdict
 from edgefl.results.tables import PlainConsole, table
 
-PROFILES = bundled_folder()
-CONNECTIVITY = str(Path(__file__).parent / "import_samples" / "connectivity.ini")
 EXPERIMENT = "[fleet]\ndevices = { pi-4 = 2 }\n[stop]\nversions = 3\n"
 SUMMARY: dict[str, Any] = {
     "name": "",
@@ -66,16 +64,6 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-class Calls(list[tuple[Any, ...]]):
-    """A replacement of a function. It lists the arguments of its calls and calls ``then``."""
-
-    then: Callable[..., Any] = staticmethod(lambda *_: None)
-
-    def __call__(self, *arguments: Any, hosts: None = None) -> Any:
-        self.append(arguments)
-        return self.then(*arguments)
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an experiment, the folder ``old`` of a run, and a folder ``full`` with another file."""
@@ -96,60 +84,52 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def runs(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """A supervisor that only writes the resolved experiment."""
 
-    def finish(experiment: Any, folder: Path, *_: Any) -> Any:
+    def finish(experiment: Any, folder: Path, *_: Any, **__: Any) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "experiment.toml").write_text("")
         return SimpleNamespace(summary=lambda: SUMMARY)
 
-    calls = Calls()
-    calls.then = finish
-    stand_in(monkeypatch, "edgefl.run.supervisor", run=calls)
-    return calls
+    run = Mock(side_effect=finish)
+    stand_in(monkeypatch, "edgefl.run.supervisor", run=run)
+    return run
 
 
-def raising(error: BaseException) -> Callable[..., Any]:
-    def fail(*_: Any) -> Any:
-        raise error
-
-    return fail
-
-
-def test_run_calls_the_supervisor_with_the_checked_experiment(here: Path, runs: Calls, edgefl: Shell) -> None:
+def test_run_calls_the_supervisor_with_the_checked_experiment(here: Path, runs: Mock, edgefl: Shell) -> None:
     (here / "o").mkdir()  # an empty folder is accepted
     changes = ["--set", "seed=2", "--set", "name=n", "--seed", "3", "--clock", "wall"]
     assert edgefl.shows("run", "e.toml", *changes, "--out", "o", "-q") == ""
-    [(experiment, folder, quiet, base, page)] = runs
+    [((experiment, folder, quiet, base, page), more)] = runs.call_args_list
     assert (experiment.seed, experiment.name, experiment.clock.kind) == (3, "n", "wall")
-    assert (folder, quiet, base, page) == (Path("o"), True, here, None)
+    assert (folder, quiet, base, page, more) == (Path("o"), True, here, None, {"hosts": None})
 
 
-def test_each_run_gets_a_new_folder(here: Path, runs: Calls) -> None:
+def test_each_run_gets_a_new_folder(here: Path, runs: Mock) -> None:
     for _ in range(3):
         assert main(["run", "e.toml", "-q", "--set", "name=mine"]) == 0
-    folders = [call[1] for call in runs]
+    folders = [each.args[1] for each in runs.call_args_list]
     assert len(set(folders)) == 3
     assert all(str(folder).startswith("runs/mine-2") for folder in folders)
 
 
-def test_two_runs_started_at_the_same_time_get_two_folders(here: Path, runs: Calls) -> None:
-    finish = runs.then
+def test_two_runs_started_at_the_same_time_get_two_folders(here: Path, runs: Mock) -> None:
+    finish = runs.side_effect
 
-    def slower(experiment: Any, folder: Path, *more: Any) -> Any:
-        if len(runs) == 1:  # another process was faster
+    def slower(experiment: Any, folder: Path, *more: Any, **_: Any) -> Any:
+        if runs.call_count == 1:  # another process was faster
             folder.mkdir(parents=True)
             raise FolderTaken(f"{folder}: taken")
         return finish(experiment, folder, *more)
 
-    runs.then = slower
+    runs.side_effect = slower
     assert main(["run", "e.toml", "-q"]) == 0
-    assert len({call[1] for call in runs}) == 2
+    assert len({each.args[1] for each in runs.call_args_list}) == 2
     assert main(["run", "e.toml", "-q", "--out", "full"]) == 2
 
 
-def test_run_prints_strategy_accuracy_and_fidelity(here: Path, runs: Calls, edgefl: Shell) -> None:
+def test_run_prints_strategy_accuracy_and_fidelity(here: Path, runs: Mock, edgefl: Shell) -> None:
     out = edgefl.fits("run", "e.toml", "--out", "o")
     fidelity = "VALID, error median 0.10%, p95 0.40%"
     model = "within a factor of 1.3 (90%)"
@@ -158,7 +138,7 @@ def test_run_prints_strategy_accuracy_and_fidelity(here: Path, runs: Calls, edge
 
 
 def test_run_names_the_worst_phase_and_device(
-    here: Path, runs: Calls, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+    here: Path, runs: Mock, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worst = {"device": "pixel-4", "phase": "compute", "median_error": 0.57, "p95_abs_error": 2.52}
     judged = {**SUMMARY["fidelity"], "worst": worst, "warnings": []}
@@ -172,7 +152,7 @@ def test_run_names_the_worst_phase_and_device(
 
 
 def test_an_invalid_emulation_is_reported_even_if_quiet(
-    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, runs: Mock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reasons = ["median error 50.0%, at most 5% is allowed", "other processes used 60% of the host", "more"]
     judged = {**SUMMARY["fidelity"], "median_abs_error": 0.5, "valid": False, "reasons": reasons}
@@ -187,7 +167,7 @@ def test_an_invalid_emulation_is_reported_even_if_quiet(
 
 
 def test_a_run_without_participations_left_says_why_it_ended(
-    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, runs: Mock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SUMMARY, "stop_reason", "participations")
     assert main(["run", "e.toml", "-q"]) == 0
@@ -195,7 +175,7 @@ def test_a_run_without_participations_left_says_why_it_ended(
 
 
 def test_computed_times_are_not_called_measured(
-    here: Path, runs: Calls, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+    here: Path, runs: Mock, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SUMMARY, "clock", "virtual")
     out = edgefl.shows("run", "e.toml")
@@ -248,10 +228,10 @@ def test_computed_times_are_not_called_measured(
     ],
 )
 def test_a_wrong_command_is_refused_in_one_line_with_exit_code_2(
-    here: Path, runs: Calls, edgefl: Shell, command: str, words: str
+    here: Path, runs: Mock, edgefl: Shell, command: str, words: str
 ) -> None:
     assert edgefl.refuses(2, *shlex.split(command)).startswith(words)
-    assert runs == []
+    runs.assert_not_called()
 
 
 @pytest.mark.parametrize("value", ["0", "x", "1.5"])
@@ -270,18 +250,18 @@ def test_a_wrong_number_on_the_command_line_is_named(here: Path, edgefl: Shell, 
     ],
 )
 def test_an_error_of_a_run_has_one_line_and_its_exit_code(
-    here: Path, runs: Calls, edgefl: Shell, error: BaseException, code: int, words: str
+    here: Path, runs: Mock, edgefl: Shell, error: BaseException, code: int, words: str
 ) -> None:
-    runs.then = raising(error)
+    runs.side_effect = error
     assert edgefl.refuses(code, "run", "e.toml", "--out", "o").startswith(words)
 
 
-def test_a_bug_keeps_its_traceback(here: Path, runs: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.then = lambda *_: 1 / 0
+def test_a_bug_keeps_its_traceback(here: Path, runs: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.side_effect = ZeroDivisionError
     with pytest.raises(ZeroDivisionError):
         main(["run", "e.toml"])
     monkeypatch.setenv("EDGEFL_TRACEBACK", "1")
-    runs.then = lambda *_: Path("/nowhere/at/all").read_text()
+    runs.side_effect = lambda *_, **__: Path("/nowhere/at/all").read_text()
     with pytest.raises(FileNotFoundError):
         main(["run", "e.toml"])
 
@@ -300,29 +280,29 @@ def test_ctrl_c_names_the_command_that_resumes_the_run(
 
 
 def test_ctrl_c_outside_a_run_prints_interrupted(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
-    monkeypatch.setattr("edgefl.cli.doctor.examine", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("edgefl.cli.doctor.examine", Mock(side_effect=KeyboardInterrupt))
     assert edgefl.refuses(130, "doctor") == "interrupted"
 
 
 def test_resume_and_compare_pass_arguments(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
-    calls, beside = Calls(), Calls()
-    calls.then = lambda *_: SimpleNamespace(summary=lambda: SUMMARY)
+    calls, beside = Mock(), Mock(return_value="a beside b")
+    calls.return_value.summary.return_value = SUMMARY
     stand_in(monkeypatch, "edgefl.run.supervisor", resume=calls)
     edgefl.shows("resume", "old", "-q")
-    assert calls.pop() == (Path("old"), True, None)
+    assert calls.call_args_list == [call(Path("old"), True, None, hosts=None)]
     edgefl.shows("resume", "old", "-q", "--web")
-    assert calls.pop()[2].fileno() == -1  # the page's socket, closed again
+    assert calls.call_args.args[2].fileno() == -1  # the page's socket, closed again
     with monkeypatch.context() as bad:
         bad.setitem(SUMMARY, "fidelity", {**SUMMARY["fidelity"], "valid": False})
         assert edgefl.refuses(3, "resume", "old", "-q").startswith("INVALID: ")
         assert edgefl.refuses(0, "resume", "old", "-q", "--accept-invalid").startswith("INVALID: ")
-    beside.then = lambda *_: "a beside b"
     stand_in(monkeypatch, "edgefl.results.sweep", compare_folders=beside)
     for arguments in (("old", "old", "--out", "c", "--target", "0.5"), ("old",)):
         assert edgefl.shows("compare", *arguments) == "a beside b\n"
-    assert beside == [([Path("old"), Path("old")], Path("c"), 0.5), ([Path("old")], None, None)]
+    two, one = call([Path("old"), Path("old")], Path("c"), 0.5), call([Path("old")], None, None)
+    assert beside.call_args_list == [two, one]
 
 
 def test_report_and_trace_print_paths(here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
@@ -353,14 +333,13 @@ def test_report_replaces_only_pages(
 def test_bench_writes_its_result(
     here: Path, monkeypatch: pytest.MonkeyPatch, what: str, verdict: str
 ) -> None:
-    asked, shown = Calls(), Calls()
     result = {"verdict": verdict}
-    asked.then = lambda *_: result
+    asked, shown = Mock(return_value=result), Mock()
     stand_in(monkeypatch, f"edgefl.lab.{what}", run=lambda quick, say: asked(quick), show=shown)
     code = int(what == "fidelity" and verdict != "PASS")
     assert main(["bench", what, "--json", "f.json", "--quick"]) == code
     assert main(["bench", what]) == code
-    assert (asked, shown) == ([(True,), (False,)], [(result,), (result,)])
+    assert (asked.call_args_list, shown.call_args_list) == ([call(True), call(False)], [call(result)] * 2)
     assert json.loads((here / "f.json").read_text()) == result
 
 
@@ -377,12 +356,12 @@ def test_bench_writes_its_result(
 def test_bench_checks_its_output_file_before_it_measures(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, what: str, file: str, says: str
 ) -> None:
-    calls = Calls()
+    calls = Mock()
     stand_in(monkeypatch, f"edgefl.lab.{what}", run=calls)
     said = edgefl.refuses(2, "bench", what, "--json", file)
     assert said.startswith(f"--json {file}")
     assert says in said
-    assert calls == []
+    calls.assert_not_called()
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"]])
@@ -407,7 +386,6 @@ def test_help_fits_80_columns_without_cutting_a_sentence(edgefl: Shell, command:
 
 
 def helps(command: Any) -> list[str]:
-    """The help of a command and of its subcommands."""
     inner = getattr(command, "commands", {}).values()
     own = command.get_help(command.context_class(command))
     return [own, *(text for each in inner for text in helps(each))]
@@ -451,7 +429,6 @@ def test_control_characters_in_names_do_not_reach_the_terminal(
         assert not set("\x1b\x07\x9b") & set(said), arguments
     console = PlainConsole(file=io.StringIO(), force_terminal=True, width=80)
     console.print(table(("name",), [(HOSTILE,)], title=HOSTILE), Text(HOSTILE, "bold"))
-    assert isinstance(console.file, io.StringIO)
     left = re.sub("\x1b\\[[0-9;]*m", "", console.file.getvalue())  # rich's own colours
     assert "owned" in left
     assert not set("\x1b\x07\x9b") & set(left)

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from shell import Shell
 
-from edgefl.cli import main
+from edgefl.cli import doctor, main
+from edgefl.host import calibration
+from edgefl.host.calibration import Measured, Rate
 
 
 def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
-    from edgefl.host import calibration
-    from edgefl.host.calibration import Measured, Rate
-
     rate = Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
     rates = dict.fromkeys(("depthwise_gflops", "train_gflops", "triad_gbytes_per_s"), rate)
     shapes = {"gemm_gflops": {"64": rate}, "conv_gflops": {"3x3": rate}}
@@ -56,8 +55,6 @@ def test_doctor_describes_the_machine(edgefl: Shell) -> None:
 def test_doctor_shows_how_many_clients_fit_a_containers_limit(
     limit: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgefl.cli import doctor
-
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr("edgefl.host.capacity.thread_limit", lambda: limit)
     monkeypatch.setattr(resource, "getrlimit", lambda which: unlimited)
@@ -80,8 +77,6 @@ def test_a_deleted_current_folder_is_an_error_of_one_line(
 
 
 def test_doctor_reports_that_numba_cannot_cache_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgefl.cli import doctor
-
     monkeypatch.setattr("edgefl.kernels.backend_numba.cached_in", lambda: None)
     monkeypatch.setattr(doctor, "_LOOKS", (doctor._kernels,))
     (numba,) = [found for found in doctor.examine() if found.what == "kernel numba"]
@@ -89,8 +84,6 @@ def test_doctor_reports_that_numba_cannot_cache_code(monkeypatch: pytest.MonkeyP
 
 
 def test_doctor_continues_after_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgefl.cli import doctor
-
     def _odd_thing() -> Iterator[doctor.Check]:
         raise OSError("no such thing here")
 

@@ -42,7 +42,6 @@ def test_the_door_has_an_address_that_nodes_reach_and_a_run_without_nodes_ends(
             assert nodes.wanted == 2
             said: list[str] = []
             nodes.say = said.append
-            assert nodes.outlook is not None
             assert [nodes.outlook(), nodes.outlook()] == [2, 2]
             assert said == ["node c does not take part: its cores are not free"]
             there.send(ActorEnded("b", "out of memory"))

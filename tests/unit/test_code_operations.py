@@ -67,7 +67,7 @@ def test_each_class_has_a_program_whose_work_is_in_published_units() -> None:
     work = {name: amount for name, (_, amount) in found.items()}
     assert work["copy"] == pytest.approx(2.097152)  # MB of one copy
     assert work["interpreter"] == code_operations.PYTHON_STEPS
-    assert work["float"] == code_operations.AMOUNTS["floats"]
+    assert work["float"] == code_operations.AMOUNTS["float"]
     assert work["crypto"] == pytest.approx(10 * 0.94)
     assert work["integer"] == pytest.approx(2e6 * code_operations.SCALES["integer"])
     for run, _ in found.values():

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shell import Shell
 
 from edgefl.cli import main
 from edgefl.errors import ConfigError
@@ -75,29 +76,25 @@ def test_the_curve_is_in_the_summary(tmp_path: Path) -> None:
     assert set(curve) == {"version", "trips", "at_s", "accuracy", "loss"}
 
 
-def test_export_writes_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_every_table(tmp_path: Path, edgefl: Shell) -> None:
     run = write_run(tmp_path / "run")
-    assert main(["export", str(run)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(TABLES_OF_A_RUN)
+    assert len(edgefl.shows("export", str(run)).splitlines()) == len(TABLES_OF_A_RUN)
     for name in TABLES_OF_A_RUN:
         with (run / "tables" / f"{name}.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         assert len(rows) == (0 if name == "incidents" else TABLES_OF_A_RUN[name](Result(run).record).rows)
-    assert main(["export", str(run), "--csv", "--parquet"]) == 2
-    assert "give only one of them" in capsys.readouterr().err
+    assert "give only one of them" in edgefl.refuses(2, "export", str(run), "--csv", "--parquet")
     with pytest.raises(ConfigError, match=r"must end in \.csv or \.parquet"):
         Table().write(tmp_path / "a.xls")
 
 
 def test_missing_packages_for_parquet_and_frames_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("pandas", "polars", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    assert main(["export", str(write_run(tmp_path / "run")), "--parquet"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("edgefl: Parquet needs polars or pyarrow")
-    assert len(said.splitlines()) == 1
+    said = edgefl.refuses(2, "export", str(write_run(tmp_path / "run")), "--parquet")
+    assert said.startswith("Parquet needs polars or pyarrow")
     with pytest.raises(ConfigError, match="a data frame needs pandas or polars"):
         Table().frame()
     stand_in = ModuleType("polars")

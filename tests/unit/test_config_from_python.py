@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -99,19 +100,9 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "versions": lambda value: checked(versions=value),
     "seed": lambda value: checked(seed=value),
 }
-for name in (
-    "core",
-    "durations",
-    "model",
-    "train",
-    "steps",
-    "lr",
-    "trip",
-    "events",
-    "accuracy",
-    "max_events",
-):
-    CALLS[name] = lambda value, name=name: in_memory(**{name: value})
+for name in inspect.signature(run_in_memory).parameters:
+    if name != "join":  # a bool
+        CALLS[name] = lambda value, name=name: in_memory(**{name: value})
 UNUSABLE = object()
 
 

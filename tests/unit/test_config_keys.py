@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from shell import Shell
 
-from edgefl import cli, strategies
+from edgefl import strategies
 from edgefl.config.keys import Setting, keys
-from edgefl.errors import ConfigError
 
 
 @pytest.mark.parametrize("which", ["", *(f"strategy.{name}" for name in strategies.names())])
@@ -40,24 +40,16 @@ def test_keys_of_a_table_include_inner_tables_and_a_key_is_found_alone() -> None
         ("stop.version", "available:"),
     ],
 )
-def test_an_unknown_key_is_an_error_of_one_line(
-    which: str, near: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(ConfigError, match="not found"):
-        keys(which)
-    assert cli.main(["keys", which]) == 2
-    err = capsys.readouterr().err
-    assert near in err
-    assert err.count("\n") == 1
+def test_an_unknown_key_is_an_error_of_one_line(which: str, near: str, edgefl: Shell) -> None:
+    said = edgefl.refuses(2, "keys", which)
+    assert "not found" in said
+    assert near in said
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_the_table_fits_the_terminal(
-    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_fits_the_terminal(columns: int, edgefl: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert cli.main(["keys"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = edgefl.shows("keys").splitlines()
     assert max(map(len, lines)) <= columns
     assert any(line.startswith("evaluation.every_versions") for line in lines)
 

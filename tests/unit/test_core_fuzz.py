@@ -257,6 +257,8 @@ def test_any_order_of_events_keeps_the_rules(table: dict[str, Any], moves: list[
         assert again.handle(journaled) == actions
     assert (again.version, again.trips, again.dropped) == (core.version, core.trips, core.dropped)
     assert again.applied_weight.tobytes() == core.applied_weight.tobytes()
+    assert again.finished == core.finished
+    assert sum(core.finished) == core.trips
 
 
 @pytest.mark.parametrize("table", TABLES, ids=str)

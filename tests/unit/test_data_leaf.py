@@ -30,7 +30,6 @@ def load(folder: Path, **fields: Any) -> Any:
 
 
 def write_splits(folder: Path, train: dict[str, Any], test: dict[str, Any]) -> Path:
-    """Write one training and one test file with these users."""
     for split, held in (("train", train), ("test", test)):
         (folder / split).mkdir()
         write(folder, split, 0, held)
@@ -38,7 +37,6 @@ def write_splits(folder: Path, train: dict[str, Any], test: dict[str, Any]) -> P
 
 
 def first_file(folder: Path) -> tuple[Path, Any]:
-    """The path and the content of the first training file."""
     path = min((folder / "train").glob("*.json"))
     return path, json.loads(path.read_text())
 

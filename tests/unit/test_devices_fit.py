@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from shell import Shell
+from tables import arrows
 
 from edgefl.devices import measurements
 from edgefl.devices.fit import SPREAD, TYPICAL, HeldOutPrediction, Row, fit, holding, predicted, summary
@@ -147,85 +148,66 @@ def test_no_rows_are_refused() -> None:
 
 
 FIRST = "device,profile,runtime,layer,inputs,outputs,steps,batch,measured_s,source"
-LIBRARY = "must be the name of a library, such as torch, in letters, digits and dots"
 STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
+COUNT = "must be a whole number from 1 to 1000000000, got"
+LIBRARY = "must be the name of a library, such as torch, in letters, digits and dots, got"
+WRONG = f"""
+{STEP} -> pixel -> line 3: must have 10 fields, like the first line, got 1
+mine -> mine,more -> line 3: must have 10 fields, like the first line, got 11
+Pixel -> LONG -> steps.csv: cannot be read: field larger than field limit (131072)
+lstm,8 -> lstm,-5 -> line 3: inputs: {COUNT} -5
+4,1 -> 4,{10**30} -> line 3: batch: {COUNT} {10**30}
+4,1 -> 4,16x -> line 3: batch: {COUNT} '16x'
+8,8 -> 8, -> line 3: outputs: {COUNT} ''
+0.5 -> 0.5 s -> line 3: measured_s: must be a number of seconds above 0 and at most 1e+06, got '0.5 s'
+lstm -> gru -> line 3: layer must be 'lstm' or 'softmax output', got 'gru'
+torch -> -> line 3: runtime: {LIBRARY} ''
+torch -> TF_Lite 2 -> line 3: runtime: {LIBRARY} 'TF_Lite 2'
+"""
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("pixel", "line 3: must have 10 fields, like the first line, got 1"),
-        (f"{STEP},more", "line 3: must have 10 fields, like the first line, got 11"),
-        (f"{'a' * 200_000}{STEP}", "steps.csv: cannot be read: field larger than field limit (131072)"),
-        (
-            STEP.replace("lstm,8", "lstm,-5"),
-            "line 3: inputs: must be a whole number from 1 to 1000000000, got -5",
-        ),
-        (
-            STEP.replace("4,1", f"4,{10**30}"),
-            f"line 3: batch: must be a whole number from 1 to 1000000000, got {10**30}",
-        ),
-        (
-            STEP.replace("4,1", "4,16x"),
-            "line 3: batch: must be a whole number from 1 to 1000000000, got '16x'",
-        ),
-        (
-            STEP.replace("8,8", "8,"),
-            "line 3: outputs: must be a whole number from 1 to 1000000000, got ''",
-        ),
-        (
-            STEP.replace("0.5", "0.5 s"),
-            "line 3: measured_s: must be a number of seconds above 0 and at most 1e+06, got '0.5 s'",
-        ),
-        (STEP.replace("lstm", "gru"), "line 3: layer must be 'lstm' or 'softmax output', got 'gru'"),
-        (STEP.replace("torch", ""), f"line 3: runtime: {LIBRARY}, got ''"),
-        (STEP.replace("torch", "TF_Lite 2"), f"line 3: runtime: {LIBRARY}, got 'TF_Lite 2'"),
-    ],
-    ids=["short", "long", "large", "inputs", "batch", "word", "empty", "unit", "layer", "runtime", "name"],
-)
-def test_an_error_names_an_invalid_line(tmp_path: Path, edgefl: Shell, line: str, said: str) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_text(f"{FIRST}\n{STEP}\n{line}\n", "utf-8")
-    assert edgefl.refuses(2, "profiles", "fit", str(path), "--out", str(tmp_path / "mine.toml")).endswith(
-        said
-    )
+def written(folder: Path, *lines: str, encoding: str = "utf-8") -> Path:
+    path = folder / "steps.csv"
+    path.write_text("\n".join(lines) + "\n", encoding)
+    return path
+
+
+def refusal(edgefl: Shell, path: Path) -> str:
+    """The error of a fit to this file."""
+    return edgefl.refuses(2, "profiles", "fit", str(path), "--out", str(path.with_name("mine.toml")))
+
+
+@pytest.mark.parametrize(("old", "new", "said"), arrows(WRONG))
+def test_an_error_names_an_invalid_line(tmp_path: Path, edgefl: Shell, old: str, new: str, said: str) -> None:
+    line = STEP.replace(old, new).replace("LONG", "a" * 200_000)
+    assert refusal(edgefl, written(tmp_path, FIRST, STEP, line)).endswith(said)
 
 
 @pytest.mark.parametrize("column", ["measured_s", "steps", "source", "batch"])
 def test_an_error_names_a_missing_column(tmp_path: Path, edgefl: Shell, column: str) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_text(f"{FIRST.replace(column, 'other')}\n{STEP}\n", "utf-8")
-    said = edgefl.refuses(2, "profiles", "fit", str(path), "--out", str(tmp_path / "mine.toml"))
+    said = refusal(edgefl, written(tmp_path, FIRST.replace(column, "other"), STEP))
     assert said.endswith(f"steps.csv, line 2: the column '{column}' is missing")
 
 
 def test_an_error_names_an_unknown_workload(tmp_path: Path) -> None:
     """Mutant: "list index out of range" for a workload of MNN without a network."""
-    line = "Pixel 4,pixel-4,mnn,,MNN,train,1,0.5,mine"
-    path = tmp_path / "steps.csv"
-    path.write_text(
-        f"device,profile,runtime,network,workload,kind,batch,measured_s,source\n{line}\n", "utf-8"
-    )
+    head = "device,profile,runtime,network,workload,kind,batch,measured_s,source"
+    path = written(tmp_path, head, "Pixel 4,pixel-4,mnn,,MNN,train,1,0.5,mine")
     with pytest.raises(ConfigError, match=r"steps\.csv, line 2: unknown workload 'MNN'"):
         measurements.read(path)
 
 
 def test_times_that_no_model_fits_are_refused(tmp_path: Path, edgefl: Shell) -> None:
     """Mutant: a profile that edgefl refuses, because its ``error_factor`` is above 100."""
-    path = tmp_path / "steps.csv"
-    path.write_text(
-        "\n".join([FIRST, STEP.replace("1,0.5", "1,1e6"), STEP.replace("1,0.5", "2,1e-3")]), "utf-8"
-    )
-    said = edgefl.refuses(2, "profiles", "fit", str(path), "--out", str(tmp_path / "mine.toml"))
-    assert said == "no time model fits these steps within a factor of 100; check their measured_s"
+    path = written(tmp_path, FIRST, STEP.replace("1,0.5", "1,1e6"), STEP.replace("1,0.5", "2,1e-3"))
+    said = "no time model fits these steps within a factor of 100; check their measured_s"
+    assert refusal(edgefl, path) == said
 
 
 @pytest.mark.parametrize("time", ["-1", "0", "nan", "inf", "1e9", "1e300", "1e-12", "1e-300"])
 def test_an_error_names_the_line_of_an_impossible_time(tmp_path: Path, time: str) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_text(f"{FIRST}\n{STEP}\n{STEP.replace('0.5', time)}\n", "utf-8")
     with pytest.raises(ConfigError, match=r"steps\.csv, line 3: measured_s: must be .* got "):
-        measurements.read(path)
+        measurements.read(written(tmp_path, FIRST, STEP, STEP.replace("0.5", time)))
 
 
 def test_too_deeply_nested_json_gives_a_one_line_error(tmp_path: Path) -> None:
@@ -235,7 +217,6 @@ def test_too_deeply_nested_json_gives_a_one_line_error(tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_column(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_text(f"{FIRST}\n{STEP.replace('Pixel', 'Pïxel')}\n", "utf-8-sig")
+    path = written(tmp_path, FIRST, STEP.replace("Pixel", "Pïxel"), encoding="utf-8-sig")
     (step,) = measurements.read(path)
     assert (step.device, step.row.seconds) == ("Pïxel 4", 0.5)

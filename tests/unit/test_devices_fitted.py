@@ -72,7 +72,6 @@ def test_the_command_in_a_profiles_source_reproduces_the_profile(
         pytest.skip("needs edgefl[timm]")
     source = load_device(name).sources[f"runtime.{runtime}"]
     recipe = Recipe.of(source)
-    assert recipe is not None
     assert source.startswith(f"fitted: {recipe.command} on ")
     monkeypatch.chdir(MEASURED)
     out = tmp_path / f"{name}.toml"
@@ -105,7 +104,6 @@ def test_the_json_of_the_measurement_kit_becomes_a_new_profile(tmp_path: Path) -
     device = load_device(out)
     assert device.train_flop_per_s == pytest.approx(2e9)
     model = device.time_model("c")
-    assert model is not None
     other = out.with_stem("other")
     run(path, "--out", other, "--prior", "pi-4", "--spread", 1.3, "--apart", 2)
     wider = float(f"{joined(model.error_factor, 2):.4g}")
@@ -115,20 +113,5 @@ def test_the_json_of_the_measurement_kit_becomes_a_new_profile(tmp_path: Path) -
 def test_a_fit_needs_the_rows_of_one_device(tmp_path: Path) -> None:
     path = layers(tmp_path, "nexus-6", 'Other,pi-4,"DL4J, training",lstm,50,50,5,2,1.0,page 4\n')
     said = "choose one with --profile and --runtime; available: nexus-6/dl4j, pi-4/dl4j"
-    with pytest.raises(ConfigError, match=said):
-        run(path, "--out", tmp_path / "mine.toml")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("lstm", "gru", "line 2: layer must be 'lstm' or 'softmax output', got 'gru'"),
-        ("0.05", "soon", "line 2: measured_s: must be a number of seconds"),
-        ("measured_s", "took_s", "line 2: the column 'measured_s' is missing"),
-    ],
-)
-def test_an_error_names_the_invalid_line(tmp_path: Path, old: str, new: str, said: str) -> None:
-    path = layers(tmp_path, "nexus-6")
-    path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=said):
         run(path, "--out", tmp_path / "mine.toml")

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from shell import Shell
+from tables import arrows
 from torch import nn
 
 from edgefl.cli import main
@@ -20,7 +21,7 @@ from edgefl.devices import check_file, load_device, load_fleet, phone_fit, phone
 from edgefl.devices.phone_estimate import Measured, estimated_profile, measured_work
 from edgefl.devices.phone_file import table_text
 from edgefl.devices.phone_layers import inference_layers
-from edgefl.devices.phone_networks import Layer, Weights, counts, read_networks, work
+from edgefl.devices.phone_networks import Layer, Weights, counts, read_networks, weighted
 from edgefl.devices.phone_profiles import TRANSFER
 from edgefl.devices.phone_rows import PhoneRow, read_rows
 from edgefl.devices.phones import About, PhoneTable
@@ -90,8 +91,8 @@ def test_work_of_each_kind_of_layer() -> None:
 def test_pointwise_convolutions_slow_in_tflite(side: int, inputs: int, outputs: int, slow: set[str]) -> None:
     found = counts([layer("conv", side, inputs, outputs)])
     assert set(found) - {"calls", "conv_bytes", "pointwise_flop", "outputs"} == slow
-    plain = work([layer("conv", side, inputs, outputs)], Weights())
-    heavier = work([layer("conv", side, inputs, outputs)], Weights(odd=1.0, large=1.0, shallow=1.0))
+    plain = weighted(found, Weights())
+    heavier = weighted(found, Weights(odd=1.0, large=1.0, shallow=1.0))
     assert (heavier.flop > plain.flop) == bool(slow & {"odd", "large", "shallow"})
 
 
@@ -137,7 +138,8 @@ def measured(table: PhoneTable, units: int = 12, noise: float = 0.01) -> list[Ph
         ghz = 1.0 + 0.3 * (at // 3)
         about = About(core, ghz, 4.0, f"model-{at}", f"unit-{at}")
         for name, layers in NETWORKS.items():
-            took = 1e-9 * factor / ghz * work(layers, table.weights).flop * math.exp(noise * rng.normal())
+            flop = weighted(counts(layers), table.weights).flop
+            took = 1e-9 * factor / ghz * flop * math.exp(noise * rng.normal())
             rows.append(PhoneRow(about=about, network=name, seconds=took, keys={"unit": about.unit}))
     return rows
 
@@ -330,27 +332,21 @@ def test_devices_are_found_by_words_year_and_memory(edgefl: Shell) -> None:
     assert steps == sorted(steps)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "the column model is missing"),
-        ("model,unit\na,b\n", "the column core is missing"),
-        (f"{HEAD}\n", "no lines of data"),
-        (f"{HEAD}\nm,u,c,fast,2,0,1,1,1,1\n", f"line 2: max_ghz {NUMBER} 100, or empty, got 'fast'"),
-        (f"{HEAD}\nm,u,c,2,2,0,1,-1,1,1\n", f"line 2: median_ms {NUMBER} .*, got '-1'"),
-        (f"{HEAD}\nm,u,c,2,2,0,1,1e300,1,1\n", f"line 2: median_ms {NUMBER}"),
-        (
-            f"{HEAD}\nm,u,c,2,2,0,1,1e-9,1,1\n",
-            "line 2: median_ms must be a number from 0.001 to .*, got '1e-9'",
-        ),
-        (f"{HEAD}\nm,u,c,2,1e9,0,1,1,1,1\n", f"line 2: ram_gib {NUMBER} 1024"),
-        (
-            f"{HEAD}\nm,0,c,2,2,0,1,1,1,1\nn,0,c,2,2,0,1,1,1,1\n",
-            "line 3: unit '0' is that of two phones, 'n' and 'm'",
-        ),
-        (f"{HEAD}\nm,0,c,2,2,0,1,1,1,1\nm,0,c,2,3,0,1,1,1,1\n", "same model, core, clock and RAM"),
-    ],
-)
+INVALID = rf"""
+-> the column model is missing
+model,unit\na,b\n -> the column core is missing
+{HEAD}\n -> no lines of data
+{HEAD}\nm,u,c,fast,2,0,1,1,1,1\n -> line 2: max_ghz {NUMBER} 100, or empty, got 'fast'
+{HEAD}\nm,u,c,2,2,0,1,-1,1,1\n -> line 2: median_ms {NUMBER} .*, got '-1'
+{HEAD}\nm,u,c,2,2,0,1,1e300,1,1\n -> line 2: median_ms {NUMBER}
+{HEAD}\nm,u,c,2,2,0,1,1e-9,1,1\n -> line 2: median_ms must be a number from 0.001 to .*, got '1e-9'
+{HEAD}\nm,u,c,2,1e9,0,1,1,1,1\n -> line 2: ram_gib {NUMBER} 1024
+{HEAD}\nm,0,c,2,2,0,1,1,1,1\nn,0,c,2,2,0,1,1,1,1\n -> line 3: unit '0' is that of two phones, 'n' and 'm'
+{HEAD}\nm,0,c,2,2,0,1,1,1,1\nm,0,c,2,3,0,1,1,1,1\n -> same model, core, clock and RAM
+"""
+
+
+@pytest.mark.parametrize(("text", "said"), arrows(INVALID))
 def test_an_error_names_the_invalid_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(text)

@@ -121,6 +121,9 @@ rate_mbps = 2.0 -> trace = "x"\nrate_cv = 0.5 -> down.rate_cv: must be left out 
 rate_mbps = 2.0 -> rate_cv = 0.5 -> down.rate_cv: must be left out without rate_mbps, which it varies
 rate_mbps = 2.0 -> queue_kib = 64 -> unknown key 'down.queue_kib'; allowed in [down]: delay_ms, jitter_dist,
 rate_mbps = 2.0 -> on_loss = "stop" -> down.on_loss: must be 'disconnect' or 'retransmit', got 'stop'
+"Mine" -> "Mine"\nradio = "6g" -> radio: must be
+"Mine" -> "Mine"\nradio = "5g-mmwave"\nbearer = "wifi" -> bearer: must be 'mobile' if a metered radio
+[down]\nrate_mbps = 2.0 -> radio = "5g-mmwave"\n[down] -> radio: needs down.rate_mbps
 [up] -> [upp] -> unknown key 'upp'; did you mean 'up'?
 """
 WRONG_FLEETS = r"""

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from trip_parts import paced
+from trip_parts import network, paced
 
 from edgefl.devices.condition import Condition, ConditionModel, Power, power_of
 from edgefl.devices.link import Link
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.profiles import load_device, load_network
-from edgefl.devices.schema import NOMINAL_V, Battery, Device, Direction, Network, Thermal, ThrottlingStep
+from edgefl.devices.schema import NOMINAL_V, Battery, Device, Thermal, ThrottlingStep
 from edgefl.devices.thermal import POWER_EXPONENT, Computation, ThermalModel, thermal_model
 from edgefl.errors import ProfileError
 from edgefl.host.pacing import Pacer
@@ -197,8 +197,7 @@ def test_a_trip_cut_short_before_the_device_gets_too_hot_is_not_lost() -> None:
 
 def test_an_upload_after_shortened_training_starts_in_the_trace_where_training_ends(tmp_path: Path) -> None:
     (tmp_path / "t.trace").write_text("10\n20\n1000\n")
-    way = Direction(trace=str(tmp_path / "t.trace"), delay_ms=100.0)
-    net = Network(id="t", name="t", down=way, up=way, header_bytes=0, sources={})
+    net = network(trace=str(tmp_path / "t.trace"), delay_ms=100.0)
     uploads = []
     for work_s in (50.0, 5000.0):  # with the latter the device would get too hot
         rng = np.random.default_rng(0)
@@ -227,12 +226,10 @@ def device(**battery: float) -> Device:
 
 def trip(work_s: float = 20.0, temp_c: float = 25.0, model: ConditionModel = MODEL) -> TripPlan:
     """A trip of 2 s download, training and 1 s upload."""
-    way = Direction(rate_mbps=8.0)
-    link = Network(id="t", name="t", down=way, up=way, header_bytes=0, sources={})
     rng = np.random.default_rng(0)
-    of = load_device("pixel-3a")
     thermal = None if model.thermal is None else (model.thermal, temp_c)
-    return plan_trip(of, Link(link, rng), rng, 2_000_000, work_s, 1_000_000, thermal)
+    link = Link(network(rate_mbps=8.0), rng)
+    return plan_trip(load_device("pixel-3a"), link, rng, 2_000_000, work_s, 1_000_000, thermal)
 
 
 def test_energy_and_power_follow_from_charge_current_and_voltage() -> None:

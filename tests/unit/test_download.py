@@ -40,7 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "edgefl" / "data"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def requests(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The paths requested from a mirror with small data sets, whose checksums replace the real ones."""
     rng = np.random.default_rng(0)
@@ -96,7 +96,6 @@ def test_missing_files_are_downloaded_once(
     assert capsys.readouterr().err == f"edgefl: downloading mnist (1 MB) into {cache / 'mnist'}\n"
 
 
-@pytest.mark.usefixtures("requests")
 def test_an_archive_is_unpacked_into_its_folder_only(cache: Path) -> None:
     assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 2
     folder = cache / "cifar-10-batches-bin"
@@ -105,7 +104,6 @@ def test_an_archive_is_unpacked_into_its_folder_only(cache: Path) -> None:
     assert {path.parent for path in cache.rglob("*.bin")} == {folder}
 
 
-@pytest.mark.usefixtures("requests")
 def test_an_archive_that_cannot_be_unpacked_leaves_no_batches(cache: Path) -> None:
     """The third file, after the test batch, cannot be written."""
     obstacle = cache / "cifar-10-batches-bin" / "outside.bin.partial"
@@ -123,7 +121,6 @@ def test_concurrent_loads_share_one_download(requests: list[str]) -> None:
     assert len(requests) == len(FILES)
 
 
-@pytest.mark.usefixtures("requests")
 def test_a_file_with_another_checksum_is_not_kept(cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "served" / "mnist" / FILES[1]
     file.write_bytes(file.read_bytes() + b"x")
@@ -131,13 +128,11 @@ def test_a_file_with_another_checksum_is_not_kept(cache: Path, tmp_path: Path) -
     assert [path.name for path in (cache / "mnist").iterdir()] == [FILES[0]]
 
 
-@pytest.mark.usefixtures("requests")
 def test_an_error_names_a_file_that_the_server_lacks(tmp_path: Path) -> None:
     (tmp_path / "served" / "mnist" / FILES[0]).unlink()
     assert f"{FILES[0]}: HTTP Error 404" in failure()
 
 
-@pytest.mark.usefixtures("requests")
 def test_an_error_names_an_address_that_refuses_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGEFL_MIRROR")
     assert f"http://127.0.0.1:9/{FILES[0]}: [Errno" in failure()
@@ -153,7 +148,6 @@ def test_an_error_names_an_invalid_address_of_a_mirror(
 
 
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nabc"])
-@pytest.mark.usefixtures("requests")
 def test_a_server_that_stops_sending_is_a_timeout(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "SILENCE_S", 0.1)
     with answering(lambda peer: peer.sendall(sent)) as address:
@@ -161,7 +155,6 @@ def test_a_server_that_stops_sending_is_a_timeout(sent: bytes, monkeypatch: pyte
         assert "timed out" in failure()
 
 
-@pytest.mark.usefixtures("requests")
 def test_a_download_below_the_lowest_rate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server never stops sending, so there is no timeout."""
     monkeypatch.setattr(download, "SILENCE_S", 5.0)

@@ -11,19 +11,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 from shell import Shell
-from test_devices_individuals import trips
+from test_devices_individuals import WORK, trips
 from test_devices_time_model import PROFILE
 from test_targets import two
 
 from edgefl.devices import load_device
 from edgefl.devices.fleet import Trips, fleet_of
 from edgefl.experiment import Experiment, Fleet, Training
-from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.results.compare import compare
 from edgefl.results.fleets import Ahead, ahead, row
 from tests.reports import Page, read_json
-
-WORK = BatchWork(fixed=StepWork(), per_example=StepWork(conv_flop=1e8))
 
 
 def test_phones_of_one_profile_share_an_error_and_profiles_differ() -> None:

@@ -59,7 +59,6 @@ def batches_of(rule: LocalRule, rows: np.ndarray, rng: np.random.Generator) -> l
 
 
 def test_many_steps_are_counted_without_a_loop_over_them() -> None:
-    """The time of a trip was once summed in a loop over its steps."""
     rule = LocalRule(steps=10**18, batch_size=4)
     assert rule.sizes(6) == {4: 10**18 // 2, 2: 10**18 // 2}
     assert rule.work(6) == Work(10**18, 3 * 10**18)

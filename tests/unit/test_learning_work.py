@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl.devices.time_model import FEMNIST_STEP
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, TrainingError
 from edgefl.experiment import Model
 from edgefl.host.host_operations import sgd_step
 from edgefl.learning.flat import FlatModel
@@ -57,9 +57,6 @@ def channel_sums(axis: int) -> nn.Module:
 
 def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Module:
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, groups=groups, bias=False), channel_means())
-
-
-# ---- counted by hand -----------------------------------------------------------------------------
 
 
 def test_a_dense_convolution_is_counted_forward_and_for_the_gradient_of_its_weight():
@@ -159,9 +156,6 @@ def test_defedavgs_cnn_has_the_papers_flop(shape, paper_mflop):
     assert 4 * forward / 1e6 == pytest.approx(paper_mflop, rel=0.005)
 
 
-# ---- recurrent cells -----------------------------------------------------------------------------
-
-
 class Tokens(nn.Module):
     def __init__(self, recurrent: type[nn.RNNBase]) -> None:
         super().__init__()
@@ -195,18 +189,14 @@ def test_a_users_loop_over_cells_is_counted_as_recurrent():
     assert work.recurrent_flop == work.flop == 2 * 3 * 2 * 4 * 8 * (4 + 8)
 
 
-# ---- compared with torch -------------------------------------------------------------------------
+def attention(**options: object) -> nn.Module:
+    def attend(own: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        heads = own.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        mask = {"attn_mask": x.new_zeros(40, 40)} if "attn_mask" in options else {}
+        mixed = scaled_dot_product_attention(*heads, **{**options, **mask})
+        return own.out(mixed.transpose(1, 2).flatten(2).mean(1))
 
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
-        return self.out(mixed.mean(1))
+    return Custom(attend, qkv=nn.Linear(16, 48), out=nn.Linear(16, 3))
 
 
 def strided() -> nn.Module:
@@ -221,7 +211,7 @@ def strided() -> nn.Module:
         ("cnn-femnist", (1, 28, 28)),
         ("cnn-groupnorm", (1, 28, 28)),
         (strided, (3, 32, 32)),
-        (Attention, (10, 16)),
+        (attention, (10, 16)),
     ],
 )
 def test_dense_operations_are_those_of_torchs_counter(name, shape):
@@ -243,9 +233,6 @@ def test_the_work_of_any_batch_follows_from_two():
         assert work.at(batch) == step_work(module, IMAGE, batch)
     assert work.per_example.calls == work.per_example.parameters == 0
     assert work.fixed.flop == 0
-
-
-# ---- options -------------------------------------------------------------------------------------
 
 
 def test_frozen_parameters_have_no_gradients_and_no_update():
@@ -288,9 +275,6 @@ def test_a_meter_counts_the_operations_in_its_block():
     assert meter.flop == 48
 
 
-# ---- modules that cannot run on meta -------------------------------------------------------------
-
-
 def test_a_module_that_branches_on_values_is_counted_on_real_tensors():
     branches = Custom(lambda own, x: own.layer(x) if float(x.sum()) < 1 else x, layer=nn.Linear(4, 2))
     module, stream = nn.Sequential(nn.Dropout(0.5), branches), torch.get_rng_state()
@@ -321,14 +305,7 @@ def test_built_in_models_have_the_same_work_on_meta_and_on_real_tensors(name):
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": None}])
 def test_attention_in_one_operation_has_the_work_of_its_products(options, inference):
     """On the CPU, torch fuses attention; the meta device, with which time models are fitted, does not."""
-
-    def attend(own: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        heads = own.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-        mask = {"attn_mask": x.new_zeros(40, 40)} if "attn_mask" in options else {}
-        mixed = scaled_dot_product_attention(*heads, **{**options, **mask})
-        return own.out(mixed.transpose(1, 2).flatten(2).mean(1))
-
-    module = Custom(attend, qkv=nn.Linear(16, 48), out=nn.Linear(16, 3))
+    module = attention(**options)
     real, meta = (
         step_work(module, (40, 16), 4, inference=inference, meta=on_meta) for on_meta in (False, True)
     )
@@ -398,7 +375,6 @@ def test_an_embedding_may_declare_operations_too():
 
 
 def test_each_call_of_a_layer_has_the_operations_that_it_declares():
-    """In built-in training they counted once, however often the forward pass used the layer."""
     layer = Custom(lambda own, x: x + (x[:, :, None] * own.weight).sum(1), weight=torch.ones(4, 4))
     layer.flops_per_example = 72
     module = nn.Sequential(nn.Linear(4, 4), Custom(lambda own, x: own.part(own.part(x)), part=layer))
@@ -409,6 +385,22 @@ def test_each_call_of_a_layer_has_the_operations_that_it_declares():
 
     built_in, own = batch_work(module, (4,), loss=torch.sum), traced_work(train, 8, module=module)
     assert built_in.at(8).matmul_flop == own.at(8).matmul_flop == 8 * 2 * 72 + 2 * (2 * 8 * 4 * 4)
+
+
+def test_a_batch_size_that_makes_a_last_batch_of_one_example_is_not_traced():
+    """Batch normalisation refuses such a batch: 13 examples in batches of 4, not of 8 or 16."""
+    layer, x = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)), torch.ones(13, 3)
+
+    def train(batch):
+        parts = x.split(batch)
+        try:
+            for part in parts:
+                layer(part).sum().backward()
+        except ValueError as error:
+            raise TrainingError(str(error)) from error
+        return len(parts), len(x)
+
+    assert traced_work(train, 8).per_example.matmul_flop == 3 * 12
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
@@ -444,9 +436,6 @@ def test_counting_a_large_module_on_meta_allocates_no_memory_for_it():
     assert work.per_example.flop == 2 * 2 * 20_000**2
 
 
-# ---- memory of a step ----------------------------------------------------------------------------
-
-
 def test_live_bytes_of_any_batch_are_those_of_its_trace():
     """Mutants: gradients count until the end; freed activations count; only the peak is extrapolated."""
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 500))
@@ -454,9 +443,8 @@ def test_live_bytes_of_any_batch_are_those_of_its_trace():
     for batch in (1, 7, 64):
         step = _Step((3, 8, 8), batch, np.float32, False, usual_loss)
         assert found.live_bytes(batch) == max(step.work(module, list(module.parameters()), True)[1])
-    assert (
-        len(found.live) > 1
-    )  # the peak is the last layer's gradient for small batches, else the activations
+    # The peak is the last layer's gradient for small batches, and the activations for large ones.
+    assert len(found.live) > 1
     layers = [nn.Linear(50, 50, bias=False) for _ in range(8)]
     gradient, activation = 4 * 50 * 50, 4 * 50
     assert gradient < batch_work(nn.Sequential(*layers), (50,)).live_bytes(1) < gradient + 8 * 4 * activation

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import multiprocessing
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -172,19 +175,36 @@ def test_reading_control_files_ignores_errors_but_writing_raises_them(tmp_path: 
         write(tmp_path / "none", "1")
 
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_DATA and /proc")
 MIB = 1 << 20
 
 
-def in_child(body: Callable[[], Any]) -> Any:
-    """Return the result of ``body`` in a child process; the limit does not affect the test's process."""
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    child = context.Process(target=lambda: results.put(body()))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    return results.get()
+def in_a_child(test: Callable[[], None]) -> Callable[[], None]:
+    """Runs a test in a child process, so that its limit does not affect this process.
+
+    If the test fails, the traceback of the child is shown.
+    """
+
+    def attempt(failures: Any) -> None:
+        try:
+            test()
+        except BaseException:  # pytest.raises fails with an error that is no Exception
+            failures.put(traceback.format_exc())
+        else:
+            failures.put("")
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_DATA and /proc")
+    @functools.wraps(test)
+    def run() -> None:
+        context = multiprocessing.get_context("fork")
+        failures = context.SimpleQueue()
+        child = context.Process(target=attempt, args=(failures,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        if failure := failures.get():
+            pytest.fail(failure, pytrace=False)
+
+    return run
 
 
 def new_memory(mib: int) -> mmap.mmap:
@@ -194,78 +214,43 @@ def new_memory(mib: int) -> mmap.mmap:
     return block
 
 
-def above_the_limit() -> tuple[str, bool, bool]:
+@in_a_child
+def test_an_allocation_above_the_limit_fails_and_the_process_goes_on() -> None:
     limit = MemoryLimit(64)
-    try:
+    with pytest.raises(MemoryError):
         np.ones(1024 * MIB, np.uint8)
-        outcome = "allocated"
-    except MemoryError:
-        outcome = "MemoryError"
-    return outcome, limit.over(), bool(np.ones(8 * MIB, np.uint8).all())
+    assert not limit.over()
+    assert np.ones(8 * MIB, np.uint8).all()
 
 
-def below_the_limit() -> tuple[float, bool, float]:
+@in_a_child
+def test_memory_below_the_limit_is_allocated_and_measured() -> None:
     limit = MemoryLimit(256)
     kept = new_memory(64)
     peak = limit.peak_mib  # measures the memory
-    used, over = limit.used_mib(), limit.over()
+    used = limit.used_mib()
+    assert not limit.over()
+    assert 60 <= used <= 80
+    assert 60 <= peak <= 80
     del kept
     assert limit.used_mib() < used <= limit.peak_mib
-    return used, over, peak
 
 
-def watched_only() -> bool:
-    def refused(*_: object) -> None:
-        raise ValueError
-
-    memory.resource.setrlimit = refused  # type: ignore[assignment]  # in this child
+@in_a_child
+def test_memory_above_the_limit_is_noticed_without_an_rlimit() -> None:
+    memory.resource.setrlimit = Mock(side_effect=ValueError)  # in this child
     limit = MemoryLimit(32)
     kept = new_memory(64)
-    over = limit.over()
+    assert limit.over()
     del kept
-    return over
 
 
-def shared_memory() -> tuple[float, bool]:
+@in_a_child
+def test_shared_memory_is_not_counted() -> None:
     limit = MemoryLimit(32)
     shared = mmap.mmap(-1, 64 * MIB)
     np.frombuffer(shared, np.uint8)[:] = 1
-    return limit.used_mib(), limit.over()
-
-
-@linux
-def test_an_allocation_above_the_limit_fails_and_the_process_goes_on() -> None:
-    assert in_child(above_the_limit) == ("MemoryError", False, True)
-
-
-@linux
-def test_memory_below_the_limit_is_allocated_and_measured() -> None:
-    used, over, peak = in_child(below_the_limit)
-    assert 60 <= used <= 80
-    assert 60 <= peak <= 80
-    assert not over
-
-
-@linux
-def test_memory_above_the_limit_is_noticed_without_an_rlimit() -> None:
-    assert in_child(watched_only)
-
-
-@linux
-def test_shared_memory_is_not_counted() -> None:
-    used, over = in_child(shared_memory)
-    assert used < 16
-    assert not over
-
-
-def test_without_memory_figures_the_limit_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Process:
-        def memory_info(self) -> object:
-            return object()
-
-    monkeypatch.setattr(memory.psutil, "Process", Process)
-    limit = MemoryLimit(1)
-    assert limit.used_mib() == 0.0
+    assert limit.used_mib() < 16
     assert not limit.over()
 
 

@@ -216,7 +216,6 @@ def test_a_quota_corrects_its_error(given: float, share: float, monkeypatch: pyt
 def test_a_quota_that_cannot_be_set_is_trouble_unless_the_process_has_just_ended(
     alive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: a client that died at that moment, whose group was removed, ended the run."""
     process, queue = Simulated(), TurnQueue()
 
     def set_quota(*_: object) -> None:
@@ -264,9 +263,7 @@ def test_each_throttle_has_its_turns_when_due_until_its_process_ends() -> None:
     queue.add(other, 5 * MS)
     now = 0
     while now < 100 * MS:
-        due = queue.run_due(now)
-        assert due is not None
-        now = due
+        now = queue.run_due(now)
     assert one.turns == [i * 10 * MS for i in range(10)]
     assert other.turns == [5 * MS, 15 * MS]
     assert len(queue) == 1
@@ -292,10 +289,8 @@ def test_a_throttle_that_is_always_due_does_not_block_the_others() -> None:
 
     queue, greedy = TurnQueue(), Greedy()
     queue.add(greedy, 0)
-    due = queue.run_due(0)
+    assert queue.run_due(0) > 0
     assert greedy.turns == [0]
-    assert due is not None
-    assert due > 0
 
 
 class World:
@@ -503,7 +498,6 @@ def test_a_process_cannot_stop_itself() -> None:
         _, status = os.waitpid(child.pid, os.WUNTRACED)
         child.kill()
         assert os.WIFEXITED(status)  # it is not stopped
-        assert child.stderr is not None
         assert "ConfigError: throttle 'sigstop': a process cannot stop itself" in child.stderr.read()
 
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from shell import Shell
 from typer.testing import CliRunner
 
 from edgefl.cli import app, main
@@ -175,15 +176,13 @@ def cpu_s(part: str, seconds: float) -> dict[str, Any]:
     ],
 )
 def test_a_wrong_result_is_refused_in_one_line_with_the_file(
-    result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: Any, message: str
+    result: Path, tmp_path: Path, edgefl: Shell, changed: Any, message: str
 ) -> None:
     file, out = tmp_path / "wrong.json", tmp_path / "mine.toml"
     file.write_text(json.dumps({**json.loads(result.read_text()), **changed} if changed else changed))
-    assert main(["profiles", "fit", str(file), "--out", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"edgefl: {file}: ")
-    assert message in error
-    assert error.count("\n") == 1
+    line = edgefl.refuses(2, "profiles", "fit", str(file), "--out", str(out))
+    assert line.startswith(f"{file}: ")
+    assert message in line
     assert not out.exists()
 
 
@@ -220,12 +219,10 @@ def test_over_ssh_the_kit_runs_and_returns_json(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_an_error_over_ssh_is_one_line(
-    script: str, message: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+    script: str, message: str, tmp_path: Path, monkeypatch: Any, edgefl: Shell
 ) -> None:
     fake_ssh(tmp_path, script, monkeypatch)
-    assert main(["measure", "--ssh", "pi", "--out", str(tmp_path / "pi.json")]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in edgefl.refuses(1, "measure", "--ssh", "pi", "--out", str(tmp_path / "pi.json"))
 
 
 def test_output_of_a_device_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,15 +233,14 @@ def test_output_of_a_device_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_device_without_torch_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     fake_ssh(tmp_path, 'shift; exec sh -c "$*"', monkeypatch)
     without_torch = tmp_path / "python"
     without_torch.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     without_torch.chmod(0o755)
-    assert main(["measure", "--ssh", "pi", "--python", str(without_torch)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("edgefl: measuring pi failed: torch cannot be imported (No module named 'torch')")
+    line = edgefl.refuses(1, "measure", "--ssh", "pi", "--python", str(without_torch))
+    assert line.startswith("measuring pi failed: torch cannot be imported (No module named 'torch')")
 
 
 def test_a_result_that_cannot_be_written_is_printed(
@@ -260,17 +256,14 @@ def test_a_result_that_cannot_be_written_is_printed(
 
 
 def test_a_missing_ssh_and_wrong_hosts_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["measure", "--ssh", "pi"]) == 2
-    assert "ssh: No such file" in capsys.readouterr().err
-    assert main(["measure", "--ssh=-oProxyCommand=x"]) == 2
-    assert "must be HOST or USER@HOST" in capsys.readouterr().err
+    assert "ssh: No such file" in edgefl.refuses(2, "measure", "--ssh", "pi")
+    assert "must be HOST or USER@HOST" in edgefl.refuses(2, "measure", "--ssh=-oProxyCommand=x")
     monkeypatch.setattr(remote, "run", lambda *_: pytest.fail("this machine was measured"))
     for option in ("--ssh", "--python"):
-        assert main(["measure", option, ""]) == 2
-        assert f"{option} '': must not be empty" in capsys.readouterr().err
+        assert f"{option} '': must not be empty" in edgefl.refuses(2, "measure", option, "")
 
 
 @pytest.mark.parametrize("given", [("--minutes", "0"), ("--minutes", "1e4"), ("--threads", "0")])

@@ -73,7 +73,6 @@ def test_a_built_in_strategy_has_its_short_name_and_a_class_its_defaults(mine: A
 
 
 def test_objects_replace_parts_of_tables_that_are_dicts(mine: Any, tmp_path: Path) -> None:
-    """An experiment made in Python may have dicts as tables; with objects, it was a TypeError."""
     tables: dict[str, Any] = {
         "fleet": {"devices": {"pi-4": 4}},
         "data": {"partition": "shards", "max_examples": 5},
@@ -214,7 +213,6 @@ def test_arrays_are_saved_in_a_file_named_by_their_content(tmp_path: Path) -> No
     )  # fmt: skip
     found = load_data(Data(name="arrays", path=str(save_arrays(owned, tmp_path))), seed=0)
     assert (found.name, found.classes) == ("phones", 9)
-    assert found.owners is not None
     assert found.owners.tolist() == [0, 1, 2, 3, 4, 5]
 
 

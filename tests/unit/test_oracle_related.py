@@ -48,7 +48,6 @@ def test_fedfix_counts_a_clients_intervals_from_the_one_in_which_it_joined() -> 
     core.handle(Joined(0, 0.0))
     core.handle(Left(0, 3.0, "died"))
     (train, *_) = core.handle(Joined(0, 5.0))
-    assert isinstance(train, Train)
     core.handle(Ticked(6.0))
     assert core.handle(Arrived(0, train.task, 0, 100, 1, 0.0, 7.0)) == []
     assert core.handle(Ticked(8.0)) == [Sum(1, (train.task,), (2.0,))]
@@ -64,12 +63,12 @@ def test_fedfix_sums_the_arrivals_of_an_interval_even_if_its_timer_is_late() -> 
 
 def test_asyncfeded_adapts_local_steps_to_the_target_within_bounds() -> None:
     strategy = AsyncFedED(target=2.0, kappa=2.0, max_growth=3.0)
-    state = strategy.begin([Client(0, "a", 100, 4)])
-    core = Core(strategy, fleet(1), 0, experiment.Stop())
+    devices = [Client(0, "a", 100, 4)]
+    state, core = strategy.begin(devices), Core(strategy, devices, 0, experiment.Stop())
 
     def after(norm: float, distance: float) -> int:
         strategy.arrive(state, Update(0, 0, 0, 0, 100, 4, 0.0, 0.0, norm, distance), core)
-        return state.next[0]
+        return state[0]
 
     assert after(2.0, 3.0) == 5  # 4 + ⌊(2 − 1.5)·2⌋
     assert after(2.0, 4.5) == 4  # 5 + ⌊(2 − 2.25)·2⌋
@@ -160,7 +159,8 @@ def test_safa_has_the_models_of_its_paper(limit_s: float | None, lag: int, size:
         for action in actions:
             if isinstance(action, Train):
                 given[action.client] = action.version
-        if isinstance(event, Arrived) and event.task not in [one.task for one in released(actions)]:
+        released = [action.task for action in actions if isinstance(action, Release)]
+        if isinstance(event, Arrived) and event.task not in released:
             arrived.append(event)
         for order in (action for action in actions if isinstance(action, Sum)):
             first = [one for one in arrived if one.client not in picked]
@@ -174,10 +174,6 @@ def test_safa_has_the_models_of_its_paper(limit_s: float | None, lag: int, size:
             arrived = []
     assert sum(fate == "applied" for fate in run.fates.values()) > 60
     assert lag == 99 or kept_at_limit > 0
-
-
-def released(actions: Any) -> list[Release]:
-    return [action for action in actions if isinstance(action, Release)]
 
 
 def model_after(run: MemoryRun, event: Arrived) -> float:
@@ -233,7 +229,6 @@ def test_a_round_of_fedat_ends_with_the_members_that_remain() -> None:
     core.handle(Left(1, 1.0, "died"))
     assert core.handle(Arrived(0, tasks[0], 0, 100, 1, 0.0, 2.0)) == []
     (order,) = core.handle(Arrived(2, tasks[2], 0, 100, 1, 0.0, 3.0))
-    assert isinstance(order, Sum)
     assert (order.tasks, order.weights) == ((tasks[0], tasks[2]), (0.5, 0.5))
     assert trained(core.handle(Summed(1, 3.0))) == [0, 2]
 

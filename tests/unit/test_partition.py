@@ -141,7 +141,6 @@ def test_dirichlet_is_skewed_by_a_small_alpha_and_even_with_a_large_one():
 
 @pytest.mark.parametrize(("alpha", "like"), [(5e-324, 1e-300), (1e-310, 1e-300), (1e308, 1e300)])
 def test_an_extreme_alpha_gives_the_shares_of_a_small_or_large_one(alpha, like):
-    """They became 0 and infinity: the smallest gave even shares, the largest a warning."""
     labels = np.repeat(np.arange(10), 100)
     one, other = (
         partition(Data(partition="dirichlet", alpha=value), labels, [FAST] * 20, 10, seed=1)
@@ -152,7 +151,6 @@ def test_an_extreme_alpha_gives_the_shares_of_a_small_or_large_one(alpha, like):
 
 @pytest.mark.parametrize("alpha", [1e-5, 1e-300])
 def test_with_a_tiny_alpha_each_client_gets_one_class_also_after_others_are_used_up(alpha):
-    """A client whose class was used up got examples of all classes that remained."""
     labels = balanced(10_000, 10)
     parts = partition(Data(partition="dirichlet", alpha=alpha), labels, [FAST] * 100, 10, seed=1)
     assert [len(np.unique(labels[part])) for part in parts] == [1] * 100

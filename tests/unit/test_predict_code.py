@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from shell import Shell
 
 from edgefl.cli import main
 from edgefl.cli.predict_code import CLASSES, FIGURES, WORDS
@@ -121,11 +122,8 @@ def test_without_json_the_output_is_a_table(capsys: pytest.CaptureFixture[str]) 
         ("mlp --device pi-4 --cores Cortex-A7@1", "--cores: allowed only with --code"),
     ],
 )
-def test_invalid_arguments_are_one_line(capsys: pytest.CaptureFixture[str], arguments: str, why: str) -> None:
-    assert main(["predict", *shlex.split(arguments)]) == 2
-    error = capsys.readouterr().err
-    assert why in error
-    assert error.count("\n") == 1
+def test_invalid_arguments_are_one_line(edgefl: Shell, arguments: str, why: str) -> None:
+    assert why in edgefl.refuses(2, "predict", *shlex.split(arguments))
 
 
 def test_boards_are_judged_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,9 +94,7 @@ def test_a_first_stop_signal_is_noted_and_a_second_one_raises() -> None:
 
 
 @pytest.mark.parametrize("earlier", [0, 1])
-def test_the_second_sighup_of_a_closed_terminal_is_ignored_also_while_results_are_written(
-    earlier: int,
-) -> None:
+def test_a_second_sighup_of_a_closed_terminal_is_ignored_also_while_results_are_written(earlier: int) -> None:
     with stops_deferred(earlier) as signals:
         for _ in range(2 - earlier):
             signal.raise_signal(signal.SIGHUP)

@@ -13,8 +13,8 @@ from unittest.mock import MagicMock, Mock, call
 
 import msgspec
 import pytest
+from shell import Shell
 
-from edgefl.cli import main
 from edgefl.cli.programs import phones_of
 from edgefl.errors import ConfigError
 from edgefl.programs import Phone, ProgramOptions, keeper, messages, start, tree
@@ -165,25 +165,17 @@ def test_a_proc_of_another_pid_namespace_is_refused(
         ["--device", "moto-g4", "--share", "0.1"],
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_code_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["exec", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("edgefl: ")
-    assert shown.err.count("\n") == 1
+def test_a_wrong_command_line_is_one_line_and_code_2(arguments: list[str], edgefl: Shell) -> None:
+    edgefl.refuses(2, "exec", *arguments)
 
 
-@pytest.mark.parametrize(
-    "many", [["--count", "1000000000", "--device", "moto-g4"], ["-d", "moto-g4=1000000000"]]
-)
+@pytest.mark.parametrize("many", ["--count 1000000000 --device moto-g4", "-d moto-g4=1000000000"])
 def test_too_many_phones_are_refused_before_the_first_is_made(
-    many: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    many: str, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     monkeypatch.setattr("edgefl.programs.Phone", Mock(side_effect=AssertionError))
-    assert main(["exec", *many, "--share", "0.1", "cat"]) == 2
-    assert capsys.readouterr().err == "edgefl: phones: must be from 1 to 10000, got 1000000000\n"
+    error = edgefl.refuses(2, "exec", *many.split(), "--share", "0.1", "cat")
+    assert error == "phones: must be from 1 to 10000, got 1000000000"
 
 
 def test_a_charge_needs_a_device_with_a_known_power_of_computing(tmp_path: Path) -> None:

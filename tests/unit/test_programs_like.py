@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from shell import Shell
 
-from edgefl.cli import main
 from edgefl.cli.programs import phones_of
 from edgefl.devices import Device, load_device, load_fleet
 from edgefl.devices.code import CodeClass, clusters_of, rate
@@ -182,13 +182,8 @@ def test_a_profile_without_cores_is_refused() -> None:
         (["--like", "integer", "--share", "0.2"], "--like integer: cannot be combined with --share"),
     ],
 )
-def test_invalid_options_are_one_line(
-    arguments: Sequence[str], why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["exec", "--device", "pi-4", *arguments, "cat"]) == 2
-    error = capsys.readouterr().err
-    assert why in error
-    assert error.count("\n") == 1
+def test_invalid_options_are_one_line(arguments: Sequence[str], why: str, edgefl: Shell) -> None:
+    assert why in edgefl.refuses(2, "exec", "--device", "pi-4", *arguments, "cat")
 
 
 def test_all_phones_have_the_same_class() -> None:

@@ -37,9 +37,7 @@ def phone_result(**changes: object) -> PhoneResult:
     return PhoneResult(**{**fields, **changes})
 
 
-def test_the_last_line_has_the_times_of_the_phones_and_the_model_error(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_last_line_has_the_phones_times_and_the_model_error(capsys: pytest.CaptureFixture[str]) -> None:
     held = judge((), [], 1.0, Conditions())
     two = (phone_result(wall_s=8.0), phone_result(phone=1, wall_s=30.0))
     result = ProgramsResult(two, 4.0, 0, 30.0, "sigstop", "off", held, (ModelError("integer", "pi-4", 1.2),))
@@ -121,6 +119,7 @@ def test_an_unjudged_result_is_not_called_valid(
     say_result(result, quiet=False)
     assert capsys.readouterr().err.startswith("edgefl: not judged; ")
     assert why == result.unjudged
+    assert result.summary()["phones"][0]["cpu_error"] == (None if throttle == "off" else 0.0)
     text = programs_page(result, "name")
     assert ("not judged" in text, ">VALID<" in text) == (True, False)
 
@@ -211,7 +210,8 @@ def test_the_times_of_a_flower_apps_messages_are_printed_in_emulated_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Regression: they were wall seconds, 5 times as long with a time scale of 5."""
-    phones = SimpleNamespace(time_scale=5.0, phones=[SimpleNamespace(phone=0, device="pi-4", cpu_error=None)])
+    phone = SimpleNamespace(phone=0, device="pi-4")
+    phones = SimpleNamespace(time_scale=5.0, phones=[phone], cpu_error=lambda _: None)
     found: Any = SimpleNamespace(phones=phones, messages=[NodeMessage(0, "train", 1, 50.0)])
     flower._say_messages(found)
     assert capsys.readouterr().err == "edgefl: phone 0 (pi-4), compute time not judged: train 1 10.0 s\n"

@@ -248,7 +248,6 @@ def test_a_disturbed_measurement_passes_only_below_half_of_its_budgets(run: Run)
 
 
 def test_without_budgets_nothing_is_timed_unless_the_test_reads_it(run: Run) -> None:
-    """A test that asks for no time failed, because the time was uncertain after 60 repetitions."""
     found = run(
         """
         @pixel
@@ -282,7 +281,6 @@ def test_without_budgets_nothing_is_timed_unless_the_test_reads_it(run: Run) -> 
 
 
 def test_budgets_of_memory_and_sent_bytes_are_judged_without_the_time(run: Run) -> None:
-    """Memory and bytes were not judged, because the time was too noisy."""
     found = run(
         """
         @pytest.mark.edge_device("pixel-4", peak_mib=10.5, sent_mib=0.1)

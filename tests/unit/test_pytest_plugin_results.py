@@ -8,11 +8,13 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import test_pytest_plugin as plugin
 from test_pytest_plugin import TEST, Run, check
 
+from edgefl.errors import ConfigError
 from edgefl.regression import gate, progress, table
 from edgefl.regression.against import AgainstBase, Comparison
 from edgefl.regression.badge import colour
@@ -25,6 +27,13 @@ from edgefl.regression.verdict import Verdict
 pytest_plugins = ["pytester"]
 
 run, baseline = plugin.run, plugin.baseline
+
+JSON = "--edgefl-json=r.json"
+
+
+def loaded() -> gate.GateResults:
+    """The results of the last session, which ran in this folder."""
+    return gate.load_results(Path("r.json"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +111,6 @@ def test_results_are_written_where_pytest_began(run: Run, pytester: pytest.Pytes
 def test_each_parameter_has_one_row_with_its_value_in_all_outputs(
     run: Run, pytester: pytest.Pytester
 ) -> None:
-    file = pytester.path / "r.json"
     found = run(
         """
         @pixel
@@ -111,14 +119,14 @@ def test_each_parameter_has_one_row_with_its_value_in_all_outputs(
             edge_device.run(steps.step)
             assert n == 1
         """,
-        f"--edgefl-json={file}",
+        JSON,
         f"--edgefl-report={pytester.path / 'r.html'}",
     )
     names = [f"test_device.py::test_step n={n}: step" for n in (1, 2)]
     check(found, *names, passed=1, failed=1)
     shown = found.stdout.str().partition("= edgefl =")[2]
     assert [line.split()[-1] for line in shown.splitlines() if line.startswith("  pixel-4")] == ["OK", "FAIL"]
-    results = gate.load_results(file)
+    results = loaded()
     assert [row.name for row in results.rows] == names
     assert all(f"`{name}`" in markdown(results) for name in names)
     page = (pytester.path / "r.html").read_text()
@@ -162,11 +170,8 @@ def test_only_the_same_call_of_a_test_has_the_same_verdict(
     assert sorted(calls) == [1, 2, 3, 4]
 
 
-def test_a_test_with_a_failed_subtest_is_red_and_saves_nothing(
-    run: Run, pytester: pytest.Pytester, baseline: Path
-) -> None:
+def test_a_test_with_a_failed_subtest_is_red_and_saves_nothing(run: Run, baseline: Path) -> None:
     pytest.importorskip("_pytest.subtests", reason="pytest before 9 has no subtests")
-    file = pytester.path / "r.json"
     test = """
     @pixel
     def test_step(edge_device, subtests):
@@ -175,8 +180,8 @@ def test_a_test_with_a_failed_subtest_is_red_and_saves_nothing(
             {fails}
     """
     for fails in ("assert result is None", "result.assert_budget(peak_mib=1)"):
-        assert run(test.format(fails=fails), "--edgefl-save", f"--edgefl-json={file}").ret == 1
-        assert {row.outcome for row in gate.load_results(file).rows} == {"FAIL"}
+        assert run(test.format(fails=fails), "--edgefl-save", JSON).ret == 1
+        assert {row.outcome for row in loaded().rows} == {"FAIL"}
         assert not baseline.exists()
 
 
@@ -188,7 +193,6 @@ def test_a_regression_fails_although_the_test_expects_a_failure(
     monkeypatch.setattr(Session, "against_base", lambda *_: grew)
     base = Base("main", "0" * 40, pytester.path)
     monkeypatch.setattr("edgefl.regression.checkout.find_base", lambda *_: base)
-    file = pytester.path / "r.json"
     test = """
     @pixel
     def test_step(edge_device):
@@ -196,9 +200,9 @@ def test_a_regression_fails_although_the_test_expects_a_failure(
             edge_device.run(steps.step, mib=10, work={work}).assert_budget(peak_mib=1)
     """
     check(run(test.format(work=3)), "*nothing was measured: the function executes no more*", failed=1)
-    found = run(test.format(work=100), "--edgefl-against=main", f"--edgefl-json={file}")
+    found = run(test.format(work=100), "--edgefl-against=main", JSON)
     check(found, "*REGRESSION: step on pixel-4: time +9%", failed=1)
-    assert [row.outcome for row in gate.load_results(file).rows] == ["REGRESSION"]
+    assert [row.outcome for row in loaded().rows] == ["REGRESSION"]
 
 
 def test_a_repeated_test_is_compared_again(
@@ -213,27 +217,42 @@ def test_a_repeated_test_is_compared_again(
     assert found == []
 
 
-def test_a_failure_that_a_test_expects_is_not_red(
-    run: Run, pytester: pytest.Pytester, baseline: Path
+def test_a_gate_without_comparisons_fails(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = pytester.path / "r.json"
+    base = Base("main", "0" * 40, pytester.path)
+    monkeypatch.setattr("edgefl.regression.checkout.find_base", lambda *_: base)
+    found = run("def test_other(): pass", "--edgefl-against=main")
+    assert found.ret == 1
+    found.stdout.fnmatch_lines(["*no test with the mark edge_device ran, so nothing was compared"])
+
+
+def test_a_base_that_is_not_found_is_a_usage_error_in_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_base = Mock(side_effect=ConfigError("no 'mian'"))
+    monkeypatch.setattr("edgefl.regression.checkout.find_base", find_base)
+    found = run("def test_other(): pass", "--edgefl-against=mian")
+    assert find_base.call_args.args[0] == "mian"
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    assert found.stderr.str().strip() == "ERROR: no 'mian'"
+
+
+def test_a_failure_that_a_test_expects_is_not_red(run: Run, baseline: Path) -> None:
     test = """
     @pixel
     def test_step(edge_device):
         with pytest.raises(AssertionError):
             edge_device.run(steps.step, mib=10).assert_budget(peak_mib=1)
     """
-    found = run(test, "--edgefl-save", f"--edgefl-json={file}")
+    found = run(test, "--edgefl-save", JSON)
     check(found, "  pixel-4 * OK", "    the test caught this: peak_mib 10 MiB *", passed=1)
-    assert not gate.load_results(file).red
+    assert not loaded().red
     assert [one["test"] for one in json.loads(baseline.read_text())["counted"]] == ["test_step[pixel-4]"]
     run(test, "--edgefl-compare").assert_outcomes(passed=1)
 
 
-def test_a_skipped_test_has_no_result_and_an_expected_failure_is_not_red(
-    run: Run, pytester: pytest.Pytester, baseline: Path
-) -> None:
-    file = pytester.path / "r.json"
+def test_a_skipped_test_has_no_result_and_an_expected_failure_is_not_red(run: Run, baseline: Path) -> None:
     found = run(
         """
         import unittest
@@ -259,10 +278,10 @@ def test_a_skipped_test_has_no_result_and_an_expected_failure_is_not_red(
             pytest.xfail("known")
         """,
         "--edgefl-save",
-        f"--edgefl-json={file}",
+        JSON,
     )
     check(found, "  pixel-4 * XFAIL", "    nothing was measured: *", passed=1, skipped=2, xfailed=2)
-    results = gate.load_results(file)
+    results = loaded()
     shown = [(row.test.partition("::test_")[2], row.outcome) for row in results.rows]
     outcomes = {"step": "OK", "known": "XFAIL", "known_later": "XFAIL"}
     assert shown == [(f"{name}[pixel-4]", word) for name, word in outcomes.items()]
@@ -276,7 +295,6 @@ def test_a_skipped_test_has_no_result_and_an_expected_failure_is_not_red(
 def test_errors_around_tests_are_red_in_all_outputs(
     run: Run, pytester: pytest.Pytester, baseline: Path
 ) -> None:
-    file = pytester.path / "r.json"
     pytester.makepyfile(test_broken="import no_such_module")
     found = run(
         """
@@ -310,11 +328,11 @@ def test_errors_around_tests_are_red_in_all_outputs(
         """,
         "--continue-on-collection-errors",
         "--edgefl-save",
-        f"--edgefl-json={file}",
+        JSON,
     )
     setup = ["test_device.py::test_setup", "  pixel-4 * FAIL", "    error in setup: ValueError: no disk"]
     check(found, *setup, passed=2, failed=1, errors=4)
-    results = gate.load_results(file)
+    results = loaded()
     assert [(row.name, row.device, row.why) for row in results.rows if row.red] == [
         ("test_device.py::test_setup", "pixel-4", "error in setup: ValueError: no disk"),
         (
@@ -351,11 +369,10 @@ def test_errors_around_tests_are_red_in_all_outputs(
 def test_an_interrupted_session_is_red(
     run: Run, pytester: pytest.Pytester, conftest: str, stops: str, code: pytest.ExitCode, ended: str
 ) -> None:
-    file = pytester.path / "r.json"
     pytester.makeconftest(conftest)
     test = TEST + f"\ndef test_stops():\n    {stops or 'pass'}\n" + "\ndef test_last():\n    pass\n"
-    assert run(test, "-x", f"--edgefl-json={file}").ret == code
-    results = gate.load_results(file)
+    assert run(test, "-x", JSON).ret == code
+    results = loaded()
     assert [(row.test, row.outcome, row.why) for row in results.rows] == [
         ("test_device.py::test_step[pixel-4]", "OK", results.rows[0].why),
         ("pytest", "FAIL", f"pytest {ended}, so results of other tests may be missing"),
@@ -363,10 +380,9 @@ def test_an_interrupted_session_is_red(
     assert results.red
 
 
-def test_listing_the_tests_writes_nothing(run: Run, pytester: pytest.Pytester) -> None:
-    file = pytester.path / "r.json"
-    assert run(TEST, "--collect-only", f"--edgefl-json={file}").ret == 0
-    assert not file.exists()
+def test_listing_the_tests_writes_nothing(run: Run) -> None:
+    assert run(TEST, "--collect-only", JSON).ret == 0
+    assert not Path("r.json").exists()
 
 
 RERUNS = """
@@ -387,7 +403,7 @@ def pytest_runtest_protocol(item, nextitem):
 
 def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytester) -> None:
     """pytest-rerunfailures, which this imitates, runs a failed test once more."""
-    file, junit = pytester.path / "r.json", pytester.path / "junit.xml"
+    junit = pytester.path / "junit.xml"
     pytester.makeconftest(RERUNS)
     found = run(
         """
@@ -399,11 +415,11 @@ def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytes
             ATTEMPTS.append(0)
             assert len(ATTEMPTS) == 2
         """,
-        f"--edgefl-json={file}",
+        JSON,
         f"--junitxml={junit}",
     )
     assert found.ret == 0
-    assert [row.outcome for row in gate.load_results(file).rows] == ["OK"]
+    assert [row.outcome for row in loaded().rows] == ["OK"]
     outcomes = [
         one.get("value") for one in ET.parse(junit).iter("property") if ".outcome" in one.get("name", "")
     ]
@@ -412,7 +428,6 @@ def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytes
 
 def test_a_subtest_has_no_results_of_an_earlier_attempt(run: Run, pytester: pytest.Pytester) -> None:
     pytest.importorskip("_pytest.subtests", reason="pytest before 9 has no subtests")
-    file = pytester.path / "r.json"
     pytester.makeconftest(RERUNS)
     found = run(
         """
@@ -425,10 +440,10 @@ def test_a_subtest_has_no_results_of_an_earlier_attempt(run: Run, pytester: pyte
             ATTEMPTS.append(0)
             assert len(ATTEMPTS) == 2
         """,
-        f"--edgefl-json={file}",
+        JSON,
     )
     assert found.ret == 0
-    assert [row.outcome for row in gate.load_results(file).rows] == ["OK"]
+    assert [row.outcome for row in loaded().rows] == ["OK"]
 
 
 def test_errors_of_other_tests_show_no_table(run: Run) -> None:

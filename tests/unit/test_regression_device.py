@@ -87,7 +87,6 @@ def test_a_device_has_its_own_network_unless_another_is_given() -> None:
     for named, network in ((None, "lte"), ("3g", "3g")):
         device = edge_device(MarkOptions("pixel-3a", network=named))
         assert device.name == "pixel-3a"
-        assert device.network is not None
         assert device.network.id == network
 
 
@@ -138,9 +137,7 @@ def test_apparent_growth_is_measured_again_with_the_same_plan(
     assert (result.outcome, len(device.session.compared["test_a dumps"])) == ("FAIL", 3)
 
 
-def test_budgets_of_the_mark_and_of_the_test_hold_at_the_slow_end_of_real_devices(
-    again: Measurements,
-) -> None:
+def test_budgets_of_mark_and_test_hold_at_the_slow_end_of_real_devices(again: Measurements) -> None:
     seconds = measured(noisy()).seconds[0]
     for end, why in (("middle", ""), ("slow", "slow end of the model's 90% interval: at most")):
         again.left = [measured(noisy())] * 2

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from regression_samples import entry, repetition
+from shell import Shell
 from test_regression_checkout import git
 
 from edgefl.cli import main
@@ -110,19 +111,14 @@ def test_the_badge_is_a_picture_or_shields_json(tmp_path: Path, capsys: pytest.C
     assert main(["gate", "badge", str(file), "--out", str(tmp_path / "a.png")]) == 2
 
 
-def test_the_command_comments_and_refuses_other_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_comments_and_refuses_other_files(tmp_path: Path, edgefl: Shell) -> None:
     file = tmp_path / "results.json"
     file.write_bytes(msgspec.json.encode(RESULTS))
-    assert main(["gate", "comment", str(file)]) == 0
-    assert capsys.readouterr().out == comment(RESULTS)
+    assert edgefl.shows("gate", "comment", str(file)) == comment(RESULTS)
     for text in ("{", "[]", '{"rows": [{"test": 1}]}'):
         file.write_text(text)
-        assert main(["gate", "comment", str(file)]) == 2
-        assert "not a results file" in capsys.readouterr().err
-    assert main(["gate", "comment", str(tmp_path / "none.json")]) == 2
-    assert "none.json: cannot be read" in capsys.readouterr().err
+        assert "not a results file" in edgefl.refuses(2, "gate", "comment", str(file))
+    assert "none.json: cannot be read" in edgefl.refuses(2, "gate", "comment", str(tmp_path / "none.json"))
 
 
 def test_publishing_appends_to_githubs_summary(tmp_path: Path) -> None:

@@ -56,9 +56,8 @@ def test_a_host_that_is_slower_for_both_gives_the_same_figures(slower: float) ->
 def test_time_of_torch_and_of_the_rest_are_added(rest: float, expected: float) -> None:
     """Not the larger of the two."""
     trial = msgspec.structs.replace(TRIAL, model_s=4 / 1750, rest=rest)
-    one = measured(
-        [repetition(cpu_s=0.0004, blocked_s=0.25)] * 9, trial=trial
-    )  # 2/1750 s at the device's pace
+    # The CPU time is 2/1750 s at the device's pace.
+    one = measured([repetition(cpu_s=0.0004, blocked_s=0.25)] * 9, trial=trial)
     assert one.seconds == pytest.approx([expected / 1750 + 0.25] * 9)
     assert one.cpu_s == pytest.approx([2 / 1750 + 0.25] * 9)
 
@@ -81,7 +80,6 @@ def test_transfers_and_blocked_time_are_added() -> None:
 
 def test_joules_are_the_sum_of_computing_and_radio() -> None:
     device = load_device("pixel-4")
-    assert device.battery is not None
     device = msgspec.structs.replace(device, battery=msgspec.structs.replace(device.battery, radio_ma=100.0))
     computing = measured(device=device).joules[0]
     sending = measured([repetition(radio_s=2.0)] * 9, device=device).joules[0]
@@ -95,7 +93,6 @@ def test_joules_are_the_sum_of_computing_and_radio() -> None:
 def test_torch_draws_the_power_of_all_cores_and_other_code_that_of_the_fastest() -> None:
     """Currents of the Pixel 4's cores: 224, 3 · 302 and 4 · 85 mA."""
     device = load_device("pixel-4")
-    assert device.battery is not None
     idle_w = (device.battery.idle_ma or 0.0) / 1e3 * device.voltage_v
     of_all = device.busy_w or 0.0
     one = repetition(0.001)
@@ -110,7 +107,6 @@ def test_torch_draws_the_power_of_all_cores_and_other_code_that_of_the_fastest()
 
 def test_sending_draws_the_power_of_uploads() -> None:
     draw = draw_of(load_device("pixel-4"), load_network("5g"))
-    assert draw is not None
     computing, sending = (
         measured([repetition(radio_s=radio_s)] * 9, device="pixel-4", network="5g").joules[0]
         for radio_s in (0.0, 2.0)

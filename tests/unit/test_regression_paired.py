@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from edgefl.regression import against, paired
+from edgefl.regression import against, paired, sides
 from edgefl.regression.against import Comparison, due, verdict_of
 from edgefl.regression.paired import ProcessPair, decide, estimate
 
@@ -55,6 +57,44 @@ def test_one_alarm_of_300_is_false_and_95_of_100_regressions_are_found(
     assert same["grew"] <= 600 / 300
     assert same["same"] >= 0.95 * 600
     assert outcomes(TOLERANCE, layout_sd, pair_sd, heavy)["grew"] >= 0.95 * 600
+
+
+class Side:
+    """A process of base or head, whose shots use 1 ms of CPU time and wait ``waited_s`` for a core."""
+
+    waiting = True
+
+    def __init__(self, waited_s: float) -> None:
+        self.shots, self._answers, self._waited_ns = 0, [], round(waited_s * 1e9)
+
+    def tell(self, request: object) -> None:
+        if isinstance(request, sides.ShotRequest):
+            self.shots += 1
+            self._answers.append(sides.Shot(cpu_ns=1_000_000, blocked_ns=0, waited_ns=self._waited_ns))
+        elif isinstance(request, sides.EndRequest):
+            self._answers.append(sides.Ended())
+        else:
+            ready = sides.Ready(call_s=0.001, peak_mib=10.0, sent_mib=0.0, modules=[])
+            self._answers += [sides.Imported(), ready]
+
+    def receive(self) -> object:
+        return self._answers.pop(0)
+
+
+@pytest.mark.parametrize(("waited_s", "least", "most"), [(0.0, 8, 30), (1.0, 299, 303)])
+def test_a_pair_ends_at_the_limit_to_which_waits_for_a_core_do_not_count(
+    waited_s: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that wait for a child process use little CPU time, so they were repeated for minutes.
+
+    The clock advances by 1 s per block. Without the limit, a pair has 300 shots per side: 0.6 s of CPU time.
+    """
+    looks = itertools.count()
+    monkeypatch.setattr(against, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
+    base, head = Side(waited_s), Side(waited_s)
+    running = against._RunningPair((base, head), SimpleNamespace(limit_s=60.0))
+    assert running.measure(0, 10.0, reverse=False).log_ratio == 0.0
+    assert least <= base.shots == head.shots <= most
 
 
 def test_noise_that_hides_the_tolerance_is_not_judged() -> None:

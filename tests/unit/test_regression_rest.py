@@ -73,10 +73,7 @@ def test_the_rest_is_the_part_of_the_time_outside_torch() -> None:
 def test_no_single_measurement_decides_the_pace_of_the_rest(
     like: RestClass, reference: ReferenceName, apart: bool
 ) -> None:
-    """Each repetition times a program of the rest's class, unless the reference is one.
-
-    It was once timed in one measurement only, and ten tests of one function found 0.7 to 1.5 ms.
-    """
+    """Each repetition times a program of the rest's class, unless the reference is one."""
     if like != "interpreter":
         pytest.importorskip("edgefl.host._code")
     call = ON_PI_4._replace(like=like, function=interpreted)
@@ -87,21 +84,18 @@ def test_no_single_measurement_decides_the_pace_of_the_rest(
 
 def test_the_error_is_that_of_the_larger_part() -> None:
     model = ON_PI_4.device.time_model()
-    assert model is not None
     work = make_reference("train-large").work
     torch_only = repetition.error_factor(ON_PI_4, work, 1.0, 0.0)
     assert torch_only == pytest.approx(model.error_factor_of(work))
     python_only = repetition.error_factor(ON_PI_4, work, 0.0, 1.0)
     assert python_only == pytest.approx(throughput(clusters_of(ON_PI_4.device), "interpreter", 1).spread)
     both = repetition.error_factor(ON_PI_4, work, 1.0, 1.0)
-    assert both is not None
     assert 1.0 < both < max(torch_only or 0.0, python_only or 0.0)
     unknown = ON_PI_4._replace(device=load_device("paper-uniform"))
     assert repetition.error_factor(unknown, work, 1.0, 1.0) is None
 
 
 def test_a_device_interprets_at_the_pace_of_its_fastest_core() -> None:
-    """The speed of a training library, used before, ranked a Pixel 4 behind a Pi 4."""
     times = {}
     for name in ("pi-4", "pi-5", "pixel-4", "moto-g4"):
         device = load_device(name)

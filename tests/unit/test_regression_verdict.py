@@ -238,8 +238,6 @@ def test_a_disturbed_second_measurement_is_invalid() -> None:
 def test_more_flop_fail_under_any_load() -> None:
     one = measured(noisy(waited=0.5, seed=2), trial=replace(TRIAL, flop=2 * TRIAL.flop))
     asks = verdict.judge([one], {}, entry(noisy(seed=1)).samples)
-    assert isinstance(asks, NeedMore)
-    assert asks.otherwise is not None
     assert asks.otherwise.why == "counted FLOP +100.0% on pixel-3a: 4e+06 → 8e+06"
     for other in (measured(noisy(waited=0.5, seed=3)), measured(steal=0.5)):
         found, _ = judged(one, other)
@@ -266,7 +264,6 @@ def test_budgets_are_judged_before_the_baseline(
     budgets: dict[str, float], baseline: str | None, steal: float, outcome: str, why: str
 ) -> None:
     found = verdict.judge([measured(steal=steal)], budgets, baseline)
-    assert isinstance(found, Verdict)
     assert found.outcome == outcome
     assert why in found.why
     assert bool(found.note) == (outcome == "PASS" and steal > 0)
@@ -289,7 +286,6 @@ def test_each_device_has_its_own_verdict_after_a_correction_for_all() -> None:
     slow = verdict.judge([measured(noisy(1.2, seed=2))], {}, before, family=Family(2))
     assert isinstance(slow, NeedMore)
     other = verdict.judge([measured(noisy(seed=4))], {}, before, family=Family(2, slow.compared))
-    assert isinstance(other, Verdict)
     assert other.outcome == "PASS"
     assert isinstance(other.compared[0], Compared)
 

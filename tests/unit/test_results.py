@@ -113,7 +113,6 @@ def test_the_same_profile_is_slow_in_summary_report_and_comparison(tmp_path: Pat
 
 @pytest.mark.parametrize("on", ["test", "validation"])
 def test_pages_name_the_examples_on_which_models_are_evaluated(tmp_path: Path, on: str) -> None:
-    """Regression: accuracies on validation examples were said to be on test examples."""
     run = write_run(tmp_path / "run")
     (run / "experiment.toml").write_text(f"[data]\nevaluate_on = '{on}'\n")
     assert f"On the server's {on} examples." in Page(write_report(run)).text
@@ -122,7 +121,6 @@ def test_pages_name_the_examples_on_which_models_are_evaluated(tmp_path: Path, o
 
 
 def test_the_report_has_the_median_step_of_a_profiles_phones(tmp_path: Path) -> None:
-    """Regression: it had the step of the profile's first phone, which is faster or slower than the others."""
     with Store(tmp_path) as store:
         store.clients([client(k, "slow", step_s, 0) for k, step_s in enumerate((0.5, 2.0, 3.0))])
         store.set_meta(strategy="fedbuff", clock="virtual", status="done")
@@ -132,7 +130,6 @@ def test_the_report_has_the_median_step_of_a_profiles_phones(tmp_path: Path) -> 
 
 
 def test_a_page_has_no_staleness_of_a_profile_without_an_applied_update(tmp_path: Path) -> None:
-    """Regression: its staleness was 0, also in the mean over seeds."""
     runs = [tmp_path / str(seed) for seed in (1, 2)]
     for seed, run in enumerate(runs, 1):
         run.mkdir()

@@ -30,7 +30,6 @@ def test_a_comparison_of_private_runs_has_their_joint_epsilon(tmp_path: Path) ->
 
 
 def test_the_largest_staleness_of_a_row_is_that_of_all_its_seeds(tmp_path: Path) -> None:
-    """Regression: it was the rounded mean of the seeds' largest values, which may be below the mean."""
     runs = [tmp_path / str(seed) for seed in (1, 2)]
     for seed, run in enumerate(runs, 1):
         run.mkdir()
@@ -45,7 +44,6 @@ def test_the_largest_staleness_of_a_row_is_that_of_all_its_seeds(tmp_path: Path)
 def test_a_comparison_names_runs_that_ended_early_and_runs_with_phones_in_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: only each run's own report did."""
     reasons = {"a": "too few clients are left: 1 of 4", "b": "participations", "c": "trips"}
     monkeypatch.chdir(tmp_path)
     runs = [write_run(Path(name), strategy=name, stop_reason=why) for name, why in reasons.items()]
@@ -60,7 +58,6 @@ def test_a_comparison_names_runs_that_ended_early_and_runs_with_phones_in_phase(
 
 
 def test_a_comparison_warns_of_invalid_runs_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
-    """Regression: on the terminal only a cell said so, below a sentence that named the run as the first."""
     runs = [write_run(tmp_path / "a", strategy="a", error=0.5), write_run(tmp_path / "b", strategy="b")]
     warning = "INVALID: a. Do not use their figures as results"
     assert warning in printed(compare(runs, tmp_path / "out"))

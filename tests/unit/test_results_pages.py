@@ -88,7 +88,7 @@ def test_the_page_has_the_data_of_each_picture(report: Path) -> None:
 
 
 def test_the_data_of_a_picture_are_whole_if_a_name_has_a_hash() -> None:
-    """Regression: a browser ends the content of a data link at a #."""
+    """A browser ends the content of a data link at a #."""
     html = figure("Accuracy", "", Picture("<svg></svg>", data=[("curve",), ("run #1",), ("run 2",)]))
     (link,) = re.findall(r'href="([^"]*)"', html)
     assert "#" not in link
@@ -220,7 +220,6 @@ def test_a_comparison_names_the_best_setting_and_links_each_report(tmp_path: Pat
 
 
 def test_runs_in_folders_whose_names_are_not_utf_8_can_be_compared(tmp_path: Path) -> None:
-    """Regression: their files were said to be damaged."""
     folders = []
     for name in ("a", os.fsdecode(b"caf\xe9")):
         folders.append(write_run(tmp_path / name, name="one"))

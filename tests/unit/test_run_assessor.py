@@ -168,8 +168,6 @@ def test_invalid_metrics_are_one_line(monkeypatch: pytest.MonkeyPatch, returned:
 
 
 def test_the_names_of_edgefls_columns_and_figures_are_reserved() -> None:
-    """Regression: a metric called trips was missing in the table of evaluations, one called versions in
-    comparisons, and one called seed replaced the seeds in a sweep's table of evaluations."""
     columns = {"version", "at_s", "wall_s", "trips", "epsilon"}
     of_sweeps = {"label", "seed", "seeds", "no_progress"}
     assert (columns | of_sweeps | {*FIGURES}) - {"accuracy", "loss"} == RESERVED
@@ -275,6 +273,53 @@ def test_a_stop_at_a_metric_that_is_not_measured_is_refused_before_the_run(stop:
         workload(stop=stop)
     workload(stop=Stop(metric=MetricGoal(name="loss", at_most=1.0)))
     workload(stop=Stop(accuracy=0.5), data=Data(client_test_fraction=0.2), training=Training())
+
+
+def test_a_stop_at_an_accuracy_needs_an_output_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(input_shape: Any, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 1))
+
+    offer(monkeypatch, make=make, loss=lambda outputs, targets: outputs.square().mean())
+    tables: dict[str, Any] = {
+        "data": Data(client_test_fraction=0.2),
+        "model": Model(name="measuring:make"),
+        "training": Training(loss="measuring:loss"),
+    }
+    workload(**tables)
+    with pytest.raises(ConfigError, match=r"stop\.accuracy: accuracy is not evaluated here, only loss"):
+        workload(stop=Stop(accuracy=0.5), **tables)
+
+
+class Drifting(nn.Module):
+    """A model with a buffer that changes in evaluation mode, too."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, classes)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1.0
+        return self.layer(x.flatten(1))
+
+
+def test_the_check_of_a_stop_at_an_accuracy_does_not_change_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offer(monkeypatch, make=lambda input_shape, classes: Drifting(math.prod(input_shape), classes))
+    tables: dict[str, Any] = {
+        "data": Data(client_test_fraction=0.2),
+        "model": Model(name="measuring:make"),
+        "training": Training(),
+    }
+    models = [workload(stop=stop, **tables).flat.array for stop in (Stop(versions=1), Stop(accuracy=0.5))]
+    assert models[0].tobytes() == models[1].tobytes()
+
+
+def test_a_metric_that_is_not_finite_at_first_can_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, lambda model, x, y: {"auc": math.nan})
+    stop = Stop(metric=MetricGoal(name="auc", at_least=0.9))
+    workload(evaluation=Evaluation(function="measuring:evaluate"), stop=stop)
 
 
 def test_each_client_holds_out_a_seeded_share_of_its_examples() -> None:

@@ -99,15 +99,20 @@ def test_a_buffer_of_another_run_is_refused(killed: Server, tmp_path: Path) -> N
 def test_a_resumed_run_is_judged_by_the_worst_of_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: if the hypervisor took time only before the run was resumed, it was VALID."""
     Store(tmp_path).close()
     monkeypatch.setattr(supervisor, "write_results", lambda folder: {})
-    for steal, throttled in ((0.1, None), (0.0, 0.3), (None, 0.2)):
+    parts_of_run = ((0.1, None, 0.4, 5.0), (0.0, 0.3, 0.95, None), (None, 0.2, 0.5, None))
+    for steal, throttled, load, shared_mib in parts_of_run:
         usage = {"used": 0.5, "others": 0.0, "steal": steal, "throttled": throttled}
-        meter = SimpleNamespace(usage=lambda usage=usage: usage)
         parts: Any = SimpleNamespace(
-            _folder=tmp_path, _interrupts=0, _memory=MemoryUse(), _hosts=ThisHost(), _usage=meter
+            _folder=tmp_path,
+            _interrupts=0,
+            _memory=MemoryUse(shared_mib=shared_mib),
+            _hosts=ThisHost(),
+            _plan=SimpleNamespace(load=load),
+            _usage=SimpleNamespace(usage=lambda usage=usage: usage),
         )
         supervisor._Supervisor._write_results(parts)
     with Record(tmp_path) as record:
-        assert (record.meta.steal, record.meta.throttled) == (0.1, 0.3)
+        meta = record.meta
+        assert (meta.steal, meta.throttled, meta.load, meta.memory.shared_mib) == (0.1, 0.3, 0.95, 5.0)

@@ -55,7 +55,7 @@ def trip_rows(folder: Path, world: World) -> list[TripRow]:
 def test_the_record_agrees_with_the_run(tmp_path: Path, name: str, faults: Faults) -> None:
     world = World(tmp_path, STRATEGIES[name], TRIPS, faults=faults).join().finish()
     core = world.core
-    assert world.stopped == core.stopped == "trips"
+    assert core.stopped == "trips"
     assert world.aggregator.leases == {}
     assert core.trips >= 200
     world.close()
@@ -82,10 +82,7 @@ def test_the_record_agrees_with_the_run(tmp_path: Path, name: str, faults: Fault
         assert row.received_s == row.sent_s + 1.25
         assert (row.down_bytes, row.up_bytes, row.examples) == (4 * SIZE, 4 * SIZE, 60 + row.client)
         if row.fate == "applied":
-            assert row.applied_version is not None
-            assert row.staleness is not None
             assert row.applied_version > row.base_version + row.staleness
-            assert row.weight is not None
             assert row.weight > 0
 
     with Record(tmp_path) as record:
@@ -178,7 +175,7 @@ def test_a_sum_that_waits_for_room_publishes_and_releases_nothing(tmp_path: Path
     assert world.core.version >= waiting.version
     assert all(world.store.ends[task] == ["applied"] for task in waiting.tasks)
     world.finish().close()
-    assert (world.stopped, world.aggregator.deferred) == ("trips", None)
+    assert (world.core.stopped, world.aggregator.deferred) == ("trips", None)
     for row in trip_rows(tmp_path, world):
         assert row.fate != "applied" or row.checksum_seen == row.checksum_sent
 
@@ -200,7 +197,7 @@ def test_a_halted_run_discards_its_held_updates(tmp_path: Path) -> None:
         world.turn()
     held = [update.task for update in world.core.held]
     world.engine.handle(Halted(world.now, "wall_s"))
-    assert world.stopped == "wall_s"
+    assert world.core.stopped == "wall_s"
     assert all(world.store.ends[task] == ["discarded"] for task in held)
     world.finish()
     assert world.aggregator.leases == {}
@@ -245,7 +242,7 @@ def test_a_run_that_resumes_from_a_checkpoint_applies_each_update_once(
         world.engine.handle(Left(client, world.now, "interrupted"))
     world.engine.carry_out(world.core.pending())
     world.join().finish()
-    assert world.stopped == "trips"
+    assert world.core.stopped == "trips"
     assert world.aggregator.leases == {}
     world.close()
     assert all(world.store.ends[task] == ["applied"] for task in held)
@@ -356,9 +353,9 @@ def test_a_run_stops_at_the_first_evaluation_that_reaches_its_goal(
 ) -> None:
     world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(**stop)).join()
     for evaluation in evaluations:
-        assert world.stopped is None
+        assert world.core.stopped is None
         world.engine.assessed(evaluation)
-    assert world.stopped == reason
+    assert world.core.stopped == reason
     world.close()
 
 
@@ -379,9 +376,7 @@ def test_an_evaluation_is_on_record_and_its_problem_is_an_incident(tmp_path: Pat
 
 
 @pytest.mark.parametrize("long", [True, False])
-def test_tasks_are_sent_before_a_long_sum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
-) -> None:
+def test_tasks_are_sent_before_long_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
     many = 3 * 4 * SIZE  # the bytes of the updates in a sum
     monkeypatch.setattr(engine, "LONG_SUM_BYTES", many if long else many + 1)
     world = World(tmp_path, FedBuff(buffer_size=3), experiment.Stop(versions=20)).join()

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import re
-import resource
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import file_size_limit
 
 from edgefl.core.events import Died, Evaluated, Joined
 from edgefl.errors import ConfigError, FolderTaken, RunError
@@ -58,21 +58,16 @@ def test_missing_or_damaged_results_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_an_experiment_that_cannot_be_written_whole_leaves_no_folder(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with (
-            pytest.raises(ConfigError, match="run: cannot be written: File too large"),
-            run_folder.new(tmp_path / "run", "x" * 1000),
-        ):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        file_size_limit(100),
+        pytest.raises(ConfigError, match="run: cannot be written: File too large"),
+        run_folder.new(tmp_path / "run", "x" * 1000),
+    ):
+        pass
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_in_which_clients_only_died_while_they_started_has_not_begun(tmp_path: Path) -> None:
-    """Regression: if it was killed before its first checkpoint, it could not be resumed."""
     write_text(tmp_path / run_folder.EXPERIMENT_FILE, "seed = 1\n")
     run_folder.begin(tmp_path, Path("/modules"))
     with Store(tmp_path) as store:

@@ -273,7 +273,6 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile(prepare: Prepare) 
 
 
 def test_a_node_at_its_own_pace_is_rejected_by_a_run_with_another_time_scale(prepare: Prepare) -> None:
-    """Regression: it could join after the start, and its times were wrong by this factor."""
     world = prepare(False, Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(versions=3)))
     world.adopt(SHAPE)
     world.spawn(control.Spawn("client", 0, 0, "", "", 0, 5.0))
@@ -283,9 +282,7 @@ def test_a_node_at_its_own_pace_is_rejected_by_a_run_with_another_time_scale(pre
     assert [type(one) for one in world.sent_to("other")] == [control.Prepare, control.Adopt, control.Spawn]
 
 
-def test_the_usage_of_a_run_is_that_of_its_busiest_machine(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runs_usage_is_that_of_its_busiest_machine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     for name, where, steal in (("a", machine(), 0.0), ("b", machine(), 0.0), ("c", "far", 0.3)):
         world.ready(name, joining(where=where))

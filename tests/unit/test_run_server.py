@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from run_parts import experiment, take
-from test_run_wall import Wall, ended
+import test_run_wall
+from run_parts import experiment
+from test_run_wall import Wall
 
+from edgefl.core import Core
 from edgefl.core.deaths import Deaths
-from edgefl.core.events import Died, Evaluate, Halted, Joined, Ticked
+from edgefl.core.events import Arrived, Died, Evaluate, Halted, Joined, Ticked
 from edgefl.errors import RunError
-from edgefl.experiment import Experiment, Privacy, Stop
+from edgefl.experiment import Privacy, Stop
 from edgefl.run import control, server_process, supervisor
+from edgefl.run.clock import WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, Departed
-from edgefl.run.server import ServerLoop
+from edgefl.run.progress import Gauge
 from edgefl.run.supervisor import State
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.testing import fleet
 
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[Wall]:
-    made = Wall(tmp_path, join_spread_s=0.0)
-    yield made
-    made.close()
-
-
-def loop_of(world: Wall, wanted: Experiment) -> ServerLoop:
-    """Return the loop of a run that has begun; its messages are in ``world.sent``."""
-    plan = SimpleNamespace(experiment=wanted, prepared=SimpleNamespace(host_step_s=0.0))
-    channel: Any = SimpleNamespace(send=world.sent.append)
-    parts = (world.engine, world.evaluation, world.peers, world.lifecycle, world.alarms, world.gauge)
-    loop = ServerLoop(channel, plan, world.gate, world.timeline, *parts, world.watch)  # type: ignore[arg-type]
-    loop._started = True
-    return loop
+world = test_run_wall.world
 
 
 @pytest.mark.parametrize("hung", [False, True])
 def test_after_the_run_an_evaluator_that_dies_is_replaced_unless_it_hung(world: Wall, hung: bool) -> None:
-    """Regression: the evaluations that were still to be made were lost if the evaluator was killed."""
-    loop, evaluator = loop_of(world, experiment()), world.peer(EVALUATOR, 0)
+    loop, evaluator = world.loop(experiment()), world.peer(EVALUATOR, 0)
     world.engine.carry_out([Evaluate(0)])
     loop._stopped = "versions"
     if hung:
@@ -57,8 +45,7 @@ def test_after_the_run_an_evaluator_that_dies_is_replaced_unless_it_hung(world: 
 
 
 def test_a_run_without_clients_waits_for_an_evaluation_that_may_end_it(world: Wall) -> None:
-    """Regression: whether it ended with an error depended on the evaluator's speed."""
-    loop = loop_of(world, msgspec.structs.replace(experiment(), stop=Stop(versions=9, accuracy=0.9)))
+    loop = world.loop(msgspec.structs.replace(experiment(), stop=Stop(versions=9, accuracy=0.9)))
     world.peer(EVALUATOR, 0)
     world.engine.carry_out([Evaluate(0)])
     loop._find_silent()
@@ -72,14 +59,12 @@ def test_a_run_without_clients_waits_for_an_evaluation_that_may_end_it(world: Wa
 def test_a_dropped_client_does_not_return_after_an_interruption(
     tmp_path: Path, changes: bool, private: bool
 ) -> None:
-    """Regression: it did under the wall clock. In a private run no client is dropped for such a death."""
+    """In a private run no client is dropped for such a death."""
     world = Wall(tmp_path, join_spread_s=0.0, privacy=Privacy(clip_norm=1.0) if private else None)
     world.core.deaths = Deaths("drop")
     world.timeline.start()
     world.due()
-    peer = world.the(CLIENT, 1)
-    world.peers.remove(CLIENT, 1, 0)
-    take(world.engine, world.timeline.departed(peer, ended(1)))
+    world.client_died()
     world.restore()
     back = world.peers.expect(CLIENT, 1, epoch=1)
     back.ready = True
@@ -93,23 +78,10 @@ def test_a_dropped_client_does_not_return_after_an_interruption(
     world.close()
 
 
-def test_a_client_that_dies_before_the_start_is_replaced_at_once(world: Wall) -> None:
-    """Regression: the run waited for ``rejoin_s`` before it began."""
-    world.core.deaths = Deaths(rejoin_s=3600.0)
-    peer = world.the(CLIENT, 1)
-    world.peers.remove(CLIENT, 1, 0)
-    take(world.engine, world.timeline.departed(peer, ended(1)))
-    world.alarms.run_due()
-    assert world.sent == [control.Replace(CLIENT, 1, 1)]
-
-
 def test_a_client_whose_process_dies_before_it_joins_does_not_join_earlier(tmp_path: Path) -> None:
-    """Regression: with ``join_spread_s`` it joined as soon as its next process was ready."""
     world = Wall(tmp_path, join_spread_s=100.0)
     world.timeline.start()
-    peer = world.the(CLIENT, 1)
-    world.peers.remove(CLIENT, 1, 0)
-    take(world.engine, world.timeline.departed(peer, ended(1)))
+    world.client_died()
     world.alarms.run_due()
     back = world.the(CLIENT, 1)
     back.ready = True
@@ -120,7 +92,6 @@ def test_a_client_whose_process_dies_before_it_joins_does_not_join_earlier(tmp_p
 
 
 def test_ticks_that_follow_faster_than_they_are_handled_do_not_occupy_the_loop(world: Wall) -> None:
-    """Regression: with 100,000 arrivals per second, the server read no message any more."""
     readings = itertools.count(200.0, 0.001)
     world.clock._monotonic = lambda: next(readings)
     world.timeline.wake(1.0)
@@ -134,7 +105,6 @@ def test_ticks_that_follow_faster_than_they_are_handled_do_not_occupy_the_loop(w
 def test_a_run_whose_absent_phones_never_return_ends_if_arrivals_start_no_training(
     world: Wall, unserved: bool
 ) -> None:
-    """Regression: a run whose phones wait for one without charge never ended."""
     parts = {"awaits": True, "present": [1, 0, 0], "deaths": Deaths(), "too_few": "few"}
     core: Any = SimpleNamespace(unserved=unserved, **parts)
     world.timeline.core = core
@@ -147,7 +117,6 @@ def test_a_run_whose_absent_phones_never_return_ends_if_arrivals_start_no_traini
 
 @pytest.mark.parametrize("started", [1, 3, 6])
 def test_an_interrupted_run_starts_no_more_clients(started: int) -> None:
-    """Regression: Ctrl-C had no effect before all clients had been started, 14 s for 1,000 of them."""
     spawned: list[tuple[str, int]] = []
     plan = {"_usage": SimpleNamespace(begin=lambda: None), "_plan": SimpleNamespace(workers=5)}
     parts: Any = SimpleNamespace(_state=State.STARTING, **plan, _virtual=False, _interrupts=0)
@@ -164,10 +133,20 @@ def test_an_interrupted_run_starts_no_more_clients(started: int) -> None:
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_run_that_begins_again_has_no_events_of_the_killed_server(world: Wall, restarts: int) -> None:
-    """Regression: a replay of the journal counted deaths and evaluations of a server before the start."""
     world.store.journal(Died(1, 0.0, "signal 9"))
     world.store.commit()
     plan: Any = SimpleNamespace(run_dir=".", recover=False, resume=False, restarts=restarts)
     parts = (world.core, world.aggregator, world.store, None)
     assert server_process._restored(plan, *parts) is None
     assert world.store.seq == len(list(world.store.replay())) == 1 - restarts
+
+
+def test_the_trips_by_profile_include_those_before_a_restart() -> None:
+    """The gauge is as new as the restarted server; the core has replayed the journal."""
+    core = Core(FedBuff(buffer_size=2), fleet(3), 1, Stop(versions=3))
+    for client, task in ((0, 0), (1, 2)):
+        core.handle(Joined(client, 0.0))
+        core.handle(Arrived(client, task, 0, 60, 2, 1.0, 1.0))
+    plan: Any = SimpleNamespace(experiment=experiment(), time_scale=1.0, load=0.0)
+    progress = Gauge(plan).progress(core, WallClock(1.0), None, 0)
+    assert progress.by_profile == {"pixel-4": [1, 1, 1, 2]}

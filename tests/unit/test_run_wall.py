@@ -18,15 +18,14 @@ from edgefl.core.deaths import Deaths
 from edgefl.core.events import Died, Evaluate, Event, Failed, Joined, Left, Sum, Ticked
 from edgefl.devices.dynamics import Dynamics, Transition
 from edgefl.errors import RunError
-from edgefl.experiment import Privacy, Stop
+from edgefl.experiment import Experiment, Privacy, Stop
 from edgefl.parameters.buffer import TripPhase
 from edgefl.results.record import Record
 from edgefl.run import control, messages, resume, wall
-from edgefl.run.clock import Alarms
-from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed, Role
+from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed
 from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.gate import Refusal, TaskReturned
-from edgefl.run.peers import MAX_DEATHS_IN_A_ROW, PeerLifecycle
+from edgefl.run.peers import MAX_DEATHS_IN_A_ROW
 from edgefl.run.server import ServerLoop
 from edgefl.run.timeline import Delivery, TimelineEvent
 from edgefl.run.wall import WallTimeline
@@ -111,6 +110,22 @@ class Wall(Parts):
         """Restore the timeline after an interruption."""
         return take(self.engine, self.timeline.restore(SimpleNamespace(), self.engine.order))  # type: ignore[arg-type]
 
+    def client_died(self) -> list[TimelineEvent]:
+        """The process of client 1 ends; return the events that follow."""
+        peer = self.the(CLIENT, 1)
+        self.peers.remove(CLIENT, 1, 0)
+        return take(self.engine, self.timeline.departed(peer, Departed(CLIENT, 1, 0, "signal 9")))
+
+    def loop(self, wanted: Experiment) -> ServerLoop:
+        """Return the server's loop of a run that has begun; its messages are in ``sent``."""
+        prepared = SimpleNamespace(host_step_s=0.0, layout=[])
+        plan: Any = SimpleNamespace(experiment=wanted, prepared=prepared, run_dir=".")
+        channel: Any = SimpleNamespace(send=self.sent.append, tell=self.sent.append)
+        parts = (self.engine, self.evaluation, self.peers, self.lifecycle, self.alarms, self.gauge)
+        loop = ServerLoop(channel, plan, self.gate, self.timeline, *parts, self.watch)
+        loop._started = True
+        return loop
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Wall]:
@@ -123,10 +138,6 @@ def started(world: Wall) -> Wall:
     world.timeline.start()
     world.due()
     return world
-
-
-def ended(number: int, role: Role = CLIENT) -> Departed:
-    return Departed(role, number, 0, "signal 9")
 
 
 @pytest.mark.parametrize("at_once", [2, 100])
@@ -146,8 +157,7 @@ def test_the_shown_states_are_those_that_clients_report(world: Wall) -> None:
     for task, phase in ((1, TripPhase.COMPUTE), (2, TripPhase.UP)):  # client 0 has not read its task yet
         buffer.fetched[leases[task].slot] = phase
     assert list(world.timeline.states()) == [IDLE + phase for phase in (1, 2, 3)]
-    peer = world.the(CLIENT, 1)
-    take(world.engine, world.timeline.departed(peer, ended(peer.number)))
+    world.client_died()
     assert world.timeline.states()[1] == ABSENT
 
 
@@ -191,7 +201,6 @@ def test_an_update_arrives_with_its_result(world: Wall) -> None:
     assert delivery == Delivery(1, result, TIMES, 7, 7.0)
     assert [held.task for held in world.core.held] == [1]
     (other,) = world.timeline.task_ended(done(2, world.aggregator.leases[2], 5, counted=None))
-    assert isinstance(other, Delivery)
     assert other.examples == 60  # all of the client's examples
 
 
@@ -284,7 +293,8 @@ def test_a_death_is_declared_from_its_time_on(world: Wall) -> None:
     started(world)
 
     def declared() -> list[bool]:
-        deaths = [next(world.timeline.departed(world.the(CLIENT, n), ended(n))) for n in range(3)]
+        ends = [Departed(CLIENT, n, 0, "signal 9") for n in range(3)]
+        deaths = [next(world.timeline.departed(world.the(CLIENT, end.peer), end)) for end in ends]
         return [death.declared for death in deaths if isinstance(death, Died)]
 
     assert declared() == [False] * 3
@@ -297,10 +307,8 @@ def test_a_dead_client_gets_a_new_process_if_the_core_decides_so(world: Wall, on
     world.core.deaths = Deaths(on_death, rejoin_s=30.0)  # type: ignore[arg-type]
     started(world)
     world.clock.time_scale = 2.0
-    now_s, peer = world.clock.now_s(), world.the(CLIENT, 1)
-    world.peers.remove(CLIENT, 1, 0)
-    happened = take(world.engine, world.timeline.departed(peer, ended(1)))
-    assert happened == [Died(1, now_s, "signal 9")]
+    now_s = world.clock.now_s()
+    assert world.client_died() == [Died(1, now_s, "signal 9")]
     assert not world.core.connected(1)
     for wall_s, sent in ((59.0, []), (1.0, [control.Replace(CLIENT, 1, 1)])):
         world.hand.at += wall_s
@@ -308,10 +316,9 @@ def test_a_dead_client_gets_a_new_process_if_the_core_decides_so(world: Wall, on
         assert world.sent == (sent if on_death == "replace" else [])
 
 
-def test_a_process_that_dies_before_its_client_joins_is_replaced(world: Wall) -> None:
-    peer = world.the(CLIENT, 1)
-    world.peers.remove(CLIENT, 1, 0)
-    assert take(world.engine, world.timeline.departed(peer, ended(1))) == [Died(1, 0.0, "signal 9")]
+def test_a_process_that_dies_before_its_client_joins_is_replaced_at_once(world: Wall) -> None:
+    world.core.deaths = Deaths(rejoin_s=3600.0)
+    assert world.client_died() == [Died(1, 0.0, "signal 9")]
     world.alarms.run_due()
     assert world.sent == [control.Replace(CLIENT, 1, 1)]
 
@@ -339,8 +346,7 @@ def test_a_client_that_goes_offline_leaves_when_its_task_has_ended(world: Wall, 
         assert world.core.connected(1)
         return
     assert world.due() == []
-    peer = world.the(CLIENT, 1)
-    assert world.socket.sent_to(peer) == [messages.Withdraw([1])]
+    assert world.socket.sent_to(world.the(CLIENT, 1)) == [messages.Withdraw([1])]
     assert world.core.connected(1)
     if answer == "gives up":
         expected: list[Event | Delivery] = [Left(1, 4.0, "offline")]
@@ -352,7 +358,7 @@ def test_a_client_that_goes_offline_leaves_when_its_task_has_ended(world: Wall, 
         got = take(world.engine, world.timeline.task_ended(result))
     else:
         expected = [Died(1, 4.0, "signal 9")]
-        got = take(world.engine, world.timeline.departed(peer, ended(peer.number)))
+        got = world.client_died()
     assert got == expected
     assert not world.core.connected(1)
     assert list(world.timeline.task_ended(TaskReturned(1, 1, "", "cancelled"))) == [
@@ -397,17 +403,14 @@ def test_a_failed_private_trip_is_an_update_of_zero_when_its_update_was_due(priv
     """No other client is started instead, and the client's next trips count."""
     started(private)
     private.tasks(1)
-    peer = private.the(CLIENT, 1)
     slot = private.aggregator.leases[1].slot
     private.buffer.raw(slot)[:] = 7  # the client had begun to write
     private.hand.at += 2.5
     if how == "raises":
         assert private.failed() == []
     else:
-        private.peers.remove(CLIENT, 1, 0)
         private.core.deaths = Deaths("replace" if how == "dies" else "drop")
-        gone = private.timeline.departed(peer, ended(1))
-        assert take(private.engine, gone) == [Died(1, 2.5, "signal 9")]
+        assert private.client_died() == [Died(1, 2.5, "signal 9")]
         assert private.lifecycle.returning == (how == "dies")
         assert list(private.gate.receive()) == []
     assert private.core.connected(1)
@@ -508,7 +511,6 @@ def test_a_task_that_was_lost_before_it_was_sent_is_not_sent_later(world: Wall) 
     world.timeline.flush()
     world.socket.sent.clear()
     task = world.core.task_of(0)
-    assert task is not None
     order = messages.Task(client=0, task=99, trip=1, version=0, entry=0, slot=0, cut=None, condition=None)
     world.aggregator.leases[99] = world.aggregator.leases[task]
     world.timeline.assign(order)
@@ -522,20 +524,14 @@ def test_a_run_that_only_an_evaluation_can_stop_fails_without_an_evaluator(
     world: Wall, endless: bool
 ) -> None:
     stop = Stop(accuracy=0.9) if endless else Stop(accuracy=0.9, trips=10)
-    wanted, sent = msgspec.structs.replace(experiment(), stop=stop), list[object]()
-    plan = SimpleNamespace(experiment=wanted, prepared=SimpleNamespace(host_step_s=0.0))
-    channel: Any = SimpleNamespace(send=sent.append)
-    alarms = Alarms(world.hand)
-    lifecycle = PeerLifecycle(world.peers, wanted, world.store, world.clock, alarms, channel)
-    parts = (world.engine, world.evaluation, world.peers, lifecycle, alarms, world.gauge, world.watch)
-    loop = ServerLoop(channel, plan, world.gate, world.timeline, *parts)  # type: ignore[arg-type]
+    loop = world.loop(msgspec.structs.replace(experiment(), stop=stop))
     world.peer(EVALUATOR, 0)
     world.the(CLIENT, 0).ready = False  # so no client trains
     world.engine.carry_out([Evaluate(0)])
     for epoch in range(MAX_DEATHS_IN_A_ROW - 1):
         loop._departed(Departed(EVALUATOR, 0, epoch, "signal 9"))
-        alarms.run_due()
-    assert len(sent) == MAX_DEATHS_IN_A_ROW - 1  # it was replaced each time
+        world.alarms.run_due()
+    assert len(world.sent) == MAX_DEATHS_IN_A_ROW - 1  # it was replaced each time
     fails = pytest.raises(RunError, match="the evaluator died too often") if endless else nullcontext()
     with fails:
         loop._departed(Departed(EVALUATOR, 0, MAX_DEATHS_IN_A_ROW - 1, "signal 9"))
@@ -545,14 +541,8 @@ def test_a_run_that_only_an_evaluation_can_stop_fails_without_an_evaluator(
 def test_the_servers_time_is_shared_by_the_trips_since_it_was_started(
     world: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: after a resume, it was divided by all trips of the run. The time of each stage was recorded
-    only at the end, so a killed server's times were lost."""
-    prepared = SimpleNamespace(host_step_s=0.0, layout=[])
-    plan = SimpleNamespace(experiment=experiment(), prepared=prepared, run_dir=".")
-    channel: Any = SimpleNamespace(tell=lambda message: None)
     world.core.trips = 40
-    parts = (world.engine, world.evaluation, world.peers, world.lifecycle, Alarms(world.hand), world.gauge)
-    loop = ServerLoop(channel, plan, world.gate, world.timeline, *parts, world.watch)  # type: ignore[arg-type]
+    loop = world.loop(experiment())
     world.core.trips = 50
     monkeypatch.setattr(resume, "save", lambda *_, final: world.store.sync())
     for _ in range(3):
@@ -561,7 +551,6 @@ def test_the_servers_time_is_shared_by_the_trips_since_it_was_started(
     with Record(world.store.path.parent) as record:
         assert {row.stage: row.calls for row in record.costs}["decide"] >= 3
     monkeypatch.setattr(loop, "_report", lambda: None)
-    monkeypatch.setattr(loop, "_network", dict)
     monkeypatch.setattr(world.gauge, "trip_us", lambda together_s, trips: float(trips), raising=False)
     loop._conclude()
     assert world.store.meta("server_trip_us") == 10.0

@@ -25,9 +25,6 @@ from edgefl.secure.keys import KeyPair
 SIZE = 1001
 
 
-# ---- numbers -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("clip", [1e-6, 0.1, 1.0, 3.7, 1e6])
 @pytest.mark.parametrize("total_weight", [1, 10, 640, 100 * 255])
 def test_the_error_of_a_sum_is_within_half_a_step_per_weight(clip: float, total_weight: int) -> None:
@@ -114,9 +111,6 @@ def test_the_benchmark_detects_wrong_sums(
     assert not is_right(trial.errors(sums, list(trial.answers())))
 
 
-# ---- the code ------------------------------------------------------------------------------------
-
-
 def test_any_shares_recover_a_weighted_sum_of_vectors() -> None:
     code, rng = Code(size=SIZE, holders=7, recover=5, private=2), np.random.default_rng(2)
     vectors = [rng.integers(0, PRIME, SIZE, dtype=np.uint32) for _ in range(3)]
@@ -163,9 +157,6 @@ def solved(columns: list[list[int]], target: list[int]) -> list[int]:
             if r != i:
                 rows[r] = [(a - rows[r][i] * b) % PRIME for a, b in zip(rows[r], rows[i], strict=True)]
     return [row[n] for row in rows]
-
-
-# ---- buffers -------------------------------------------------------------------------------------
 
 
 class Buffer:

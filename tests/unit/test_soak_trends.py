@@ -48,10 +48,7 @@ def test_one_more_descriptor_or_file_fails() -> None:
     assert judged(descriptors=15.0 + at % 2, files=np.where(at < 190, 7.0, 8.0)) == []
 
 
-def test_a_run_that_fails_is_not_judged_by_its_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Regression: the figures until the failure were flat, so the exit code was 0."""
+def test_a_failed_run_is_not_judged_by_its_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     (folder / soak.CHECKPOINTS).mkdir(parents=True)
     for number in range(soak.KEEP):
@@ -67,7 +64,6 @@ def test_a_run_that_fails_is_not_judged_by_its_samples(
 def test_the_fuzz_test_of_kernels_fails_if_there_is_no_back_end_to_compare(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Regression: with `--backends cuda` on a host without a GPU it said that there was no difference."""
     monkeypatch.setattr("sys.argv", ["fuzz_kernels.py", "--backends", "none"])
     assert fuzz_kernels.main() == 1
     assert capsys.readouterr().out == "nothing to compare: none of none is available here\n"

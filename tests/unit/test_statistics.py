@@ -50,3 +50,4 @@ def test_the_passage_does_not_depend_on_the_frequency_of_evaluations() -> None:
 def test_an_area_is_the_mean_over_the_whole_budget() -> None:
     assert area([0, 50, 100, 300], [0.0, 0.5, 0.5, 0.9], budget=100) == pytest.approx(0.375)
     assert area([0, 50], [0.0, 0.5], budget=100) == pytest.approx(0.375)
+    assert area([0, 50, 150], [0.0, 0.5, 0.9], budget=100) == pytest.approx(0.425)

@@ -210,9 +210,7 @@ def test_a_truncated_record_equals_one_that_ended_at_that_event(tmp_path: Path, 
         assert [row.kind for row in record.incidents] == ["death"]
 
 
-def test_truncation_before_the_first_version_keeps_the_evaluation_of_version_0(
-    store: Store, tmp_path: Path
-) -> None:
+def test_truncation_before_version_1_keeps_the_evaluation_of_version_0(store: Store, tmp_path: Path) -> None:
     store.evaluation(evaluation(0))
     store.journal(Evaluated(version=0, at_s=0.0, accuracy=0.1))
     store.journal(Ticked(at_s=9.0))

@@ -163,8 +163,6 @@ def test_a_client_that_finishes_its_task_before_it_leaves_delivers_in_memory() -
 
 
 def test_a_trip_may_change_its_model_in_place() -> None:
-    """Regression: it changed the server's model, and the update was zero."""
-
     def trip(client: int, model: NDArray[Any], number: int, given: TripInputs) -> NDArray[Any]:
         model += 1.0
         return model

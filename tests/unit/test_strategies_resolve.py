@@ -135,6 +135,7 @@ def test_an_error_is_one_line_that_names_the_field(table: dict[str, Any], messag
         ("fedavg", {"cohort": 30}, "strategy.cohort must be at most {fleet}, got 30"),
         ("safa", {"participants": 30}, "strategy.participants must be at most {fleet}, got 30"),
         ("quafl", {"participants": 30}, "strategy.participants must be at most {fleet}, got 30"),
+        ("favano", {"participants": 25}, "strategy.participants must be at most {fleet}, got 25"),
         (
             "fedavg",
             {"cohort": 20, "over_selection": 1.3},
@@ -142,9 +143,7 @@ def test_an_error_is_one_line_that_names_the_field(table: dict[str, Any], messag
         ),
     ],
 )
-def test_fields_that_do_not_fit_the_fleet_are_refused(
-    name: str, fields: dict[str, Any], message: str
-) -> None:
+def test_fields_that_do_not_fit_a_fleet_are_refused(name: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve({"name": name, **fields}).check(24)
     assert message.format(fleet="the fleet's 24 clients") in str(caught.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,8 +10,6 @@ import pytest
 
 from edgefl.core.strategy_calls import combined
 from edgefl.errors import ConfigError, RunError
-from edgefl.experiment import Experiment, Fleet, Privacy, Stop
-from edgefl.run.demands import checked
 from edgefl.strategies import Buffered, Rows, resolve
 
 
@@ -123,17 +120,6 @@ def test_rows_have_clients_norms_distances_and_cosines() -> None:
 def test_impossible_fields_are_refused(name: str, fields: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         resolve({"name": name, **fields}).check(20)
-
-
-def test_privacy_with_a_strategy_that_reads_updates_is_refused(tmp_path: Path) -> None:
-    experiment = Experiment(
-        fleet=Fleet(devices={"pi-4": 20}),
-        stop=Stop(versions=4),
-        strategy={"name": "median"},
-        privacy=Privacy(clip_norm=1.0, noise_multiplier=1.0),
-    )
-    with pytest.raises(ConfigError, match="strategy 'median' reads individual updates"):
-        checked(experiment, tmp_path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,9 +33,6 @@ TWO = Study(
 )
 
 
-# ---- settings ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("one", "settings"), EVERY, ids=lambda given: getattr(given, "name", given))
 def test_the_arms_of_a_study_are_different_valid_experiments(one: Study, settings: str) -> None:
     base = one.file(settings).parent
@@ -134,9 +131,6 @@ def test_a_change_applies_to_all_arms_and_may_not_change_a_setting_that_distingu
     assert TWO.changed(["training.epochs=2"]).experiment(TWO.arms[1], 1, "quick").training.epochs == 2
 
 
-# ---- races ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("speedup", [1.0, 1.1])
 def test_noise_is_seldom_a_reproduced_claim(speedup: float) -> None:
     """With equal arms and three seeds, one arm is ahead with all seeds by chance in one of eight trials."""
@@ -164,7 +158,6 @@ def test_runs_that_end_before_the_target_bound_the_ratio() -> None:
     nan, ends = math.nan, [1000.0] * 3
     never = [nan] * 3
     bound = ratio(never, [100.0, 110.0, 90.0], ends, ends)
-    assert bound is not None
     assert bound.at_least
     assert claims.judged(bound, 5.7) == "reproduced"  # the ratio is at least 10
     assert bound.high == math.inf
@@ -176,13 +169,14 @@ def test_runs_that_end_before_the_target_bound_the_ratio() -> None:
     assert claims.judged(ratio(never, [500.0] * 3, [400.0] * 3, ends), 2.0) == "out of reach"
 
 
-def test_an_upper_bound_of_one_seed_makes_the_claim_not_reproduced() -> None:
+def test_an_upper_bound_of_one_of_many_seeds_leaves_the_claim_open() -> None:
     """Nine seeds are 9 times ahead; one has not reached the target when the other arm has."""
     mine, other, ends = [100.0] * 9 + [math.nan], [900.0] * 9 + [990.0], [1000.0] * 10
     assert claims.judged(ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
     found = ratio(other, mine, ends, ends)
-    assert found is not None
-    assert (found.low, claims.judged(found, 5.0)) == (0.0, "not reproduced")
+    assert (found.low, claims.judged(found, 5.0)) == (0.0, "out of reach")  # the ratio may be that above
+    few = ratio(other[-3:], mine[-3:], ends[:3], ends[:3])  # with three seeds the interval contains 1
+    assert claims.judged(few, 5.0) == "not reproduced"
     assert ratio([math.nan, *other[1:]], mine, ends, ends) is None  # a bound on neither side
 
 
@@ -234,7 +228,6 @@ def test_a_run_that_stopped_at_its_target_has_reached_it(tmp_path: Path) -> None
 
 
 def test_a_run_that_stops_at_fewer_evaluations_has_reached_its_target(tmp_path: Path) -> None:
-    """Regression: with `--set stop.accuracy_over=1` five evaluations were averaged, so no run was over."""
     curves = Rounds(tmp_path, {"rounds": 2.0}, learn_s=math.inf)
     file = tmp_path / "experiment.toml"
     stop = "stop = { versions = 9, accuracy = 0.9, accuracy_over = 1 }"
@@ -336,7 +329,7 @@ def test_fedbuffs_lead_must_grow_with_concurrency() -> None:
 class Whole(Reached):
     """Curves with the settings of FedBuff's paper."""
 
-    settings = fedbuff.FULL
+    settings = "1000"
 
     def staleness(self, label: str) -> list[float]:
         return [40.0 / (1 + list(fedbuff.BUFFERS.values()).index(label))] * 3
@@ -344,7 +337,7 @@ class Whole(Reached):
 
 def test_figure_3s_lowest_concurrency_is_run_and_judged_only_with_the_papers_settings() -> None:
     labels = {each: [arm.label for arm in load("fedbuff").arms_of(each)] for each in ("", "1000", "quick")}
-    few = [f"{fedbuff.FEDBUFF}, 10 at once", f"{fedbuff.AVGM}, 10 at once"]
+    few = [f"{fedbuff.FEDBUFF}, 10 at once", "FedAvgM, 10 at once"]
     assert labels["1000"] == labels[""] + few
     assert labels[""] == labels["quick"]
     at_once = {}
@@ -353,7 +346,7 @@ def test_figure_3s_lowest_concurrency_is_run_and_judged_only_with_the_papers_set
         at_once[arm.label] = fields.get("concurrency", fields.get("cohort"))
     assert at_once == {**dict.fromkeys(labels[""], 1000), **dict.fromkeys(few, 10)}
     costs = {label: [100.0, 110.0, 90.0] for label in labels["1000"]}
-    costs[fedbuff.AVGM] = [200.0, 230.0, 170.0]
+    costs["FedAvgM"] = [200.0, 230.0, 170.0]
     (grown,) = [one for one in load("fedbuff").judge(Whole(costs)) if one.source == "figure 3"]
     assert (grown.verdict, grown.ours) == ("reproduced", "2.0× (1.8 to 2.3)")
 
@@ -371,16 +364,12 @@ def test_ablations_refer_only_to_their_own_arms() -> None:
 def test_the_noise_of_figure_4s_arms_gives_their_epsilon(settings: str, clients: int, cohort: int) -> None:
     for arm in load("ablations-privacy").arms:
         wanted = load("ablations-privacy").experiment(arm, 1, settings)
-        assert wanted.privacy is not None
         sampled = wanted.privacy.mechanism == "gaussian"
         account = PrivacyAccount(wanted.privacy, clients, (cohort / clients, True) if sampled else None)
         step = 10 if wanted.strategy["name"] == "fedbuff" else cohort
         for cohorts in np.arange(clients).reshape(-1, step):
             account.version(cohorts % cohort if sampled else cohorts)  # the account ignores which were drawn
         assert account.epsilon() == pytest.approx(float(arm.label.rpartition("= ")[2]), rel=0.03)
-
-
-# ---- tuning --------------------------------------------------------------------------------------
 
 
 def test_races_use_the_step_sizes_that_were_tuned_on_their_data(
@@ -430,7 +419,6 @@ def test_races_use_the_step_sizes_that_were_tuned_on_their_data(
 def test_the_report_after_tuning_describes_the_new_step_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: it described the file before the tuning, for example as missing."""
     file, said = tmp_path / "steps.toml", list[str]()
 
     def judged(*_: object) -> tuple[None, list[Finding]]:

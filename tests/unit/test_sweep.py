@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shell import Shell
 
 import edgefl
 from edgefl import config
-from edgefl.cli import main
 from edgefl.cli.sweep import axis, seeds_of
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Fleet, Stop
@@ -125,9 +125,7 @@ def test_an_invalid_grid_or_invalid_seeds_are_refused(
         planned(grid, seeds)
 
 
-def test_a_grid_and_seeds_are_parsed_and_an_error_names_the_format(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_grid_and_seeds_are_parsed_and_an_error_names_the_format(edgefl: Shell) -> None:
     assert axis("fleet.devices={pi-4=2},{pi-4=3,pixel-4=1}")[1] == ["{pi-4=2}", "{pi-4=3,pixel-4=1}"]
     assert axis("name='a,b',c")[1] == ["'a,b'", "c"]
     for text in ("training.lr", "=1", "training.lr=1,", ""):
@@ -136,13 +134,10 @@ def test_a_grid_and_seeds_are_parsed_and_an_error_names_the_format(
     for text in ("x", "1..", "3..1", "-1", "1..1000000000", ""):
         with pytest.raises(ConfigError, match="--seeds"):
             seeds_of(text)
-    assert main(["sweep", "missing.toml"]) == 2
-    assert capsys.readouterr().err == "edgefl: missing.toml: no such file\n"
+    assert edgefl.refuses(2, "sweep", "missing.toml") == "missing.toml: no such file"
 
 
-def test_runs_with_the_same_local_training_try_it_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_with_equal_local_training_try_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("def one(model, examples, context): ...\ntwo = one\n")
     asked: list[Experiment] = []
     channel = SimpleNamespace(
@@ -232,23 +227,16 @@ def test_the_python_function_accepts_numpys_integers(tmp_path: Path, monkeypatch
     assert given["seeds"] == [1, 2, 3]
 
 
-def test_a_setting_that_the_grid_replaces_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "one.toml"
+def test_a_setting_that_the_grid_replaces_is_refused(tmp_path: Path, edgefl: Shell) -> None:
+    file, out = tmp_path / "one.toml", tmp_path / "out"
     file.write_text(config.dump(PLAIN))
-    for change, grid in (
-        ("strategy.buffer_size=3", "strategy.buffer_size=1,2"),
-        ("strategy.buffer_size=3", "strategy={name='fedbuff'},{name='fedavg'}"),
-        ("training.steps=3", "training.epochs=1,2"),
+    for given, grid in (
+        ("--set strategy.buffer_size=3", "strategy.buffer_size=1,2"),
+        ("--set strategy.buffer_size=3", "strategy={name='fedbuff'},{name='fedavg'}"),
+        ("--set training.steps=3", "training.epochs=1,2"),
+        ("--clock wall", "clock.kind=virtual,wall"),
     ):
-        arguments = ["sweep", str(file), "--set", change, "--grid", grid, "--out", str(tmp_path / "out")]
-        assert main(arguments) == 2
         key = grid.partition("=")[0]
-        refused = f"edgefl: --set {change}: has no effect, because --grid {key} replaces it\n"
-        assert capsys.readouterr().err == refused
-    assert main(["sweep", str(file), "--clock", "wall", "--grid", "clock.kind=virtual,wall"]) == 2
-    assert capsys.readouterr().err == (
-        "edgefl: --clock wall: has no effect, because --grid clock.kind replaces it\n"
-    )
-    assert not (tmp_path / "out").exists()
+        refused = edgefl.refuses(2, "sweep", str(file), *given.split(), "--grid", grid, "--out", str(out))
+        assert refused == f"{given}: has no effect, because --grid {key} replaces it"
+    assert not out.exists()

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+from shell import Shell
 
 from edgefl import toml
 from edgefl.cli import main
@@ -30,7 +30,7 @@ from edgefl.results.statistics import summary_curve
 from edgefl.results.store import Store
 from edgefl.results.sweep import Sweep
 from edgefl.results.targets import RaceTarget, race_in_words
-from tests.reports import Page, client, evaluation, read_json
+from tests.reports import Page, client, evaluation, printed, read_json
 
 Learns = Callable[[float], float]
 
@@ -63,23 +63,26 @@ def linear(pace: float, top: float = 0.9) -> Learns:
     return lambda s: min(top, 0.5 * s / pace)
 
 
+def race(folder: Path, paces: Mapping[str, Sequence[float]], **options: Any) -> list[Path]:
+    """Write a run of each strategy for each pace, with seeds from 1 on."""
+    return [
+        run_of(folder / f"{name}-{seed}", name, seed, linear(pace), **options)
+        for name, of_seeds in paces.items()
+        for seed, pace in enumerate(of_seeds, 1)
+    ]
+
+
 def two(tmp_path: Path, factors: Sequence[float] = (0.95, 1.0, 1.05), **options: Any) -> list[Path]:
     """Write a run per factor (its seed) of a strategy, and of one that takes twice as long."""
-    return [
-        run_of(tmp_path / f"{name}-{seed}", name, seed, linear(pace * factor), **options)
-        for name, pace in (("fedbuff", 10.0), ("fedavg", 20.0))
-        for seed, factor in enumerate(factors, 1)
-    ]
+    paces = {name: [pace * one for one in factors] for name, pace in (("fedbuff", 10.0), ("fedavg", 20.0))}
+    return race(tmp_path, paces, **options)
 
 
 def text_of(
     folders: Sequence[Path], target: float | None = None, out: Path | None = None, width: int = 400
 ) -> str:
     """Return the comparison on a terminal, with single spaces."""
-    text = StringIO()
-    Console(file=text, width=width).print(compare(folders, out, target))
-    assert max(map(len, text.getvalue().splitlines())) <= width
-    return " ".join(text.getvalue().split())
+    return " ".join(printed(compare(folders, out, target), width=width).split())
 
 
 def page_of(out: Path) -> str:
@@ -97,9 +100,6 @@ def groups(folders: Sequence[Path], target: RaceTarget | None = None) -> list[gr
 
 def labels(folders: Sequence[Path]) -> list[str]:
     return [*grouped(load(folders))]
-
-
-# ---- groups of runs ------------------------------------------------------------------------------
 
 
 def test_runs_are_seeds_of_one_row_only_if_all_settings_except_the_seed_are_equal(tmp_path: Path) -> None:
@@ -139,7 +139,6 @@ def test_a_strategys_field_at_its_default_equals_a_field_that_is_not_given(tmp_p
 
 
 def test_recorded_settings_count_whatever_the_experiment_file_contains(tmp_path: Path) -> None:
-    """A run whose file was lost or edited was averaged with runs of other settings."""
     folders = [
         run_of(tmp_path / str(seed), "fedbuff", seed, linear(25.0), toml=f"[training]\nlr = {rate}\n")
         for seed, rate in enumerate((0.1, 0.1, 0.5))
@@ -182,7 +181,6 @@ def test_the_slow_phones_do_not_depend_on_the_seed(tmp_path: Path) -> None:
 
 
 def test_the_slow_phones_do_not_depend_on_the_order_of_runs_with_different_fleets(tmp_path: Path) -> None:
-    """Regression: a slow profile that only the second run has counted as faster than all of the first run."""
     one, other = (run_of(tmp_path / name, name, 1, linear(20.0)) for name in ("fedbuff", "fedavg"))
     with Store(other) as store:
         store.clients([client(0, "fast", 0.1, 0, 1), client(1, "slowest", 9.0, 2)])
@@ -210,9 +208,7 @@ def test_a_comparison_reads_each_experiment_once(tmp_path: Path, monkeypatch: py
 def test_a_run_that_has_not_ended_is_not_ranked_and_the_comparison_tells_how_to_resume_it(
     status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = [
-        run_of(tmp_path / name, name, 1, linear(25.0), "accuracy = 0.5") for name in ("fedbuff", "fedavg")
-    ]
+    done = race(tmp_path, {"fedbuff": [25.0], "fedavg": [25.0]}, stop="accuracy = 0.5")
     other = run_of(tmp_path / status, "fedasync", 1, linear(5.0), status=status)
     assert goal_of(load([other])) is None
     assert main(["compare", *map(str, [other, *done]), "--out", str(tmp_path / "out")]) == 0
@@ -257,9 +253,6 @@ def test_users_modules_that_changed_before_a_resume_are_named_with_the_part_that
     assert "differ between runs" not in text  # only one run uses the module
 
 
-# ---- targets -------------------------------------------------------------------------------------
-
-
 def test_the_times_to_a_given_target_are_compared_seed_by_seed_in_all_outputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,7 +293,6 @@ def test_the_default_target_is_that_of_stop_or_derived_from_the_runs(
 ) -> None:
     folders = two(tmp_path, (1.0,), stop=stop)
     target = goal_of(load(folders))
-    assert target is not None
     assert (str(target), target.window) == (says, window)
     assert ("no target was given" in target.why) == (stop == "versions = 3")
     assert [row.to_target.reached for row in groups(folders, target) if row.to_target] == [1, 1]
@@ -314,29 +306,23 @@ def test_a_loss_reaches_its_target_from_above(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "1.1", "nan", "-0.5"])
-def test_a_target_that_is_not_a_share_is_refused(
-    tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_target_that_is_not_a_share_is_refused(tmp_path: Path, value: str, edgefl: Shell) -> None:
     run = run_of(tmp_path / "run", "fedbuff", 1, lambda s: 0.5)
-    assert main(["compare", str(run), f"--target={value}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "expected an accuracy above 0 and at most 1" in line
+    error = edgefl.refuses(2, "compare", str(run), f"--target={value}")
+    assert "expected an accuracy above 0 and at most 1" in error
     with pytest.raises(ConfigError, match="above 0"):
         compare([run], target=float(value))
 
 
-def test_a_target_of_runs_without_accuracy_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_target_of_runs_without_accuracy_is_refused(tmp_path: Path, edgefl: Shell) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for seed, folder in enumerate(folders):
         run_of(folder, "fedbuff", seed, lambda s: math.nan)
         with Store(folder) as store:
             store.evaluation(evaluation(41, 41.0, accuracy=math.nan, loss=0.5, metrics={"mae": 0.3}))
-    assert main(["compare", *map(str, folders), "--target", "0.9"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = edgefl.refuses(2, "compare", *map(str, folders), "--target", "0.9")
     assert line == (
-        "edgefl: target: accuracy is not evaluated here, only loss, mae; leave the target out and set "
+        "target: accuracy is not evaluated here, only loss, mae; leave the target out and set "
         'stop.metric = { name = "loss", at_most = … }'
     )
     assert goal_of(load(folders)) is None
@@ -344,15 +330,8 @@ def test_a_target_of_runs_without_accuracy_is_refused(
     assert goal_of(load([*folders, scored]), 0.9) == RaceTarget(0.9, "given")
 
 
-# ---- the order of rows ---------------------------------------------------------------------------
-
-
 def test_equal_times_and_equal_accuracies_are_reported_as_ties(tmp_path: Path) -> None:
-    folders = [
-        run_of(tmp_path / f"{name}-{seed}", name, seed, linear(pace))
-        for name, pace in (("fedavg", 20.0), ("fedbuff", 10.0), ("fedasync", 10.0))
-        for seed in (1, 2)
-    ]
+    folders = race(tmp_path, {"fedavg": [20.0] * 2, "fedbuff": [10.0] * 2, "fedasync": [10.0] * 2})
     text = text_of(folders, 0.5)
     assert (
         "fedbuff ×2 and fedasync ×2 reached 50.0% accuracy at the same time: in 10.0 ±0.0 emulated seconds. "
@@ -382,7 +361,6 @@ def test_runs_that_stop_at_an_accuracy_are_ranked_by_time_and_not_by_accuracy(tm
 def test_runs_that_did_not_reach_the_target_are_counted_and_bound_the_ratio(tmp_path: Path) -> None:
     folders = two(tmp_path, (0.9, 1.0, 1.3), end=36)
     slow = groups(folders, goal_of(load(folders), 0.8))[1].to_target
-    assert slow is not None
     assert slow.passed == "2 of 3"
     assert slow.costs["at_s"][:2] == pytest.approx((28.8, 32.0))
     assert math.isnan(slow.costs["at_s"][2])
@@ -415,7 +393,6 @@ def test_one_seed_has_no_interval_and_the_report_says_so(tmp_path: Path) -> None
 
 
 def test_a_lead_without_a_common_seed_or_on_one_seed_is_marked_as_uncertain(tmp_path: Path) -> None:
-    """Regression: without a common seed, and on the slow phones' classes, it was stated as settled."""
     one, same, other = (
         run_of(tmp_path / f"{name} {seed}", name, seed, linear(10.0, top))
         for name, seed, top in (("fedbuff", 1, 0.9), ("fedavg", 1, 0.8), ("fedavg", 2, 0.8))
@@ -463,14 +440,9 @@ def test_runs_with_too_few_evaluations_for_the_smoothed_curve_are_advised_to_eva
     assert "a lower target, a longer run" in race_in_words(rows, RaceTarget(0.95, "given"))
 
 
-def test_a_row_that_is_at_the_target_in_its_first_evaluations_may_have_reached_it_earlier(
-    tmp_path: Path,
-) -> None:
+def test_a_row_at_the_target_in_its_first_evaluations_may_have_reached_it_earlier(tmp_path: Path) -> None:
     """The first mean of five evaluations has the time of their middle, even if it is above the target."""
-    folders = [
-        run_of(tmp_path / name, name, 1, accuracy)
-        for name, accuracy in (("fedbuff", linear(1.0)), ("fedavg", linear(1.1)), ("fedasync", linear(9.0)))
-    ]
+    folders = race(tmp_path, {"fedbuff": [1.0], "fedavg": [1.1], "fedasync": [9.0]})
     (folders[0] / "experiment.toml").write_text("[evaluation]\nevery_versions = 1\n")
     with Store(folders[0]) as store:
         for k in range(41):  # half as many evaluations in the same time
@@ -485,7 +457,6 @@ def test_a_row_that_is_at_the_target_in_its_first_evaluations_may_have_reached_i
 
 
 def test_rows_of_different_seeds_are_ordered_by_the_seeds_that_both_have(tmp_path: Path) -> None:
-    """Regression: a row whose mean over more seeds was higher was called -5.0 points above the other row."""
     spec = {
         "fedbuff": {1: linear(2.0, 0.95), 2: linear(20.0, 0.7), 3: linear(20.0, 0.7)},
         "fedavg": {2: linear(16.0, 0.75), 3: linear(16.0, 0.75)},
@@ -511,28 +482,17 @@ def test_rows_of_different_seeds_are_ordered_by_the_seeds_that_both_have(tmp_pat
 def test_rows_with_one_seed_in_common_are_ordered_by_that_seed(
     pace: float, ratio: str, order: str, tmp_path: Path
 ) -> None:
-    """Regression: the row with the lower mean was called first, and the other "took 0.80× as long"."""
-    folders = [
-        run_of(tmp_path / str(seed), "fedbuff", seed, linear(each)) for seed, each in ((1, 2.0), (2, 20.0))
-    ]
+    folders = race(tmp_path, {"fedbuff": (2.0, 20.0)})
     text = text_of([*folders, run_of(tmp_path / "other", "fedavg", 2, linear(pace))], 0.5)
     assert f"fedavg took {ratio} as long. On the seed that both have, {order}. That is one seed" in text
 
 
 def test_small_times_and_ratios_keep_their_digits(tmp_path: Path) -> None:
-    paces = {"fedavg": (1000.0, 1100.0, 1050.0), "fedbuff": (5.0, 5.02, 5.01)}
-    folders = [
-        run_of(tmp_path / f"{name}-{seed}", name, seed, linear(pace), end=1150)
-        for name, seeds in paces.items()
-        for seed, pace in enumerate(seeds, 1)
-    ]
+    folders = race(tmp_path, {"fedavg": (1000.0, 1100.0, 1050.0), "fedbuff": (5.0, 5.02, 5.01)}, end=1150)
     text = text_of(folders, 0.5)
     assert "0.0048× (0.0043 to 0.0053)" in text
     assert "5.010 ±0.025" in text
     assert "e-1" not in text  # equal values have an interval of 0, without a rounding error
-
-
-# ---- tables and figures --------------------------------------------------------------------------
 
 
 def test_the_table_of_a_sweep_contains_the_target(tmp_path: Path) -> None:

@@ -410,9 +410,8 @@ def test_defedavg_niid_averages_the_newest_update_of_a_uniform_sample() -> None:
             order, updates = next(steps)
             assert [newest[update.client] for update in updates] == list(order.tasks)
             multiples = np.array(order.weights) * 4
-            assert multiples == pytest.approx(
-                np.round(multiples)
-            )  # a client that is drawn twice counts twice
+            # A client that is drawn twice counts twice.
+            assert multiples == pytest.approx(np.round(multiples))
             assert sum(order.weights) == pytest.approx(1.0)
     assert [float(model[0]) for model in run.models] == pytest.approx(np.arange(401.0))
     share = core.applied_weight / core.applied_weight.sum()

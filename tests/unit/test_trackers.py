@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from shell import Shell
 
 from edgefl import Experiment, Fleet, Stop, config
-from edgefl.cli import main
 from edgefl.errors import ConfigError, RunError
 from edgefl.results import trackers
 from edgefl.results.result import Result
@@ -109,15 +109,14 @@ def test_wandb_offline_writes_its_files_to_the_run_folder(run: Path, export: Exp
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    (tmp_path / "e.toml").write_text(config.dump(PLAIN))
+    (file := tmp_path / "e.toml").write_text(config.dump(PLAIN))
     out = tmp_path / "out"
     for command in ("run", "sweep"):
-        assert main([command, str(tmp_path / "e.toml"), "--out", str(out), "--track", name]) == 2
-        words = f"edgefl: tracker '{name}' is not installed: pip install 'edgefl[{name}]'\n"
-        assert capsys.readouterr().err == words
+        error = edgefl.refuses(2, command, str(file), "--out", str(out), "--track", name)
+        assert error == f"tracker '{name}' is not installed: pip install 'edgefl[{name}]'"
     assert not out.exists()
 
 
@@ -130,12 +129,11 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
     ],
 )
 def test_invalid_options_of_the_export_are_refused(
-    arguments: list[str], words: str, run: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], words: str, run: Path, edgefl: Shell
 ) -> None:
     if "tensorboard" in arguments:
         pytest.importorskip("tensorboard", reason=REASON.format("tensorboard"))
-    assert main(["export", str(run), *arguments]) == 2
-    assert words in capsys.readouterr().err
+    assert words in edgefl.refuses(2, "export", str(run), *arguments)
 
 
 def test_an_error_of_a_tracker_contains_the_command_to_try_again(run: Path) -> None:
@@ -159,7 +157,6 @@ def test_an_error_of_a_sweeps_export_contains_the_sweeps_folder(
 
 
 def test_an_interrupted_run_is_refused(run: Path) -> None:
-    """Regression: it was copied, and a second time after it had been resumed."""
     with Store(run) as store:
         store.set_meta(status="interrupted")
     with pytest.raises(ConfigError, match=f"the run has not ended; edgefl resume {run} continues it"):

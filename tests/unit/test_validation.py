@@ -84,9 +84,7 @@ COUNT = "a whole number from 1 to 9"
         ({"of_key": 3}, "unknown key 'of_key';"),
     ],
 )
-def test_a_fault_names_the_key_the_allowed_values_and_the_given_value(
-    given: dict[str, Any], said: str
-) -> None:
+def test_a_fault_names_the_key_the_allowed_values_and_the_given_one(given: dict[str, Any], said: str) -> None:
     (text,) = texts({"count": 1, **given})
     assert text.startswith(said)
     with pytest.raises(Fault) as caught:

@@ -30,6 +30,7 @@ from edgefl.run.view import (
     LineView,
     RunView,
     TerminalView,
+    described,
     make_view,
     nearest_goal,
     verdict_of,
@@ -53,11 +54,10 @@ def experiment(
 
 def describe(view: RunView, load: float = 0.2) -> TimeScale:
     """Describe a small workload to the view, whose phones load the host by ``load``."""
-    devices = view.experiment.fleet.devices
-    assert isinstance(devices, dict)
+    clients = ClientInfos([(name, "wifi", count) for name, count in view.experiment.fleet.devices.items()])
     prepared: Any = SimpleNamespace(size=1234, dataset="digits")
     scale = choose_time_scale([Demand(load / 2, 1.0)] * 4, cores=2, scale=1.0)
-    view.describe(ClientInfos([(name, "wifi", count) for name, count in devices.items()]), prepared, scale)
+    view.describe(described(view.experiment, clients, prepared, scale))
     return scale
 
 
@@ -67,7 +67,6 @@ def progress(
     fidelity: tuple[float | None, float | None] = (0.002, 0.01),
     **changes: Any,
 ) -> control.Progress:
-    assert isinstance(trial.fleet.devices, dict)
     by_profile = {
         name: [count // 4, count - 2 * (count // 4), count // 4, trips_each]
         for name, count in trial.fleet.devices.items()
@@ -193,7 +192,6 @@ def test_names_with_control_characters_or_markup_are_shown_as_text() -> None:
 
 
 def test_the_name_of_the_goals_metric_is_shown_as_text() -> None:
-    """Regression: a bracket in it was markup, which could end the run with an error."""
     name = "[/x] f1[macro] :x:"
     trial = experiment(stop=Stop(metric=MetricGoal(name=name, at_least=0.5)))
     assert lines_of(trial, progress(trial, metrics={name: 0.25}))[2].startswith(f"{name} 0.25 of 0.5")
@@ -420,9 +418,7 @@ def test_cursor_and_streams_are_restored(terminal: Any, error: type[BaseExceptio
     assert {None: "done", KeyboardInterrupt: "interrupted"}.get(error, "ended early") in last
 
 
-def test_the_panel_of_a_passing_run_is_erased_at_its_end(
-    terminal: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_passing_runs_panel_is_erased_at_its_end(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, tape = experiment(), terminal()
     with make_view(trial, quiet=False, passing=True) as view:
         describe(view)

@@ -62,7 +62,6 @@ def refused(decode: Callable[[bytes], Any], header: bytes) -> str:
 
 def test_a_loss_may_be_nan_because_training_may_diverge() -> None:
     trained = decode_from_client(reported(loss=math.nan))
-    assert isinstance(trained, messages.Trained)
     assert math.isnan(trained.results[0].loss)
 
 

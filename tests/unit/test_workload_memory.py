@@ -35,7 +35,6 @@ def test_a_step_that_exceeds_the_memory_of_an_app_is_refused_with_the_largest_ba
         r"fleet.memory = 'off'",
         str(caught.value),
     )
-    assert found is not None
     examples, fits = map(int, found.groups())
     assert fits < examples < 10_000
     assert needed(fits) <= 256 < needed(fits + 1, "off")
