@@ -365,7 +365,7 @@ class Privacy(Settings, frozen=True, kw_only=True):
 NO_PROGRESS = "no progress"
 """Stop reason of a run whose model did not learn. Such a run is not ranked among other runs."""
 TOO_FEW_CLIENTS = "too few clients are left"
-"""Stop reason of a run that ended because too many clients died and will not return."""
+"""Stop reason of a run that ended because too many clients are gone for good."""
 
 
 class MetricGoal(Settings, frozen=True, kw_only=True):

@@ -33,8 +33,11 @@ KEYS = (
     "fleet.attackers.kind",
 )
 """Keys of an experiment whose values may name code to import."""
-OF_PACKAGES = ("timm:", "hf:", "flwr:")
-"""Prefixes of values that refer to a package's model, data set or partitioner, not to the user's own code."""
+OF_PACKAGES = {"model.name": "timm:", "data.name": "hf:", "data.partition": "flwr:"}
+"""For each of these keys, the prefix of values that refer to a package's model, data set or partitioner, not
+to the user's own code."""
+PICKLES = ("model.args.checkpoint_path", "model.args.pretrained_cfg", "model.args.pretrained_cfg_overlay")
+"""Arguments of a network of timm with which timm may read a pickle, which may contain code."""
 
 
 importing: list[str] = []
@@ -42,7 +45,10 @@ importing: list[str] = []
 _named: set[str] = set()
 """The top-level packages of the user's modules that this process has imported by name."""
 _searched: set[str] = set()
-"""The folders in which this process has looked for the user's modules."""
+"""The folders in which this process has looked for the user's modules, without `INSTALLED`."""
+INSTALLED = ("site-packages", "dist-packages")
+"""Names of the folders of installed packages. An object from Python may be in a module that is installed
+there; the other packages in its folder are not the user's."""
 
 
 def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) -> Any:
@@ -106,17 +112,25 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
 
 
 def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the keys whose values refer to the user's modules, in an experiment given as plain tables.
+    """Return the keys whose values refer to the user's modules, or to pickles, in an experiment given as
+    plain tables.
 
     >>> own_code({"seed": 1, "strategy": {"name": "mine:Mine"}, "model": {"name": "timm:vit", "args": {}}})
     ['strategy.name']
+    >>> own_code({"strategy": {"name": "hf:Mine"}})  # the user's module hf.py
+    ['strategy.name']
+    >>> own_code({"model": {"name": "timm:vit", "args": {"checkpoint_path": "mine.pth"}}})
+    ['model.args.checkpoint_path']
     """
     keys = []
     for key, value in tables.items():
-        if isinstance(value, Mapping):
-            keys += own_code(value, f"{prefix}{key}.")
-        elif prefix + key in KEYS and ":" in str(value) and not str(value).startswith(OF_PACKAGES):
-            keys.append(prefix + key)
+        name = prefix + key
+        if name in PICKLES:
+            keys.append(name)
+        elif isinstance(value, Mapping):
+            keys += own_code(value, f"{name}.")
+        elif name in KEYS and ":" in str(value) and not str(value).startswith(OF_PACKAGES.get(name, ":")):
+            keys.append(name)
     return keys
 
 
@@ -125,7 +139,7 @@ def digests(files: Iterable[str] = ()) -> dict[str, str]:
     other ``files`` of the user, keyed by path.
 
     The modules are those that an experiment names, and those that they import from their own package or from
-    the folders in which modules are searched for.
+    the folders in which modules are searched for, except folders of installed packages.
     """
     found, resolved = dict[str, str](), functools.cache(os.path.realpath)
     for name, module in sorted(sys.modules.items()) if _named else ():
@@ -180,7 +194,7 @@ def _require_allowed(module: str, key: str, folders: Sequence[str]) -> None:
 def _import(name: str, key: str, folders: Sequence[str]) -> Any:
     _forget_other_folder(name.partition(".")[0])
     _named.add(name.partition(".")[0])
-    _searched.update(folders)
+    _searched.update(folder for folder in folders if Path(folder).name not in INSTALLED)
     module = f"{key}: module {name!r}"
     importing.append(name)
     try:

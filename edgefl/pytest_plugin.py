@@ -117,8 +117,11 @@ def _base(config: pytest.Config) -> Base | None:
         raise pytest.UsageError(str(error)) from None
 
 
-def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
-    if not inspect.isfunction(obj):  # some objects, such as `unittest.mock.call`, have every attribute
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
+    if isinstance(obj, staticmethod):
+        obj = obj.__func__
+    # Some objects, such as `unittest.mock.call`, have every attribute. A module's mark is for its tests only.
+    if not (inspect.isfunction(obj) and collector.istestfunction(obj, name)):
         return
     marks = getattr(obj, "pytestmark", [])
     if any(mark.name == "edge_device" for mark in marks) or collector.get_closest_marker("edge_device"):
@@ -126,8 +129,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    mark = metafunc.definition.get_closest_marker("edge_device")
-    if mark is None:
+    if (mark := _mark_of(metafunc.definition)) is None:
         return
     _require_one_mark(metafunc.definition)
     from edgefl.errors import ConfigError
@@ -140,9 +142,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(
         FIXTURE if FIXTURE in metafunc.fixturenames else ITSELF,
         wanted,
-        ids=[_short_name(one.profile) for one in wanted],
+        ids=[_short_name(profile) for profile in mark.args],
         indirect=True,
     )
+
+
+def _mark_of(test: pytest.Item) -> pytest.Mark | None:
+    """Return the mark of a test, or else that of its class or module.
+
+    A class's own mark replaces those that it inherits, which pytest lists first.
+    """
+    for node in reversed(test.listchain()):
+        if marks := [mark for mark in node.own_markers if mark.name == "edge_device"]:
+            return marks[-1 if isinstance(node, pytest.Class) else 0]
+    return None
 
 
 def _require_one_mark(definition: pytest.Item) -> None:
@@ -225,7 +238,8 @@ def _make(request: pytest.FixtureRequest, options: MarkOptions) -> EdgeDevice:
     # Different values of a parameter may look alike in the label, such as two large arrays.
     values = [id(value) for name, value in node.callspec.params.items() if name not in (FIXTURE, ITSELF)]
     group = f"{label} {values}"
-    devices = len(node.get_closest_marker("edge_device").args)
+    mark = _mark_of(node)
+    devices = len(mark.args) if mark is not None else 1
     name = f"{node.parent.nodeid}::{node.name}".partition("::")[2]  # xdist adds a group to the node's own id
     test = DeviceTest(name, node.path, group, devices, label)
     node.stash.setdefault(_FUNCTION, node.function)
@@ -382,6 +396,11 @@ class _SessionReport:
         """pytest's reports on files that could not be collected and on tests whose process crashed, each with
         the reason. The files may contain device tests, and the tests may be device tests."""
         self._notes: list[str] = []
+        self._interrupted = False
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Note an end by Ctrl-C or `pytest.exit`, which may give the session any exit status."""
+        self._interrupted = True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and not self._worker:
@@ -440,7 +459,8 @@ class _SessionReport:
             skip=option("edgefl_invalid") == "skip",
         )
         early = "stopped early" if session.shouldfail or session.shouldstop else ""
-        if (ended := ABORTED.get(session.exitstatus, early)) and not results.red:
+        status = pytest.ExitCode.INTERRUPTED if self._interrupted else session.exitstatus
+        if (ended := ABORTED.get(status, early)) and not results.red:
             why = f"pytest {ended}, so results of other tests may be missing"
             lost = GateRow(test="pytest", function="", device=UNKNOWN, outcome="FAIL", why=why)
             results = msgspec.structs.replace(results, rows=(*results.rows, lost))

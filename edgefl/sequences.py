@@ -119,7 +119,7 @@ class PatchedSequence(Sequence[int]):
     def __init__(self, numbers: Sequence[int], without: Collection[int], more: Iterable[int] = ()) -> None:
         self._numbers, self._more = numbers, sorted(more)
         places = ((rank(numbers, number), number) for number in without)
-        gaps = sorted(at for at, number in places if at < len(numbers) and numbers[at] == number)
+        gaps = sorted({at for at, number in places if at < len(numbers) and numbers[at] == number})
         self._shifts = [gap - count for count, gap in enumerate(gaps)]
         self._places = [
             (at := rank(numbers, number)) - bisect_left(gaps, at) + count

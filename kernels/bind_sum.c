@@ -62,9 +62,10 @@ PyObject *ef_py_weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t n
     threads = PyLong_AsLong(args[7]);
     if (threads == -1 && PyErr_Occurred()) return NULL;
     if (!(updates = items_of(args[2])) || !(weights = items_of(args[3]))) goto done;
-    count = PyTuple_Size(updates);
-    if (PyTuple_Size(weights) != count) goto done;
-    if (args[4] != Py_None && (!(scales = items_of(args[4])) || PyTuple_Size(scales) != count)) goto done;
+    if (args[4] != Py_None && !(scales = items_of(args[4]))) goto done;
+    const Py_ssize_t given = PyTuple_Size(updates);
+    if (PyTuple_Size(weights) != given || (scales && PyTuple_Size(scales) != given)) goto done;
+    count = given; /* only now, because `done` releases the views of this number of updates */
     if (count > SMALL) {
         views = PyMem_Calloc((size_t)(FIRST + 2 * count), sizeof *views);
         u = PyMem_Malloc((size_t)count * sizeof *u);

@@ -138,14 +138,19 @@ def truth(
 def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str, Any]:
     """Run the measurement ``what``, print its result and return it.
 
-    If ``file`` is given, the result and its pictures are written too.
+    If ``file`` is given, the result and its pictures are written too (no pictures beside a device or pipe).
     """
+    from edgefl.files import is_replaceable
+
     module = import_module(f"edgefl.lab.{what}")
+    draws = hasattr(module, "draw") and file is not None and is_replaceable(file)
+    if file is not None and draws and file.suffix in PICTURES:
+        raise ConfigError(f"--json {file}: a picture is written to this file; name another")
     result: dict[str, Any] = module.run(quick, **more, say=lambda text: say(f"{text} …", err=True))
     module.show(result)
     if file is not None:
         file.write_text(json.dumps(result, indent=2) + "\n")
-        pictures = [file.with_suffix(ending) for ending in PICTURES if hasattr(module, "draw")]
+        pictures = [file.with_suffix(ending) for ending in PICTURES if draws]
         if pictures:
             module.draw(result, pictures)
         say(f"wrote {', '.join(map(str, [file, *pictures]))}", err=True)

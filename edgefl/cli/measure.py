@@ -42,6 +42,8 @@ def measure(
     for option, value in (("--ssh", ssh), ("--python", python)):
         if value == "":  # from an unset shell variable; the wrong machine would be measured
             raise ConfigError(f"{option} '': must not be empty; leave the option out for its default")
+    if out is not None and out.suffix != ".json" and not out.exists():  # devices and pipes exist
+        raise ConfigError(f"--out {out}: must end in .json, as edgefl profiles fit reads others as CSV")
     if not ssh and not python and find_spec("torch") is None:
         raise ModuleNotFoundError(name="torch")
     given = {"--threads": threads, "--minutes": minutes}

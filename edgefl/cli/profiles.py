@@ -71,9 +71,10 @@ class _Named(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
-        misspelt = len(args) > 1 and difflib.get_close_matches(args[0], known, n=1)
-        if args and args[0] not in known and not args[0].startswith("-") and not misspelt:
-            args = ["show", *args]
+        if args and args[0] not in known and not args[0].startswith("-"):
+            misspelt = len(args) > 1 and difflib.get_close_matches(args[0], known, n=1)
+            if not misspelt or _is_profile(args[0]):
+                args = ["show", *args]
         return super().resolve_command(ctx, args)
 
 
@@ -446,6 +447,13 @@ def _bundled() -> dict[str, Kind]:
     from edgefl.devices.profiles import TYPES, bundled_names
 
     return {name: kind for kind in TYPES for name in bundled_names(kind)}
+
+
+def _is_profile(name: str) -> bool:
+    """Return True for the name of a bundled profile, and for the path of a file."""
+    from edgefl.devices.profiles import is_path
+
+    return is_path(name) or name in _bundled()
 
 
 def _loaded(name: str) -> Profile:

@@ -136,7 +136,7 @@ def execute(
         say(f"edgefl: the program runs at the phone's speed in interpreted code; {torch}", err=True)
     if not quiet and network is not None and not connect:
         say(f"edgefl: --network {network} limits nothing without --connect PORT=HOST:PORT", err=True)
-    view, unwritten = make_view(len(phones), quiet), ""
+    view, unwritten = make_view(len(phones), quiet, limited=throttle != "off"), ""
     try:
         result = programs.run(phones, options, view)
     except UnwrittenRecord as error:

@@ -257,8 +257,7 @@ def trace(folder: RunFolder) -> None:
 def verify(
     folder: RunFolder,
     code: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Import the run's own modules from here; only if you trust them."),
+        Path | None, folder_option("Import the run's own modules from here; only if you trust them.")
     ] = None,
 ) -> None:
     """Repeat a run from its journal, and compare every bit.
@@ -310,8 +309,16 @@ def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextM
     if ray is None:
         return nullcontext()
     from edgefl import config
-    from edgefl.results.run_folder import EXPERIMENT_FILE, base_of, begun, restore_experiment
+    from edgefl.results.run_folder import (
+        EXPERIMENT_FILE,
+        base_of,
+        begun,
+        missing_results,
+        restore_experiment,
+    )
 
+    if missing_results(folder):  # the run has ended, so only its results are written
+        return nullcontext()
     restore_experiment(folder)
     return cluster(
         ray, config.load(folder / EXPERIMENT_FILE, recorded=True), base_of(folder, begun(folder)), quiet

@@ -8,6 +8,6 @@ checks   validate keys that depend on each other or on profiles
 
 from __future__ import annotations
 
-from edgefl.config.config import ONE_OF, change, dump, load, validate
+from edgefl.config.config import ONE_OF, change, dump, load, plain, validate
 
-__all__ = ["ONE_OF", "change", "dump", "load", "validate"]
+__all__ = ["ONE_OF", "change", "dump", "load", "plain", "validate"]

@@ -242,7 +242,7 @@ def check_profiles(fleet: Fleet) -> None:
         _try(load_device, name, "fleet.devices", f"fleet.devices.{name}")
     _check_ids(devices)
     _check_effects(fleet, devices)
-    if fleet.availability:
+    if fleet.availability is not None:
         _try(read_availability, fleet.availability, "fleet.availability")
     if isinstance(network, str):
         _try(_read_network, network, "fleet.network")
@@ -284,12 +284,19 @@ def _check_effects(fleet: Fleet, names: Iterable[str]) -> None:
     """Raise a `ProfileFault` if a fleet setting has no effect on any of the fleet's profiles."""
     from edgefl.devices import load_device
     from edgefl.devices.condition import power_of
+    from edgefl.devices.phones import TFLITE
     from edgefl.devices.thermal import thermal_model
 
     devices = [load_device(name) for name in names]
     runtimes = sorted({runtime for device in devices for runtime in device.runtime})
     if fleet.runtime is not None and fleet.runtime not in runtimes:
         raise _at("fleet.runtime", unknown("runtime of the fleet", fleet.runtime, runtimes), ProfileFault)
+    for device in devices:
+        used = fleet.runtime if fleet.runtime in device.runtime else device.runtime_name
+        if used == TFLITE and not device.timed_by_draw:
+            why = f"{device.id} would use {TFLITE!r}, which has only inference times, and clients train"
+            others = listed(name for name in runtimes if name != TFLITE) or "none"
+            raise _at("fleet.runtime", f"{why}; available: {others}", ProfileFault)
     if fleet.model_errors == "drawn" and all(one.exact or one.timed_by_draw for one in devices):
         why = "has no effect, since no compute time of the fleet's devices has an error interval"
         raise _at("fleet.model_errors", f"'drawn' (also set by --fleets) {why}", ProfileFault)

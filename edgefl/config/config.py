@@ -83,7 +83,7 @@ def change(
     >>> change(plain, ["training.lr=0.5"]).training.lr
     0.5
     """
-    tables = _plain(validate(experiment, base))
+    tables = plain(validate(experiment, base))
     return _changed(tables, overrides, Path(base), "the experiment", {}, option, complete=True)
 
 
@@ -140,7 +140,7 @@ def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     Traceback (most recent call last):
     edgefl.validation.Fault: fleet.devices.pi-4: must be a whole number from 1 to 10000000, got 0
     """
-    tables = _plain(experiment)
+    tables = plain(experiment)
     _drop_default_network(tables)
     return _experiment(tables, Path(base))
 
@@ -154,7 +154,7 @@ def _drop_default_network(tables: dict[str, Any]) -> None:
 
 def dump(experiment: Experiment) -> str:
     """Return the experiment as TOML text that `load` reads back unchanged; None values are omitted."""
-    return toml.write(_plain(experiment))
+    return toml.write(plain(experiment))
 
 
 def _experiment(tables: dict[str, Any], base: Path) -> Experiment:
@@ -220,15 +220,15 @@ def _found(path: str, base: Path) -> str:
     return os.path.abspath(beside if os.path.exists(beside) else path)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert structs to dicts without None values, tuples to lists, and numpy scalars to Python numbers."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        return {name: _plain(item) for name, item in fields.items() if item is not None}
+        return {name: plain(item) for name, item in fields.items() if item is not None}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
@@ -267,9 +267,9 @@ def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str)
 
 def _find_arrays(tables: dict[str, Any], folder: Path) -> None:
     """Correct the path of a run's arrays if the run's ``folder`` or that of its sweep, which holds them, was
-    moved."""
+    moved or copied."""
     data = tables.get("data")
-    if not isinstance(data, dict) or not isinstance(path := data.get("path"), str) or os.path.exists(path):
+    if not isinstance(data, dict) or not isinstance(path := data.get("path"), str):
         return
     for place in (folder, folder.parent.parent):
         found = place / os.path.basename(path)

@@ -20,6 +20,7 @@ import msgspec
 from edgefl.config import config
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
+from edgefl.files import DATA_FILES
 from edgefl.strategies import Strategy, names
 
 
@@ -187,20 +188,23 @@ def trusting(modules: tuple[str, ...]) -> Iterator[None]:
 def with_arrays(named: Named, folder: Path) -> Iterator[Experiment]:
     """Save the experiment's arrays to a file in ``folder``, and yield the experiment with the file's path.
 
-    If the context raises before anything else is written to the folder, the file is removed.
+    If the context raises before anything else is written to the folder, or because the folder already holds a
+    run, the file is removed.
     """
     if named.data is None:
         yield named.experiment
         return
     from edgefl.learning.array_set import save_arrays
+    from edgefl.results.run_folder import EXPERIMENT_FILE
 
-    made = not folder.exists()
+    made, taken = not folder.exists(), (folder / EXPERIMENT_FILE).exists()
+    before = {*folder.glob(DATA_FILES)}
     file = save_arrays(named.data, folder)
     try:
         yield _replaced(named.experiment, "data", name="arrays", path=str(file.absolute()))
     except BaseException:
         with contextlib.suppress(OSError):
-            if [*folder.iterdir()] == [file]:
+            if (taken and file not in before) or [*folder.iterdir()] == [file]:
                 file.unlink()
                 if made:
                     folder.rmdir()

@@ -170,6 +170,12 @@ class Core(Ledger):
         return self._wakes == {self._schedule.next_s} and self._sum is None and not self.training
 
     @property
+    def deserted(self) -> bool:
+        """True if no client is connected, no update is held, and the run does not end at a given time."""
+        connected = self.idle or self.ineligible or self.training
+        return self._end_s == math.inf and self._sum is None and not (connected or self.held)
+
+    @property
     def too_few(self) -> str:
         """Stop reason of a run that ends now because too few clients are left."""
         return f"{TOO_FEW_CLIENTS}: {sum(self.present)} of {len(self.present)}"
@@ -183,8 +189,9 @@ class Core(Ledger):
     def arrival_version(self) -> int:
         """The version up to which the staleness of an arriving update is counted.
 
-        It is usually the newest version. While clients exchange messages for a pending sum, it is the version
-        that this sum will create, because that version is published before the update can be used.
+        It is usually the newest version. While clients exchange messages for a pending sum, or this sum waits
+        for clients, it is the version that this sum will create, because that version is published before the
+        update can be used.
         """
         if self._sum is None or self._sum[0].from_s is None:
             return self.version

@@ -98,7 +98,10 @@ class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr
 
 
 class Unmasking(msgspec.Struct, frozen=True, tag="unmasking"):
-    """The clients and the server exchange messages until ``until_s`` to compute the sum for ``version``."""
+    """The clients and the server exchange messages until ``until_s`` to compute the sum for ``version``.
+
+    If ``until_s`` equals ``at_s``, too few clients are online, and the sum waits for them.
+    """
 
     version: int
     at_s: float

@@ -264,6 +264,8 @@ def _items(path: Path) -> Items:
         root = ElementTree.fromstring(text)
     found: Items = {}
     for element in root if root.tag == "device" else ():
+        if element.tag not in ("item", "array"):  # Android 13 and later: a nested table of the modem
+            continue
         values = element.findall("value") if element.tag == "array" else [element]
         name = element.get("name", "")
         found[name] = [_figure(path, name, value.text or "") for value in values]

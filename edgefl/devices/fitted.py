@@ -69,8 +69,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     def step_keys(self) -> set[tuple[str, ...]]:
         """Return the keys of the bundled measured steps in the recipe's files."""
-        folder = bundled_folder() / "measured"
-        return {key for file in self.files for key in measurements.keys(folder / file)}
+        files = (bundled_folder() / "measured" / file for file in self.files)
+        return {key for file in files if file.exists() for key in measurements.keys(file)}
 
     def prior_model(self, runtime: str) -> TimeModel:
         """Return the time model of the similar device, or `TYPICAL` if no similar device is given.
@@ -89,7 +89,8 @@ _USUAL = {f"--{name}": value for name, value in msgspec.to_builtins(Recipe()).it
 def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tuple[MeasuredStep, ...]:
     """Return the steps in the files that were measured with this profile and runtime; None matches any.
 
-    Raises `ConfigError` unless the files contain steps of exactly one such pair of profile and runtime.
+    Raises `ConfigError` unless the files contain steps of exactly one such pair of profile and runtime, and
+    if results of the measurement kit are from several devices.
     """
     have = sorted({kind for file in files for kind in measurements.kinds(file)})
     chosen = [kind for kind in have if profile in (None, kind[0]) and runtime in (None, kind[1])]
@@ -97,7 +98,11 @@ def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tup
         number = "several devices or runtimes match" if chosen else "no rows match"
         known = ", ".join(map("/".join, have)) or "none"
         raise ConfigError(f"{number}; choose one with --profile and --runtime; available: {known}")
-    return tuple(step for file in files for step in measurements.read(file, chosen[0]))
+    steps = tuple(step for file in files for step in measurements.read(file, chosen[0]))
+    named = sorted({step.device for step in steps})
+    if len(named) > 1 and all(file.suffix == ".json" for file in files):
+        raise ConfigError(f"measured on several devices: {', '.join(named)}; fit a profile to each of them")
+    return steps
 
 
 def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe: Recipe) -> str:

@@ -67,7 +67,9 @@ def write(name: str, format_name: str, way: Literal["down", "up"] | None = None)
     if way is not None and format_name != "mahimahi":
         raise ProfileError(f"--way is not used by {format_name}; only a mahimahi file has a single direction")
     if format_name == "fedscale":
-        return Export(fedscale.write(load_fleet(name)), ("all but each client's speed and bandwidth",))
+        fleet = load_fleet(name)
+        others = () if fleet.draw is None else ("the fleets that other seeds than 0 draw",)
+        return Export(fedscale.write(fleet), ("all but each client's speed and bandwidth", *others))
     network = load_network(name)
     if format_name == "mahimahi":
         content = network_formats.write_mahimahi(network, network.up if way == "up" else network.down)

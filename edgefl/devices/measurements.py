@@ -22,6 +22,7 @@ import msgspec
 from edgefl.devices.csv_lines import csv_lines
 from edgefl.devices.fit import Row
 from edgefl.devices.kit_result import MAX_S, KitResult, check_seconds
+from edgefl.devices.phones import TFLITE
 from edgefl.devices.schema import NAME_PATTERN
 from edgefl.errors import ConfigError, as_config_error
 from edgefl.learning.operations import StepWork
@@ -95,6 +96,7 @@ def _kit(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
     if only not in (None, ("", result.runtime_name)):
         return
     with as_config_error(path, ConfigError):
+        _check_runtime(result.runtime_name)
         rows = result.rows()
     for row in rows:
         yield MeasuredStep(
@@ -114,6 +116,13 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
         yield place, line, kind
 
 
+def _check_runtime(name: str) -> None:
+    """Raise `ConfigError` for TFLite, whose work `edgefl.devices.phones` counts in another way."""
+    if name == TFLITE:
+        why = "its inference has a time model of its own (edgefl profiles from)"
+        raise ConfigError(f"runtime: must not be {TFLITE!r}: {why}; give other steps another runtime's name")
+
+
 _counted: dict[tuple[str | None, ...], StepWork] = {}
 """Cache of counted work, keyed by the fields that determine it. Counting takes 0.1 s per step, and the same
 networks were measured on several devices."""
@@ -124,6 +133,7 @@ def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
         if only not in (None, kind):
             continue
         with _in_line(place):
+            _check_runtime(kind[1])
             key = tuple(line.get(name) for name in ("workload", "network", "kind", "layer", "inputs",
                                                     "outputs", "batch", "steps"))  # fmt: skip
             if key not in _counted:
@@ -162,7 +172,7 @@ def _work(line: Mapping[str, str]) -> StepWork:
         )
     if line["network"]:
         return _timm_work(line["network"], line["kind"], batch)
-    return _named_work(line["workload"], batch)
+    return _named_work(line["workload"], line["kind"], batch)
 
 
 def _size(line: Mapping[str, str], name: str) -> int:
@@ -224,7 +234,7 @@ def _timm_work(network: str, kind: str, batch: int) -> StepWork:
     return step_work(module, IMAGE, batch, inference=kind == "inference", trained=trained)
 
 
-def _named_work(workload: str, batch: int) -> StepWork:
+def _named_work(workload: str, kind: str, batch: int) -> StepWork:
     """Count the work of a network that timm does not have."""
     import numpy as np
     import torch
@@ -232,13 +242,17 @@ def _named_work(workload: str, batch: int) -> StepWork:
     from edgefl.learning import benchmark_networks, networks
     from edgefl.learning.work import step_work
 
-    words = workload.split()
+    if kind not in ("train", "inference"):
+        raise ConfigError(f"kind of a workload must be 'train' or 'inference', got {kind!r}")
+    words, only_forward = workload.split(), kind == "inference"
     with torch.device("meta"):
         if words[:1] == ["MNN"] and len(words) > 2 and words[2] in benchmark_networks.MNN:
             make, shape = benchmark_networks.MNN[words[2]]
-            return step_work(make(), shape, batch)
+            return step_work(make(), shape, batch, inference=only_forward)
         if workload.startswith(LEAF_FEMNIST):
-            return step_work(networks.cnn_femnist((1, 28, 28), 62), (1, 28, 28), batch)
+            made, shape = networks.cnn_femnist((1, 28, 28), 62), (1, 28, 28)
+            return step_work(made, shape, batch, inference=only_forward)
         if workload.startswith(LEAF_SHAKESPEARE):
-            return step_work(networks.lstm_shakespeare((80,), 80), (80,), batch, dtype=np.int64)
+            made = networks.lstm_shakespeare((80,), 80)
+            return step_work(made, (80,), batch, dtype=np.int64, inference=only_forward)
     raise ConfigError(f"unknown workload {workload!r}")

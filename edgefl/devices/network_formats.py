@@ -44,8 +44,10 @@ def _network(title: str, mbps: Sequence[float], round_trip_ms: float, loss_pct: 
 
 def _networks(path: Path, entries: Sequence[Entry], options: ImportOptions) -> ImportResult:
     files: dict[str, str] = {}
-    for name, _, tables in pick(path, options.only, entries):
-        files |= profile_file(path, "networks", {"id": name, **tables})
+    picked = list(pick(path, options.only, entries))
+    for name, _, tables in picked:
+        own = options.profile_name(name) if len(picked) == 1 else name
+        files |= profile_file(path, "networks", {"id": own, **tables})
     return ImportResult(files)
 
 

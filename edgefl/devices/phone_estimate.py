@@ -8,9 +8,10 @@ import msgspec
 
 from edgefl import toml
 from edgefl.devices import phones
-from edgefl.devices.code import find_core
+from edgefl.devices.code import find_core, reduced
+from edgefl.devices.imports import profile_names
 from edgefl.devices.phone_profiles import BRIDGE_PROFILE, TRAINING, facts, training
-from edgefl.devices.phones import TFLITE, Costs, Phone, PhoneTable
+from edgefl.devices.phones import FAMILIES, TFLITE, Costs, Phone, PhoneTable
 from edgefl.devices.profiles import load_device, phone_table
 from edgefl.devices.scaling import with_runtime
 from edgefl.devices.time_model import Prediction, TimeModel, joined
@@ -42,7 +43,7 @@ def estimated_profile(
     """
     table = phone_table()
     core = known_core(table, core)
-    slug = f"{core.lower().replace(' ', '-')}-{mhz:g}"
+    (slug,) = profile_names([f"{core}-{mhz:g}"])
     phone = Phone(
         id=name or slug, model="", name=f"phone with {core} at {mhz:g} MHz", kind="tier",
         core=core, mhz=mhz, ram_gib=ram_gib, units={},
@@ -69,8 +70,10 @@ def _check_plausible(measured: Measured, expected: Prediction, known: str) -> No
 
 def known_core(table: PhoneTable, name: str) -> str:
     """Return a core's name as spelled in the table of phones, or else as spelled by `find_core`."""
-    cores = {phone.core.lower().replace("-", " "): phone.core for phone in table.phones if phone.core}
-    return cores.get(name.lower().replace("-", " ")) or find_core(name)
+    cores = {reduced(core): core for core in (*FAMILIES, *(phone.core for phone in table.phones)) if core}
+    plain = reduced(name.partition("(")[0])
+    short = plain.removesuffix("gold").removesuffix("prime")  # the table has "Kryo 485" for both
+    return cores.get(plain) or cores.get(short) or find_core(name)
 
 
 def _text(table: PhoneTable, phone: Phone, costs: Costs, model: TimeModel, source: str) -> str:

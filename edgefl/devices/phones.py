@@ -64,6 +64,9 @@ FAMILIES: Final[Mapping[str, str]] = {
     "Kryo 475 Prime": "A76",
     "Kryo 485": "A76",
     "Kryo 585": "A77",
+    "Qualcomm Falkor V1/Kryo": "A73",
+    "Qualcomm Kryo 3XX Gold": "A75",
+    "Qualcomm Kryo 4XX Gold": "A76",
 }
 """Maps a Qualcomm core to the Arm Cortex core on which it is based, according to Qualcomm."""
 USUAL_GHZ: Final = 2.2

@@ -60,7 +60,7 @@ def scaled_file(name: str, like: str | None = None, runtime: str = "torch", new_
     path = Path(name) if is_path(name) else bundled_folder() / "devices" / f"{name}.toml"
     device = load_device(path if is_path(name) else name)
     made = scaled(device, load_device(like or base_of(device)), runtime)
-    return with_runtime(renamed(path.read_text(), new_id or device.id), runtime, *made)
+    return with_runtime(renamed(path.read_text("utf-8-sig"), new_id or device.id), runtime, *made)
 
 
 def base_of(device: Device) -> str:
@@ -83,7 +83,7 @@ def scaled(device: Device, base: Device, runtime: str = "torch") -> Scaled:
     assert known is not None
     flop, flop_words = _gemm(device, base)
     moved, moved_words, error = _bandwidth(device, base) or (flop, "the same", BY_GEMM)
-    unlike = OF_UNLIKE if _core(device) in UNLIKE else 1.0
+    unlike = OF_UNLIKE if device.clusters and _core(device) in UNLIKE else 1.0
     factors = (known.error_factor, error, unlike)
     also = f", and {unlike:g} for cores unlike any measured" if unlike > 1 else ""
     source = (
@@ -158,8 +158,8 @@ def _core(device: Device) -> str:
     if not device.clusters:
         raise ConfigError(f"{device.id}: has no cpu.clusters, so a similar measured device cannot be chosen")
     fastest = max(device.clusters, key=lambda each: each.max_mhz)
-    cortex = re.search(r"Cortex-(\w+)", fastest.uarch)
-    return cortex[1] if cortex else fastest.uarch
+    cortex = re.search(r"Cortex[- ](\w+)", fastest.uarch, re.IGNORECASE)
+    return cortex[1].upper() if cortex else fastest.uarch
 
 
 def _gemm(device: Device, base: Device) -> tuple[float, str]:

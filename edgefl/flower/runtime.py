@@ -122,13 +122,15 @@ def _path() -> str:
 
 def _environment(home: Path) -> dict[str, str]:
     """Return the environment variables of a Flower program. They set FLWR_HOME to ``home``, set one thread by
-    default, and turn off telemetry."""
+    default, and turn off telemetry. Connections to this host, which are gRPC's, do not use a proxy."""
     home.mkdir(parents=True, exist_ok=True)
+    direct = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # noqa: SIM112
     return {
         "PATH": _path(),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "no_grpc_proxy": ",".join(filter(None, [direct, "127.0.0.1"])),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
 

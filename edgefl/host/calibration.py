@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -121,11 +122,15 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
 def calibrate_code(code_class: str, *, folder: Path | None = None) -> Calibration:
     """Return this host's calibration; first remeasure the class of code if its rate is over an hour old.
 
-    The other rates may be up to a week old, as in `calibrate`.
+    The other rates may be up to a week old, as in `calibrate`. A missing rate is measured if the C extension
+    has been installed since the calibration.
     """
     found, now_unix_s = calibrate(folder=folder), time.time()
-    measured_unix_s = found.code_at_unix_s.get(code_class, found.at_unix_s)
-    if code_class not in found.measured.code or 0 <= now_unix_s - measured_unix_s <= RECENT_S:
+    if code_class in found.measured.code:
+        measured_unix_s = found.code_at_unix_s.get(code_class, found.at_unix_s)
+        if 0 <= now_unix_s - measured_unix_s <= RECENT_S:
+            return found
+    elif find_spec("edgefl.host._code") is None:
         return found
     rate = msgspec.json.decode(_measure_apart("code", code_class), type=Rate)
     code = {**found.measured.code, code_class: rate}
@@ -181,8 +186,11 @@ def measure_step(model: str, batch: int, dtype: str, input_shape: Sequence[int])
 
 
 def _measure_apart(*words: str) -> bytes:
-    """Run `edgefl.host.host_operations` as a program with these arguments; return its output."""
-    env = child_environment(os.environ)
+    """Run `edgefl.host.host_operations` as a program with these arguments; return its output.
+
+    Modules of the current folder do not replace those that it imports.
+    """
+    env = {**child_environment(os.environ), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "edgefl.host.host_operations", *words]
     try:
         done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=PATIENCE_S)

@@ -137,6 +137,8 @@ class ForkServer:
             raise RunError("the fork server ended early") from None
 
     def _take(self, message: FromForkServer) -> None:
+        if isinstance(message, Forked):
+            return  # a signal interrupted `start`; the process ends, because `start` closed its channel
         assert isinstance(message, Reaped), f"unexpected {message}"
         self._cpu_s += message.cpu_s
         self._exit_codes[message.pid] = message.exit_code

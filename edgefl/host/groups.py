@@ -44,7 +44,8 @@ def find(controller: str, pid: int | str = "self") -> Place:
     """Return the group of process ``pid`` in the hierarchy of ``controller``, such as ``cpu`` or ``memory``.
 
     A controller belongs to a single hierarchy: the version 1 hierarchy that lists it, or else the version 2
-    hierarchy. Version 2 counts CPU time (``cpuacct``) without a controller. Raises `NoGroup` if no group
+    hierarchy. Version 2 counts CPU time (``cpuacct``) without a controller. If edgefl has moved the process
+    into a subgroup (`_OWN`), the result is the group in which it was before. Raises `NoGroup` if no group
     exists or this process cannot see it.
     """
     lines = [line.split(":", 2) for line in _text(PROC / str(pid) / "cgroup").splitlines()]
@@ -57,7 +58,7 @@ def find(controller: str, pid: int | str = "self") -> Place:
         if kind == "cgroup" and controller in options.split(",") and controller in own:
             return Place(_below(fields, own[controller]), 1)
         if kind == "cgroup2" and "" in own:
-            unified = Place(_below(fields, own[""]), 2)
+            unified = Place(_around_own(_below(fields, own[""])), 2)
     if unified is None:
         raise NoGroup(f"no control group hierarchy with the {controller} controller is mounted")
     if controller != ACCOUNTING and controller not in read_words(unified.folder / "cgroup.controllers"):
@@ -75,6 +76,12 @@ def _below(fields: list[str], path: str) -> Path:
     # In a container, this may be a path on the host; the visible part starts at the mount itself.
     folder = mount / relative if not relative.startswith("..") else mount
     return folder if folder.is_dir() else mount
+
+
+def _around_own(folder: Path) -> Path:
+    """Return the group from which edgefl has moved its processes into ``folder``; else ``folder`` itself."""
+    moved = folder.name == _OWN and _NAME.fullmatch(folder.parent.name) is not None
+    return folder.parent.parent if moved else folder
 
 
 def read_words(file: Path) -> list[str]:
@@ -237,9 +244,6 @@ class _OwnFolders:
     def allocate(self, controller: str) -> Place:
         if controller not in self._outer:
             place = find(controller)
-            moved = [outer for outer in self._outer.values() if outer.version == 2]
-            if place.version == 2 and moved:  # this process is in a subgroup now
-                place = moved[0]
             remove_orphans(place.folder)
             self._outer[controller] = place
             folder = place.folder / self._name

@@ -220,7 +220,7 @@ class Target:
         if self._fd < 0:
             return
         if self.stopped:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 self.resume()
         os.close(self._fd)
         self._fd = -1

@@ -33,14 +33,20 @@ def _accepted(value: T | None) -> T:
     return value
 
 
+def _repeats(given: SumArguments) -> bool:
+    """Return True if all sequences can be read again, should the extension refuse an argument."""
+    sequences = (given.updates, given.weights, given.scales or ())
+    return all(isinstance(one, _SIZED) for one in sequences)
+
+
 def weighted_sum(given: SumArguments, threads: int) -> Doubles:
-    norms = _sum(given, threads) if isinstance(given.updates, _SIZED) else None
+    norms = _sum(given, threads) if _repeats(given) else None
     # None means that an argument is invalid or must first be converted (such as a memoryview of format "<f").
     return _accepted(_sum(given.checked(), threads)) if norms is None else norms
 
 
 def weighted_step(given: StepArguments, threads: int) -> Doubles:
-    norms = _step(given, threads) if isinstance(given.sum.updates, _SIZED) else None
+    norms = _step(given, threads) if _repeats(given.sum) else None
     return _accepted(_step(given.checked(), threads)) if norms is None else norms
 
 

@@ -280,6 +280,9 @@ def _listed(given: SumArguments) -> NDArray[np.int64]:
 
 
 def weighted_sum(given: SumArguments, threads: int) -> Doubles:
+    if type(given.updates) is list:  # hold the arrays, because another thread may change the caller's lists
+        scales = given.scales[:] if type(given.scales) is list else given.scales
+        given = given._replace(updates=given.updates[:], scales=scales)
     listed = None if given.checksums is not None else _usual(given)
     if listed is None:
         given = given.checked()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -51,10 +52,14 @@ class RankArguments(NamedTuple):
             for name, array in zip(("updates", "scales"), pairs[-1], strict=True):
                 if out is not None and array is not None and np.may_share_memory(out, array):
                     raise ValueError(f"{name}[{k}] must not overlap the output array (out)")
-        if not 0 <= 2 * self.trim < len(vectors):
+        try:
+            trim = operator.index(self.trim)
+        except TypeError:
+            raise TypeError(f"trim must be an integer (got {self.trim!r})") from None
+        if not 0 <= 2 * trim < len(vectors):
             most = (len(vectors) - 1) // 2
-            raise ValueError(f"trim must be from 0 to {most} for {len(vectors)} updates (got {self.trim})")
-        return RankArguments([array for array, _ in pairs], [scale for _, scale in pairs], out, self.trim)
+            raise ValueError(f"trim must be from 0 to {most} for {len(vectors)} updates (got {trim})")
+        return RankArguments([array for array, _ in pairs], [scale for _, scale in pairs], out, trim)
 
 
 def trimmed_mean(

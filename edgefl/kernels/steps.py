@@ -97,10 +97,11 @@ def weighted_step(
 
     The server ``optimizer`` is applied to g = (base_scale − 1)·base + Σ_k weights[k]·updates[k], computed as
     by `weighted_sum` without a base; the first term is left out if it is 0. The optimiser's state vectors,
-    float32[D] each, are read from ``old_state`` and written to ``new_state``: none for plain SGD, one for SGD
-    with momentum, two for ``adam``, ``yogi`` and ``adagrad`` (Reddi et al. 2021, arXiv:2003.00295, Algorithm
-    2). The vector g itself is not stored. The result has the same bits as `weighted_sum` followed by `apply`,
-    or with plain SGD as the sum (1 + lr·(base_scale − 1))·base + Σ_k (lr·weights[k])·updates[k].
+    float32[D] each, are read from ``old_state`` and written to ``new_state``: none for plain SGD; v, which
+    starts at 0, for SGD with momentum; m and v, which start at 0 and ε², for ``adam``, ``yogi`` and
+    ``adagrad`` (Reddi et al. 2021, arXiv:2003.00295, Algorithm 2). The vector g itself is not stored. The
+    result has the same bits as `weighted_sum` followed by `apply`, or with plain SGD as the sum
+    (1 + lr·(base_scale − 1))·base + Σ_k (lr·weights[k])·updates[k].
 
     Outputs must not overlap inputs, so that a step can be repeated if it was interrupted or used a bad
     update. Other rules are those of `weighted_sum`.

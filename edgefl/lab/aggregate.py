@@ -14,7 +14,7 @@ import contextlib
 import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ import numpy.typing as npt
 import psutil
 
 from edgefl import kernels
+from edgefl.errors import EdgeflError
 from edgefl.host.capacity import UsageMeter
 from edgefl.host.verdict import STEAL_MAX, STOLEN, THROTTLED, THROTTLED_MAX, exceeded
 from edgefl.kernels.arguments import Floats
@@ -87,6 +88,9 @@ def run(
     wanted = rows_of(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]), quick)
     most_bytes = min(_LARGEST_ROW_BYTES, 0.5 * psutil.virtual_memory().available)
     fits = [row for row in wanted if (row.updates + 2) * row.parameters * 4 <= most_bytes]
+    for name, why in compiled_backends().items():
+        if why:
+            say(f"without {name}: {why}")
     started, instructions = time.monotonic(), None
     if kernels.backends()["c"] == "ok":
         from edgefl.kernels import _c
@@ -230,6 +234,25 @@ def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArr
     return SumArrays(stacked, scales, base, out, rng.random(updates).tolist(), threads)
 
 
+@cache
+def compiled_backends() -> dict[str, str]:
+    """Return the back ends to measure; the value is the error of one that cannot be used after all, or "".
+
+    CUDA may be available only in appearance: its kernels are built and its devices are found on first use.
+    """
+    found: dict[str, str] = {}
+    for name, status in kernels.backends().items():
+        if status != "ok" or name == "reference":
+            continue
+        try:
+            kernels.weighted_sum(np.empty(1, np.float32), None, [np.ones(1, np.float32)], [1.0], name)
+        except EdgeflError as error:
+            found[name] = str(error)
+        else:
+            found[name] = ""
+    return found
+
+
 def contenders(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     """Yield the name of each contender and a function that computes the sum once.
 
@@ -238,7 +261,7 @@ def contenders(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     """
     stacked, scales, base, out, weights, _ = arrays
     rows, reference = list(stacked), np.empty_like(out)
-    usable = [name for name, status in kernels.backends().items() if status == "ok" and name != "reference"]
+    usable = [name for name, why in compiled_backends().items() if not why]
     kernels.weighted_sum(reference, base, rows, weights, usable[-1], scales=scales)
     for name in usable:
         call = partial(kernels.weighted_sum, out, base, rows, weights, name, scales=scales)
@@ -339,7 +362,8 @@ SHORT |= {f"{name}*": f"{name.split()[-1]}*" for name in NEEDS_STACK}
 def show(result: dict[str, Any]) -> None:
     """Print tables of bandwidths and speed ratios, and tables for one thread and for other update types."""
     facts, rows, turns = result["host"], result["rows"], result["turns"]
-    backend = f"{facts['backend']} ({facts['instruction_set']})"
+    instructions = facts["instruction_set"]
+    backend = facts["backend"] + (f" ({instructions})" if instructions else "")
     here = bench.machine_line(facts, f"{facts['threads']} threads", backend)
     floats = [row for row in rows if row["dtype"] == "float32" and row["threads"] == facts["threads"]]
     single = [row for row in rows if row["threads"] == 1 != facts["threads"]]

@@ -118,6 +118,10 @@ def disturb(plan: Plan, folder: Path, tell: Tell) -> Findings:
     findings = Findings(experiment.clock.kind, experiment.server.transport)
     if any(folder.glob("seed-*")):
         raise ConfigError(f"--out {folder} holds runs of an earlier edgefl chaos; name another folder")
+    rules = experiment.privacy
+    if rules is not None and rules.noise == "secure" and rules.noise_multiplier:
+        why = "two runs with secret noise differ, and none can be verified after its end"
+        raise ConfigError(f"privacy.noise: must be 'seeded' with edgefl chaos ({why}), got 'secure'")
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     adopt_orphans()

@@ -60,6 +60,7 @@ FEW = 3
 """Minimum number of trips per client in a turn, on average."""
 LONGEST_S = 60.0
 """Maximum length of a turn in seconds. If even this is too short for enough trips, the measurement fails."""
+TOO_LARGE = "not measured, because more than half of the available memory is needed"
 COPIES = 4
 """Number of vectors of the model's size in the memory of a client: the model, the base model, the update,
 and the vector that is sent or received."""
@@ -86,8 +87,9 @@ def run(
     """Measure all cases; return plain values for `show` and a JSON file.
 
     Each case gets up to ``repetitions`` turns of ``seconds`` seconds, small models first, until `MAX_S`
-    seconds have passed. On a very busy host, cases that got no turn are listed in ``left_out``. A turn with
-    fewer than three trips per client is repeated with twice the length.
+    seconds have passed. On a very busy host, cases that got no turn are listed in ``left_out``. Sizes that
+    need more than half of the available memory are listed in ``too_large``. A turn with fewer than three
+    trips per client is repeated with twice the length.
 
     ``cases`` contains an entry for each transport and size: the number of ``turns``, the total number of
     ``trips``, ``trips_per_s`` and its ``spread`` (interquartile range divided by the median),
@@ -95,18 +97,18 @@ def run(
     without the sum), ``server_us`` (the server's total time per trip except waiting), ``stages_us``, and, for
     each of ``limits``, its ``trips_per_s`` and ``of_limit`` (the rate of the case divided by the limit).
 
-    Raises `RunError` if an update was lost, altered or not applied in its turn, or if even turns of a minute
-    are too short.
+    Raises `RunError` if an update was lost, altered or not applied in its turn, if even turns of a minute are
+    too short, or if all sizes are too large.
     """
     seconds = seconds or (0.6 if quick else 1.5)
     repetitions = repetitions or (3 if quick else 9)
     half = int(psutil.virtual_memory().available) // 2
     vectors = UPDATES + (1 + COPIES) * clients
-    fitting = [
-        size
-        for size in sizes or (QUICK_SIZES if quick else SIZES)
-        if 4 * size * (ring_entries(size) + vectors) < half
-    ]
+    wanted = sizes or (QUICK_SIZES if quick else SIZES)
+    fitting = [size for size in wanted if 4 * size * (ring_entries(size) + vectors) < half]
+    too_large = [short(size) for size in wanted if size not in fitting]
+    if not fitting:
+        raise RunError(f"ingest: {TOO_LARGE}: {', '.join(too_large)} parameters; choose smaller models")
     cases = [_Case(transport, size, clients, seconds) for transport in LIMITS for size in fitting]
     in_order = sorted(cases, key=lambda case: case.parameters)
     _take_turns(in_order, repetitions, QUICK_MAX_S if quick else MAX_S, say)
@@ -118,6 +120,7 @@ def run(
         "repetitions": repetitions,
         "cases": [case.figures() for case in cases if case.turns],
         "left_out": [f"{case.transport} {short(case.parameters)}" for case in cases if not case.turns],
+        "too_large": too_large,
     }
 
 
@@ -269,7 +272,7 @@ def show(result: dict[str, Any]) -> None:
                 *(f"{us:.0f}" if us < 10_000 else f"{us / 1000:.0f}k" for us in costs),
             ]
         )
-    facts, left_out = result["host"], result["left_out"]
+    facts, left_out, too_large = (result[key] for key in ("host", "left_out", "too_large"))
     fewest, most = (end(case["turns"] for case in result["cases"]) for end in (min, max))
     turns = tables.many(most, "turn") if fewest == most else f"{fewest} to {most} turns"
     abbreviated = SHORT | {f"{stage}, µs": name for stage, name in SHOWN.items()}
@@ -282,5 +285,6 @@ def show(result: dict[str, Any]) -> None:
         f"{turns} of {result['seconds']:g} s or more. Shares: of the rates of bare "
         "ZeroMQ with the same frames, of copying and summing the same bytes, and of a trip's passes over "
         "memory. trip: median time for one trip, without the sum"
-        + (f"; left out because time was up: {', '.join(left_out)}" if left_out else ""),
+        + (f"; left out because time was up: {', '.join(left_out)}" if left_out else "")
+        + (f"; {TOO_LARGE}: {', '.join(too_large)} parameters" if too_large else ""),
     )

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from edgefl.devices.measurements import IMAGE
-from edgefl.errors import RunError
+from edgefl.errors import ConfigError, RunError
 from edgefl.host.forked import call_forked
 from edgefl.lab.bench import Say, silent
 from edgefl.lab.truth import NETWORKS
@@ -126,11 +126,21 @@ def _status_mib(name: str) -> float:
 
 
 def _in_fork(measure: Callable[[], list[float]]) -> list[float]:
-    """Call ``measure`` in a forked process and return its result."""
-    data, _ = call_forked("edgefl-memory", lambda: msgspec.json.encode(measure()))
+    """Call ``measure`` in a forked process; return its result, or raise the `ConfigError` that it raised."""
+
+    def answer() -> bytes:
+        try:
+            return msgspec.json.encode(measure())
+        except ConfigError as error:  # such as one that says that timm is not installed
+            return msgspec.json.encode(str(error))
+
+    data, _ = call_forked("edgefl-memory", answer)
     if not data:
         raise RunError("a process that measured memory ended early")
-    return msgspec.json.decode(data, type=list[float])
+    found: list[float] | str = msgspec.json.decode(data, type=list[float] | str)
+    if isinstance(found, str):
+        raise ConfigError(found)
+    return found
 
 
 def show(result: dict[str, Any]) -> None:

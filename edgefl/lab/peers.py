@@ -141,7 +141,7 @@ def run(
     """
     frameworks = chosen("--only", only, FRAMEWORKS)
     wanted = cases(chosen("--settings", settings, list(SETTINGS)), frameworks)
-    folder = venvs or cache_folder() / "peers"
+    folder = (venvs or cache_folder() / "peers").absolute()  # the programs start in another folder
     seconds, repetitions = seconds or (10.0 if quick else 30.0), 1 if quick else 3
     pythons: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -186,7 +186,8 @@ def interpreter(framework: str, folder: Path) -> str:
     """Install a framework with pip in an environment in ``folder``; return the environment's interpreter.
 
     An existing environment with the same packages is reused. If the installation fails, raises `RunError`
-    with the last line of its output.
+    with the last line of its output. Raises `ConfigError` if ``folder`` contains something else in the place
+    of the environment, such as a copy of the framework's sources.
     """
     if framework not in PACKAGES:
         return sys.executable
@@ -199,6 +200,9 @@ def interpreter(framework: str, folder: Path) -> str:
     with suppress(OSError, ValueError):
         if json.loads(stamp.read_text()) == packages:
             return python
+    known = stamp.exists() or (home / "pyvenv.cfg").exists()
+    if home.exists() and not known and (home.is_file() or any(home.iterdir())):  # --clear would delete it
+        raise ConfigError(f"--venvs {folder}: {home} exists and is no environment; name another folder")
     _finish([sys.executable, "-m", "venv", "--clear", str(home)], "venv")
     _finish([python, "-m", "pip", "install", "--quiet", *packages], "pip")
     stamp.write_text(json.dumps(packages))

@@ -95,7 +95,7 @@ def compared(measured: Sequence[MeasuredStep], quick: bool = False, say: Say = s
     own = {key for key in recipe.step_keys() if key[:2] == (name, runtime)} if recipe else set()
     seen = [step for step in measured if step.key in own]
     unseen: dict[int, HeldOutPrediction] = {}
-    if recipe and own == {step.key for step in seen} and not quick:
+    if recipe and own and own == {step.key for step in seen} and not quick:
         say(f"fits for {name}, each without one network")
         unseen = {id(found.row): found for found in recipe.fit(seen).unseen}
     return [

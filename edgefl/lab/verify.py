@@ -82,6 +82,8 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
     Raises `RunError` at the first difference, and `ConfigError` if the folder contains no run that has ended.
     """
     folder = Path(folder)
+    if code is not None and not code.is_dir():
+        raise ConfigError(f"--code {code}: must be an existing folder")
     with Record(folder) as record:
         run_folder.check_experiment(folder, record.meta.toml)
         if (status := record.meta.status) not in ("done", "interrupted"):

@@ -67,6 +67,10 @@ def save_arrays(data: Any, folder: Path) -> Path:
     for name, array in parts.items():
         if array.dtype.kind not in "fiu":
             raise ConfigError(f"data: {name} must be an array of numbers, got one of {array.dtype}")
+    if isinstance(data, Dataset) and (data.classes is None) != (parts["train_y"].dtype.kind == "f"):
+        kind = "floats" if data.classes is None else "whole numbers"
+        got = f"got {parts['train_y'].dtype}"
+        raise ConfigError(f"data: train_y must be {kind} in a Dataset with classes = {data.classes}, {got}")
     content = save(parts, metadata)
     digest = hashlib.blake2b(content, digest_size=6).hexdigest()
     return write_bytes(folder / f"data-{digest}.safetensors", content)

@@ -248,6 +248,7 @@ class CustomTrainer:
         context = Context(client, trip, given, rule, rng, sizes, self._criterion, done)
         if sizes:
             flat.begin_training()
+            flat.clear_gradients()  # those of the last trip in this process, perhaps of another client
             try:
                 with torch_seed(int(rng.integers(2**63)), device):
                     self._call(ClientExamples(x, y, rows, context, self._tensors), context)

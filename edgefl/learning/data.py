@@ -117,8 +117,9 @@ def _of_arrays(spec: Data, search_path: Sequence[Path]) -> Dataset:
     found, metadata = load_arrays(file)
     dataset = _checked(tuple(found[part] for part in PARTS), "arrays")
     classes = metadata.get("classes", "")
-    if dataset.classes is not None and classes.isdecimal():
-        dataset = replace(dataset, classes=max(dataset.classes, int(classes)))
+    if dataset.classes is not None and classes.isdecimal():  # tokens of inputs may be beyond these classes
+        largest = max(int(dataset.train_y.max()), int(dataset.test_y.max()))
+        dataset = replace(dataset, classes=max(int(classes), 1 + largest))
     owners = np.asarray(found["owners"], np.int64) if "owners" in found else None
     if owners is not None and owners.shape != (len(dataset.train_y),):
         raise ConfigError(
@@ -201,6 +202,7 @@ def _checked(got: Any, name: str) -> Dataset:
         parts = _parts(name, *got)
         data = Dataset.of(name, parts, _classes(parts))
     elif isinstance(got, Dataset):
+        _check_fields(got, name)
         (x, y), (test_x, test_y) = _parts(name, got.train_x, got.train_y, got.test_x, got.test_y)
         data = replace(got, train_x=x, train_y=y, test_x=test_x, test_y=test_y)
     else:
@@ -213,6 +215,15 @@ def _checked(got: Any, name: str) -> Dataset:
     if data.owners is not None:
         _check_owners(data.owners, len(data.train_y), name)
     return data
+
+
+def _check_fields(data: Any, name: str) -> None:
+    """Raise `ConfigError` if the `Dataset`'s shape of an example or number of classes has a wrong type."""
+    shape, classes = data.input_shape, data.classes
+    if not isinstance(shape, tuple | list):
+        raise ConfigError(f"data.name: {name!r}: input_shape must be a tuple, such as (4,) (got {shape!r})")
+    if not isinstance(classes, int | np.integer | None):
+        raise ConfigError(f"data.name: {name!r}: classes must be a whole number or None (got {classes!r})")
 
 
 def _parts(name: str, x: Any, y: Any, test_x: Any, test_y: Any) -> tuple[tuple[Any, Targets], ...]:

@@ -79,6 +79,7 @@ class OwnEvaluation:
         module, device, training = flat.module, flat.vector.device, flat.module.training
         first = flat.array.copy()
         flat.push()
+        flat.clear_gradients()
         module.eval()
         tensors = [torch.tensor(values, device=device) for values in (x[: len(y)], y)]
         try:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator
 from itertools import chain, pairwise
 from operator import is_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ class FlatModel:
     values.
 
     Raises `ConfigError` if the module is a TorchScript module or has no trainable parameters, or if any of
-    its tensors is not dense, not float32 or not on the CPU.
+    its tensors is not dense, not float32, not on the CPU or not finite.
 
     >>> flat = FlatModel(nn.Linear(3, 2))
     >>> flat.size, [(entry.name, entry.shape, entry.offset) for entry in flat.layout]
@@ -130,6 +130,8 @@ class FlatModel:
         self.weights = self.vector[: self.trainable]
         self.grad = torch.zeros_like(self.weights)
         self._places: list[tuple[nn.Module, Entry, Tensor, Tensor, bool]] = []
+        self._hooks: list[tuple[dict[int, Any], ...]] = []
+        """For each place, the hooks on the tensor's gradient that the module has registered itself."""
         self._gradients: list[tuple[str, Tensor, Tensor]] = []
         self._trained: list[Tensor] = []
         """For each trainable parameter, its view of the vector."""
@@ -138,6 +140,7 @@ class FlatModel:
             tensor.data = view = self.vector[entry.part].view(entry.shape)
             owner = self.module.get_submodule(entry.name.rpartition(".")[0])
             self._places.append((owner, entry, tensor, view, tensor.requires_grad))
+            self._hooks.append(tuple(dict(hooks or {}) for hooks in _gradient_hooks(tensor)))
             if entry.name in trainable:
                 tensor.grad = None  # the old gradient may be on another device
                 self._trained.append(view)
@@ -187,6 +190,13 @@ class FlatModel:
             self.module.train()
         self.push()
 
+    def clear_gradients(self) -> None:
+        """Set ``grad`` to zeros, also if a function of the user has made it depend on the weights."""
+        if self._apart:
+            self.grad.detach().zero_()
+        else:  # not an operation of torch, which would be counted as work of the training
+            self.grad.detach().numpy().fill(0.0)
+
     def discard_gradients(self) -> None:
         """Let the next backward pass allocate the gradients, which is faster than adding them to zeros."""
         for _, parameter, _ in self._gradients:
@@ -221,14 +231,15 @@ class FlatModel:
         attribute refers, such as a list.
         """
         self._attributes.restore()
-        for _, _, tensor, view, trains in self._places:
+        for (_, _, tensor, view, trains), own in zip(self._places, self._hooks, strict=True):
             if tensor.data_ptr() != view.data_ptr() or not _same_layout(tensor, view):
                 tensor.data = view
             if tensor.requires_grad != trains:
                 tensor.requires_grad_(trains)
-            for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):
-                if hooks:
+            for hooks, first in zip(_gradient_hooks(tensor), own, strict=True):
+                if hooks is not None and hooks != first:
                     hooks.clear()
+                    hooks.update(first)
 
     def check_bound(self) -> None:
         """Raise `ConfigError` if the module replaced one of its tensors instead of writing into it."""
@@ -267,6 +278,11 @@ class FlatModel:
                 yield entry, None, view
             elif tensor.data_ptr() != view.data_ptr() or not _same_layout(tensor, view):
                 yield entry, tensor, view
+
+
+def _gradient_hooks(tensor: Any) -> tuple[dict[int, Any] | None, ...]:
+    """Return the two tables of hooks on a tensor's gradient; None for a table that never held a hook."""
+    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
 
 
 def _columns(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
@@ -316,6 +332,11 @@ def _refuse(name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise ConfigError(
             f"model: {name!r} is {tensor.layout} on {tensor.device}; parameters must be dense and on the CPU"
+        )
+    if not bool(torch.isfinite(tensor).all()):  # its change would be NaN: the server would drop each update
+        raise ConfigError(
+            f"model: {name!r} holds NaN or infinity; a constant, such as a mask of -inf, belongs in a buffer "
+            "with persistent=False"
         )
 
 

@@ -112,6 +112,6 @@ def live_lines(low: Sequence[int], high: Sequence[int], batches: tuple[int, int]
         lines.append((float(fixed[best]), float(slope[best])))
         steeper = np.flatnonzero(slope > slope[best])
         if not len(steeper):
-            return tuple(lines)
+            return tuple(dict.fromkeys(lines))  # a line is found again where a crossing is rounded
         crossings = (fixed[best] - fixed[steeper]) / (slope[steeper] - slope[best])
-        size = max(size, float(crossings.min()))
+        size = max(size * (1 + 1e-9), float(crossings.min()))  # grows in any case

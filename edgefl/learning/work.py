@@ -18,7 +18,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from itertools import chain
 from typing import Any, Literal
@@ -158,13 +158,14 @@ def traced_work(
 
     whole = getattr(module, "flops_per_example", None) is not None
     parameters = [] if module is None else [one for one in module.parameters() if one.requires_grad]
-    second = batch // 2 if batch >= 4 else 2 * batch
-    work, mean, peak = trip(batch)
-    try:
-        other, mean2, peak2 = trip(second)
-    except TrainingError:  # half the batch size may make a last batch of one example, which BatchNorm refuses
-        second = 2 * batch
-        other, mean2, peak2 = trip(second)
+    found = work, mean, peak = trip(batch)
+    second, (other, mean2, peak2) = 2 * batch, found  # if no other batch size is possible
+    for size in (batch // 2, 2 * batch) if batch >= 4 else (2 * batch,):
+        # Half the batch size may make a last batch of one example, which BatchNorm refuses. With twice the
+        # size, a function with batches of its own size makes more steps than the trip has.
+        with suppress(TrainingError):
+            second, (other, mean2, peak2) = size, trip(size)
+            break
     lines = live_lines([peak], [peak2], (batch, second))
     if mean == mean2:
         return BatchWork(fixed=work, per_example=StepWork(), live=lines)

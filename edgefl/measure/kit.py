@@ -358,9 +358,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = json.dumps(result, indent=1) + "\n"
     if chosen.out is None:
         print(text, end="")
-    else:
+        return 0
+    try:
         with open(chosen.out, "w") as file:
             file.write(text)
+    except OSError as error:
+        print(text, end="")  # so that minutes of measurement are not lost
+        sys.exit(f"{chosen.out} cannot be written ({error.strerror}); the result was printed instead")
     return 0
 
 

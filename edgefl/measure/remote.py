@@ -14,7 +14,7 @@ from typing import Any
 from edgefl.errors import ConfigError, RunError
 from edgefl.measure import kit
 
-PROGRESS = re.compile(r"^\S+/\S+: .* steps, CV")
+PROGRESS = re.compile(r"^\w+/[\w ]+: .* steps, CV")
 """Pattern of the progress line that the kit prints for each finished part."""
 
 
@@ -71,8 +71,9 @@ def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, st
 def _json(code: int, output: str, last: str, where: str) -> dict[str, Any]:
     if code:
         raise RunError(f"measuring {where} failed: {last or f'exit code {code}'}")
+    start = max(0, output.find("{\n"))  # a host's shell may greet, also if it runs a command
     try:
-        result: dict[str, Any] = json.loads(output)
+        result: dict[str, Any] = json.loads(output[start:])
     except ValueError:
         raise RunError(f"measuring {where} failed: it printed no JSON: {output[:60]!r}") from None
     return result

@@ -400,13 +400,12 @@ class Keeper:
     def _end_phone(self, phone: KeptPhone) -> None:
         """Kill the processes that an ended command has left behind.
 
-        If it has left none, end the phone or start its command again.
+        If it has left none that can be killed, end the phone or start its command again.
         """
         assert phone.tree is not None
         self._check()
         phone.tree.refresh()
-        if len(phone.tree):
-            phone.tree.kill()
+        if len(phone.tree) and phone.tree.kill():
             return
         if phone.throttled is not None:
             self._queue.drop(phone.throttled)

@@ -13,7 +13,7 @@ from edgefl.errors import ConfigError, unknown
 from edgefl.files import make_folder
 from edgefl.host.awake import check_awake
 from edgefl.host.capacity import Demand, TimeScale, choose_time_scale
-from edgefl.host.groups import Groups, NoGroup
+from edgefl.host.groups import Groups, NoGroup, find
 from edgefl.programs.messages import Absence
 from edgefl.programs.phone import HeldPhone, check_charge
 from edgefl.results.run_folder import require_free
@@ -21,6 +21,7 @@ from edgefl.validation import path
 
 THROTTLES = ("sigstop", "cgroup", "off")
 MEMORIES = ("auto", "cgroup", "watch", "off")
+LEAVES = ("stop", "kill")
 MIN_MEAN_S, MAX_MEAN_S = 1e-3, 1e9
 MIN_TIME_SCALE, MAX_TIME_SCALE = 1e-6, 1e6
 MIN_SHARE = 1e-6
@@ -77,6 +78,8 @@ def checked(options: ProgramOptions) -> ProgramOptions:
             if not MIN_MEAN_S <= mean_s <= MAX_MEAN_S:
                 allowed = f"must be from {MIN_MEAN_S:g} to {MAX_MEAN_S:g} s"
                 raise ConfigError(f"churn: both mean times {allowed}, got {mean_s:g}")
+        if absence.leave not in LEAVES:
+            raise ConfigError(unknown("leave", absence.leave, LEAVES))
     if options.charge is not None and not 0 < options.charge <= 1:
         raise ConfigError(f"charge: must be above 0 and at most 1, got {options.charge:g}")
     if not -(1 << 63) <= options.seed < 1 << 63:
@@ -130,6 +133,19 @@ def mechanisms(options: ProgramOptions) -> tuple[str, str]:
         raise ConfigError(f"memory 'cgroup' cannot be used here: {why}; 'watch' needs no privileges")
     memory = options.memory if options.memory != "auto" else "watch" if why else "cgroup"
     return options.throttle, memory
+
+
+def own_groups(options: ProgramOptions) -> contextlib.ExitStack:
+    """Under version 2 of control groups, move this process into its own group until the result is closed.
+
+    The processes that it starts are then in that group, too. Otherwise the keeper could not limit the phones:
+    a group with limited groups below it may not hold any process, and the keeper's holds this one.
+    """
+    with contextlib.ExitStack() as stack:
+        for controller, mechanism in (("cpu", options.throttle), ("memory", options.memory)):
+            if mechanism == "cgroup" and find(controller).version == 2:
+                stack.enter_context(Groups([controller]))
+        return stack.pop_all()
 
 
 def no_group(controller: str) -> str:

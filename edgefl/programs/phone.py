@@ -21,7 +21,7 @@ from edgefl.host.process import without_gpus
 from edgefl.programs.likeness import TORCH, HostSpeeds, core_shares, is_shared
 
 MAX_PHONES = 10_000
-_PLACEHOLDER = re.compile(r"\{(i|device|connect:(\d+))\}")
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(i|device|connect:(\d+))\}")
 INDEX_VARIABLE = "EDGEFL_PHONE"
 """Environment variable that holds the phone's number, counted from 0."""
 
@@ -303,10 +303,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def filled(text: str, number: int, device: str, host: str) -> str:
-    """Return ``text`` with its placeholders replaced.
+    """Return ``text`` with its placeholders replaced, but not a shell's variables, such as ``${i}``.
 
-    >>> filled("{device}-{i} http://{connect:80} {x}", 3, "pi-4", "127.0.0.1")
-    'pi-4-3 http://127.0.0.1:80 {x}'
+    >>> filled("{device}-{i} http://{connect:80} {x} ${i}", 3, "pi-4", "127.0.0.1")
+    'pi-4-3 http://127.0.0.1:80 {x} ${i}'
     """
 
     def value(found: re.Match[str]) -> str:

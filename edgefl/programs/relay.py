@@ -48,12 +48,19 @@ MAX_PER_MESSAGE = 500
 """Maximum number of transmissions in one message."""
 CLOSE_AT_ONCE = struct.pack("ii", 1, 0)
 """Value of the socket option SO_LINGER with which closing a socket resets the connection."""
+MAX_SELECTED = 1023
+"""The highest descriptor that select() accepts."""
 
 
 class PreciseSelector(selectors.EpollSelector):
-    """Selector whose timeouts have microsecond resolution; epoll's have only millisecond resolution."""
+    """Selector whose timeouts have microsecond resolution; epoll's have only millisecond resolution.
+
+    If its descriptor is too high for select(), the resolution is that of epoll.
+    """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.fileno() > MAX_SELECTED:
+            return super().select(timeout)
         if timeout is None or timeout > 0:
             with contextlib.suppress(InterruptedError):
                 select.select([self.fileno()], [], [], timeout)
@@ -248,6 +255,17 @@ class ReceiverLost(OSError):
     """The receiver of a stream has closed or reset its connection."""
 
 
+def window_bytes(way: LinkWay) -> int:
+    """Return the window of a connection: twice the bytes that the link can hold, within the bounds.
+
+    A link without a limit on its rate holds any number of bytes, but none if it has neither delay nor jitter.
+    """
+    if math.isinf(way.bytes_per_s):
+        return MAX_WINDOW_BYTES if way.jittered_s else MIN_WINDOW_BYTES
+    wire = way.bytes_per_s * (way.jittered_s + AHEAD_S)
+    return min(max(MIN_WINDOW_BYTES, int(2 * wire)), MAX_WINDOW_BYTES)
+
+
 Part = tuple[Transmission, float, bytes]
 
 
@@ -264,9 +282,7 @@ async def carry(
     reports a reset only once: if a write raises the error, a later read returns the end of the stream. Write
     errors are therefore stored in ``resets``, keyed by socket, for the task that reads from the socket.
     """
-    way = flow.way
-    wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
-    window = min(max(MIN_WINDOW_BYTES, int(2 * wire)), MAX_WINDOW_BYTES)
+    way, window = flow.way, window_bytes(flow.way)
     parts: deque[Part | OSError | None] = deque()
     changed = asyncio.Condition()
     inside = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from edgefl.host.process import STOPS, allow_open_files, handled, start_process
 from edgefl.host.throttle import cpu_ns
 from edgefl.host.verdict import Conditions
 from edgefl.programs import messages
-from edgefl.programs.options import DEFAULTS, ProgramOptions, checked, scale_for
+from edgefl.programs.options import DEFAULTS, ProgramOptions, checked, own_groups, scale_for
 from edgefl.programs.phone import (
     HeldPhone,
     Phone,
@@ -47,6 +48,8 @@ from edgefl.programs.tree import RUN_VARIABLE, end_marked
 from edgefl.programs.view import PhonesView
 from edgefl.results.run_folder import SUMMARY_FILE
 
+OUTPUTS = "phones"
+"""Name of the folder with the phones' output in a results folder."""
 TURN_S = 0.5
 LONGEST_LINE = 1 << 16
 MAX_KEPT = 20_000
@@ -64,12 +67,14 @@ def run(
 ) -> ProgramsResult:
     """Run the phones' commands until all have ended.
 
-    SIGINT, SIGTERM and SIGHUP are forwarded to the commands; a second such signal kills the phones.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the commands; a second such signal kills the phones. Once all
+    commands have ended, such a signal drops the data that is still in transit.
 
     Raises `ConfigError` for invalid phones or options, `RunError` if one of edgefl's own processes dies, and
     `UnwrittenRecord`, which holds the result, if the record cannot be written.
     """
-    with start(phones, options, view) as running, running.forwarding_signals():
+    running = start(phones, options, view)
+    with running.forwarding_signals(), running:
         running.wait()
     return running.result()
 
@@ -145,7 +150,7 @@ class RunningPhones:
         self._outputs: dict[int, _Output] = {}
         self._run_id = uuid.uuid4().hex
         self._stack = contextlib.ExitStack()
-        self._broken = False
+        self._broken = self._interrupted = self._delivering = self._closing = False
         self._low: set[int] = set()  # phones killed because of a low battery
         self._meter, self._idle_s, self._awake_ended = UsageMeter(), 0.0, False
         self._result: ProgramsResult | None = None
@@ -157,11 +162,16 @@ class RunningPhones:
 
     def _start(self) -> None:
         self._open_files = allow_open_files()
-        forwarded_ports = open_listeners(self._held)
-        listeners = [port.listener for some in forwarded_ports for port in some]
+        self._stack.enter_context(own_groups(self.options))
         with contextlib.ExitStack() as ours:  # descriptors that only the child processes need
+            # Keep a low descriptor free in the relay, whose selector needs one, below those of the listeners.
+            ours.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            forwarded_ports = open_listeners(self._held)
+            listeners = [port.listener for some in forwarded_ports for port in some]
             for listener in listeners:
                 ours.callback(listener.close)
+            if self.options.out is not None:
+                remove_outputs(self.options.out / OUTPUTS)
             stdio = [self._stdio(number, ours) for number in range(len(self._held))]
             self._relay_channel = self._process(
                 "relay", messages.FromRelay, [listener.fileno() for listener in listeners]
@@ -175,7 +185,7 @@ class RunningPhones:
             for number, (held, three) in enumerate(zip(self._held, stdio, strict=True)):
                 self._keeper_channel.tell(self._launch(number, held, three))
         if self.options.awake:
-            process, channel = start_process("edgefl.host.awake", Started, dict(os.environ))
+            process, channel = start_process("edgefl.host.awake", Started, _own_environment())
             self._stack.callback(self._end_awake, process, channel)
             self._first(channel)
         for channel in (self._relay_channel, self._keeper_channel):
@@ -190,8 +200,10 @@ class RunningPhones:
         self._keeper_channel.tell(begin)
 
     def _process(self, name: str, incoming: Any, inherited: list[int]) -> Channel[Any]:
-        module, variables = f"edgefl.programs.{name}", dict(os.environ)
-        process, channel = start_process(module, incoming, variables, self._run_id, inherited=inherited)
+        module = f"edgefl.programs.{name}"
+        process, channel = start_process(
+            module, incoming, _own_environment(), self._run_id, inherited=inherited
+        )
         self._stack.callback(self._end, process, channel)
         return channel
 
@@ -223,7 +235,7 @@ class RunningPhones:
             stdio=stdio,
             ignored=tuple(number for number in STOPS if signal.getsignal(number) is signal.SIG_IGN),
             open_files=self._open_files,
-            descriptors=self.options.descriptors,
+            descriptors=tuple(sorted({*self.options.descriptors})),
         )
 
     def _stdio(self, number: int, theirs: contextlib.ExitStack) -> tuple[int, int, int]:
@@ -242,7 +254,7 @@ class RunningPhones:
             writers.append(write)
             file = None
             if out is not None:
-                file = out / "phones" / f"{number}-{device}.{ending}"
+                file = out / OUTPUTS / f"{number}-{device}.{ending}"
                 file.parent.mkdir(parents=True, exist_ok=True)
             printed = getattr(stream, "buffer", None) if self.options.print_lines else None
             output = _Output(read, f"[{number} {device}] ".encode(), printed, file)
@@ -362,11 +374,19 @@ class RunningPhones:
 
     def forward_signal(self, number: int) -> None:
         """Send a signal to the process group of each phone's command."""
-        self._keeper_channel.tell(messages.Pass(number))
+        self._interrupt(messages.Pass(number))
 
     def kill(self) -> None:
         """Kill every phone's processes."""
-        self._keeper_channel.tell(messages.EndPhones())
+        self._interrupt(messages.EndPhones())
+
+    def _interrupt(self, message: messages.Pass | messages.EndPhones) -> None:
+        """Send a message to the keeper. If only data in transit keeps this process waiting, drop the data."""
+        self._interrupted = True
+        if not self._closing:
+            self._keeper_channel.tell(message)
+            if self._delivering:
+                self._relay_channel.tell(messages.EndPhones())
 
     @contextlib.contextmanager
     def forwarding_signals(self) -> Iterator[None]:
@@ -390,8 +410,11 @@ class RunningPhones:
         """
         with self._stack:
             wall_s = time.monotonic() - self._began_s
-            if not self._broken:
-                self._finish()
+            try:
+                if not self._broken:
+                    self._finish()
+            finally:
+                self._closing = True  # the channels are closed next
         if self._broken:
             return
         self._result = self._judged(wall_s)
@@ -402,15 +425,22 @@ class RunningPhones:
                 raise UnwrittenRecord(str(error), self._result) from None
 
     def _finish(self) -> None:
-        """Kill commands that still run, then end the relay."""
+        """Kill commands that still run, then end the relay.
+
+        The data in transit is delivered, unless the commands were interrupted or the emulation has ended all
+        phones. A command that crashed has no effect on the data of the others.
+        """
         if killed := len(self._ended) < len(self._held):
             self.kill()
         while self.running:
             self.turn(TURN_S)
         self._meter.end()
-        killed = killed or any(one.code < 0 for one in self._ended.values())
+        ended = self._ended.values()
+        interrupted = self._interrupted and any(one.code < 0 for one in ended)
+        now = killed or interrupted or all(one.why for one in ended)
         try:
-            self._relay_channel.send(messages.EndPhones(now=killed))
+            self._relay_channel.send(messages.EndPhones(now=now))
+            self._delivering = True
             while not isinstance(message := self._relay_channel.receive(), messages.Drained):
                 self._handle(message)
         except Closed:
@@ -497,6 +527,18 @@ class RunningPhones:
             up=way_result(sent.up_bytes, *traffic.times["up"]),
             down=way_result(sent.down_bytes, *traffic.times["down"]),
         )
+
+
+def _own_environment() -> dict[str, str]:
+    """Return the environment of edgefl's own processes, which import no module of the current folder."""
+    return {**os.environ, "PYTHONSAFEPATH": "1"}
+
+
+def remove_outputs(folder: Path) -> None:
+    """Remove the phones' output of an earlier command, which may have had other phones."""
+    for file in folder.glob("*-*.*"):
+        if re.fullmatch(r"[0-9]+-.+\.(out|err)", file.name):
+            file.unlink()
 
 
 def _write(out: Path, result: ProgramsResult) -> None:

@@ -337,10 +337,20 @@ class ProcessTree:
         """Treat ``nanoseconds`` as time during which all processes were idle."""
         self._slept_ns += nanoseconds
 
-    def kill(self) -> None:
-        """Kill all processes, whether stopped or not."""
+    def kill(self) -> bool:
+        """Kill all processes, whether stopped or not; return False if none could be killed.
+
+        Such a process has become one of another user, like ``sudo`` after its start.
+        """
+        killed = list[int]()
+
+        def send(target: Target) -> None:
+            target.send(signal.SIGKILL)
+            killed.append(target.pid)
+
         self.refresh()
-        self._each(lambda target: target.send(signal.SIGKILL))
+        self._each(send)
+        return bool(killed)
 
     def _each(self, do: Callable[[Target], None]) -> None:
         for target in [*self._members.values()][:: 1 if self.stopped else -1]:

@@ -118,9 +118,12 @@ def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
     """Return an explanation of the time scale and of how to reduce it."""
     cores = capacity_cores()
     needed = scale.load * scale.value * cores
-    text = (
-        f"time_scale {scale.value:g}: a second of a phone takes {scale.value:g} s here. If all their "
-        f"cores are busy, the phones need {needed:.1f} cores of this host at time_scale 1; it has {cores:g}"
+    text = f"time_scale {scale.value:g}: a second of a phone takes {scale.value:g} s here"
+    if not needed:  # the phones' computing is not limited
+        return text
+    text += (
+        f". If all their cores are busy, the phones need {needed:.1f} cores of this host at time_scale 1; "
+        f"it has {cores:g}"
     )
     text += VERDICT_TEXT[scale.verdict]
     if scale.value > 1.0 and any(len(one.cores) > 1 and one.phone.threads is None for one in held):
@@ -131,8 +134,10 @@ def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
 class PhonesTable(PhonesView):
     """A view that redraws a table in place; the last state of the table remains on the terminal."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, limited: bool = True) -> None:
+        """``limited`` is False if the phones' computing is not limited, so that it has no declared speed."""
         super().__init__(quiet=False)
+        self._limited = limited
         self._live = Live(console=console, auto_refresh=False)
         self._held: Sequence[HeldPhone] = ()
         self._drawn_s = 0.0
@@ -169,7 +174,7 @@ class PhonesTable(PhonesView):
             state = states.get(place)
             if state is None:
                 continue
-            known = state.cpu_s >= MIN_CPU_S
+            known = self._limited and state.cpu_s >= MIN_CPU_S
             rate = state.cpu_s / state.declared_cpu_s if known else None
             sizes = f"{number(sent.up_bytes / 1e6)}", f"{number(sent.down_bytes / 1e6)}"
             name = f"{place} {held.device.id}"
@@ -198,8 +203,8 @@ class PhonesTable(PhonesView):
             self._live.stop()
 
 
-def make_view(phones: int, quiet: bool) -> PhonesView:
+def make_view(phones: int, quiet: bool, limited: bool = True) -> PhonesView:
     """Return the view that suits the terminal on stderr; a single phone is shown without a table."""
     if not can_redraw() or phones <= 1 or quiet:
         return PhonesView(quiet)
-    return PhonesTable(Console(file=waiting_text(sys.stderr), highlight=False))
+    return PhonesTable(Console(file=waiting_text(sys.stderr), highlight=False), limited)

@@ -72,6 +72,11 @@ class LinkWay:
         return self._way.delay_ms / 1e3
 
     @property
+    def jittered_s(self) -> float:
+        """One-way delay plus the spread of its jitter."""
+        return (self._way.delay_ms + self._way.jitter_ms) / 1e3
+
+    @property
     def chunk_bytes(self) -> int:
         """Maximum number of bytes that a connection may send before other connections get a turn."""
         most = min(float(CHUNK_BYTES), self.bytes_per_s * CHUNK_S)

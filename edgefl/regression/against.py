@@ -26,6 +26,7 @@ from edgefl.regression.counts import share_text
 from edgefl.regression.paired import Estimate, ProcessPair, block_ratio, decide, estimate
 from edgefl.regression.process import Failure, Surroundings, alone
 from edgefl.regression.sides import (
+    HOOK,
     BranchAnswer,
     CallRequest,
     Ended,
@@ -105,6 +106,8 @@ class AgainstBase:
         after this change."""
         self._file = ""
         self._surroundings: Surroundings | None = None
+        self._path: list[str] = []
+        """Value of ``sys.path`` when the branches were started."""
         self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
         """Channels to the branches of base and head (the processes that import the functions' module, whose
         path is `_file`), keyed by memory layout."""
@@ -142,15 +145,16 @@ class AgainstBase:
             return Comparison(self.base.name, unjudged=f"{why}, {LACKING}") if why else found
 
     def _follow(self, file: str) -> None:
-        """End the processes that other modules, or tests with another environment or folder, have used.
+        """End the processes that other modules, or tests with another environment, folder or path, have used.
 
         If a stem has ended, such as one that the system killed because memory was short, end all of them.
         """
         before, self._surroundings = self._surroundings, Surroundings.now()
+        path, self._path = self._path, list(sys.path)
         ended = any(stem.popen.poll() is not None for stem in self._stems)
         if ended or (before is not None and before.environment != self._surroundings.environment):
             self._end_stems()
-        elif file != self._file or before != self._surroundings:
+        elif file != self._file or before != self._surroundings or path != self._path:
             self._end_branches()
         self._file = file
 
@@ -210,10 +214,9 @@ class AgainstBase:
         if layout >= len(self._stems):
             self._start_stems(layout + 1 if self._modules is None else max(layout + 1, MIN_LAYOUTS))
         head = str(self.base.repository)
+        path = [one if one.endswith(HOOK) else os.path.abspath(one) for one in sys.path]
         base_files, head_files = (
-            SideFiles(
-                root=root, head=head, folder=os.getcwd(), path=[os.path.abspath(one) for one in sys.path]
-            )
+            SideFiles(root=root, head=head, folder=os.getcwd(), path=path)
             for root in (str(self._checkout.root), head)
         )
         stem = self._stems[layout]

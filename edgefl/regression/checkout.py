@@ -165,6 +165,7 @@ def _build(command: str, root: Path) -> None:
         text=True,
         errors="replace",
         check=False,
+        env=_outside_hooks(),
     )
     if done.returncode:
         raise ConfigError(
@@ -188,12 +189,13 @@ def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _environment() -> Mapping[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("GIT_DIR", "GIT_INDEX", "GIT_WORK"))
-    }
-    return {**kept, "LC_ALL": "C"}
+    return {**_outside_hooks(), "LC_ALL": "C"}
+
+
+def _outside_hooks() -> Mapping[str, str]:
+    """Return the environment without the variables in which git gives a hook the head's repository."""
+    hooks = ("GIT_DIR", "GIT_INDEX", "GIT_WORK")
+    return {name: value for name, value in os.environ.items() if not name.startswith(hooks)}
 
 
 def _why(done: subprocess.CompletedProcess[str]) -> str:

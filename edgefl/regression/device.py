@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import statistics
 import sys
 import unittest
@@ -19,6 +20,7 @@ import msgspec
 import pytest
 
 from edgefl.devices import load_device, load_network
+from edgefl.devices.profiles import is_path
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.experiment import NonNegative
@@ -96,7 +98,13 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
     found = convert(keys, MarkKeys, "edge_device")
     if found.network is not None:
         load_network(found.network)
-    return [MarkOptions(profile, **msgspec.structs.asdict(found)) for profile in profiles]
+        found = msgspec.structs.replace(found, network=_absolute(found.network))
+    return [MarkOptions(_absolute(profile), **msgspec.structs.asdict(found)) for profile in profiles]
+
+
+def _absolute(profile: str) -> str:
+    """Make the path of a profile absolute, because a test may change the working folder before it runs."""
+    return os.path.abspath(profile) if is_path(profile) else profile
 
 
 class DeviceResult:

@@ -10,7 +10,7 @@ from edgefl.regression.gate import LONG, GateResults, GateRow
 from edgefl.regression.history import Series
 from edgefl.results.page import Picture, card, figure, html_table, page, stat
 from edgefl.results.pictures import Canvas, colour, house_style
-from edgefl.results.tables import number
+from edgefl.results.tables import many, number
 
 MAX_PICTURES, MAX_TICKS = 60, 5
 
@@ -41,7 +41,9 @@ def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
     history = (
         "Each point is a commit that changed a baseline. A dashed line marks a change of level by 2% or more."
     )
-    footer = history if series else ""
+    left = len(ordered) - MAX_PICTURES
+    more = f" The page leaves out {many(left, 'more figure')}." if left > 0 else ""
+    footer = f"{history}{more}" if series else ""
     return page("edgefl · device tests", results.headline, f"{base}, {when}", headline, sections, footer)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -91,12 +92,12 @@ def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
 
 
 def history(file: Path) -> list[Series]:
-    """Return a baseline file's metrics at each commit that changed the file; empty outside a repository.
+    """Return a baseline file's metrics at each commit that changed the file.
 
-    Commits in which the file is invalid are left out.
+    The result is empty without git and outside a repository. Commits with an invalid file are left out.
     """
     folder = file.parent
-    if not folder.is_dir():
+    if not folder.is_dir() or shutil.which("git") is None:
         return []
     # Records end with NUL, because a subject may contain a separator of lines.
     options = "-z", "--no-show-signature", "--reverse", "--format=%H%x09%h%x09%s"

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
@@ -206,6 +207,12 @@ def _raised_as(error: BaseException, module: str, name: str) -> bool:
     return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
 
 
+_OF_TESTS = ("PYTEST_CURRENT_TEST", "COV_CORE_", "COVERAGE_PROCESS_")
+"""Beginnings of the names of environment variables that measuring processes do not get: that of pytest's
+current test, and those with which coverage starts in each new interpreter. Coverage slows down the files that
+it watches, which may be those of the head but not those of the base."""
+
+
 class Surroundings(NamedTuple):
     """The environment variables and the working folder that a test gives to the function that it runs."""
 
@@ -214,9 +221,9 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def now(cls) -> Self:
-        """Return this process's environment and folder, without the variable of pytest's current test."""
-        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-        return cls(environment, os.getcwd())
+        """Return this process's environment and folder, without the variables in `_OF_TESTS`."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_TESTS)}
+        return cls(kept, os.getcwd())
 
 
 class MeasuringProcess:
@@ -368,7 +375,7 @@ def find(where: FunctionLocation) -> Callable[..., Any]:
         if inspect.isclass(owner) and not isinstance(inspect.getattr_static(owner, last), staticmethod):
             found = getattr(owner(), last)
         return cast(Callable[..., Any], found)
-    except Exception as error:
+    except BaseException as error:  # also SystemExit, and pytest's exception for a skipped module
         line = " ".join(str(error).split())
         raise ConfigError(f"{where.file}: cannot be imported: {type(error).__name__}: {line}") from error
 
@@ -376,6 +383,7 @@ def find(where: FunctionLocation) -> Callable[..., Any]:
 def _module(where: FunctionLocation) -> ModuleType:
     if where.module in sys.modules:
         return sys.modules[where.module]
+    _add_package(where)
     spec = None
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(where.module)
@@ -383,8 +391,36 @@ def _module(where: FunctionLocation) -> ModuleType:
         return importlib.import_module(where.module)
     spec = importlib.util.spec_from_file_location(where.module, where.file)
     assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[where.module] = module
-    spec.loader.exec_module(module)
+    return _execute(spec)
+
+
+def _add_package(where: FunctionLocation) -> None:
+    """Import the outermost package of a module from its folder if ``sys.path`` does not lead to this folder.
+
+    pytest does so with ``--import-mode=importlib``; the module may then import others of its package.
+    """
+    top, *inner = where.module.split(".")
+    file = Path(where.file)
+    above = len(inner) - (file.name != "__init__.py")
+    if not inner or top in sys.modules or above >= len(file.parents) or file.parents[above].name != top:
+        return
+    if importlib.util.find_spec(top) is not None:
+        return
+    init = file.parents[above] / "__init__.py"
+    spec = importlib.util.spec_from_file_location(top, init) if init.exists() else None
+    if spec is None:
+        spec = ModuleSpec(top, None, is_package=True)
+        spec.submodule_search_locations = [str(init.parent)]
+    _execute(spec)
+
+
+def _execute(spec: ModuleSpec) -> ModuleType:
+    """Import the module with this specification; if that fails, it does not count as imported."""
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        if spec.loader is not None:
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
     return module

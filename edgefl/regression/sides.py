@@ -23,6 +23,10 @@ from edgefl.host.children import end_child
 from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.process import ENDING_S, Failure, FunctionLocation, Surroundings
 
+HOOK = ".__path_hook__"
+"""End of an entry of ``sys.path`` that is not a folder: setuptools adds it for an editable install that has
+namespace packages, and its import hook recognises it."""
+
 
 class SideFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The files of one side: the base's checkout, or the head's working tree."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import json
 import os
 import random
@@ -114,6 +115,7 @@ class SideBranch:
         self._modules = set(sys.modules)
         sys.path[:] = [place for folder in files.path for place in moved(folder, files)]
         sys.path_importer_cache.clear()
+        _move_python_path(files)
         folder = moved(files.folder, files)[0]
         os.chdir(folder if os.path.isdir(folder) else files.root)
         _move_editable_installs(files)
@@ -290,14 +292,26 @@ def _copies_of(repository: str) -> set[str]:
     return found
 
 
+def _move_python_path(files: sides.SideFiles) -> None:
+    """Give Python programs that the function starts the folders of this side."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if any(given):
+        places = [moved(folder, files) if os.path.isabs(folder) else [folder] for folder in given]
+        os.environ["PYTHONPATH"] = os.pathsep.join(itertools.chain.from_iterable(places))
+
+
 def _move_editable_installs(files: sides.SideFiles) -> None:
     """Redirect the import hooks of editable installs from the head's folders to those of this side."""
     for finder in sys.meta_path:
         kind = finder if isinstance(finder, type) else type(finder)
-        mapping = getattr(sys.modules.get(kind.__module__), "MAPPING", None)
+        module = sys.modules.get(kind.__module__)
+        mapping, namespaces = getattr(module, "MAPPING", None), getattr(module, "NAMESPACES", None)
         if isinstance(mapping, dict):
             for name, folder in mapping.items():
                 mapping[name] = moved(folder, files)[0]
+        if isinstance(namespaces, dict):
+            for name, folders in namespaces.items():
+                namespaces[name] = [moved(folder, files)[0] for folder in folders]
 
 
 def moved(path: str, files: sides.SideFiles) -> list[str]:
@@ -306,7 +320,7 @@ def moved(path: str, files: sides.SideFiles) -> list[str]:
     The result may be two paths, which are searched in this order.
     """
     real = os.path.realpath(path)
-    if files.root == files.head:
+    if files.root == files.head or path.endswith(sides.HOOK):
         return [path]
     if real == os.path.dirname(files.head):  # the repository's top folder is itself a package
         return [os.path.dirname(files.root), path]

@@ -229,7 +229,7 @@ def labels(records: Sequence[Record]) -> list[str]:
     distinguished by the settings in which they differ, or by their folders if they differ in no setting or in
     too many settings.
     """
-    names = [record.meta.strategy or record.folder.name for record in records]
+    names = [record.meta.strategy or record.folder.absolute().name for record in records]
     found = list(names)
     for name in dict.fromkeys(names):
         places = [place for place, each in enumerate(names) if each == name]
@@ -256,7 +256,7 @@ def _apart(name: str, records: Sequence[Record]) -> list[str]:
         found.append(f"{name} ({inner})" if inner else name)
     if len({*found}) == len(found) and max(map(len, found)) <= LONGEST:
         return found
-    return [f"{name} {record.folder.name}" for record in records]
+    return [f"{name} {record.folder.absolute().name}" for record in records]
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from edgefl.results.record import Record
 from edgefl.results.rows import EvaluationRow
 
 BY_CHANCE = ("dirichlet", "iid", "natural", "shards")
-"""Partitions in which the seed decides which classes a profile holds."""
+"""Partitions in which, as in those of Flower (``flwr:…``), the seed decides which classes a profile holds."""
 
 
 class Group(NamedTuple):
@@ -84,7 +84,7 @@ def slow_group(record: Record, *others: Record) -> Group:
         if slow - fast:
             chosen, only = order[:k], slow - fast
             break
-        if record.meta.partition in BY_CHANCE:
+        if record.meta.partition in BY_CHANCE or record.meta.partition.startswith("flwr:"):
             break
     profile = record.fleet["profile"]
     theirs = np.logical_or.reduce([profile == name for name in chosen]) if chosen else slice(0)

@@ -197,9 +197,9 @@ def together(records: Iterable[Record]) -> str:
         delta = max(one.rules.delta for one in found)
         bound = composed([one.account for one in found], delta)
         texts.append(
-            f"Each ε is that of one run. All {len(found)} runs together have spent ε = {bound:.3g} at "
-            f"δ = {delta:g} on their clients, if these are the same people. This bound applies to anyone who "
-            "sees several of the runs or chooses one by its results."
+            f"Each ε is that of one run. The {len(found)} runs with the server's noise together have spent "
+            f"ε = {bound:.3g} at δ = {delta:g} on their clients, if these are the same people. This bound "
+            "applies to anyone who sees several of these runs or chooses one by its results."
         )
     if len(local) > 1:
         delta, square = max(rules.delta for rules, _ in local), sum(local_square(*one) for one in local)

@@ -376,6 +376,7 @@ def _staleness(record: Record) -> dict[str, Any]:
 def _secure(cost: SecureCost, record: Record) -> dict[str, Any]:
     """Return the settings and costs of secure aggregation."""
     begun = [event for _, event in record.events() if isinstance(event, Unmasking)]
+    begun = [event for event in begun if event.until_s > event.at_s]  # otherwise the sum waited for clients
     exchange_s = np.array([event.until_s - event.at_s for event in begun])
     return {
         **msgspec.structs.asdict(cost.settings),

@@ -218,7 +218,7 @@ def compare_folders(
     rows: dict[str, list[Path]] = {}
     for found in sweeps:
         for label, members in found._folders().items():
-            name = label if alone else f"{label} ({found.dir.name})"
+            name = label if alone else f"{label} ({found.dir.absolute().name})"
             name = f"{label} ({found.dir})" if name in rows else name
             rows.setdefault(name, []).extend(members)
     return compare.compare(runs, out, sweeps[0].target if alone and target is None else target, rows)

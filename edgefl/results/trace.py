@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.files import write_text
+from edgefl.files import encodable, write_text
 from edgefl.results.groups import profile_of, profiles_by_speed
 from edgefl.results.record import Record
 
@@ -57,10 +57,10 @@ def write_events(path: Path, records: Sequence[Record]) -> Path:
 
 
 def trace_text(records: Sequence[Record]) -> str:
-    """Return the content of a trace file for one or several runs."""
+    """Return the content of a trace file for one or several runs, whose processes are named by folder."""
     events: list[Event] = []
     for k, record in enumerate(records):
-        prefix = "" if len(records) == 1 else f"{record.meta.name or record.folder.name}: "
+        prefix = "" if len(records) == 1 else f"{encodable(record.folder.absolute().name)}: "
         events.extend(_events(record, k * PIDS_A_RUN, prefix))
     # one event per line, for text editors
     body = ",\n".join(msgspec.json.encode(event).decode() for event in events)

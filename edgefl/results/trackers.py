@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,9 @@ from edgefl import toml
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.results.columns import evaluations
 from edgefl.results.record import Record
-from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
+from edgefl.results.rows import FILE_NAME
+from edgefl.results.run_folder import SUMMARY_FILE
+from edgefl.results.targets import settings_of
 
 PROJECT = "edgefl"
 """Name of the project in Weights & Biases, and of the experiment in MLflow."""
@@ -46,6 +49,8 @@ class Copied(NamedTuple):
     figures: dict[str, float]
     """Results of the whole run."""
     tags: dict[str, str]
+    began_unix_s: float
+    """Time at which the run was started, or last resumed."""
 
 
 def require(name: object) -> None:
@@ -80,7 +85,7 @@ def _read(folder: Path, group: str | None) -> Copied:
     except (OSError, ValueError):
         raise ConfigError(f"{folder}: {SUMMARY_FILE} cannot be read: the run did not end") from None
     with Record(folder) as record:
-        table, meta = evaluations(record), record.meta
+        table, meta, tables = evaluations(record), record.meta, settings_of(record).tables
     if meta.status != "done":  # an interrupted run also has a summary
         raise ConfigError(f"{folder}: the run has not ended; edgefl resume {folder} continues it")
     table["emulated_s"] = table.pop("at_s")
@@ -91,10 +96,11 @@ def _read(folder: Path, group: str | None) -> Copied:
     figures |= {f"staleness_{name}": value for name, value in summary["staleness"].items()}
     figures |= {name: summary["fidelity"][name] for name in ("median_abs_error", "p95_abs_error", "valid")}
     return Copied(
-        folder, folder.name, group, identity[:16],
-        dict(toml.flat(toml.read(folder / EXPERIMENT_FILE))), curve,
+        folder, folder.resolve().name, group, identity[:16],
+        dict(toml.flat(tables)), curve,
         {name: float(value) for name, value in figures.items() if isinstance(value, int | float)},
         {"strategy": meta.strategy, "clock": meta.clock, "model_sha256": meta.model_sha256},
+        meta.created_unix_s or (folder / FILE_NAME).stat().st_mtime,
     )  # fmt: skip
 
 
@@ -105,7 +111,6 @@ def _tensorboard(run: Copied) -> str:
     folder = run.folder / "tensorboard"
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
-    began = (run.folder / EXPERIMENT_FILE).stat().st_mtime
     with SummaryWriter(str(folder)) as writer:
         writer.add_text(
             "settings", "\n".join(f"    {key} = {value!r}" for key, value in run.settings.items())
@@ -113,9 +118,10 @@ def _tensorboard(run: Copied) -> str:
         for row in run.curve:
             for name, value in row.items():
                 if name not in ("version", "emulated_s"):
-                    writer.add_scalar(name, value, int(row["version"]), began + row["emulated_s"])
+                    at_s = run.began_unix_s + row["emulated_s"]
+                    writer.add_scalar(name, value, int(row["version"]), at_s)
         for name, value in run.figures.items():
-            writer.add_scalar(f"run/{name}", value, 0, began)
+            writer.add_scalar(f"run/{name}", value, 0, run.began_unix_s)
     return f"{folder} (tensorboard --logdir {run.folder.parent})"
 
 
@@ -138,13 +144,14 @@ def _mlflow(run: Copied) -> str:
         tags["sweep"] = run.group
     made = client.create_run(experiment, run_name=run.name).info.run_id
     metrics = [
-        Metric(name, value, round(row["emulated_s"] * 1000), int(row["version"]))
+        Metric(mlflow_name(name), value, round(row["emulated_s"] * 1000), int(row["version"]))
         for row in run.curve
         for name, value in row.items()
         if name != "version"
     ]
     metrics += [Metric(f"run.{name}", value, 0, 0) for name, value in run.figures.items()]
-    params = [Param(name, str(value)[:500]) for name, value in run.settings.items()]
+    settings = {mlflow_name(name): str(value)[:500] for name, value in run.settings.items()}
+    params = [Param(name, text) for name, text in settings.items()]
     for start in range(0, len(metrics), 500):
         client.log_batch(made, metrics=metrics[start : start + 500])
     for start in range(0, len(params), 100):
@@ -152,6 +159,15 @@ def _mlflow(run: Copied) -> str:
     client.log_batch(made, tags=[RunTag(name, value) for name, value in tags.items()])
     client.set_terminated(made)
     return where
+
+
+def mlflow_name(name: str) -> str:
+    """Return the name of a metric or a key with ``_`` in place of characters that MLflow refuses.
+
+    >>> mlflow_name("f1[macro]"), mlflow_name("fleet.devices.phones/paper (2)/phone.toml")
+    ('f1_macro_', 'fleet.devices.phones/paper _2_/phone.toml')
+    """
+    return re.sub(r"[^\w./ -]", "_", name)
 
 
 def _wandb(run: Copied) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from edgefl.config.checks import check_measured
-from edgefl.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError, described
 from edgefl.experiment import Experiment
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.dataset import Dataset
@@ -19,6 +19,7 @@ from edgefl.learning.evaluate import EvalResult, OwnEvaluation, evaluate
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.losses import NON_NEGATIVE, Loss
 from edgefl.learning.partition import Parts
+from edgefl.run.connection import of_training
 from edgefl.run.messages import NO_SCORES, ClientScores
 from edgefl.seeds import stream
 from edgefl.terminal import printable
@@ -92,8 +93,8 @@ class Assessor:
         """Evaluate the model on the server's test examples and, if requested, on the clients' test examples.
 
         ``personalise`` trains the model in `flat` as the given client would; ``beat`` is called for every
-        batch. If the user's function fails, the result holds the ``problem`` and all values that were
-        measured before the failure.
+        batch. If the user's function, model or loss fails, the result holds the ``problem`` and all values
+        that were measured before the failure.
         """
         data, found = self._data, EvalResult(math.nan, math.nan)
         self._flat.prepare()  # personal models of the last evaluation may have changed integer buffers
@@ -108,7 +109,12 @@ class Assessor:
                     found = found.with_metrics(self._own.measure(self._flat, data.test_x, self._test_y))
                 return found, self._on_clients(personalise)
         except EdgeflError as error:
-            return found._replace(problem=printable(str(error))[:LONGEST_PROBLEM]), NO_SCORES
+            problem = str(error)
+        except Exception as error:  # a user's model or loss may fail on examples on which nobody trains
+            if not of_training(error):
+                raise
+            problem = f"the model cannot be evaluated: {described(error)}"
+        return found._replace(problem=printable(problem)[:LONGEST_PROBLEM]), NO_SCORES
 
     def _on_clients(self, personalise: Callable[[int], None]) -> ClientScores:
         base, clients = self._flat.array.copy(), self._clients

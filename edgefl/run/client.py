@@ -97,7 +97,7 @@ class ClientProcess:
             _die_at(begins_ns + plan.dies_s * pacer.ns_per_emulated_s)
         pacer.begin(begins_ns)
         if task.wait_s:
-            pacer.hold(begins_ns)
+            self._server.wait_until(begins_ns)  # also on a device whose pacer does not wait (`Spawn.as_is`)
         down = self._download(task, plan, base)
         result, compute, cpu_s = self._train(task, plan, base)
         if failpoints.armed():

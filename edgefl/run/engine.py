@@ -223,6 +223,8 @@ class Engine:
             hidden.cut_short = exchanging or until_s > now_s
             return False
         if lacks:
+            if self.core.arrival_version < action.version:  # from now on, the core acts as during an exchange
+                self.carry_out(self._decide(events.Unmasking(action.version, now_s, now_s)))
             action = msgspec.structs.replace(action, from_s=None)  # clients that return begin a new exchange
         elif until_s > now_s:
             action = msgspec.structs.replace(action, from_s=until_s)
@@ -345,7 +347,10 @@ class Engine:
             condition = self._dynamics.condition(action.client)
         entry, slot = lease.entry, lease.slot
         place = (action.client, action.task, action.trip, action.version, entry, slot)
-        return messages.Task(*place, cut, condition, wait_s, action.cohort, order=action.task)
+        # Only pairwise masks need the round, which is then small; thousands would not fit in a message.
+        hidden = self.aggregator.hidden
+        cohort = action.cohort if hidden is not None and hidden.by_round else None
+        return messages.Task(*place, cut, condition, wait_s, cohort, order=action.task)
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:

@@ -280,6 +280,8 @@ class HiddenSums:
     def __init__(self, kind: str, rules: SecureRules, process: SumProcess, seed: int, clients: int) -> None:
         self.rules, self._process, self._scheme = rules, process, scheme_of(kind)
         self._seed, self._clients = seed, clients
+        self.by_round = kind == "pairwise"
+        """True if a client hides its update in a way that depends on the other clients of its round."""
         self.online: Callable[[int], bool] = lambda client: True
         """Returns True for a client that is connected, so that it can help to unmask a sum."""
         self.cut_short = False

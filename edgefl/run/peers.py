@@ -70,7 +70,7 @@ class Peers:
     def __init__(
         self, monotonic: Callable[[], float], socket: ServerSocket, *, by_door: bool = False
     ) -> None:
-        self._monotonic, self._socket, self._by_door = monotonic, socket, by_door
+        self._monotonic, self._socket, self.by_door = monotonic, socket, by_door
         self._checked_s = monotonic()
         self._excused = False
         self._starting = 0
@@ -88,7 +88,7 @@ class Peers:
             del self._by_identity[before.identity]
         peer = Peer(role, number, epoch, self._monotonic(), deaths_in_a_row=deaths_in_a_row)
         self._by_identity[peer.identity] = self._by_name[role, number] = peer
-        if self._by_door and role != control.EVALUATOR:
+        if self.by_door and role != control.EVALUATOR:
             self._socket.admit(peer.identity)
         else:
             self._socket.connect(peer.identity)

@@ -13,6 +13,7 @@ from itertools import accumulate
 import numpy as np
 
 from edgefl.core import Core
+from edgefl.core.events import Evaluated
 from edgefl.devices.fleet import fleet_of
 from edgefl.host import verdict
 from edgefl.host.capacity import StealMeter, ThrottleMeter
@@ -60,6 +61,12 @@ class Gauge:
         """Store the results of an evaluation."""
         self.accuracy = None if math.isnan(answer.accuracy) else answer.accuracy
         self.loss, self.metrics = answer.loss, answer.metrics
+
+    def remember(self, last: Evaluated) -> None:
+        """Store the results of the last evaluation before this process was started."""
+        self.accuracy = None if math.isnan(last.accuracy) else last.accuracy
+        self.loss = last.metrics.get("loss")
+        self.metrics = {name: value for name, value in last.metrics.items() if name != "loss"}
 
     def cost(self, ns: int) -> None:
         """Store the time in nanoseconds that the server spent on one update, from the receipt of the update

@@ -79,6 +79,8 @@ class _JournalReplay:
         self._core, self._dynamics = core, dynamics
         self._tasks: dict[int, tuple[Train, float]] = {}
         self._assessing: dict[int, tuple[float, int]] = {}
+        self.evaluated: Evaluated | None = None
+        """The last evaluation."""
         self.salts: dict[int, str] = {}
         """Salts of the privacy noise in the versions, keyed by version; see `Summed.salt`."""
 
@@ -89,6 +91,7 @@ class _JournalReplay:
         match event:
             case Evaluated(version=version):
                 self._assessing.pop(version, None)
+                self.evaluated = event
             case Summed(version=version, salt=salt, bad=()) if salt:
                 self.salts[version] = salt
         for action in actions:
@@ -115,6 +118,7 @@ class _JournalReplay:
             },
             entries=entries,
             answers={answer.task: answer for answer in answers},
+            evaluated=self.evaluated,
         )
 
 

@@ -163,6 +163,8 @@ def build(
         store.commit()
 
     watch, gauge, alarms = Stopwatch("start"), Gauge(plan), Alarms()
+    if restored is not None and restored.evaluated is not None:
+        gauge.remember(restored.evaluated)
     peers = Peers(time.monotonic, socket, by_door=plan.door != "")
     gate = Gate(socket, SERVER_ENDS[transport](buffer), peers, aggregator, gauge, watch)
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)

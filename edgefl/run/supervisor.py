@@ -267,8 +267,7 @@ class _Supervisor:
     def _run_processes(self, shown: contextlib.ExitStack) -> None:
         """Run all processes until the run has ended.
 
-        The view is opened when the zygote and the server have started; it stays open until ``shown`` is
-        closed.
+        The view is opened when the zygote and the server have started, and closed with ``shown``.
         """
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_children)  # called last, after the channels are closed
@@ -300,14 +299,12 @@ class _Supervisor:
                         store.set_meta(memory=self._memory)
                     store.set_meta(**usage)
                     if rows := self._hosts.rows:
-                        store.set_meta(nodes=rows)
+                        store.set_meta(nodes=[*(store.meta("nodes") or ()), *rows])
                 found = write_results(self._folder)
             self._interrupts += len(signals)
             return found
         except (EdgeflError, OSError) as error:
-            hint = run_folder.resume_hint(self._folder) if self._end.interrupted else ""
-            what = "the run's summary, report or trace cannot be written"
-            raise RunError(f"{what}: {error}{hint}") from error
+            raise self._error(f"the run's summary, report or trace cannot be written: {error}") from error
 
     def _error(self, what: str) -> RunError:
         return RunError(f"{what}{run_folder.resume_hint(self._folder)}")

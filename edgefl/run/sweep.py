@@ -68,12 +68,18 @@ def written(choices: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for key, values in choices.items():
         try:
-            found[key] = [
-                toml.literal(each.item() if isinstance(each, np.generic) else each) for each in values
-            ]
+            found[key] = [_literal(each) for each in values]
         except TypeError as error:
             raise ConfigError(f"grid {key}: {error}") from None
     return found
+
+
+def _literal(value: Any) -> str:
+    """Return a value of a grid as TOML. Raises TypeError for a table that is a struct: its defaults, such as
+    ``fleet.network``, would count as given."""
+    if isinstance(value, msgspec.Struct):
+        return toml.literal(value)
+    return toml.literal(config.plain(value.item() if isinstance(value, np.generic) else value))
 
 
 class Planned(NamedTuple):

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgefl.core import Core
-from edgefl.core.events import Event, Halted, Ticked, Train
+from edgefl.core.events import Evaluated, Event, Halted, Ticked, Train
 from edgefl.devices.dynamics import Dynamics, Transition
 from edgefl.devices.fleet import Trips
 from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
+from edgefl.parameters.buffer import TripPhase
 from edgefl.parameters.checkpoint import SavedState
 from edgefl.results.store import Store
 from edgefl.run import control, messages
@@ -76,6 +77,16 @@ class Restored:
     entries: dict[int, int]
     """Current ring entries of the versions that are still to be read, keyed by version."""
     answers: dict[int, Answer]
+    evaluated: Evaluated | None = None
+    """The last evaluation; None if no version has been evaluated."""
+
+
+def planned_phase(plan: TripPlan, since_s: float) -> int:
+    """Return the phase (a `TripPhase`) of a trip that began ``since_s`` emulated seconds ago."""
+    past_s = since_s - plan.down_s
+    if past_s < 0:
+        return TripPhase.DOWN
+    return TripPhase.COMPUTE if past_s < plan.compute_s else TripPhase.UP
 
 
 @dataclass(eq=False)
@@ -144,11 +155,19 @@ class Timeline(ABC):
         """Schedule a `Ticked` event."""
         self.agenda.add(Due(at_s, TICK))
 
-    def _tick(self, at_s: float) -> Ticked | Halted:
-        """Return the event of a timer, or the end of the run if arriving clients have started no training for
-        a long time and none of the absent clients will ever join."""
+    @property
+    def any_gone(self) -> bool:
+        """True if a client was dropped after its death, or is offline and will never be online again."""
         core, dynamics = self.core, self.dynamics
-        if core.unserved and core.awaits and dynamics is not None and self.aggregator.waiting is None:
+        absent = (client for client, here in enumerate(core.present) if not here)
+        return core.deaths.any_dropped or (dynamics is not None and any(map(dynamics.never_returns, absent)))
+
+    def _tick(self, at_s: float) -> Ticked | Halted:
+        """Return the event of a timer, or the end of the run if none of the absent clients will ever join,
+        and if all clients are absent or arriving clients have started no training for a long time."""
+        core, dynamics = self.core, self.dynamics
+        waits = core.awaits and (core.unserved or core.deserted)
+        if waits and dynamics is not None and self.aggregator.waiting is None:
             absent = (client for client, here in enumerate(core.present) if not here)
             gone = (
                 core.deaths.returns_s(client) == math.inf or dynamics.never_returns(client)

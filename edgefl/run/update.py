@@ -153,8 +153,8 @@ class UpdateMaker:
             self._sum = self._delta(raw.view(np.float32), trained, base)
         elif self._plain:
             self._sum = None
-            part = slice(start // 4, stop // 4)
-            floats = raw[start:stop].view(np.float32)
+            part = slice(start // 4, stop // 4)  # a link may break within a number
+            floats = raw[4 * part.start : 4 * part.stop].view(np.float32)
             if model:
                 np.copyto(floats, trained[part])
             else:

@@ -20,7 +20,6 @@ from edgefl.devices.dynamics import Transition
 from edgefl.devices.fleet import joins_at_s
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import ConfigError, RunError
-from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due, VirtualClock
 from edgefl.run.dispatch import Dispatch, FatalTask
@@ -32,6 +31,7 @@ from edgefl.run.timeline import (
     Restored,
     Timeline,
     TimelineEvent,
+    planned_phase,
 )
 
 TRAINING_DEATH = "its training ended its process"
@@ -175,10 +175,7 @@ class VirtualTimeline(Timeline):
 
     def phase(self, task: int) -> int:
         trip = self._running_trips[task]
-        past_s = self.clock.now_s() - trip.sent_s - trip.plan.down_s
-        if past_s < 0:
-            return TripPhase.DOWN
-        return TripPhase.COMPUTE if past_s < trip.plan.compute_s else TripPhase.UP
+        return planned_phase(trip.plan, self.clock.now_s() - trip.sent_s)
 
     def _withdraw(self, task: int) -> None:
         if (worker := self._dispatch.worker_of(task)) is not None:
@@ -367,7 +364,7 @@ class VirtualTimeline(Timeline):
         core = self.core
         if self._idle_changes <= STALL_LIMIT * len(self.trips.data.final) or core.training:
             return None
-        if core.deaths.any_dropped and self.aggregator.waiting is None:
+        if self.any_gone and self.aggregator.waiting is None:
             return Halted(self.clock.now_s(), core.too_few)
         raise RunError(
             f"no client is training and none will start: phones joined or left {self._idle_changes} "

@@ -19,13 +19,14 @@ from edgefl.core.deaths import consequence
 from edgefl.core.events import Died, Failed, Joined, Left
 from edgefl.devices.dynamics import Transition
 from edgefl.devices.fleet import joins_at_s
+from edgefl.devices.plan import TripPlan
 from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, JOIN, TICK, Due
 from edgefl.run.engine import WriteAhead
 from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import Peer
-from edgefl.run.timeline import Order, Restored, Timeline, TimelineEvent
+from edgefl.run.timeline import Order, Restored, Timeline, TimelineEvent, planned_phase
 
 AT_ONCE = 16
 """Maximum number of tasks that are sent together; it is small so that the client of the first task does not
@@ -49,6 +50,8 @@ class WallTimeline(Timeline):
         self._failed: dict[int, tuple[int, str]] = {}
         """With differential privacy, the failed task of each client and the reason, until the time at which
         the update would have arrived."""
+        self._shown: dict[int, tuple[int, TripPlan]] = {}
+        """The last task of each client whose `phase` follows from its plan, and this plan."""
         self._tasks: list[messages.Task] = []
         self._next_join_s: dict[int, float] = {}
         """For each client, the emulated time in seconds of its next scheduled join."""
@@ -113,8 +116,15 @@ class WallTimeline(Timeline):
             yield from self.task_ended(TaskReturned(client, task.task, "failed", reason))
 
     def phase(self, task: int) -> int:
-        fetched = self.aggregator.buffer.fetched[self.aggregator.leases[task].slot]
-        return fetched or TripPhase.DOWN
+        lease = self.aggregator.leases[task]
+        if not self.peers.by_door:
+            return self.aggregator.buffer.fetched[lease.slot] or TripPhase.DOWN
+        # Processes on other hosts do not share this memory.
+        order, assigned_s = self._assigned[lease.client]
+        shown = self._shown.get(lease.client)
+        if shown is None or shown[0] != task:
+            shown = self._shown[lease.client] = task, self.plan(order)
+        return planned_phase(shown[1], self.clock.now_s() - assigned_s - order.wait_s)
 
     def cancel(self, client: int, task: int) -> None:
         self.flush()
@@ -301,6 +311,10 @@ class WallTimeline(Timeline):
         """
         core, now_s, resumption = self.core, self.clock.now_s(), self.store.seq
         for client in range(len(core.devices)):
-            self._returns_s[client] = now_s + self.trips.returns_after_s(client, resumption)
+            back_s = now_s + self.trips.returns_after_s(client, resumption)
+            # With differential privacy, a client returns also if it died, because its death may depend on
+            # its data.
+            rejoins_s = back_s if self._private else core.deaths.returns_s(client)
+            self._returns_s[client] = max(back_s, rejoins_s)
         for client in (*sorted(core.idle), *sorted(core.ineligible), *sorted(core.running)):
             yield self._left(client, "interrupted")

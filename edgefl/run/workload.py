@@ -95,8 +95,9 @@ def _refusing_training() -> Iterator[None]:
 
 
 @contextmanager
-def _refusing_model(name: str) -> Iterator[None]:
-    """Turn an error in a model's training step into a `ConfigError` with the user's file and line."""
+def _refusing_model(name: str, task: str = "run a training step") -> Iterator[None]:
+    """Turn an error in a model's training step, or another ``task``, into a `ConfigError` with the user's
+    file and line."""
     try:
         yield
     except EdgeflError:
@@ -107,7 +108,7 @@ def _refusing_model(name: str) -> Iterator[None]:
         own = (f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(package))
         at = f" ({Path(frame.filename).name}:{frame.lineno})" if (frame := next(own, None)) else ""
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(f"model.name: {name!r} cannot run a training step{at}: {what}") from error
+        raise ConfigError(f"model.name: {name!r} cannot {task}{at}: {what}") from error
 
 
 MEASURED_TRIPS = 5
@@ -462,7 +463,7 @@ class Workload:
             labels=held.rows.tobytes(),
             first_trips=self._first_trips(),
             work=self.work,
-            remark=self._outputs_remark(),
+            remark="\n".join(filter(None, (self._outputs_remark(), self._terms_remark()))),
             code=digests(own_files(self.experiment.fleet)),
             host_step_s=self.host_step_s,
             test_examples=self._assessor.test_examples,
@@ -486,15 +487,24 @@ class Workload:
         data, module = self.data, self.flat.module
         if data.classes is None or data.target_shape:
             return ""
-        training = module.training
+        training, name = module.training, self.experiment.model.name
         module.eval()
-        with torch.no_grad():
+        with _refusing_model(name, "evaluate a test example"), torch.no_grad():
             outputs = module(torch.tensor(data.test_x[:1]))
         module.train(training)
         if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] <= data.classes:
             return ""
-        name = self.experiment.model.name
         return f"model {name!r} has {outputs.shape[1]} outputs for {data.classes} classes"
+
+    def _terms_remark(self) -> str:
+        """Return a remark if the user's training function must add the strategy's proximal term itself,
+        otherwise ""."""
+        function, mu = self.experiment.training.function, self.rule.terms.prox_mu
+        if function is None or function.startswith("flower:") or not mu:
+            return ""
+        name = self.experiment.strategy["name"]
+        what = f"strategy {name!r} adds a proximal term with μ = {mu:g} to the gradient"
+        return f"{what}, which {function!r} must add itself (context.rule.terms.prox_mu)"
 
     def _labels(self) -> Parts:
         """Return the classes in each client's training examples; empty if the targets are not classes."""

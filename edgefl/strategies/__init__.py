@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefl.errors import ConfigError, shortened, unknown
+from edgefl.errors import ConfigError, described, shortened, unknown
 from edgefl.kernels.steps import ServerOptimizer
 from edgefl.loading import load_attribute
 from edgefl.strategies.asynchronous import Asynchronous
@@ -109,8 +109,10 @@ did you mean 'buffer_size'? available: arrival_process, ...
             raise ConfigError(f"strategy.{shortened(key)}: " + unknown(f"field of {name}", key, allowed))
     try:
         return cls(**values)
-    except TypeError as error:
-        raise ConfigError(f"strategy {name!r} cannot be created: {error}") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's class may have a ``__post_init__`` of its own
+        raise ConfigError(f"strategy {name!r} cannot be created: {described(error)}") from error
 
 
 def fields(name: Any, search_path: Iterable[str | Path] = ()) -> list[str]:

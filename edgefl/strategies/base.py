@@ -32,6 +32,8 @@ class Update(NamedTuple):
     examples: int
     steps: int
     loss: float
+    """Mean training loss of the trip; NaN if it was not finite or not reported, and always with
+    ``[privacy]``."""
     at_s: float
     norm: float = 0.0
     """L2 norm of the uploaded vector; 0 unless `Strategy.measures` is True."""

@@ -105,6 +105,7 @@ def test_a_sorting_network_sorts_all_zeros_and_ones(count: int) -> None:
         ([], {}, r"updates must be 1 to 1024 vectors \(got 0\)"),
         ([np.zeros(3, np.float32)] * 2, {"trim": 1}, r"trim must be from 0 to 0 for 2 updates \(got 1\)"),
         ([np.zeros(3, np.float32)] * 2, {"trim": -1}, r"trim must be from 0 to 0 for 2 updates \(got -1\)"),
+        ([np.zeros(3, np.float32)] * 3, {"trim": 1.0}, r"trim must be an integer \(got 1.0\)"),
         ([np.zeros(3, np.float32), np.zeros(4, np.float32)], {}, r"updates\[1\] must have 3 elements"),
         ([np.zeros(3, np.int8)], {}, r"scales must be given for an int8 update|scales\[0\] must be given"),
         ([np.zeros(3)], {}, r"updates\[0\] must be float32"),

@@ -161,6 +161,43 @@ def test_the_base_runs_its_own_code_with_an_editable_install(
     assert mib_of(compare(call("test_steps", repository / "test_steps.py"))) == (10, 30)
 
 
+def test_the_base_runs_its_own_code_with_an_editable_install_of_a_namespace_package(
+    repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """setuptools also adds an entry to ``sys.path`` that is not a folder."""
+    folder = str(repository / "space")
+    hook = _finder_template("space", {"space": folder}, {"space": [folder]})
+    starts = "import __editable___space_finder\n__editable___space_finder.install()\n"
+    write(tmp_path / "hook", {"__editable___space_finder.py": hook, "sitecustomize.py": starts})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hook"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "hook"), *sys.path, "space.__path_hook__"])
+    test = {"tests/test_steps.py": PASSES_ON.format(module="space.steps")}
+    commit(repository, {"space/steps.py": STEPS.format(mib=10), **test})
+    write(repository, {"space/steps.py": STEPS.format(mib=30)})
+    assert mib_of(compare(call("test_steps", repository / "tests/test_steps.py"))) == (10, 30)
+
+
+STARTS_PYTHON = """
+import subprocess
+import sys
+from pathlib import Path
+
+def step():
+    command = [sys.executable, "-c", "import inner; print(inner.__file__)"]
+    file = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    assert Path(file).is_relative_to(Path(__file__).parents[1])
+"""
+
+
+def test_python_programs_that_a_function_starts_import_from_the_files_of_its_side(
+    repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(repository, {"own/inner.py": "", "tests/test_steps.py": STARTS_PYTHON})
+    write(repository, {"own/inner.py": "changed = True"})
+    monkeypatch.setenv("PYTHONPATH", str(repository / "own"))
+    assert not compare(call("test_steps", repository / "tests/test_steps.py")).unjudged
+
+
 def test_code_that_base_and_head_import_from_the_same_file_is_not_judged(
     repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -249,6 +286,17 @@ def test_each_test_gives_its_environment_and_folder_to_both_sides(
         monkeypatch.setenv("GATE_MIB", variable)
         monkeypatch.chdir(repository / folder)
         assert mib_of(compare(call("steps", repository / "steps.py"))) == (mib, mib)
+
+
+def test_each_test_gives_its_path_to_both_sides(
+    repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commit(repository, {"steps.py": "def step():\n    pass\n\ndef imports():\n    import elsewhere\n"})
+    write(repository, {"new.py": ""})
+    write(tmp_path / "other", {"elsewhere.py": ""})
+    assert not compare(call("steps", repository / "steps.py")).unjudged
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    assert not compare(call("steps", repository / "steps.py", "imports")).unjudged
 
 
 def test_a_module_that_changes_the_environment_when_a_function_runs_stays_preloaded(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import psutil
@@ -119,6 +119,25 @@ def check_ingest_record(transport: str, turn: ingest.IngestFigures, folder: Path
     model = Result(folder).model()["parameters"]
     assert model[0] >= DELTA / 2
     assert not model[1:].any()
+
+
+def test_ingest_names_the_sizes_that_need_too_much_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def take_turns(cases: Sequence[ingest._Case], *_: object) -> None:
+        for case in cases:
+            case.turns.append(ingest.IngestFigures(30, 1.0, 1.0, dict.fromkeys(ingest.STAGES, 1.0)))
+
+    memory = SimpleNamespace(available=4 << 30)
+    monkeypatch.setattr(ingest, "psutil", SimpleNamespace(virtual_memory=lambda: memory))
+    monkeypatch.setattr(ingest, "_take_turns", take_turns)
+    result = ingest.run(sizes=(1000, 25_000_000))
+    assert {case["parameters"] for case in result["cases"]} == {1000}
+    assert result["too_large"] == ["25M"]
+    ingest.show(result)
+    assert f"{ingest.TOO_LARGE}: 25M parameters" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(RunError, match="25M parameters; choose smaller models"):
+        ingest.run(sizes=(25_000_000,))
 
 
 def test_ingest_starts_no_turn_that_would_exceed_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,3 +364,11 @@ def test_predicted_memory_is_the_growth_of_a_process() -> None:
     assert wide.error < 0.15 > deep.error
     assert abs((wide.predicted_mib - wide.weights_mib) / wide.measured_mib - 1) > 0.25
     assert abs((deep.predicted_mib - deep.live_mib) / deep.measured_mib - 1) > 0.25
+
+
+def test_memory_names_what_the_networks_need() -> None:
+    def make() -> NoReturn:
+        raise ConfigError("timm is not installed: pip install 'edgefl[timm]'")
+
+    with pytest.raises(ConfigError, match="timm is not installed"):
+        memory_row("resnet18", make, (3, 224, 224), 8)

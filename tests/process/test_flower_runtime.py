@@ -116,6 +116,15 @@ def test_a_supernode_that_ends_before_the_start_ends_the_run(app: Path, tmp_path
         runtime.run(app, [whole, broken], OPTIONS)
 
 
+def test_connections_to_this_host_use_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC connects also to 127.0.0.1 by the proxy in ``http_proxy``; no SuperNode was ever online."""
+    for name in ("no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert runtime._environment(tmp_path)["no_grpc_proxy"] == "127.0.0.1"
+    monkeypatch.setenv("no_proxy", "a.example")
+    assert runtime._environment(tmp_path)["no_grpc_proxy"] == "a.example,127.0.0.1"
+
+
 def test_a_folder_without_an_app_is_refused(tmp_path: Path) -> None:
     command = Command("flower", str(tmp_path), "--device", "pi-4")
     command.ends(2, "must be the folder of a Flower app with a pyproject.toml that has [tool.flwr")

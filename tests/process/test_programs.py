@@ -25,6 +25,7 @@ from edgefl.devices.presence import churn
 from edgefl.errors import RunError
 from edgefl.host.channel import Channel, pair
 from edgefl.host.groups import ACCOUNTING, find
+from edgefl.host.process import start_process
 from edgefl.programs import RunningPhones, run, start
 from edgefl.programs.messages import Absence
 from edgefl.programs.options import no_group
@@ -317,6 +318,21 @@ def test_a_process_of_edgefl_that_ends_at_its_start_is_an_error(monkeypatch: pyt
     monkeypatch.setattr("edgefl.programs.running.start_process", ended)
     with pytest.raises(RunError, match="failed to start"):
         start([phone("true")], options())
+
+
+def test_modules_of_the_current_folder_are_not_edgefls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may have a file with the name of a module of the standard library.
+
+    Its own interpreters still import from the current folder.
+    """
+    for name in ("asyncio", "select", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setattr("edgefl.programs.running.start_process", start_process)  # not forked: imports anew
+    assert run([phone("sh", "-c", '[ -z "$PYTHONSAFEPATH" ]')], options()).exit_code == 0
 
 
 def test_output_that_a_process_out_of_reach_holds_open_does_not_delay_the_end(

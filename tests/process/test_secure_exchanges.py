@@ -129,16 +129,51 @@ def test_the_staleness_of_an_update_counts_the_version_that_is_being_made(most: 
     strategy = {"name": "fedbuff", "buffer_size": 3, "max_staleness": most, "restart": "new-version"}
     wanted = virtual(fleet=SLOW_LINK, server=MASKED, strategy=strategy, stop=Stop(versions=6))
     made(wanted, tmp_path / "run")
-    with Record(tmp_path / "run") as record:
+    assert all(lag == staleness <= most for lag, staleness in lags(tmp_path / "run"))
+    assert verify(tmp_path / "run").versions == 6
+
+
+def lags(folder: Path) -> list[tuple[int, int]]:
+    """Return each applied update's lag behind the version before its sum, and its recorded staleness."""
+    with Record(folder) as record:
         trips = {name: record.trips[name].tolist() for name in ("task", "base_version", "staleness")}
         rows = {task: (base, stale) for task, base, stale in zip(*trips.values(), strict=True)}
-        lags = [
+        return [
             (version - 1 - rows[task][0], rows[task][1])
             for version, tasks, _ in record.sums()
             for task in tasks
         ]
-    assert all(lag == staleness <= most for lag, staleness in lags)
-    assert verify(tmp_path / "run").versions == 6
+
+
+def away(network: str) -> dict[str, Any]:
+    """Six phones, half of which are online on average. All of four holders must be online for a sum."""
+    secure = Secure(holders=4, recover=4, private=1)
+    churn = Churn(mean_online_s=3.0, mean_offline_s=3.0)
+    return {
+        "fleet": Fleet(devices={"pixel-4": 6}, network=network, churn=churn),
+        "server": Server(secure=secure, heartbeat_s=PATIENCE_S),
+    }
+
+
+def test_the_staleness_of_an_update_counts_the_version_whose_sum_waits_for_clients(tmp_path: Path) -> None:
+    """A client has one update at most, so the next version uses all that arrive while a sum waits."""
+    strategy = {"name": "fedbuff", "buffer_size": 3, "restart": "after-step"}
+    made(virtual(**away("lte"), strategy=strategy, stop=Stop(versions=10)), tmp_path / "run")
+    assert any(one.until_s == one.at_s for one in exchanges(tmp_path / "run"))
+    assert all(lag == staleness for lag, staleness in lags(tmp_path / "run"))
+    assert verify(tmp_path / "run").versions == 10
+
+
+def test_arrivals_while_a_sum_waits_for_clients_are_lost(tmp_path: Path) -> None:
+    """Also if its exchange takes no time. Mutant: they all start together when the sum is made."""
+    process = {"arrival_process": "constant", "arrival_rate_per_s": 5.0}
+    strategy = {"name": "fedbuff", "buffer_size": 3, **process}
+    found = made(virtual(**away("none"), strategy=strategy, stop=Stop(versions=6)), tmp_path / "run")
+    assert any(one.until_s == one.at_s for one in exchanges(tmp_path / "run"))
+    assert "exchange_s" not in found["secure"]  # there was no exchange that took time
+    with Record(tmp_path / "run") as record:
+        sent_s = record.trips["sent_s"].tolist()
+    assert len({*sent_s}) == len(sent_s)  # each arrival starts one client
 
 
 def test_times_of_a_private_run_do_not_depend_on_bad_updates(

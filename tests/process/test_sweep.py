@@ -21,8 +21,8 @@ import edgefl
 from edgefl import Stop, cli, config
 from edgefl.core.events import Arrived
 from edgefl.errors import ConfigError, RunError
-from edgefl.host.channel import Refused
-from edgefl.host.fork_server import ForkServer
+from edgefl.host.channel import Channel, Refused, pair
+from edgefl.host.fork_server import Forked, ForkServer, FromForkServer, Reaped, Warm
 from edgefl.results import report
 from edgefl.results.record import Record
 from edgefl.results.sweep import Sweep
@@ -360,6 +360,16 @@ def test_an_exit_code_of_an_earlier_process_with_the_same_id_is_forgotten(
     assert fork_server.exit_code(child.pid, 0.0) is None
     channel.close()
     assert child.wait() != 7
+
+
+def test_the_answer_to_an_interrupted_start_is_ignored() -> None:
+    ours, theirs = pair()
+    server: Channel[Any] = Channel(theirs, Any)
+    for message in (Warm(), Forked(5), Reaped(4, 0, 0.0)):
+        server.send(message)
+    with ForkServer(Channel(ours, FromForkServer)) as fork_server:
+        assert fork_server.exit_code(4, 10.0) == 0
+    server.close()
 
 
 def main(*_: str) -> None:

@@ -395,6 +395,8 @@ def test_a_run_that_was_killed_while_it_loaded_data_starts_again(tmp_path: Path)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
     with pytest.raises(ConfigError, match=r"data\.name would run code of this run's author; .*: --code \S+"):
         verify(tmp_path / "killed")
+    with pytest.raises(ConfigError, match=r"^--code \S+/loads\.py: must be an existing folder$"):
+        verify(tmp_path / "killed", code=tmp_path / "loads.py")
     assert verify(tmp_path / "killed", code=tmp_path).versions == 12
 
 

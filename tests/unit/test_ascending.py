@@ -63,6 +63,11 @@ def test_a_patched_sequence_has_the_changes(clients: set[int], without: set[int]
                 _ = rest[beyond]
 
 
+def test_a_number_that_is_left_out_twice_is_missing_once() -> None:
+    rest = PatchedSequence([2, 3, 5, 8], without=[3, 8, 3])
+    assert (len(rest), rest[:]) == (2, [2, 5])
+
+
 def test_a_sample_of_many_has_no_number_twice_and_one_of_few_is_a_permutation() -> None:
     few, many = range(MAX_SHUFFLED), range(MAX_SHUFFLED + 1)
     first = np.random.default_rng(1).permutation(len(few))[:5].tolist()

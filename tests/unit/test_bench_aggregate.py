@@ -83,6 +83,27 @@ def test_a_row_disturbed_by_the_host_is_marked_with_the_reason(
     assert " 0.0 " not in shown
 
 
+def test_without_the_c_extension_no_instruction_set_is_shown(
+    result: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregate.show(result | {"host": result["host"] | {"backend": "numba", "instruction_set": None}})
+    assert "None" not in capsys.readouterr().out
+
+
+def test_a_back_end_that_cannot_be_used_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA may be available only in appearance; here a back end of another name is."""
+    known = {name: status for name, status in kernels.backends().items() if name != "cuda"}
+    monkeypatch.setattr(kernels, "backends", lambda: known | {"tpu": "ok"})
+    said: list[str] = []
+    aggregate.compiled_backends.cache_clear()
+    try:
+        result = aggregate.run(sizes=[(100, 2)], say=said.append)
+    finally:
+        aggregate.compiled_backends.cache_clear()
+    assert said[0].startswith("without tpu: kernel back end 'tpu' not found")
+    assert all("edgefl tpu" not in row["contenders"] for row in result["rows"])
+
+
 def test_a_row_with_a_large_spread_is_doubted() -> None:
     figures = {"edgefl numba": {"spread": 0.35}, "numpy by layer": {"spread": 3.0}}
     quiet = {"others": 0.01, "steal": None, "throttled": 0.0}

@@ -113,6 +113,29 @@ def test_only_other_packages_rebuild_an_environment(monkeypatch: pytest.MonkeyPa
     assert peers.interpreter("torch", tmp_path) == sys.executable
 
 
+def test_a_folder_that_is_no_environment_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "_finish", lambda command, what: None)
+    (tmp_path / "pfl").mkdir()
+    (tmp_path / "pfl" / "setup.py").touch()
+    with pytest.raises(ConfigError, match="pfl exists and is no environment; name another folder"):
+        peers.run(only="pfl", settings="flute", venvs=tmp_path)
+    (tmp_path / "pfl" / "pyvenv.cfg").touch()
+    assert peers.interpreter("pfl", tmp_path) == str(tmp_path / "pfl" / "bin" / "python")
+
+
+def test_the_folder_of_environments_may_be_relative(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders: list[Path] = []
+
+    def interpreter(framework: str, folder: Path) -> str:
+        folders.append(folder)
+        raise RunError("none")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(peers, "interpreter", interpreter)
+    peers.run(only="pfl", settings="flute", venvs=Path("envs"))
+    assert folders == [tmp_path / "envs"]  # programs start in another folder, so their paths are absolute
+
+
 def test_a_failed_program_has_a_row_with_its_last_line(
     digits: peers.Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -211,6 +211,7 @@ def test_computed_times_are_not_called_measured(
         ("compare nowhere", "nowhere: no such folder"),
         ("compare", "Missing argument 'DIR'; see: edgefl compare --help"),
         ("compare . --out ''", "DIR '': must be the name of a folder"),
+        ("verify old --code ''", "DIR '': must be the name of a folder"),
         ("reproduce fedbuff --out ''", "DIR '': must be the name of a folder"),
         ("reproduce fedbuff --out e.toml", "--out e.toml is a file; expected a folder"),
         ("export old --out e.toml", "--out e.toml is a file; expected a folder"),
@@ -341,6 +342,25 @@ def test_bench_writes_its_result(
     assert main(["bench", what]) == code
     assert (asked.call_args_list, shown.call_args_list) == ([call(True), call(False)], [call(result)] * 2)
     assert json.loads((here / "f.json").read_text()) == result
+
+
+@pytest.mark.parametrize("file", ["f.png", "f.svg"])
+def test_bench_refuses_a_file_that_a_picture_would_replace(
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, file: str
+) -> None:
+    calls = Mock()
+    stand_in(monkeypatch, "edgefl.lab.aggregate", run=calls, draw=calls)
+    assert edgefl.refuses(2, "bench", "aggregate", "--json", file) == (
+        f"--json {file}: a picture is written to this file; name another"
+    )
+    calls.assert_not_called()
+
+
+def test_bench_draws_no_pictures_beside_a_device(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, run = Mock(), Mock(return_value={})
+    stand_in(monkeypatch, "edgefl.lab.aggregate", run=run, show=Mock(), draw=drawn)
+    assert main(["bench", "aggregate", "--json", "/dev/null"]) == 0
+    drawn.assert_not_called()
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,17 @@ def test_one_profile_as_json_equals_its_entry_in_the_list(edgefl: Shell) -> None
         assert one["id"] == name
 
 
+def test_a_profile_whose_name_is_like_a_command_is_shown(
+    tmp_path: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("phones-2020", "iphone-xs", "cable"):  # like phones and scale
+        assert json.loads(edgefl.shows("profiles", name, "--json"))["id"] == name
+    monkeypatch.chdir(tmp_path)
+    own = (PROFILES / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "phone"')
+    Path("phone.toml").write_text(own)
+    assert json.loads(edgefl.shows("profiles", "phone.toml", "--json"))["id"] == "phone"
+
+
 def test_a_sorted_search_as_json_is_sorted(edgefl: Shell) -> None:
     listed = json.loads(edgefl.shows("profiles", "--find", "board", "--sort", "year", "--json"))
     years = [device.get("year", 9999) for device in listed["devices"].values()]

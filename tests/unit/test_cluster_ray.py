@@ -6,14 +6,25 @@ import contextlib
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from edgefl.cli.run import _cluster_for
 from edgefl.errors import ConfigError, RunError
 from edgefl.host.channel import Channel, Refused, pair
 from edgefl.hosts.ray import _opened
 from edgefl.hosts.ray_driver import ActorEnded, FromDriver, Opened, Placed
+from edgefl.results.store import Store
 from edgefl.zeromq.keys import public
+
+
+def test_a_run_that_only_lacks_its_results_needs_no_cluster(tmp_path: Path) -> None:
+    """Regression: "there is nothing to resume"."""
+    with Store(tmp_path) as store:
+        store.set_meta(status="done")
+    with _cluster_for("auto", tmp_path, quiet=True) as nodes:
+        assert nodes is None
 
 
 @pytest.fixture

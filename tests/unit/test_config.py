@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,7 @@ fleet.memory=1 -> fleet.memory: must be 'auto' or 'cgroup' or 'off' or 'rlimit',
 fleet.device={pi-4=1} -> unknown key 'fleet.device'; did you mean 'fleet.devices'?
 evaluation.often=1 -> unknown key 'evaluation.often'; allowed in [evaluation]
 fleet.memory_limit=false -> unknown key 'fleet.memory_limit'; did you mean 'fleet.memory'?
+fleet.availability="" -> fleet.availability: availability file '' cannot be read: No such file
 fleet.charge=0.5 -> fleet.charge: has no effect without fleet.battery = true, got 0.5
 fleet.on_leave=finish -> fleet.on_leave: has no effect if phones never leave; give fleet.
 fleet.churn={mean_onlin_s=3} -> unknown key 'fleet.churn.mean_onlin_s'; did you mean 'fleet.churn.mean_onli
@@ -460,6 +462,8 @@ def test_the_arrays_of_a_run_are_found_if_its_folder_or_its_sweep_was_moved(tmp_
         return config.load(folder / run / "experiment.toml", recorded=recorded).data.path
 
     assert path(old, recorded=True) == f"{old}/data-0123.safetensors"
+    shutil.copytree(old, copy := tmp_path / "copy")
+    assert path(copy, recorded=True) == f"{copy}/data-0123.safetensors"
     old.rename(new)
     assert path(new, recorded=True) == f"{new}/data-0123.safetensors"
     assert path(new) == f"{old}/data-0123.safetensors"

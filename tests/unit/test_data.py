@@ -294,6 +294,12 @@ def test_a_users_dataset_object_is_used_unchanged(users):
             "train_x is not an array of numbers: RuntimeError: Can't call numpy",
         ),
         ("spec['seed']", "'my_data:load' raised TypeError"),
+        ("made([0, 1, 2], classes='3')", r"classes must be a whole number or None \(got '3'\)"),
+        (
+            "Dataset(name='mine', train_x=x, train_y=[0] * 3, test_x=x, test_y=[0] * 3, classes=1, "
+            "input_shape=(2))",
+            r"input_shape must be a tuple, such as \(4,\) \(got 2\)",
+        ),
         ("made([0, 1, 2], classes=2)", r"train_y must be in \[0, 2\) \(got 2\)"),
         ("made([0, 1, 2], 3, np.arange(2))", r"owners must be .* shape \(3,\), .* \(got int64 of shape \(2,"),
         ("made([0, 1, 2], 3, np.arange(4))", r"owners must be .* \(got int64 of shape \(4,\)\)"),

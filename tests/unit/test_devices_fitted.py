@@ -13,11 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from edgefl.cli.profiles import app
-from edgefl.devices import check_file, device_names, load_device
+from edgefl.devices import check_file, device_names, load_device, measurements
 from edgefl.devices.fitted import Recipe
 from edgefl.devices.profiles import bundled_folder
 from edgefl.devices.time_model import joined
 from edgefl.errors import ConfigError
+from edgefl.lab import truth
+from edgefl.learning.operations import StepWork
 
 HEAD = "device,profile,runtime,layer,inputs,outputs,batch,steps,measured_s,source\n"
 
@@ -115,3 +117,46 @@ def test_a_fit_needs_the_rows_of_one_device(tmp_path: Path) -> None:
     said = "choose one with --profile and --runtime; available: nexus-6/dl4j, pi-4/dl4j"
     with pytest.raises(ConfigError, match=said):
         run(path, "--out", tmp_path / "mine.toml")
+
+
+def test_a_fit_needs_the_kits_results_of_one_device(tmp_path: Path) -> None:
+    parts = {"p": {"wall_s": 1, "cpu_s": 1, "work": {"conv_flop": 1e9}}}
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file in files:
+        kit = {"kit": 1, "device": file.stem, "runtime": "c", "threads": 4, "cores": 4, "parts": parts}
+        file.write_text(json.dumps(kit))
+    with pytest.raises(ConfigError, match="measured on several devices: a, b; fit a profile to each"):
+        run(*files, "--out", tmp_path / "mine.toml")
+
+
+def test_steps_in_tflite_are_refused(tmp_path: Path) -> None:
+    """Mutant: a profile whose costs are of work that `edgefl predict` counts in another way."""
+    path = layers(tmp_path, "nexus-6")
+    path.write_text(path.read_text().replace("DL4J", "TFLite"))
+    with pytest.raises(ConfigError, match="line 2: runtime: must not be 'tflite'"):
+        run(path, "--out", tmp_path / "mine.toml")
+
+
+def test_an_inference_of_a_workload_has_no_backward_pass(tmp_path: Path) -> None:
+    def works(*kinds: str) -> list[StepWork]:
+        lines = "".join(f"Mine,mine,mnn,,LEAF FEMNIST CNN,{kind},10,1,page 3\n" for kind in kinds)
+        path = tmp_path / "rows.csv"
+        path.write_text(f"device,profile,runtime,network,workload,kind,batch,measured_s,source\n{lines}")
+        return [step.row.work for step in measurements.read(path)]
+
+    train, inference = works("train", "inference")
+    assert inference.parameters == 0 < train.parameters
+    assert 0 < 2 * inference.flop < train.flop
+    with pytest.raises(ConfigError, match="kind of a workload must be 'train' or 'inference', got"):
+        works("finetune")
+
+
+def test_a_profile_that_was_fitted_to_a_users_file_is_compared_with_steps(tmp_path: Path) -> None:
+    """Mutant: the file in the profile's source is sought among edgefl's measurements."""
+    out = tmp_path / "mine.toml"
+    rows = layers(tmp_path, str(out))
+    run(rows, "--out", out)
+    steps = truth.compared(measurements.read(rows))
+    assert len(steps) == 4
+    assert not any(step.fitted or step.unseen for step in steps)
+    assert {step.runtime for step in steps} == {"dl4j"}

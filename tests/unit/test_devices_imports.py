@@ -75,6 +75,8 @@ def test_import_from_devtools(tmp_path: Path) -> None:
     assert lighthouse.down.rate_mbps == pytest.approx(2000 * 1024 / 1e6)  # without its fudge factors
     assert lighthouse.up.rate_mbps == pytest.approx(800 * 1024 / 1e6)
     assert lighthouse.down.delay_ms == lighthouse.up.delay_ms == 60
+    chosen = networks(read("devtools", "devtools.json", only=("Roof",), name="mine"), tmp_path)
+    assert [(name, network.name) for name, network in chosen.items()] == [("mine", "Roof")]
 
 
 def test_import_from_mahimahi(tmp_path: Path) -> None:
@@ -120,6 +122,16 @@ def test_new_currents_change_the_power_that_is_derived_from_them(tmp_path: Path)
     made = imported("power-profile", text, tmp_path, base="pixel-4", name="mine")
     (found,) = devices(made, tmp_path).values()
     assert found.thermal.busy_w == round(8 * 0.1 * found.voltage_v, 2)
+
+
+def test_the_modem_of_a_newer_power_profile_is_skipped(tmp_path: Path) -> None:
+    text = (SAMPLES / "power_profile.xml").read_text()
+    modem = '<modem><sleep>1</sleep><active rat="DEFAULT"><receive>9</receive></active></modem>'
+    newer = text.replace("</device>", f"{modem}</device>")
+    old, new = (
+        imported("power-profile", one, tmp_path, base="pixel-3", name="mine") for one in (text, newer)
+    )
+    assert new == old
 
 
 def test_an_older_power_profile_is_read(tmp_path: Path) -> None:
@@ -285,6 +297,8 @@ def test_a_fleet_is_written_for_fedscale_and_read_back(tmp_path: Path) -> None:
     assert emulation.load_fleet(tmp_path / "caps.toml").clients == 24
     slow = json.loads(write("tiers-30", "fedscale").content)["0"]["computation"]
     assert slow == pytest.approx(0.6 / (emulation.load_device("tier-p10").train_flop_per_s / 1e12))
+    drawn, left_out = write("phones-2020", "fedscale")
+    assert (len(json.loads(drawn)), left_out[1:]) == (100, ("the fleets that other seeds than 0 draw",))
 
 
 @pytest.mark.parametrize(

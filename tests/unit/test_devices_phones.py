@@ -18,7 +18,7 @@ from torch import nn
 from edgefl.cli import main
 from edgefl.config import validate
 from edgefl.devices import check_file, load_device, load_fleet, phone_fit, phones, predict
-from edgefl.devices.phone_estimate import Measured, estimated_profile, measured_work
+from edgefl.devices.phone_estimate import Measured, estimated_profile, known_core, measured_work
 from edgefl.devices.phone_file import table_text
 from edgefl.devices.phone_layers import inference_layers
 from edgefl.devices.phone_networks import Layer, Weights, counts, read_networks, weighted
@@ -288,6 +288,33 @@ def test_one_measured_time_sets_the_speed_of_a_profile_and_narrows_its_interval(
     assert alone.error_factor_of(step) > 1.2 * known.error_factor_of(step)
     assert models[0]["mnn"].error_factor > models[1]["mnn"].error_factor > TRANSFER
     assert "6 GiB and 23 ms of mobilenet_v2" in load_device(path).sources["runtime.tflite"]
+
+
+@pytest.mark.parametrize(
+    ("given", "core", "family"),
+    [
+        ("kryo-485", "Kryo 485", "A76"),
+        ("Kryo 485 Gold (Cortex-A76)", "Kryo 485", "A76"),  # as in the profile of the Pixel 4
+        ("Qualcomm Kryo 585 Prime", "Kryo 585", "A77"),
+        ("kryo 470 gold", "Kryo 470 Gold", "A76"),
+        ("kryo 495 gold", "Qualcomm Kryo 4XX Gold", "A76"),
+        ("cortex a55", "Cortex-A55", "A55"),
+    ],
+)
+def test_a_core_of_any_spelling_is_that_of_the_measured_phones(given: str, core: str, family: str) -> None:
+    """Mutant: a phone with one of these cores is predicted without the phones that have the same one."""
+    assert known_core(TABLE, given) == core
+    assert About(core).family == family
+
+
+def test_the_name_of_an_estimated_profile_is_valid_for_every_core() -> None:
+    assert 'id = "qualcomm-falkor-v1-kryo-2200"\n' in estimated_profile("falkor", 2200.0)
+
+
+def test_clients_do_not_train_in_a_runtime_that_has_only_inference_times() -> None:
+    fleet = Fleet(devices={"oneplus-7t": 20}, runtime="tflite")
+    with pytest.raises(ConfigError, match="oneplus-7t would use 'tflite', which has only inference times"):
+        validate(Experiment(fleet=fleet, stop=Stop(versions=1)))
 
 
 PHONE = ("profiles", "from", "--core", "cortex-a76", "--mhz", "2200", "--network", "mobilenet_v2")

@@ -165,9 +165,21 @@ def test_impossible_scaling_is_refused(tmp_path: Path, old: str, new: str, optio
         scale(path, *options)
 
 
-def test_a_profile_without_cores_cannot_be_scaled() -> None:
-    with pytest.raises(ConfigError, match=r"no cpu\.clusters"):
-        scaled_file("tier-p10")
+def test_a_profile_without_cores_needs_the_name_of_the_measured_device(tmp_path: Path) -> None:
+    before, _, after = PHONE.partition("[[cpu.clusters]]")
+    path = str(written(tmp_path, before + after[after.index("[sources]") :]))
+    for name in ("tier-p10", path):
+        with pytest.raises(ConfigError, match=r"no cpu\.clusters"):
+            scaled_file(name)
+    assert "x 2 (gemm 37.2 / 18.6 GFLOPS)" in scaled_file(path, "pi-4")
+
+
+def test_the_case_of_a_cores_name_and_a_byte_order_mark_do_not_matter(tmp_path: Path) -> None:
+    path = written(tmp_path, PHONE.replace("Cortex-A73", "cortex-a53"))
+    plain = scaled_file(str(path))
+    assert "1.5 for cores unlike any measured" in plain
+    path.write_text(f"\ufeff{path.read_text()}", encoding="utf-8")
+    assert scaled_file(str(path)) == plain
 
 
 def lines(file: str) -> list[dict[str, str]]:

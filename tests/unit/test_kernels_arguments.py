@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -159,6 +160,37 @@ def test_a_wrong_argument_is_named_and_no_output_is_written(
             call(**given, backend=backend)
         assert str(caught.value) == words
         np.testing.assert_array_equal(np.asarray(given.get("out")), before, err_msg=words)
+
+
+@pytest.mark.parametrize("field", ["weights", "scales"])
+def test_many_updates_with_too_few_weights_or_scales_are_refused(backend: str, field: str) -> None:
+    given: dict[str, Any] = {"updates": [_f()] * 200, "weights": [1.0] * 200, "scales": [None] * 200}
+    given[field] = given[field][:199]
+    with pytest.raises(ValueError, match=f"{field} must have 200 entries, one per update \\(got 199\\)"):
+        kernels.weighted_sum(_f(), None, **given, backend=backend)
+
+
+def test_beside_weights_of_an_iterator_the_wrong_argument_is_named(backend: str) -> None:
+    weights: Any = iter([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"updates\[1\] must be float32"):
+        kernels.weighted_sum(_f(), None, [_f(), np.ones(4)], weights, backend)
+
+
+def test_updates_are_held_until_they_are_summed(backend: str) -> None:
+    """Another thread may remove an update from the caller's list while the sum runs without the GIL."""
+    updates, held = [_f()], list[bool]()
+    update, out = weakref.ref(updates[0]), np.empty(4, np.float32)
+
+    class Weight:
+        def __float__(self) -> float:
+            updates.clear()
+            held.append(update() is not None)
+            return 2.0
+
+    weights: Any = [Weight()]
+    kernels.weighted_sum(out, None, updates, weights, backend)
+    assert all(held)
+    assert out.tolist() == [2.0] * 4
 
 
 def test_updates_and_weights_may_be_any_sequence(backend: str) -> None:

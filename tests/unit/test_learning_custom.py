@@ -22,6 +22,7 @@ from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Trainer
 from edgefl.learning.work import batch_work, traced_work
 from edgefl.loading import load_attribute
+from edgefl.run.connection import of_training
 from edgefl.run.workload import own_training
 from edgefl.strategies import resolve
 from edgefl.strategies.base import TripInputs
@@ -212,6 +213,20 @@ def test_the_cost_of_a_step_is_the_work_of_the_function():
     )
 
 
+def test_a_function_with_batches_of_its_own_size_may_refuse_every_other_one():
+    layer = nn.Linear(3, 2)
+
+    def train(batch):
+        if batch > 2:
+            raise TrainingError("made more steps than the 1 that [training] allows this trip")
+        layer(torch.zeros(2, 3)).sum().backward()
+        return 1, 2
+
+    found = traced_work(train, 2)
+    assert found.at(1) == found.at(9) == found.fixed
+    assert found.fixed.matmul_flop > 0
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 def test_torchs_sgd_takes_as_long_as_the_built_in_one(foreach):
     """In MNN the update of a parameter takes a hundred times as long as to move its bytes."""
@@ -345,6 +360,67 @@ def in_place(model, vector):
 
 def rebound(model, vector):
     vector_to_parameters(vector, model.parameters())
+
+
+def test_a_lack_of_memory_in_the_function_ends_the_process_as_in_the_built_in_training():
+    def lacks(model, examples, context):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    with pytest.raises(TrainingError, match="raised RuntimeError: DefaultCPUAllocator") as caught:
+        run(lacks)
+    assert not of_training(caught.value)
+    assert of_training(TrainingError("'mine:train' raised ValueError"))
+
+
+def test_hooks_on_gradients_that_the_model_registers_itself_stay():
+    module = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, CLASSES))
+    module[0].weight.register_hook(torch.zeros_like)  # its 48 numbers, the first of the vector, are frozen
+    flat = FlatModel(module)
+    first = flat.array.copy()
+    for _ in range(2):
+        run(sgd, flat=flat)
+        assert (flat.array != first)[48:].all()
+        assert (flat.array == first)[:48].all()
+
+
+def test_each_trip_starts_with_gradients_of_zero():
+    """The function clears the gradients after each step, as PyTorch's tutorial does, and not before."""
+
+    def clears_after(model, examples, context):
+        made = optim.SGD(model.parameters(), lr=context.rule.lr)
+        for x, y in examples.batches():
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            made.step()
+            made.zero_grad()
+            context.step(len(y), loss)
+
+    after, before = model(), model()
+    for _ in range(2):
+        assert run(clears_after, flat=after) == run(sgd, flat=before)
+        assert after.array.tobytes() == before.array.tobytes()
+
+
+def test_a_term_of_the_gradient_may_depend_on_the_weights():
+    """Mutant: zeros cannot be written, because torch has recorded the addition in the gradients' vector."""
+
+    def decays(model, examples, context):
+        made = optim.SGD(model.parameters(), lr=context.rule.lr)
+        for x, y in examples.batches():
+            cross_entropy(model(x), y).backward()
+            weight = next(model.parameters())
+            weight.grad.add_(weight, alpha=0.1)
+            made.step()
+            made.zero_grad()
+            context.step(len(y))
+
+    flat, fresh = model(), model()
+    first = flat.array.copy()
+    run(decays, flat=flat)
+    flat.load(first)
+    for each in (flat, fresh):
+        run(decays, flat=each)
+    assert flat.array.tobytes() == fresh.array.tobytes() != first.tobytes()
 
 
 def test_a_function_may_replace_tensors_and_the_next_trip_starts_with_the_original_ones():

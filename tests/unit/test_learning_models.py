@@ -261,9 +261,20 @@ def test_load_refuses_a_wrong_shape_or_type(source, error, message):
         FlatModel(nn.Linear(4, 3)).load(source)
 
 
+def masked(*, persistent):
+    module = nn.Linear(2, 2)
+    module.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1), persistent=persistent)
+    return module
+
+
+def test_a_mask_of_infinity_is_no_part_of_the_vector():
+    assert FlatModel(masked(persistent=False)).size == 6
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
+        (masked(persistent=True), "'mask' holds NaN or infinity; .* in a buffer with persistent=False"),
         (nn.Linear(2, 2).double(), "'weight' is float64; every parameter must be float32"),
         (nn.Linear(2, 2).half(), "'weight' is float16"),
         (nn.LazyLinear(2), "'weight' is a lazy parameter"),

@@ -19,6 +19,7 @@ from edgefl.errors import ConfigError, TrainingError
 from edgefl.experiment import Model
 from edgefl.host.host_operations import sgd_step
 from edgefl.learning.flat import FlatModel
+from edgefl.learning.live import live_lines
 from edgefl.learning.models import MODELS, make_model
 from edgefl.learning.work import (
     BatchWork,
@@ -456,3 +457,10 @@ def test_live_bytes_of_a_layer_are_its_tensors():
     found = batch_work(nn.Linear(inputs, outputs, bias=False), (inputs,)).live_bytes(batch)
     floats = batch * inputs + 2 * batch * outputs + inputs * outputs
     assert 4 * floats <= found <= 4 * (floats + batch * outputs) + 8 * batch + 16
+
+
+def test_lines_of_live_bytes_may_cross_where_the_crossing_is_rounded():
+    """Mutants: the search stays at the rounded crossing for ever; a line is in the result several times."""
+    low, high = [3208184716, 1355891552], [3993803404, 2141510280]
+    found = live_lines(low, high, (2, 4))
+    assert found == ((2422566028.0, 392809344.0), (570272824.0, 392809364.0))

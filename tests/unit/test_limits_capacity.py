@@ -316,6 +316,19 @@ def test_only_an_old_rate_of_code_is_measured_again(tmp_path: Path, monkeypatch:
     assert calibrate_code("integer", folder=tmp_path) == young
 
 
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_missing_rate_is_measured_once_the_c_extension_is_installed(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = Rate(median=2.0, cv=0.0, samples=(2.0,))
+    monkeypatch.setattr(calibration, "find_spec", lambda _: object() if installed else None)
+    monkeypatch.setattr(calibration, "_measure_apart", lambda *_: msgspec.json.encode(new))
+    path = tmp_path / f"calibration-{calibration.fingerprint()}.json"
+    path.write_bytes(msgspec.json.encode(replace(made(time.time()), measured=replace(measured(), code={}))))
+    found = calibrate_code("integer", folder=tmp_path).measured.code
+    assert found == ({"integer": new} if installed else {})
+
+
 def test_the_fingerprint_depends_on_version_cpu_and_library(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {calibration.fingerprint()}
     monkeypatch.setattr(calibration, "VERSION", calibration.VERSION + 1)
@@ -415,6 +428,16 @@ def test_an_error_of_the_measuring_process_is_one_line(monkeypatch: pytest.Monke
     monkeypatch.setattr(calibration.sys, "executable", "/bin/false")
     with pytest.raises(RunError, match="calibration failed with exit code 1: no message"):
         calibration._measure_apart()
+
+
+def test_modules_of_the_current_folder_are_not_those_of_the_measuring_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    ran = Mock(return_value=Mock(returncode=0, stdout=b"{}"))
+    monkeypatch.setattr(calibration.subprocess, "run", ran)
+    assert calibration._measure_apart() == b"{}"
+    assert ran.call_args.kwargs["env"]["PYTHONSAFEPATH"] == "1"
 
 
 def test_without_a_home_folder_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,17 @@ def test_controllers_of_both_versions_are_found_side_by_side(machine: Machine) -
     assert find("memory") == Place(unified, 2)
 
 
+def test_a_process_that_edgefl_has_moved_is_in_the_group_in_which_it_was(machine: Machine) -> None:
+    """The subgroup has only the controllers that edgefl has enabled so far."""
+    unified = machine.mount("unified", "cgroup2", "rw")
+    (unified / "cgroup.controllers").write_text("cpu memory\n")
+    own = unified / "edgefl-7-99" / "own"
+    own.mkdir(parents=True)
+    (own / "cgroup.controllers").write_text("cpu\n")
+    machine.process_in("0::/edgefl-7-99/own")
+    assert find("memory") == find("cpu") == Place(unified, 2)
+
+
 @pytest.mark.parametrize(
     ("name", "path", "found"),
     [

@@ -492,6 +492,16 @@ def test_a_process_that_cannot_be_throttled_leaves_no_descriptor(
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_a_stopped_process_that_has_become_one_of_another_user_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = throttle.Target(os.getpid())
+    target.stopped = True
+    monkeypatch.setattr(throttle.signal, "pidfd_send_signal", Mock(side_effect=PermissionError))
+    target.close()
+    assert target._fd == -1
+
+
 def test_a_process_cannot_stop_itself() -> None:
     code = "import os; from edgefl import host; host.open('sigstop', os.getpid(), 0.2)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as child:

@@ -25,7 +25,7 @@ from edgefl.devices import check_file, load_device
 from edgefl.devices.fit import TYPICAL, Row, predicted, summary
 from edgefl.devices.kit_result import KIT_ERROR_FACTOR, KitResult, Timed, fit_kit
 from edgefl.devices.time_model import COSTS, TimeModel
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.lab import truth
 from edgefl.learning.operations import StepWork
 from edgefl.measure import kit, remote
@@ -225,6 +225,21 @@ def test_an_error_over_ssh_is_one_line(
     assert message in edgefl.refuses(1, "measure", "--ssh", "pi", "--out", str(tmp_path / "pi.json"))
 
 
+def test_a_greeting_before_the_result_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ssh(tmp_path, r"""echo welcome; printf '{\n "parts": {}\n}\n'""", monkeypatch)
+    assert remote.run([], lambda _: None, ssh="pi") == {"parts": {}}
+
+
+def test_the_last_part_is_not_the_reason_why_the_kit_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, lines = "memory/layer norm: 12.00 ms, 5 steps, CV 1%", list[str]()
+    fake_ssh(tmp_path, f"echo '{line}' >&2; exit 137", monkeypatch)
+    with pytest.raises(RunError, match="measuring pi failed: exit code 137"):
+        remote.run([], lines.append, ssh="pi")
+    assert lines == [line]
+
+
 def test_output_of_a_device_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_ssh(tmp_path, r"printf 'Gr\374\337e\n' >&2; echo '{}'", monkeypatch)
     lines: list[str] = []
@@ -264,6 +279,8 @@ def test_a_missing_ssh_and_wrong_hosts_are_refused(
     monkeypatch.setattr(remote, "run", lambda *_: pytest.fail("this machine was measured"))
     for option in ("--ssh", "--python"):
         assert f"{option} '': must not be empty" in edgefl.refuses(2, "measure", option, "")
+    for name in ("none", "none.toml"):
+        assert f"--out {name}: must end in .json" in edgefl.refuses(2, "measure", "--out", name)
 
 
 @pytest.mark.parametrize("given", [("--minutes", "0"), ("--minutes", "1e4"), ("--threads", "0")])
@@ -274,6 +291,16 @@ def test_the_kits_file_refuses_impossible_numbers(
         kit.main(given)
     assert caught.value.code == 2
     assert "--threads must be at least 1, and --minutes above 0 and below 10000" in capsys.readouterr().err
+
+
+def test_the_kits_file_prints_a_result_that_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kit, "measure", lambda *_: {"parts": {}})
+    out = tmp_path / "none" / "result.json"
+    with pytest.raises(SystemExit, match=r"result\.json cannot be written .*; the result was printed"):
+        kit.main(["--out", str(out)])
+    assert json.loads(capsys.readouterr().out) == {"parts": {}}
 
 
 def test_this_hosts_networks_are_compared_with_the_kit(monkeypatch: pytest.MonkeyPatch) -> None:

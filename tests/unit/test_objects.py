@@ -216,6 +216,32 @@ def test_arrays_are_saved_in_a_file_named_by_their_content(tmp_path: Path) -> No
     assert found.owners.tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_arrays_of_a_run_that_its_folder_refuses_are_removed(tmp_path: Path) -> None:
+    """The arrays of the run that the folder holds stay."""
+    (tmp_path / "experiment.toml").touch()
+    save_arrays(arrays(7), tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for data in (arrays(), arrays(7)):
+        with pytest.raises(ConfigError, match="taken"), with_arrays(name_objects(PLAIN, data=data), tmp_path):
+            raise ConfigError("taken")
+        assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dataset_of_arrays_keeps_its_classes_or_is_refused(tmp_path: Path) -> None:
+    words, tags = np.arange(12).reshape(3, 4), np.arange(12).reshape(3, 4) % 2
+    parts: dict[str, Any] = {"train_x": words, "train_y": tags, "test_x": words, "test_y": tags}
+    tagged = Dataset(name="tags", **parts, classes=5, input_shape=(4,))
+    found = load_data(Data(name="arrays", path=str(save_arrays(tagged, tmp_path))), seed=0)
+    assert (found.classes, found.outputs) == (5, 5)
+    for classes, wanted in ((None, "floats"), (5, "whole numbers")):
+        y = tags if classes is None else tags * 0.5
+        wrong = Dataset(
+            name="tags", train_x=words, train_y=y, test_x=words, test_y=y, classes=classes, input_shape=(4,)
+        )
+        with pytest.raises(ConfigError, match=f"train_y must be {wanted} in a Dataset with classes = "):
+            save_arrays(wrong, tmp_path)
+
+
 def test_files_and_objects_without_arrays_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
     for path, words in (
@@ -295,4 +321,20 @@ def test_digests_cover_named_modules_their_packages_and_files_beside_them(
     (installed / "pack_of_test/helper.py").unlink()
     assert loading.digests().keys() == wanted - {"pack_of_test.helper"}
     for name in (*wanted, "pack_of_test.parts", "other_of_test"):
+        del sys.modules[name]
+
+
+def test_digests_leave_out_the_packages_that_are_installed_beside_a_users_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "lab_of_test.py").write_text("import numbers_of_test\nmake = 1\n")
+    (installed / "numbers_of_test.py").write_text("")
+    for name in ("_named", "_searched"):
+        monkeypatch.setattr(loading, name, set())
+    monkeypatch.chdir(tmp_path)
+    loading.load_attribute("lab_of_test:make", "model.name", [installed])
+    assert loading.digests().keys() == {"lab_of_test"}
+    for name in ("lab_of_test", "numbers_of_test"):
         del sys.modules[name]

@@ -17,9 +17,11 @@ from shell import Shell
 
 from edgefl.cli.programs import phones_of
 from edgefl.errors import ConfigError
-from edgefl.programs import Phone, ProgramOptions, keeper, messages, start, tree
+from edgefl.host.groups import Place
+from edgefl.programs import Phone, ProgramOptions, keeper, messages, options, start, tree
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
+from edgefl.programs.running import remove_outputs
 
 CAT = Phone(device="moto-g4", command=("cat",), share=0.1)
 LAUNCH = messages.Launch(0, (b"cat",), {}, None, (1.0,), None, "off", "off", (0, 1, 2))
@@ -106,11 +108,40 @@ def test_the_first_phone_in_a_control_group_may_have_no_memory_limit(
     memory.assert_called_once_with(Path(), 64.0)
 
 
+@pytest.mark.parametrize(("version", "moves"), [(1, []), (2, [call(["cpu"]), call(["memory"])])])
+def test_under_version_2_edgefl_moves_into_a_group_of_its_own_before_the_keeper_starts(
+    version: int, moves: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper cannot limit groups below a group that holds edgefl's main process."""
+    monkeypatch.setattr(options, "find", lambda _: Place(Path(), version))
+    groups = MagicMock()
+    monkeypatch.setattr(options, "Groups", groups)
+    with options.own_groups(ProgramOptions(throttle="cgroup", memory="cgroup")):
+        assert groups.call_args_list == moves
+    with options.own_groups(ProgramOptions(throttle="sigstop", memory="watch")):
+        assert groups.call_args_list == moves
+
+
 def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the record would be lost at the end of the phones."""
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
     with pytest.raises(ConfigError, match="no file can be created"):
         start([CAT], ProgramOptions(out=tmp_path))
+
+
+def test_a_misspelt_way_to_leave_is_refused() -> None:
+    absence = messages.Absence(60.0, 20.0, "kil")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="leave 'kil'"):
+        start([CAT], ProgramOptions(absence=absence))
+
+
+def test_the_output_of_an_earlier_commands_phones_is_removed(tmp_path: Path) -> None:
+    """`edgefl flower` would take messages in it for those of its own phones."""
+    for name in ("0-pixel-4.out", "12-moto-g4.err", "0-pixel-4.txt", "my-notes.out"):
+        (tmp_path / name).touch()
+    remove_outputs(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"0-pixel-4.txt", "my-notes.out"}
+    remove_outputs(tmp_path / "none")
 
 
 def test_out_must_be_a_path() -> None:
@@ -253,6 +284,21 @@ def test_a_signal_to_another_users_command_is_not_an_error(monkeypatch: pytest.M
     monkeypatch.setattr(keeper.os, "killpg", refused := Mock(side_effect=PermissionError))
     kept._handle(messages.Pass(2))
     assert refused.call_args == call(7, 2)
+
+
+def test_a_process_that_has_become_one_of_another_user_does_not_delay_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For example ``sudo`` in the background, which edgefl cannot kill."""
+    left = MagicMock()
+    left.__len__.return_value, left.kill.return_value = 1, False
+    phone = Mock(tree=left, throttled=None, leaving=False, why="", launch=LAUNCH)
+    kept = keeper.Keeper(Mock())
+    monkeypatch.setattr(kept, "_check", Mock())
+    monkeypatch.setattr(kept, "_finish", finish := Mock())
+    kept._codes[0] = 0
+    kept._end_phone(phone)
+    assert finish.call_args == call(phone, 0)
 
 
 @pytest.mark.parametrize(("leave", "leaving"), [("stop", False), ("kill", True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from types import SimpleNamespace
@@ -23,13 +24,16 @@ from edgefl.programs import RunningPhones, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.relay import (
     AHEAD_S,
+    MAX_WINDOW_BYTES,
     MIN_WINDOW_BYTES,
     STALL_S,
     EmulatedTime,
     Flow,
     PhoneLink,
+    PreciseSelector,
     Relay,
     carry,
+    window_bytes,
 )
 from edgefl.programs.way import LinkWay, Transmission
 
@@ -102,6 +106,13 @@ def test_a_relays_delay_is_made_up_for_but_not_a_senders() -> None:
     assert flow.way.busy_s == pytest.approx(3 * wire_s)
 
 
+def test_a_selector_with_a_high_descriptor_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay with a thousand listeners could not start."""
+    with contextlib.closing(PreciseSelector()) as selector:
+        monkeypatch.setattr(selector, "fileno", lambda: 5000)
+        assert selector.select(0.001) == []
+
+
 def test_a_relay_handles_messages_that_came_in_while_it_sent() -> None:
     """A channel reads while it sends; its descriptor does not become readable again for what it has read."""
     ours, theirs = socket.socketpair()
@@ -111,6 +122,37 @@ def test_a_relay_handles_messages_that_came_in_while_it_sent() -> None:
         channel.receive_ready.return_value = [end]
         asyncio.run(asyncio.wait_for(Relay(channel, "run").serve(), 60.0))
     assert channel.send.call_args == call(messages.Drained())
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "whys", "now"),
+    [
+        (False, ["", ""], False),
+        (True, ["", ""], True),
+        (False, ["battery low", ""], False),
+        (False, ["a", "b"], True),
+    ],
+)
+def test_the_data_of_a_phone_arrives_although_another_one_crashed(
+    interrupted: bool, whys: list[str], now: bool
+) -> None:
+    ended = {phone: Mock(code=-11 * (1 - phone), why=why) for phone, why in enumerate(whys)}
+    running = Mock(_held=whys, _ended=ended, _interrupted=interrupted, running=False)
+    running._relay_channel.receive.return_value = messages.Drained()
+    RunningPhones._finish(running)
+    assert running._relay_channel.send.call_args == call(messages.EndPhones(now=now))
+
+
+@pytest.mark.parametrize(
+    ("delivering", "closing", "keeper", "relay"),
+    [(False, False, 1, 0), (True, False, 1, 1), (True, True, 0, 0)],
+)
+def test_a_signal_ends_the_delivery_of_data(delivering: bool, closing: bool, keeper: int, relay: int) -> None:
+    """While edgefl's own processes are ended, their channels are closed."""
+    running = Mock(_delivering=delivering, _closing=closing)
+    RunningPhones._interrupt(running, messages.Pass(2))
+    assert running._keeper_channel.tell.call_args_list == [call(messages.Pass(2))] * keeper
+    assert running._relay_channel.tell.call_args_list == [call(messages.EndPhones(now=True))] * relay
 
 
 def test_the_end_waits_for_a_server_while_it_receives() -> None:
@@ -175,6 +217,18 @@ def test_the_relay_holds_at_most_its_window_and_one_part() -> None:
         return entered - flow.nbytes
 
     assert asyncio.run(carried()) <= MIN_WINDOW_BYTES + CHUNK_BYTES
+
+
+def test_a_link_with_a_delay_and_no_limit_on_its_rate_holds_many_bytes() -> None:
+    """10 MB took 30 times the delay, because the link held only 0.3 MB."""
+    none, lte = load_network("none"), load_network("lte")
+    delayed = msgspec.structs.replace(none, down=msgspec.structs.replace(none.down, delay_ms=100.0))
+    assert window_bytes(way_of(delayed)) == MAX_WINDOW_BYTES
+    assert window_bytes(way_of(none)) == MIN_WINDOW_BYTES
+    jittering = msgspec.structs.replace(none.down, jitter_ms=50.0, jitter_dist="exponential")
+    assert window_bytes(way_of(msgspec.structs.replace(none, down=jittering))) == MAX_WINDOW_BYTES
+    slower = msgspec.structs.replace(lte, down=msgspec.structs.replace(lte.down, delay_ms=980.0))
+    assert window_bytes(way_of(slower)) == pytest.approx(2 * 16.8e6 / 8, abs=1)
 
 
 def test_lost_packets_cost_their_bytes_and_a_round_trip_once() -> None:

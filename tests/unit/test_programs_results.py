@@ -133,6 +133,12 @@ def test_an_option_is_advised_only_where_it_is_allowed(
     assert ("--threads N" in capsys.readouterr().err) == advised
 
 
+def test_phones_that_are_not_limited_need_no_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    held = look_up([Phone(device="pi-4", command=("cat",), share=(0.2, 0.2))])
+    PhonesView(quiet=False).begin(held, choose_time_scale([], scale=2.0))
+    assert capsys.readouterr().err == "edgefl: time_scale 2: a second of a phone takes 2 s here\n"
+
+
 def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[str]) -> None:
     held = look_up([CAT] * 30)
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -154,6 +160,10 @@ def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[s
     text = console.export_text()
     assert text.splitlines()[2].split() == ["5", "moto-g4", "running", "0.5", "100.0%", "12", "2", "0"]
     assert "and 10 more" in text
+    unlimited = PhonesTable(console, limited=False)
+    unlimited._held = held
+    console.print(unlimited.picture(states, traffic))
+    assert "%" not in console.export_text()
     console.file.close()
 
 

@@ -108,6 +108,20 @@ def test_processes_are_listed_again_only_if_one_was_started_or_has_ended(
         kept.close()
 
 
+def test_a_process_that_has_become_one_of_another_user_cannot_be_killed() -> None:
+    """For example ``sudo``, which a refresh saw before it changed its user."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        kept = ProcessTree(process.pid)
+        kept._members[process.pid].close()
+        sudo = Mock(pid=process.pid, send=Mock(side_effect=PermissionError))
+        kept._members[process.pid] = sudo
+        assert not kept.kill()
+        sudo.send.side_effect = None
+        assert kept.kill()
+        process.communicate()
+        kept.close()
+
+
 def test_the_children_of_an_ended_orphan_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU time that edgefl gets by waiting for it includes theirs, as does that of the last refresh."""
 

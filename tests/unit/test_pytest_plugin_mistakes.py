@@ -76,11 +76,39 @@ def test_the_mark_of_a_test_replaces_those_of_its_class_and_module(run: Run) -> 
             def test_its_own(self, edge_device):
                 assert edge_device.run(steps.step).device == "moto-g4"
 
+        class TestInherited(TestSteps):
+            pass
+
+        @pytest.mark.edge_device("pixel-4")
+        class TestOther(TestSteps):
+            def test_of_the_class(self, edge_device):
+                assert edge_device.run(steps.step).device == "pixel-4"
+
         def test_of_the_module(edge_device):
             assert edge_device.run(steps.step).device == "pi-4"
         """
     )
-    found.assert_outcomes(passed=3)
+    found.assert_outcomes(passed=7)
+
+
+def test_the_mark_of_a_module_holds_for_its_tests_and_changes_nothing_else(run: Run) -> None:
+    found = run(
+        """
+        from steps import step
+
+        pytestmark = pytest.mark.edge_device("pi-4")
+
+        def test_the_helpers(edge_device):
+            edge_device.run(step)
+            assert not hasattr(step, "pytestmark")
+
+        class TestSteps:
+            @staticmethod
+            def test_itself():
+                pass
+        """
+    )
+    found.assert_outcomes(passed=2)
 
 
 def test_a_mark_that_cannot_take_effect_is_an_error(run: Run) -> None:

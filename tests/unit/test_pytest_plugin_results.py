@@ -357,6 +357,7 @@ def test_errors_around_tests_are_red_in_all_outputs(
     ("conftest", "stops", "code", "ended"),
     [
         ("", "pytest.exit('enough')", pytest.ExitCode.INTERRUPTED, "was interrupted"),
+        ("", "pytest.exit('enough', returncode=1)", pytest.ExitCode.TESTS_FAILED, "was interrupted"),
         ("", "assert 0", pytest.ExitCode.TESTS_FAILED, "stopped early"),
         (
             "def pytest_runtest_logfinish():\n    raise OSError('disk full')\n",

@@ -126,6 +126,14 @@ def test_a_build_that_fails_is_named_with_its_last_line(top: Path) -> None:
     assert git(top, "worktree", "list").count("\n") == 0
 
 
+def test_a_build_does_not_use_the_index_of_the_hook_that_runs_the_tests(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = find_base("main", top)
+    monkeypatch.setenv("GIT_INDEX_FILE", str(top / "index"))
+    Checkout(base, 'test -z "$GIT_INDEX_FILE"').close()
+
+
 def test_installed_copies_may_be_packages_modules_and_extensions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from regression_samples import TRIAL, counted, entry, measured, noisy
 
+from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.regression import baseline
 from edgefl.regression import device as marked
@@ -35,6 +36,20 @@ def test_each_profile_has_the_marks_options() -> None:
     assert [one.profile for one in found] == ["pixel-3a", "pi-4"]
     assert {(one.repetitions, one.network) for one in found} == {(20, "3g")}
     assert found[0].budgets == {"seconds": 2.0, "peak_mib": 100.0}
+
+
+def test_a_profile_is_found_after_the_working_folder_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, name in (("devices", "pixel-3a"), ("networks", "3g")):
+        text = (bundled_folder() / kind / f"{name}.toml").read_text()
+        (tmp_path / f"{name}.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    (found,) = mark_options(["./pixel-3a.toml"], {"network": "3g.toml"})
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    made = edge_device(found)
+    assert (made.name, made.network.id if made.network else "") == ("pixel-3a", "3g")
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,12 @@ def test_the_history_is_read_from_the_baselines_in_git(tmp_path: Path) -> None:
     assert [memory.points[place].subject for place in memory.steps] == ["peak of 16 MiB"]
 
 
-def test_the_page_has_outcomes_history_and_no_scripts() -> None:
+def test_without_git_there_is_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert history(tmp_path / "test_a.json") == []
+
+
+def test_the_page_has_outcomes_history_and_no_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [(f"c{place}", f"commit <{place}>", value) for place, value in enumerate((8.0, 8.0, 16.0, 16.0))]
     series = Series("test_a[pi-4]", "train", "peak memory", "MiB", True, [Point(*one) for one in points])
     page = gate_page(RESULTS, [series], "2026-11-26")
@@ -214,3 +219,8 @@ def test_the_page_has_outcomes_history_and_no_scripts() -> None:
     assert page.count("<svg") == 1
     assert "RED" in page
     assert "GREEN" in gate_page(GateResults(rows=(row(),)), [], "2026-11-26")
+    assert "leaves out" not in page
+    monkeypatch.setattr("edgefl.regression.gate_page.MAX_PICTURES", 1)
+    page = gate_page(RESULTS, [series] * 3, "2026-11-26")
+    assert page.count("<svg") == 1
+    assert "leaves out 2 more figures." in page

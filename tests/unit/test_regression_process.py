@@ -21,7 +21,7 @@ from edgefl.devices.link import Disconnected
 from edgefl.errors import ConfigError
 from edgefl.regression import worker
 from edgefl.regression.memory import kib
-from edgefl.regression.process import Failure, FunctionLocation, failure_of, find, locate
+from edgefl.regression.process import Failure, FunctionLocation, Surroundings, failure_of, find, locate
 from edgefl.regression.repetition import DeviceClock, DeviceHandle, ProcessUsage, nbytes
 
 
@@ -186,6 +186,8 @@ def test_a_module_comes_from_its_file_and_not_from_another_of_its_name(
         ("import no_such_module\n", "cannot be imported: ModuleNotFoundError: No module named"),
         ("def step(:\n", "cannot be imported: SyntaxError: "),
         ("raise SystemError('two\\nlines')\n", "cannot be imported: SystemError: two lines"),
+        ("raise SystemExit(3)\n", "cannot be imported: SystemExit: 3"),
+        ("import pytest\npytest.skip('off', allow_module_level=True)\n", "cannot be imported: Skipped: off"),
         ("", "cannot be imported: AttributeError: "),
     ],
 )
@@ -195,6 +197,33 @@ def test_a_module_that_cannot_be_imported_is_one_line(module: Path, text: str, m
         find(FunctionLocation("steps_of_this_test", str(module), "step"))
     assert str(caught.value).startswith(f"{module}: {message}")
     assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError) as again:
+        find(FunctionLocation("steps_of_this_test", str(module), "step"))
+    assert str(again.value) == str(caught.value)
+
+
+@pytest.mark.parametrize("init", [True, False])
+def test_a_module_may_import_its_package_if_no_path_leads_there(tmp_path: Path, init: bool) -> None:
+    """This is so with pytest's import mode importlib."""
+    folder = tmp_path / "package_of_this_test" / "inner"
+    folder.mkdir(parents=True)
+    for each in (folder.parent, folder) if init else ():
+        (each / "__init__.py").touch()
+    (folder / "helpers.py").write_text("def step():\n    return 5\n")
+    module = folder / "test_steps.py"
+    module.write_text("from package_of_this_test.inner import helpers\nfrom .helpers import step\n")
+    try:
+        assert find(FunctionLocation("package_of_this_test.inner.test_steps", str(module), "step"))() == 5
+    finally:
+        for name in [name for name in sys.modules if name.startswith("package_of_this_test")]:
+            del sys.modules[name]
+
+
+def test_coverage_does_not_start_in_measuring_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"COV_CORE_SOURCE", "COVERAGE_PROCESS_START", "COVERED"}
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert names & Surroundings.now().environment.keys() == {"COVERED"}
 
 
 def test_the_module_of_a_script_has_another_name(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,18 @@ def test_a_users_function_changes_neither_the_model_nor_the_examples(monkeypatch
     assert own.measure(flat, x, y) == {"first": 4.0}  # the module still uses the vector's memory
 
 
+def test_the_gradients_of_a_users_function_do_not_reach_its_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure(model: Any, x: Tensor, y: Tensor) -> dict[str, float]:
+        with torch.enable_grad():
+            (model(x) - y).square().mean().backward()
+        return {"norm": float(model.weight.grad.norm())}
+
+    flat, own = FlatModel(nn.Linear(3, 2)), offer(monkeypatch, measure)
+    assert own.measure(flat, X, Y) == own.measure(flat, X, Y)
+
+
 def test_a_model_and_a_loss_that_change_their_inputs_do_not_change_the_examples() -> None:
     class Centred(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -142,6 +154,23 @@ def test_an_evaluation_does_not_depend_on_the_personal_models_of_an_earlier_one(
         made.flat.load(first)
         found.append(made.assess(0, lambda: None))
     assert found[0] == found[1]
+
+
+class Fragile(nn.Linear):
+    """A model that fails in evaluation mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            raise IndexError("index out of range in self")
+        return super().forward(x)
+
+
+def test_a_model_that_fails_on_the_test_examples_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, make=lambda input_shape, classes: Fragile(10, 1))
+    found, scores = workload(model=Model(name="measuring:make")).assess(0, lambda: None)
+    assert math.isnan(found.loss)
+    assert found.problem == "the model cannot be evaluated: IndexError: index out of range in self"
+    assert scores == NO_SCORES
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,18 @@ class Threads(nn.Linear):
 
 def threads(input_shape, classes):
     return Threads(64, classes)
+
+class Trains(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)) if self.training else {}[0]
+
+def trains(input_shape, classes):
+    return Trains(64, classes)
+
+def steps(model, examples, context):
+    for x, y in examples.batches():
+        context.criterion(model(x), y).backward()
+        context.step(len(y))
 """
 
 
@@ -73,12 +85,34 @@ def test_a_model_that_cannot_train_on_a_batch_of_the_fleet_is_one_line(
     assert "\n" not in str(found.value)
 
 
+def test_a_model_that_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
+    line = r"^model.name: 'doors_models:trains' cannot evaluate a test example \(doors_models.py:\d+\): Key"
+    with pytest.raises(ConfigError, match=line):
+        made(tmp_path, "trains").prepared()
+
+
 def test_more_outputs_than_classes_are_a_remark_and_the_trial_step_leaves_the_model(tmp_path: Path) -> None:
     workload = made(tmp_path, "outputs", count=20)
     first = workload.flat.array.copy()
     assert workload.prepared().remark == "model 'doors_models:outputs' has 20 outputs for 10 classes"
     assert (workload.flat.array == first).all()
     assert made(tmp_path, "outputs", count=10).prepared().remark == ""
+
+
+def test_a_proximal_term_that_a_users_function_must_add_is_a_remark(tmp_path: Path) -> None:
+    (tmp_path / "doors_models.py").write_text(MODELS)
+    remarks = []
+    for strategy in ("fedprox", "fedavg"):
+        experiment = Experiment(
+            fleet=Fleet(devices={"pi-4": 3}),
+            data=Data(max_examples=51),
+            training=Training(function="doors_models:steps", epochs=1),
+            strategy={"name": strategy},
+            stop=Stop(versions=1),
+        )
+        remarks.append(Workload(experiment, fleet_of(experiment), tmp_path).prepared().remark)
+    assert "which 'doors_models:steps' must add itself (context.rule.terms.prox_mu)" in remarks[0]
+    assert remarks[1] == ""
 
 
 def test_forks_train_with_one_thread_because_more_would_wait_for_those_of_the_zygote(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from engine_world import World
 
 from edgefl import experiment, failpoints
 from edgefl.core.events import Left
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.results.record import Record
-from edgefl.results.rows import MemoryUse
+from edgefl.results.rows import MemoryUse, NodeRow
 from edgefl.results.store import Store
 from edgefl.run import resume, supervisor
 from edgefl.run.hosting import ThisHost
@@ -96,6 +96,29 @@ def test_a_buffer_of_another_run_is_refused(killed: Server, tmp_path: Path) -> N
     killed.buffer.close()
 
 
+def test_a_run_without_room_for_its_results_names_the_command_that_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store(tmp_path).close()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "journal-0000000001.safetensors").touch()
+
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(supervisor, "write_results", full)
+    usage = {"used": 0.5, "others": 0.0, "steal": None, "throttled": None}
+
+    class Parts:
+        _folder, _interrupts, _memory, _hosts = tmp_path, 0, MemoryUse(), ThisHost()
+        _plan, _usage = SimpleNamespace(load=0.1), SimpleNamespace(usage=lambda: usage)
+        _error = supervisor._Supervisor._error
+
+    parts: Any = Parts()
+    with pytest.raises(RunError, match="No space left on device; carry on with: edgefl resume"):
+        supervisor._Supervisor._write_results(parts)
+
+
 def test_a_resumed_run_is_judged_by_the_worst_of_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,11 +127,13 @@ def test_a_resumed_run_is_judged_by_the_worst_of_its_parts(
     parts_of_run = ((0.1, None, 0.4, 5.0), (0.0, 0.3, 0.95, None), (None, 0.2, 0.5, None))
     for steal, throttled, load, shared_mib in parts_of_run:
         usage = {"used": 0.5, "others": 0.0, "steal": steal, "throttled": throttled}
+        hosts, node = ThisHost(), {"cpu": "", "cores": 1.0, "system": "", "machine": "", "host_step_s": 0.1}
+        hosts.rows = [NodeRow(name=f"node {load}", peers=[0], **node)]  # type: ignore[arg-type]
         parts: Any = SimpleNamespace(
             _folder=tmp_path,
             _interrupts=0,
             _memory=MemoryUse(shared_mib=shared_mib),
-            _hosts=ThisHost(),
+            _hosts=hosts,
             _plan=SimpleNamespace(load=load),
             _usage=SimpleNamespace(usage=lambda usage=usage: usage),
         )
@@ -116,3 +141,4 @@ def test_a_resumed_run_is_judged_by_the_worst_of_its_parts(
     with Record(tmp_path) as record:
         meta = record.meta
         assert (meta.steal, meta.throttled, meta.load, meta.memory.shared_mib) == (0.1, 0.3, 0.95, 5.0)
+        assert [node.name for node in meta.nodes] == ["node 0.4", "node 0.95", "node 0.5"]  # of all parts

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from engine_world import CLIENTS, SEED, SIZE, Faults, World, assessed
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Halted, Left, Sum
+from edgefl.core.events import Cohort, Halted, Left, Sum, Train
 from edgefl.errors import ConfigError
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
@@ -391,6 +392,19 @@ def test_tasks_are_sent_before_long_sums(tmp_path: Path, monkeypatch: pytest.Mon
     world.finish().close()
     assert len(unsent) == 20
     assert (max(unsent) == 0) is long
+
+
+def test_only_tasks_with_pairwise_masks_name_the_clients_of_the_round(tmp_path: Path) -> None:
+    """Regression: with thousands of clients in a closed round, the messages were too long."""
+    world = World(tmp_path, FedBuff(buffer_size=4), TRIPS)
+    action = Train(0, 0, 0, 0, cohort=Cohort(0, (0, 1)))
+    lease = world.aggregator.lease(task=0, client=0, version=0)
+    assert world.engine.order(action, lease, 0.0, 0.0).cohort is None
+    for by_round, cohort in ((False, None), (True, action.cohort)):
+        hidden: Any = SimpleNamespace(by_round=by_round)
+        world.aggregator.hidden = hidden
+        assert world.engine.order(action, lease, 0.0, 0.0).cohort == cohort
+    world.close()
 
 
 def test_each_figure_of_a_trip_is_in_its_column(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +21,14 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop
 from edgefl.host.capacity import machine
 from edgefl.host.channel import Refused
+from edgefl.host.pacing import Pacer
 from edgefl.hosts import messages, node
 from edgefl.hosts.nodes import Nodes, on_nodes, opened, software
 from edgefl.parameters.buffer import Shape
 from edgefl.run import control
+from edgefl.run.client import ClientProcess
+from edgefl.run.connection import Cancelled
+from edgefl.run.messages import Task
 from edgefl.zeromq import keys
 
 OTHER = keys.Key("other", bytes(32), keys.public(bytes(32)))
@@ -280,6 +287,27 @@ def test_a_node_at_its_own_pace_is_rejected_by_a_run_with_another_time_scale(pre
     assert world.lines[-1] == "node pi was rejected: it joined with --as-is, which needs a time scale of 1"
     world.ready("other", joining(device="pi-4"))
     assert [type(one) for one in world.sent_to("other")] == [control.Prepare, control.Adopt, control.Spawn]
+
+
+def test_a_device_at_its_own_pace_waits_before_its_first_trip() -> None:
+    """Regression: its download ended before it had begun, and the server refused the negative time."""
+    waited: list[int] = []
+
+    def download(*_: object) -> None:
+        raise Cancelled
+
+    parts: Any = SimpleNamespace(
+        _pacer=Pacer(time_scale=1.0, wait=lambda _: None),
+        _model=lambda task, frames: None,
+        _transport=SimpleNamespace(room=lambda task: None),
+        _workload=SimpleNamespace(plan=lambda *_: SimpleNamespace(dies_s=math.inf)),
+        _server=SimpleNamespace(wait_until=waited.append),
+        _download=download,
+    )
+    task = Task(0, 0, 0, 0, 0, 0, None, None, wait_s=2.0)
+    with pytest.raises(Cancelled):
+        ClientProcess._trip(parts, task, (), 1000)
+    assert waited == [2_000_001_000]
 
 
 def test_a_runs_usage_is_that_of_its_busiest_machine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

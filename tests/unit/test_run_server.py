@@ -16,10 +16,10 @@ from test_run_wall import Wall
 
 from edgefl.core import Core
 from edgefl.core.deaths import Deaths
-from edgefl.core.events import Arrived, Died, Evaluate, Halted, Joined, Ticked
+from edgefl.core.events import Arrived, Died, Evaluate, Evaluated, Halted, Joined, Left, Ticked
 from edgefl.errors import RunError
 from edgefl.experiment import Privacy, Stop
-from edgefl.run import control, server_process, supervisor
+from edgefl.run import control, resume, server_process, supervisor
 from edgefl.run.clock import WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, Departed
 from edgefl.run.progress import Gauge
@@ -50,6 +50,19 @@ def test_a_run_without_clients_waits_for_an_evaluation_that_may_end_it(world: Wa
     world.engine.carry_out([Evaluate(0)])
     loop._find_silent()
     assert world.evaluation.complete(0)
+    with pytest.raises(RunError, match="no client is training and none will start: 0 of 3 are connected"):
+        loop._find_silent()
+
+
+@pytest.mark.parametrize("back_s", [math.inf, 9.0])
+def test_a_run_whose_phones_are_gone_for_good_ends_with_its_results(world: Wall, back_s: float) -> None:
+    """Regression: it failed after an empty battery without a charger."""
+    loop = world.loop(experiment())
+    world.dynamics.set(1, back_s, "back")
+    if back_s == math.inf:
+        loop._find_silent()
+        assert world.core.stopped == "too few clients are left: 0 of 3"
+        return
     with pytest.raises(RunError, match="no client is training and none will start: 0 of 3 are connected"):
         loop._find_silent()
 
@@ -101,18 +114,31 @@ def test_ticks_that_follow_faster_than_they_are_handled_do_not_occupy_the_loop(w
     assert world.timeline.wait_ms() <= 1
 
 
-@pytest.mark.parametrize("unserved", [False, True])
-def test_a_run_whose_absent_phones_never_return_ends_if_arrivals_start_no_training(
-    world: Wall, unserved: bool
+@pytest.mark.parametrize(("unserved", "deserted"), [(False, False), (True, False), (False, True)])
+def test_a_run_whose_absent_phones_never_return_ends_if_timers_start_no_training(
+    world: Wall, unserved: bool, deserted: bool
 ) -> None:
+    """Regression: polls went on for ever after the batteries of all phones were empty."""
     parts = {"awaits": True, "present": [1, 0, 0], "deaths": Deaths(), "too_few": "few"}
-    core: Any = SimpleNamespace(unserved=unserved, **parts)
+    core: Any = SimpleNamespace(unserved=unserved, deserted=deserted, **parts)
     world.timeline.core = core
     world.dynamics.set(1, math.inf, "back")
     for back_s in (5.0, math.inf):
         world.dynamics.set(2, back_s, "back")
-        ends = unserved and back_s == math.inf
+        ends = (unserved or deserted) and back_s == math.inf
         assert world.timeline._tick(1.0) == (Halted(1.0, "few") if ends else Ticked(1.0))
+
+
+def test_a_run_is_deserted_without_clients_and_updates_unless_a_time_ends_it() -> None:
+    core = Core(FedBuff(buffer_size=2), fleet(1), 1, Stop(versions=3))
+    found = [core.deserted]
+    for event in (Joined(0, 0.0), Left(0, 1.0, "offline"), Joined(0, 2.0)):
+        core.handle(event)
+        found.append(core.deserted)
+    core.handle(Arrived(0, 1, 0, 60, 2, 1.0, 3.0))
+    core.handle(Left(0, 4.0, "offline"))
+    assert [*found, core.deserted] == [True, False, True, False, False]  # at the end, an update is held
+    assert not Core(FedBuff(), fleet(1), 1, Stop(emulated_s=9.0)).deserted
 
 
 @pytest.mark.parametrize("started", [1, 3, 6])
@@ -150,3 +176,17 @@ def test_the_trips_by_profile_include_those_before_a_restart() -> None:
     plan: Any = SimpleNamespace(experiment=experiment(), time_scale=1.0, load=0.0)
     progress = Gauge(plan).progress(core, WallClock(1.0), None, 0)
     assert progress.by_profile == {"pixel-4": [1, 1, 1, 2]}
+
+
+def test_the_last_evaluation_before_a_restart_is_shown() -> None:
+    """Regression: until the next one, the accuracy was "not measured"."""
+    core = Core(FedBuff(buffer_size=2), fleet(3), 1, Stop(versions=3))
+    replay = resume._JournalReplay(core, None)
+    for version, accuracy in ((0, 0.25), (1, 0.5)):
+        replay.handle(Evaluated(version, 1.0, accuracy, {"loss": 2.0, "f1": accuracy}))
+    plan: Any = SimpleNamespace(experiment=experiment(), time_scale=1.0, load=0.0)
+    gauge = Gauge(plan)
+    assert replay.evaluated is not None
+    gauge.remember(replay.evaluated)
+    progress = gauge.progress(core, WallClock(1.0), None, 0)
+    assert (progress.accuracy, progress.loss, progress.metrics) == (0.5, 2.0, {"f1": 0.5})

@@ -161,6 +161,16 @@ def test_the_shown_states_are_those_that_clients_report(world: Wall) -> None:
     assert world.timeline.states()[1] == ABSENT
 
 
+def test_the_shown_states_of_phones_on_other_hosts_follow_from_their_plans(world: Wall) -> None:
+    """Regression: they were shown as downloading during their whole trips."""
+    started(world)
+    world.peers.by_door = True
+    for seconds, phase in ((3.0, TripPhase.COMPUTE), (2.0, TripPhase.UP)):
+        world.hand.at += seconds
+        assert list(world.timeline.states()) == [IDLE + phase] * 3
+    assert sorted(world.trips.planned) == [0, 1, 2]  # each trip is planned once
+
+
 def test_a_cancellation_does_not_overtake_its_task(world: Wall) -> None:
     started(world)
     world.timeline.cancel(1, 1)
@@ -496,6 +506,23 @@ def test_after_an_interruption_clients_return_after_their_delays(world: Wall, ch
     assert world.timeline.expected == 0
     world.hand.at += 9.0
     assert world.due() == []
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_after_an_interruption_a_client_that_died_still_stays_away(tmp_path: Path, is_private: bool) -> None:
+    """Regression: it was back at once. In a private run a return must not depend on such a death."""
+    world = started(Wall(tmp_path, join_spread_s=0.0, privacy=PRIVATE if is_private else None))
+    world.core.deaths = Deaths(rejoin_s=30.0)
+    world.client_died()
+    world.restore()
+    world.peers.expect(CLIENT, 1, epoch=1).ready = True
+    world.timeline.start()
+    joined = [event.client for event in world.due() if isinstance(event, Joined)]
+    assert sorted(joined) == ([0, 1, 2] if is_private else [0, 2])
+    if not is_private:
+        world.hand.at += 30.0
+        assert Joined(1, 30.0) in world.due()
+    world.close()
 
 
 def test_an_interruption_starts_no_client_to_replace_one_that_leaves(world: Wall) -> None:

@@ -233,6 +233,22 @@ def test_an_error_in_a_users_module_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+CHECKS_ITSELF = f"""{MINE}
+    def __post_init__(self):
+        super().__post_init__()
+        if self.power > 1:
+            raise ValueError("power must be at most 1")
+""".replace("not_a_strategy = 3\n", "")
+
+
+def test_an_error_in_a_users_constructor_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "checks_itself.py").write_text(CHECKS_ITSELF)
+    assert vars(resolve({"name": "checks_itself:Mine"}, [tmp_path]))["power"] == 1.0
+    message = "strategy 'checks_itself:Mine' cannot be created: ValueError: power must be at most 1"
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        resolve({"name": "checks_itself:Mine", "power": 2.0}, [tmp_path])
+
+
 def mine(**members: Any) -> type[Strategy]:
     return dataclasses.dataclass(frozen=True, kw_only=True)(type("Mine", (Buffered,), members))
 

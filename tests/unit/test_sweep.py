@@ -135,6 +135,7 @@ def test_a_grid_and_seeds_are_parsed_and_an_error_names_the_format(edgefl: Shell
         with pytest.raises(ConfigError, match="--seeds"):
             seeds_of(text)
     assert edgefl.refuses(2, "sweep", "missing.toml") == "missing.toml: no such file"
+    assert edgefl.refuses(2, "sweep", "missing.toml", "--seeds", "").startswith("--seeds : expected numbers")
 
 
 def test_runs_with_equal_local_training_try_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +226,9 @@ def test_the_python_function_accepts_numpys_integers(tmp_path: Path, monkeypatch
     assert {type(seed) for seed in given["seeds"]} == {int}
     edgefl.sweep(PLAIN, tmp_path / "out")
     assert given["seeds"] == [1, 2, 3]
+    tables = [{"name": "fedbuff", "buffer_size": size} for size in np.arange(3, 5)]
+    edgefl.sweep(PLAIN, tmp_path / "out", grid={"strategy": tables})
+    assert given["grid"]["strategy"] == [f'{{ name = "fedbuff", buffer_size = {size} }}' for size in (3, 4)]
 
 
 def test_a_setting_that_the_grid_replaces_is_refused(tmp_path: Path, edgefl: Shell) -> None:

@@ -28,7 +28,7 @@ from edgefl.results.groups import slow_group
 from edgefl.results.record import Record
 from edgefl.results.statistics import summary_curve
 from edgefl.results.store import Store
-from edgefl.results.sweep import Sweep
+from edgefl.results.sweep import Sweep, compare_folders
 from edgefl.results.targets import RaceTarget, race_in_words
 from tests.reports import Page, client, evaluation, printed, read_json
 
@@ -165,12 +165,32 @@ def test_a_run_with_the_label_of_a_sweeps_row_has_a_row_of_its_own(tmp_path: Pat
     ]
 
 
-def test_the_slow_phones_do_not_depend_on_the_seed(tmp_path: Path) -> None:
+def test_labels_contain_the_name_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = f"[model]\nname = '{'m' * 60}'\n"
+    runs = [
+        run_of(tmp_path / name, "fedbuff", 1, linear(25.0), toml=text)
+        for name, text in (("a", long), ("b", ""))
+    ]
+    monkeypatch.chdir(runs[0])
+    assert labels([Path(), runs[1]]) == ["fedbuff a", "fedbuff b"]
+    swept = tmp_path / "swept"
+    compare(race(swept / "runs", {"fedavg": (20.0,)}), swept)
+    one = {"label": "fedavg", "changes": {}, "seed": 1, "folder": "runs/fedavg-1"}
+    found = {**read_json(swept / "summary.json"), "sweep": {"grid": {}, "runs": [one]}}
+    (swept / "summary.json").write_text(json.dumps(found))
+    monkeypatch.chdir(swept)
+    assert "fedavg (swept)" in printed(compare_folders([Path(), runs[0]]), width=400)
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "flwr:DirichletPartitioner"])
+def test_the_slow_phones_do_not_depend_on_the_seed(tmp_path: Path, partition: str) -> None:
     """Which profiles have a class of their own depends on the seed."""
     held = {1: ((0, 1), (1,), (2,)), 2: ((0,), (0, 2), (0, 1))}
     folders = []
     for seed, labels in held.items():
-        folders.append(run_of(tmp_path / str(seed), "fedbuff", seed, linear(20.0), partition="dirichlet"))
+        folders.append(run_of(tmp_path / str(seed), "fedbuff", seed, linear(20.0), partition=partition))
         with Store(folders[-1]) as store:
             speeds = zip(("fast", "slow", "slowest"), (0.1, 1.0, 9.0), labels, strict=True)
             store.clients([client(k, name, step_s, *own) for k, (name, step_s, own) in enumerate(speeds)])

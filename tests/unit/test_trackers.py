@@ -156,6 +156,15 @@ def test_an_error_of_a_sweeps_export_contains_the_sweeps_folder(
             trackers.track(run, "wandb", group)
 
 
+def test_the_settings_are_those_on_record_if_the_experiments_file_was_edited_or_lost(run: Path) -> None:
+    with Store(run) as store:
+        store.set_meta(toml=(run / EXPERIMENT_FILE).read_text())
+    (run / EXPERIMENT_FILE).write_text("seed = 8\n")
+    assert trackers._read(run, None).settings["seed"] == 7
+    (run / EXPERIMENT_FILE).unlink()
+    assert trackers._read(run, None).settings["seed"] == 7
+
+
 def test_an_interrupted_run_is_refused(run: Path) -> None:
     with Store(run) as store:
         store.set_meta(status="interrupted")
@@ -163,7 +172,10 @@ def test_an_interrupted_run_is_refused(run: Path) -> None:
         trackers._read(run, None)
 
 
-def test_a_run_has_one_identity_whatever_path_leads_to_it(run: Path, tmp_path: Path) -> None:
+def test_a_run_has_one_identity_and_one_name_whatever_path_leads_to_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "link").symlink_to(run)
-    paths = (run, tmp_path / "link", run / ".." / run.name)
-    assert len({trackers._read(path, None).identity for path in paths}) == 1
+    monkeypatch.chdir(run)
+    copies = [trackers._read(path, None) for path in (run, tmp_path / "link", run / ".." / run.name, Path())]
+    assert {(copy.identity, copy.name) for copy in copies} == {(copies[0].identity, "one")}

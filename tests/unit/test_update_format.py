@@ -171,6 +171,17 @@ def runs(tmp_path: Path) -> Iterator[Any]:
         run.buffer.close()
 
 
+def test_a_link_may_break_within_a_number(runs: Any) -> None:
+    """Regression: the task failed earlier, with a ValueError of numpy."""
+    run = runs("float32", {"name": "fedavg"})
+    raw = np.zeros(run.buffer.shape.update_bytes, np.uint8)
+    run.workload.flat.array += 1.0
+    run.maker.write(raw, 0, 0, run.buffer.model(0), 0, 1390)
+    sent = raw.view(np.float32)
+    assert sent[:347] == pytest.approx(1.0, abs=1e-5)
+    assert not sent[347:].any()
+
+
 ROUNDED = [name for name in NAMES if name != "float32"]
 
 
