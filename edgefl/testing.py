@@ -172,8 +172,8 @@ class _Executor:
     updates: dict[int, Vector] = field(default_factory=dict)
     trips: dict[int, TripInputs] = field(default_factory=dict)
     doomed: dict[int, str] = field(default_factory=dict)
-    """Tasks whose client died in a private run, so that they fail when their update would have arrived, and
-    the reasons."""
+    """The reason for each task whose client has died, in a run with ``[privacy]``. Such a task fails only at
+    the time at which its update would have arrived."""
 
     def __post_init__(self) -> None:
         strategy, first = self.core.strategy, self.result.models[0]

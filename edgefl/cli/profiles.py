@@ -370,7 +370,7 @@ def _check_name(out: Path | None, name: str | None = None) -> None:
         raise ConfigError(f"--name {name}: must be the file's name, {out.stem!r}, or be left out")
     for option, given in (("--out", None if out is None else out.stem), ("--name", name)):
         if given is not None and not re.fullmatch(NAME_PATTERN, given):
-            raise ConfigError(f"{option}: the profile's name must be {NAME_WORDS}, got {given!r}")
+            raise ConfigError(f"{option}: must be {NAME_WORDS}, got {given!r}")
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

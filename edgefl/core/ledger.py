@@ -42,8 +42,8 @@ class Ledger:
         self.idle = Ascending(count)
         """Connected clients that have no task and may start one."""
         self.ineligible: set[int] = set()
-        """Connected clients that have no task, but may not start one (now or ever) because of privacy limits.
-        """
+        """Connected clients that have no task and, because of privacy limits, may not start one now or ever
+        again."""
         limited = privacy is not None and (privacy.max_participations or privacy.min_separation > 1)
         self.participation = Participation(privacy, count) if privacy is not None and limited else None
         self.held: list[Update] = []

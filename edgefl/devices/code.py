@@ -1,6 +1,6 @@
 """Speed of code other than torch: rates for each core type and class of code, from ``profiles/cores.toml``.
 
-A rate is a constant of the core type multiplied by the clock frequency. Each rate has a 90% interval::
+Each rate has a 90% interval. It is a constant of the core type multiplied by the clock frequency::
 
     rate(cluster, class) = per_mhz(core, class) · MHz
 

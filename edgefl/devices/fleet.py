@@ -569,7 +569,7 @@ class Trips:
 
 
 class KnownClients(LazySequence[Client]):
-    """Information about each client that a strategy may use, computed on demand."""
+    """What a strategy may know about each client, computed on demand."""
 
     def __init__(self, trips: Trips) -> None:
         self._trips = trips

@@ -29,7 +29,7 @@ class ImportOptions(NamedTuple):
     """Names of the entries to import from a file with several entries; empty to import all entries."""
     clients: int | None = None
     base: str | None = None
-    """Device profile to complete, for a file without computing rates."""
+    """Device profile to complete, if the file does not contain compute rates."""
     up: Path | None = None
 
     def profile_name(self, default: str) -> str:

@@ -154,7 +154,8 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     points: tuple[tuple[float, ...], ...]
     """For each network, the square roots of the shares of its time on a typical phone, as in `shares`."""
     errors: tuple[float, ...]
-    """Weight of each point in the sum that predicts the error ln(predicted time / measured time)."""
+    """The coefficient of each point in the kernel-weighted sum that predicts the error of a network's time,
+    ln(predicted time / measured time)."""
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,9 +31,9 @@ SCALE_SPREADS = {
     "simd": 1.3,
     "interpreter": 1.3,
 }
-"""For each class of code, the factor within which its scale is assumed to be right on 90% of hosts. The scale
-was measured on a single busy host. The factor includes differences between compilers (``float``),
-libraries (``simd``) and Python versions (``interpreter``)."""
+"""For each class of code, the factor within which its value in `SCALES`, which was measured on a single busy
+host, is assumed to hold on 90% of hosts. It allows for differences between compilers (``float``), libraries
+(``simd``) and Python versions (``interpreter``)."""
 PROGRAMS = ("copy", "interpreter", *AMOUNTS)
 """Classes of code whose speed is measured by running a program: all except ``simd``."""
 PYTHON_STEPS = 2000

@@ -196,7 +196,7 @@ class GroupMemory:
 
     @property
     def peak_mib(self) -> float:
-        """Peak memory in MiB; NaN if the kernel does not report it (version 2 before Linux 5.19)."""
+        """Peak memory in MiB; NaN if the kernel does not report it (control groups v2 before Linux 5.19)."""
         found = read_words(
             self._folder / ("memory.peak" if self._version == 2 else "memory.max_usage_in_bytes")
         )

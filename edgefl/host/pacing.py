@@ -123,7 +123,7 @@ class Phase:
         return self._start_ns + self._takes_s(work) * self._pacer.ns_per_emulated_s
 
     def lead(self) -> None:
-        """Wait for the end of the lead (a link's delay); the pacer records how long it took."""
+        """Wait until the lead time (a link's delay) has passed; the pacer records how long the wait took."""
         if self._lead_s > 0.0:
             self._pacer.lead(self._start_ns, self._lead_s)
 

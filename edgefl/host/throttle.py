@@ -228,8 +228,8 @@ class Target:
 
 SLICE_NS = 2_000_000  # CPU time that a process may use before it is stopped
 SHORTEST_NS = 100_000
-"""Minimum time in ns for which a process runs, and for which it is stopped before its CPU clock is read. A
-signal takes about 20 µs."""
+"""Minimum time in ns for which a process is left running, or is left stopped before its CPU clock is read. It
+is well above the 20 µs that a signal takes."""
 MIN_GAIN = 0.05
 """Minimum rate, in cores, at which a process is assumed to get ahead of its share."""
 IDLE = 0.1  # a process that used less than this fraction of half a slice since it was resumed may be asleep

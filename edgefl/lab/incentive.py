@@ -129,7 +129,7 @@ def target(clients: int) -> Shares:
 
 
 def any_target(quick: bool = False) -> Finding:
-    """Test whether clients get unequal target weights p_i that do not depend on their rates.
+    """Test whether each client's weight is its target p_i if targets are unequal and unrelated to the rates.
 
     Weights are not normalised inside a buffer.
     """

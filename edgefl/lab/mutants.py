@@ -171,7 +171,7 @@ def _class(label: str, kind: type) -> Mutant:
 STALENESS = "staleness"
 """Key in `MUTANTS` for claims about the effect of the buffer size K on staleness."""
 PRIVATE = "private"
-"""Key in `MUTANTS` for claims about FedBuff with noise of the server, for which no weight may exceed 1/K."""
+"""Key in `MUTANTS` for claims about FedBuff with noise that the server adds: no weight may exceed 1/K."""
 _EVERY_AGE, _TWICE = Mutant("no s(τ)", ("strategy.exponent=0",)), _class("1/K²", DividesByKTwice)
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "fedstaleweight": (

@@ -33,7 +33,8 @@ TRIP = (
 """Columns of a trip that are computed instead of measured under the virtual clock."""
 VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
-"""Incidents that no kill may cause: an update was altered in transit, or has another base version."""
+"""Incidents that killing a process must never cause: an update was altered in transit, or has the wrong base
+version."""
 REPEATED = "another sum"
 """Text in the message that refuses a sum because its masked updates were already in an earlier sum. Killing
 one process must never cause such a refusal."""

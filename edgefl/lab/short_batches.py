@@ -39,7 +39,7 @@ class Squares(NamedTuple):
 
 
 def expected(sizes: Sequence[int]) -> Squares:
-    """Compute the weighted means for batches of the given sizes, with the recursion for E w²."""
+    """Compute the expected weighted means for batches of these sizes, from E[w²] before each step."""
     rates = [RATE * size / BATCH for size in sizes]
     left, noise, means = DISTANCE**2, 0.0, np.zeros(2)
     for rate, size in zip(rates, sizes, strict=True):

@@ -297,8 +297,8 @@ def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[
 # ---- limits: no step is judged by a model that was fitted to it ----------------------------------
 
 ENOUGH: Final = 20
-"""Minimum number of steps for judging the errors on this host, or the share of a device's steps that are
-within their predicted intervals."""
+"""Minimum number of steps that are needed to judge either the errors on this host or the share of a device's
+steps that are within their predicted intervals."""
 HELD: Final = (0.85, 0.97)
 
 

@@ -381,7 +381,7 @@ class RunningPhones:
         self._interrupt(messages.EndPhones())
 
     def _interrupt(self, message: messages.Pass | messages.EndPhones) -> None:
-        """Send a message to the keeper. If only data in transit keeps this process waiting, drop the data."""
+        """Send a message to the keeper. If this process waits only for data in transit, drop that data."""
         self._interrupted = True
         if not self._closing:
             self._keeper_channel.tell(message)

@@ -216,7 +216,7 @@ def this_host() -> BaselineHost:
 
 
 def _versions(software: str) -> dict[str, str]:
-    """Return the versions in a description of software, such as ``torch 2.13.0, Linux 6.1``, by name."""
+    """Parse a description of software, such as ``torch 2.13.0, Linux 6.1``, to versions by name."""
     parts = (part.partition(" ") for part in software.split(", "))
     return {name: version for name, _, version in parts}
 

@@ -311,7 +311,7 @@ def _others_delayed_s() -> float:
 
 
 def by_owner(counts: Mapping[CodeName, int]) -> dict[str, int]:
-    """Return the number of instructions for each function of the user, and for each package and version.
+    """Return the number of instructions for each of the user's functions, and each version of a package.
 
     edgefl's own measuring code is left out, and so is library code whose work depends on the environment.
     """

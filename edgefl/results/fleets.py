@@ -1,8 +1,9 @@
 """The share of plausible fleets in which one setting is ahead of another.
 
-A device profile predicts a real device's compute time with an error. ``edgefl sweep --fleets N`` draws that
-error N times from the profiles' intervals, each time for a whole fleet, and runs every setting on the same
-fleets. This module counts the fleets in which a setting reached the target before the first setting did.
+The compute time that a device profile predicts for a real device has an error. ``edgefl sweep --fleets N``
+draws that error N times from the profiles' intervals, each time for a whole fleet, and runs every setting on
+the same fleets. This module counts the fleets in which a setting reached the target before the baseline,
+which is the first setting.
 """
 
 from __future__ import annotations

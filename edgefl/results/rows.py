@@ -274,7 +274,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     clients: int = 0
     secure: SecureCost | None = None
-    """Settings and costs of secure aggregation; None if the server sees single updates."""
+    """Settings and costs of secure aggregation; None if the server sees individual updates."""
     attackers: list[int] = []
     """IDs of the clients that send harmful updates."""
     processes: int = 0

@@ -225,7 +225,8 @@ class Aggregator(Slots):
             made = (buffer.model(entry), *buffer.vectors(entry))
             if not all(np.isfinite(vector).all() for vector in made):  # drop the largest update
                 if self.privacy is not None:  # dropping the update would reveal its size
-                    raise RunError(f"version {action.version} would not be finite: elements are too large")
+                    why = "numbers in the updates are too large"
+                    raise RunError(f"version {action.version} of the model would not be finite: {why}")
                 return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
         failpoints.pass_by("summed")
         buffer.publish(action.version, entry)

@@ -192,7 +192,7 @@ class Slots:
                 self._free.append(lease.slot)
 
     def settle(self) -> None:
-        """Free the slots and the ring entry that recovery no longer needs after a commit of the record."""
+        """After a commit of the record, free the slots and the ring entry that recovery no longer needs."""
         self._settled = self.buffer.latest[1]
         while self._released:
             slot = self._released.pop()

@@ -233,7 +233,7 @@ class Timeline(ABC):
     @property
     @abstractmethod
     def expected(self) -> int:
-        """A number above 0 if scheduled events will happen even if no client trains."""
+        """Positive if scheduled events are still to come although no client trains; otherwise 0."""
 
     def save(self) -> InFlightWork:
         """Return the unfinished work that a checkpoint must hold: in this base class, only the versions that

@@ -314,7 +314,8 @@ class VirtualTimeline(Timeline):
         start."""
         trips, results = self._running_trips, self._dispatch.results.values()
         answers = [answer for answer in results if not trips[answer.task].cancelled]
-        # The task of a client that is leaving is no longer computed; after a resume the client leaves again.
+        # The task of a client that is leaving is not computed. Its departure is saved, so that the client
+        # also leaves after a resume.
         left = [(task, trip.left) for task, trip in trips.items() if trip.left is not None]
         gone = [messages.Gone(event.client, task, event.reason) for task, event in left]
         starting = self._dispatch.unfinished

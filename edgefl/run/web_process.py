@@ -282,7 +282,7 @@ class LivePage:
         return (last[2] - first[2]) / (last[1] - first[1]) if last[1] > first[1] else None
 
     def _charts(self) -> list[dict[str, Any]]:
-        """Return the curves over emulated time, each with a title, a number format and a line per series."""
+        """Return the charts over emulated time; each has a title, a number format and one line per series."""
         rows = self._select("SELECT at_s, accuracy, loss FROM evaluations ORDER BY version")
         rows = rows[: -1 : -(-len(rows) // MAX_POINTS) or 1] + rows[-1:]
         at_s, accuracy, loss = np.array(rows, dtype=np.float64).reshape(-1, 3).T
