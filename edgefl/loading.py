@@ -45,7 +45,7 @@ importing: list[str] = []
 _named: set[str] = set()
 """The top-level packages of the user's modules that this process has imported by name."""
 _searched: set[str] = set()
-"""The folders in which this process has looked for the user's modules, without `INSTALLED`."""
+"""The folders in which this process has looked for the user's modules, except those named in `INSTALLED`."""
 INSTALLED = ("site-packages", "dist-packages")
 """Names of the folders of installed packages. An object from Python may be in a module that is installed
 there; the other packages in its folder are not the user's."""
@@ -129,7 +129,7 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
             keys.append(name)
         elif isinstance(value, Mapping):
             keys += own_code(value, f"{name}.")
-        elif name in KEYS and ":" in str(value) and not str(value).startswith(OF_PACKAGES.get(name, ":")):
+        elif name in KEYS and ":" in str(value) and not str(value).startswith(OF_PACKAGES.get(name, ())):
             keys.append(name)
     return keys
 

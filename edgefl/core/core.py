@@ -171,7 +171,8 @@ class Core(Ledger):
 
     @property
     def deserted(self) -> bool:
-        """True if no client is connected, no update is held, and the run does not end at a given time."""
+        """True if no client is connected, no update is held or being summed, and the run has no
+        ``stop.emulated_s``."""
         connected = self.idle or self.ineligible or self.training
         return self._end_s == math.inf and self._sum is None and not (connected or self.held)
 

@@ -569,7 +569,7 @@ class Trips:
 
 
 class KnownClients(LazySequence[Client]):
-    """What a strategy may know about each client, computed on demand."""
+    """A sequence that computes, on demand, what a strategy may know about each client."""
 
     def __init__(self, trips: Trips) -> None:
         self._trips = trips

@@ -122,7 +122,7 @@ def _path() -> str:
 
 def _environment(home: Path) -> dict[str, str]:
     """Return the environment variables of a Flower program. They set FLWR_HOME to ``home``, set one thread by
-    default, and turn off telemetry. Connections to this host, which are gRPC's, do not use a proxy."""
+    default, and turn off telemetry. gRPC connections to this host do not use a proxy."""
     home.mkdir(parents=True, exist_ok=True)
     direct = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # noqa: SIM112
     return {

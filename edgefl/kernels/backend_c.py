@@ -35,8 +35,9 @@ def _accepted(value: T | None) -> T:
 
 def _repeats(given: SumArguments) -> bool:
     """Return True if all sequences can be read again, should the extension refuse an argument."""
-    sequences = (given.updates, given.weights, given.scales or ())
-    return all(isinstance(one, _SIZED) for one in sequences)
+    scales = given.scales
+    known = isinstance(given.updates, _SIZED) and isinstance(given.weights, _SIZED)
+    return known and (scales is None or isinstance(scales, _SIZED))
 
 
 def weighted_sum(given: SumArguments, threads: int) -> Doubles:

@@ -42,7 +42,7 @@ class EvalResult(NamedTuple):
     ``accuracy`` is NaN if the targets are not classes or the outputs are not logits for the classes. The
     counts ``correct`` and ``total`` are int64[classes]; they are empty if there is no accuracy, if the
     targets are tokens, or if there are more than `MAX_COUNTED` classes. ``metrics`` is the result of the
-    user's function; ``problem`` is the reason why that function returned no metrics.
+    user's function; ``problem`` is the reason why the evaluation is incomplete.
     """
 
     loss: float

@@ -71,7 +71,7 @@ def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, st
 def _json(code: int, output: str, last: str, where: str) -> dict[str, Any]:
     if code:
         raise RunError(f"measuring {where} failed: {last or f'exit code {code}'}")
-    start = max(0, output.find("{\n"))  # a host's shell may greet, also if it runs a command
+    start = max(0, output.find("{\n"))  # a host's shell may print a greeting first
     try:
         result: dict[str, Any] = json.loads(output[start:])
     except ValueError:

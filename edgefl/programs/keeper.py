@@ -404,8 +404,7 @@ class Keeper:
         """
         assert phone.tree is not None
         self._check()
-        phone.tree.refresh()
-        if len(phone.tree) and phone.tree.kill():
+        if phone.tree.kill():
             return
         if phone.throttled is not None:
             self._queue.drop(phone.throttled)

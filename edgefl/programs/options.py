@@ -139,7 +139,7 @@ def own_groups(options: ProgramOptions) -> contextlib.ExitStack:
     """Under version 2 of control groups, move this process into its own group until the result is closed.
 
     The processes that it starts are then in that group, too. Otherwise the keeper could not limit the phones:
-    a group with limited groups below it may not hold any process, and the keeper's holds this one.
+    a group that holds processes may not limit groups below it, and the keeper's would hold this process.
     """
     with contextlib.ExitStack() as stack:
         for controller, mechanism in (("cpu", options.throttle), ("memory", options.memory)):

@@ -164,7 +164,7 @@ class RunningPhones:
         self._open_files = allow_open_files()
         self._stack.enter_context(own_groups(self.options))
         with contextlib.ExitStack() as ours:  # descriptors that only the child processes need
-            # Keep a low descriptor free in the relay, whose selector needs one, below those of the listeners.
+            # The relay's selector needs a low descriptor, so reserve one before the listeners take them.
             ours.callback(os.close, os.open(os.devnull, os.O_RDONLY))
             forwarded_ports = open_listeners(self._held)
             listeners = [port.listener for some in forwarded_ports for port in some]

@@ -216,7 +216,7 @@ def this_host() -> BaselineHost:
 
 
 def _versions(software: str) -> dict[str, str]:
-    """Parse a description of software, such as ``torch 2.13.0, Linux 6.1``, to versions by name."""
+    """Return the version of each program that a text such as ``torch 2.13.0, Linux 6.1`` names."""
     parts = (part.partition(" ") for part in software.split(", "))
     return {name: version for name, _, version in parts}
 

@@ -375,16 +375,15 @@ def _staleness(record: Record) -> dict[str, Any]:
 
 def _secure(cost: SecureCost, record: Record) -> dict[str, Any]:
     """Return the settings and costs of secure aggregation."""
-    begun = [event for _, event in record.events() if isinstance(event, Unmasking)]
-    begun = [event for event in begun if event.until_s > event.at_s]  # otherwise the sum waited for clients
-    exchange_s = np.array([event.until_s - event.at_s for event in begun])
+    spans_s = (event.until_s - event.at_s for _, event in record.events() if isinstance(event, Unmasking))
+    exchange_s = np.array([span_s for span_s in spans_s if span_s > 0])  # 0 if the sum waited for clients
     return {
         **msgspec.structs.asdict(cost.settings),
         "step": cost.step,
         "share_bytes_per_trip": cost.share_bytes,
         "holder_bytes_per_update": cost.held_bytes[0],
         "holder_bytes_per_version": cost.held_bytes[1],
-        **({"exchange_s": spread(exchange_s)} if begun else {}),
+        **({"exchange_s": spread(exchange_s)} if exchange_s.size else {}),
         "masking_s": {name: rounded(seconds) for name, seconds in cost.masking_s.items()},
     }
 

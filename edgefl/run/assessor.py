@@ -25,7 +25,7 @@ from edgefl.seeds import stream
 from edgefl.terminal import printable
 
 LONGEST_PROBLEM = 500
-"""Error messages of the user's function are cut to this many characters in the record."""
+"""The reason why an evaluation failed is cut to this many characters in the record."""
 
 
 class Assessor:

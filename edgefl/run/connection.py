@@ -180,7 +180,7 @@ def _socket_of(spec: control.Spawn) -> Dealer:
 def of_training(error: Exception) -> bool:
     """Return True if the error comes from the user's model or training, so that only the task fails."""
     others = (Cancelled, Leave, SlotError, WireError, Disconnected)
-    cause = error.__cause__  # an error in the user's own function or loss is in an error of edgefl
+    cause = error.__cause__  # an error in the user's own function or loss is wrapped in an error of edgefl
     no_memory = is_no_memory(error) or (cause is not None and is_no_memory(cause))
     return not (isinstance(error, others) or no_memory)
 

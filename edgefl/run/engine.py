@@ -347,7 +347,8 @@ class Engine:
             condition = self._dynamics.condition(action.client)
         entry, slot = lease.entry, lease.slot
         place = (action.client, action.task, action.trip, action.version, entry, slot)
-        # Only pairwise masks need the round, which is then small; thousands would not fit in a message.
+        # Only pairwise masks need the list of the round's clients. Such a round is small; a list of thousands
+        # of clients would not fit in a message.
         hidden = self.aggregator.hidden
         cohort = action.cohort if hidden is not None and hidden.by_round else None
         return messages.Task(*place, cut, condition, wait_s, cohort, order=action.task)

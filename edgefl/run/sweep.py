@@ -75,8 +75,8 @@ def written(choices: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
 
 
 def _literal(value: Any) -> str:
-    """Return a value of a grid as TOML. Raises TypeError for a table that is a struct: its defaults, such as
-    ``fleet.network``, would count as given."""
+    """Return a value of a grid as TOML. Raises `TypeError` for a struct, whose defaults would replace the
+    experiment's values."""
     if isinstance(value, msgspec.Struct):
         return toml.literal(value)
     return toml.literal(config.plain(value.item() if isinstance(value, np.generic) else value))

@@ -51,7 +51,7 @@ class WallTimeline(Timeline):
         """With differential privacy, the failed task of each client and the reason, until the time at which
         the update would have arrived."""
         self._shown: dict[int, tuple[int, TripPlan]] = {}
-        """The last task of each client whose `phase` follows from its plan, and this plan."""
+        """For each client, the task for which `phase` last computed a plan, and this plan."""
         self._tasks: list[messages.Task] = []
         self._next_join_s: dict[int, float] = {}
         """For each client, the emulated time in seconds of its next scheduled join."""
@@ -119,7 +119,7 @@ class WallTimeline(Timeline):
         lease = self.aggregator.leases[task]
         if not self.peers.by_door:
             return self.aggregator.buffer.fetched[lease.slot] or TripPhase.DOWN
-        # Processes on other hosts do not share this memory.
+        # Processes on other hosts do not share the buffer, so the phase is the planned one.
         order, assigned_s = self._assigned[lease.client]
         shown = self._shown.get(lease.client)
         if shown is None or shown[0] != task:
@@ -312,7 +312,7 @@ class WallTimeline(Timeline):
         core, now_s, resumption = self.core, self.clock.now_s(), self.store.seq
         for client in range(len(core.devices)):
             back_s = now_s + self.trips.returns_after_s(client, resumption)
-            # With differential privacy, a client returns also if it died, because its death may depend on
+            # With differential privacy, a client returns even if it died, because its death may depend on
             # its data.
             rejoins_s = back_s if self._private else core.deaths.returns_s(client)
             self._returns_s[client] = max(back_s, rejoins_s)

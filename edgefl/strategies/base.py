@@ -493,17 +493,17 @@ class Strategy:
 
 
 def importance(by: Literal["examples", "uniform"], given: Sequence[Client | Update]) -> list[float]:
-    """Return the share that each client, or each update, has of the examples of all that are given.
+    """Return, for each of the clients or updates given, its share of the examples of all of them.
 
-    The shares are 1/n each if ``by`` is ``uniform``, or if nobody has examples. The shares of all clients are
-    the weights p_i in the objective Σ p_i·f_i.
+    Each share is 1/n if ``by`` is ``uniform``, or if there are no examples. The shares of all clients are the
+    weights p_i in the objective Σ p_i·f_i.
 
     >>> importance("examples", [Client(0, "pi-4", 30), Client(1, "pi-4", 90)])
     [0.25, 0.75]
     """
-    total = sum(one.examples for one in given)
-    if by == "uniform" or total == 0:
-        return [1.0 / len(given) for _ in given]
+    total = sum(one.examples for one in given) if by == "examples" else 0
+    if total == 0:
+        return [1.0 / len(given) for _ in range(len(given))]
     return [one.examples / total for one in given]
 
 

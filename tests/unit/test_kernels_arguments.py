@@ -193,6 +193,13 @@ def test_updates_are_held_until_they_are_summed(backend: str) -> None:
     assert out.tolist() == [2.0] * 4
 
 
+def test_scales_may_be_the_rows_of_an_array(backend: str) -> None:
+    scales: Any = np.full((2, 2), 0.5, np.float32)
+    out = np.empty(300, np.float32)
+    kernels.weighted_sum(out, None, [Q, Q], [1.0, 3.0], backend, scales=scales)
+    assert out.tolist() == [2.0] * 300
+
+
 def test_updates_and_weights_may_be_any_sequence(backend: str) -> None:
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
     expected = (0.5 * rows[0] + 2 * rows[1]).tolist()
