@@ -10,7 +10,7 @@ the same number of arrivals at uniformly distributed times.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from edgefl.seeds import stream
 NEAR = 0.01
 """Two arrivals coincide if they are closer than this fraction of the mean gap between arrivals."""
 SIMULATED = 400
+MAX_SIMULATED_UPDATES = 1 << 16
+"""Maximum number of updates in the runs that are simulated at once."""
 MAX_UPDATES = 20_000
 """Maximum number of updates to examine, counted from the end of the run."""
 MIN_UPDATES = 20
@@ -97,36 +99,53 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
     one_profile = None
     if len(profiles) > 1 and (sizes > 1).any():
         one_profile = _compared(
-            _one_profile(codes, starts, sizes),
-            [_one_profile(rng.permutation(codes), starts, sizes) for _ in range(SIMULATED)],
+            _one_profile(codes[None], starts, sizes),
+            _simulated(
+                len(codes),
+                lambda runs: _one_profile(
+                    np.stack([rng.permutation(codes) for _ in range(runs)]), starts, sizes
+                ),
+            ),
         )
     at_s = np.sort(arrives_s[used])
-    uniform = (np.sort(rng.random(len(at_s))) for _ in range(SIMULATED))
-    coincident = _compared(_coincident(at_s), [_coincident(one) for one in uniform])
+    uniform = _simulated(len(at_s), lambda runs: _coincident(np.sort(rng.random((runs, len(at_s))))))
+    coincident = _compared(_coincident(at_s[None]), uniform)
     if not by_design and not trips["staleness"][used].any():
         by_design = "no update was stale, so the strategy has rounds"
     return Phase(one_profile, coincident, by_design)
 
 
+def _simulated(updates: int, shares: Callable[[int], list[float]]) -> list[float]:
+    """Return the shares of `SIMULATED` runs; ``shares`` simulates a number of runs that fits in memory."""
+    at_once = max(1, MAX_SIMULATED_UPDATES // updates)
+    return [share for k in range(0, SIMULATED, at_once) for share in shares(min(at_once, SIMULATED - k))]
+
+
 def _one_profile(
     codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> float:
-    """Return the share of single-profile buffers among the buffers with several updates."""
-    same = np.maximum.reduceat(codes, starts) == np.minimum.reduceat(codes, starts)
-    return float(np.mean(same[sizes > 1]))
+) -> list[float]:
+    """Return each run's share of single-profile buffers among the buffers with several updates.
+
+    ``codes`` has a row per run: the device profile of each update, as a number.
+    """
+    same = np.maximum.reduceat(codes, starts, axis=1) == np.minimum.reduceat(codes, starts, axis=1)
+    shares: list[float] = same[:, sizes > 1].mean(axis=1).tolist()
+    return shares
 
 
-def _coincident(at_s: npt.NDArray[np.float64]) -> float:
-    """Return the share of times that have a neighbour within `NEAR` times the mean gap.
+def _coincident(at_s: npt.NDArray[np.float64]) -> list[float]:
+    """Return each run's share of times that have a neighbour within `NEAR` times the mean gap.
 
-    The times are in ascending order.
+    ``at_s`` has a row per run: times in ascending order.
     """
     gaps = np.diff(at_s)
-    near = gaps <= NEAR * float(gaps.mean())
-    return float(np.mean(np.append(near, False) | np.insert(near, 0, False)))
+    near = np.zeros((len(at_s), at_s.shape[1] + 1), np.bool_)
+    near[:, 1:-1] = gaps <= NEAR * gaps.mean(axis=1, keepdims=True)
+    shares: list[float] = (near[:, 1:] | near[:, :-1]).mean(axis=1).tolist()
+    return shares
 
 
-def _compared(share: float, simulated: Sequence[float]) -> ObservedShare:
+def _compared(observed: list[float], simulated: Sequence[float]) -> ObservedShare:
     tail = (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(simulated, (tail, 1.0 - tail)).tolist()
-    return ObservedShare(share, math.fsum(simulated) / len(simulated), low, high)
+    return ObservedShare(observed[0], math.fsum(simulated) / len(simulated), low, high)
