@@ -17,8 +17,9 @@ from edgefl.measure import kit
 from edgefl.validation import wrong
 
 KIT_ERROR_FACTOR = 1.3
-"""Error factor of a fit to the kit's parts, within which 90% of networks were predicted (docs/measure.md). It
-cannot be estimated by leaving out parts, because each part is the only one of its kind."""
+"""Error factor of a fit to the kit's parts: 90% of the predicted times of networks were within this factor
+(docs/measure.md). It cannot be estimated by leaving out parts, because each part is the only one of its kind.
+"""
 MAX_FLOP_PER_S: Final = 5e12
 MAX_BYTES_PER_S: Final = 2.5e12
 """Maximum rates of one thread, about twice those of the fastest known cores: 2.3 TFLOPS of float32 on Apple's
@@ -86,8 +87,8 @@ def fit_kit(
     """Fit the time model of a device to the rows of a kit result.
 
     Pooling has a separate bandwidth, because a byte moved by pooling took ten times as long as one moved by
-    other operations. Cost variations are widened until the intervals contain 90% of the rows. ``apart`` is as
-    in `fit`.
+    other operations. Cost variations are widened until the intervals contain 90% of the rows. See `fit` for
+    ``apart``.
     """
     prior = msgspec.structs.replace(prior, error_factor=KIT_ERROR_FACTOR)
     others = [row for row in rows if not row.work.pool_bytes]

@@ -94,7 +94,7 @@ def _number(text: str) -> float | str:
 
 
 def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
-    """Return the network as a ``connectivity.ini`` section, and the properties that it cannot contain."""
+    """Return the network as a ``connectivity.ini`` section, and the properties that it cannot express."""
     down, up = network.down, network.up
     bits = [0 if way.rate_mbps is None else max(1, round(way.rate_mbps * 1e6)) for way in (down, up)]
     label = " ".join(network.name.split()).replace('"', "'")

@@ -139,7 +139,7 @@ def collect(pid: int) -> Exit:
 def waiting_for_children() -> Iterator[Callable[[], None]]:
     """Set SIGCHLD's default action, so that a handler of the user's code cannot reap this process's children.
 
-    Yield a function that sets the former action again, for a forked child.
+    Yield a function that restores the former action; a forked child can call it.
     """
     before = signal.getsignal(signal.SIGCHLD)
 
@@ -162,7 +162,7 @@ def exit_of(child: Child, timeout_s: float) -> Exit | None:
 
 
 def end_child(child: Child, grace_s: float) -> Exit:
-    """Wait for a child whose channel was closed; after ``grace_s`` seconds, kill it and its descendants.
+    """Wait for the end of a child whose channel was closed; after ``grace_s`` s, kill it and its descendants.
 
     An exception during the wait, such as KeyboardInterrupt, leaves the child running, so that it can clean
     up.

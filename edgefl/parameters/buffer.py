@@ -99,7 +99,7 @@ class Shape:
     """Number of running statistics, at the end of the model, that are stored with each slot."""
     exact: int = 0
     """Number of running statistics that each update contains as float32 numbers, after its rounded numbers.
-    In their places among the rounded numbers there are zeros."""
+    The rounded numbers contain zeros in their places."""
 
     @property
     def possible(self) -> bool:
@@ -373,7 +373,7 @@ class ParameterBuffer:
             self.side[client] = (task + 1) << 1 | (self.side[client] & 1 ^ 1)
 
     def revert_accepted(self, tasks: Container[int]) -> None:
-        """Undo `accepted` for these tasks, because the run's record does not contain their arrival."""
+        """Undo `accepted` for these tasks, whose updates, according to the run's record, have not arrived."""
         for client, word in enumerate(self.side):
             if word >> 1 and (word >> 1) - 1 in tasks:
                 self.side[client] = word & 1 ^ 1

@@ -145,9 +145,10 @@ class AgainstBase:
             return Comparison(self.base.name, unjudged=f"{why}, {LACKING}") if why else found
 
     def _follow(self, file: str) -> None:
-        """End the processes that other modules, or tests with another environment, folder or path, have used.
+        """End the processes that do not suit the module ``file`` and the test's environment, folder and path.
 
-        If a stem has ended, such as one that the system killed because memory was short, end all of them.
+        If the environment has changed, or if a stem has ended (such as one that the system killed because
+        memory was short), end all processes; otherwise end only the branches.
         """
         before, self._surroundings = self._surroundings, Surroundings.now()
         path, self._path = self._path, list(sys.path)

@@ -293,7 +293,7 @@ def _copies_of(repository: str) -> set[str]:
 
 
 def _move_python_path(files: sides.SideFiles) -> None:
-    """Give Python programs that the function starts the folders of this side."""
+    """Point ``PYTHONPATH`` to the folders of this side, for Python programs that the function starts."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if any(given):
         places = [moved(folder, files) if os.path.isabs(folder) else [folder] for folder in given]

@@ -326,7 +326,10 @@ def ratio(
 
 
 def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
-    """Return the one-sided p-value for the claim that a ratio is above 1; a bound if the ratio is a bound.
+    """Return the one-sided p-value for the claim that a ratio is above 1.
+
+    If the ratio is only a bound, so is the p-value. It is 1 if there is no ratio, or if the lower end of its
+    interval is 0.
 
     >>> p_of_ratio(CostRatio(2.0, 1.0, 4.0), seeds=3), p_of_ratio(None, seeds=3)
     (0.025, 1.0)
