@@ -162,7 +162,7 @@ class Data(Settings, frozen=True, kw_only=True):
     alpha: Positive = 0.1
     """Concentration parameter of ``dirichlet``. Smaller values give each client fewer labels."""
     classes_per_client: Count = 2
-    """Number of labels of each client with ``shards``."""
+    """Number of different labels that each client holds with ``partition = "shards"``."""
     labels: dict[str, list[int]] = {}
     """With ``partition = "by-device"``, the labels that the clients of each device profile hold."""
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.2

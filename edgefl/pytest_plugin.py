@@ -433,7 +433,7 @@ class _SessionReport:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _add(self, session: pytest.Session, written: Written) -> None:
-        """Add lines to the terminal summary; the session fails if a file could not be written."""
+        """Add the lines to the terminal summary. If a file of results was not written, the session fails."""
         self._notes += written.lines
         if not (written.complete or session.exitstatus):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

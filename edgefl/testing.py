@@ -185,7 +185,8 @@ class _Executor:
         self.privacy = None if rules is None else Mechanism(rules, most or 0.0, Seeded(self.core.seed))
         settings = self.core.rules
         self.protects = settings is not None and settings.local_noise_multiplier > 0
-        """True if clients add noise (here, the noise is 0); a failed trip then sends an update of zeros."""
+        """True if the rules ask clients to add noise. No noise is added here, but as in a real run, a failed
+        trip then sends an update of zeros."""
         self.state = [np.zeros_like(self.result.models[0]) for _ in range(self.optimizer.vectors)]
         optimizer.start(self.optimizer, self.state)
 

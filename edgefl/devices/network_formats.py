@@ -198,7 +198,7 @@ def _preset(path: Path, title: str, value: dict[str, Any]) -> Entry:
     if "download" in value and "upload" in value:
         own = checked(where, value, CustomProfile)
         if not (own.download or own.upload or own.latency):
-            raise ProfileError(f"{where}: download, upload and latency: all 0, which means offline")
+            raise ProfileError(f"{where}: download, upload and latency are all 0, which means offline")
         source = f"download, upload and half of latency of the DevTools profile {at}"
         mbps = own.download * 8 / 1e6, own.upload * 8 / 1e6
         return _network(title, mbps, own.latency, own.packetLoss, source)

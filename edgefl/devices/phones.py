@@ -283,8 +283,8 @@ def speeds(costs: Array) -> Array:
 
 
 SHAPE_PRIOR: Final = 1.0
-"""Weight of the mean over all phones in the estimate of the proportions of a phone's costs. A phone with the
-same core has the weight 1."""
+"""Weight of the mean over all phones if the relative sizes of a phone's costs are estimated. A single phone
+with the same core has the weight 1."""
 
 
 def shape_likeness(one: About, other: About) -> float:

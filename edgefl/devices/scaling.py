@@ -146,7 +146,7 @@ def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
 def _put(text: str, old: str, new: str, sources: str) -> str:
     """Replace all matches of ``old`` with ``new``.
 
-    If nothing matches, replace the line [sources] with ``sources``.
+    If nothing matches, replace the header line ``[sources]`` with ``sources``, which repeats the header.
     """
     if re.search(old, text, re.MULTILINE):
         return re.sub(old, lambda _: new, text, flags=re.MULTILINE)

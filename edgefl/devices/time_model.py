@@ -250,6 +250,9 @@ def _by_term(parts: Mapping[str, float]) -> list[float]:
 
 
 def shares_of(parts: Mapping[str, float]) -> list[float]:
-    """Return the shares of `TERMS` and the fixed part in a step's time, all 0 if the step takes no time."""
+    """Return the fraction of a step's time that is due to each of `TERMS` and to the fixed part.
+
+    All are 0 if the step takes no time.
+    """
     seconds = sum(parts.values())
     return [part / seconds if seconds else 0.0 for part in _by_term(parts)]

@@ -55,7 +55,7 @@ UNKNOWN = Conditions()
 
 
 class HeldVerdict(NamedTuple):
-    """Errors of an emulation, and the reasons why it is INVALID; it is VALID if there are no reasons."""
+    """Errors of an emulation, and the reasons for calling it INVALID; without reasons, it is VALID."""
 
     median_abs_error: float | None
     p95_abs_error: float | None

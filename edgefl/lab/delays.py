@@ -171,7 +171,7 @@ def transfers(quick: bool = False) -> Finding:
 
 
 LONG = 20
-"""Number of versions after which a paused client has finished its trip and only waits to be drawn."""
+"""Number of versions after which a paused client is sure to have trained; then it only waits to be drawn."""
 
 
 def delays_niid(quick: bool = False) -> Finding:

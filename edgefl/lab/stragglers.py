@@ -43,7 +43,7 @@ Values = npt.NDArray[np.float64]
 
 
 class Rates(NamedTuple):
-    """Time per update of an algorithm, and the mean size of the clients whose updates it uses."""
+    """The pace of an algorithm, and the mean number of examples of the clients whose updates it uses."""
 
     seconds: float
     """Emulated seconds per used update; discarded updates are not counted."""

@@ -448,7 +448,10 @@ class UpdateFormat(NamedTuple):
         return self._scales_at(size) + (4 * -(-size // SCALE_BLOCK) if self.scaled else 0)
 
     def exact(self, statistics: int) -> int:
-        """Return how many running statistics follow an update as float32: 0 unless the format rounds."""
+        """Return the number of running statistics that are appended to an update as float32.
+
+        It is 0 unless the format rounds, because a float32 update contains them exactly.
+        """
         return 0 if self.dtype is np.float32 else statistics
 
     def values(self, raw: Raw, size: int) -> Update:

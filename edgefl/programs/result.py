@@ -95,7 +95,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelError(NamedTuple):
-    """90% of real devices of this model run this code within a factor ``factor`` of the emulated speed."""
+    """Error of the time model: 90% of real devices run the code within ``factor`` of the emulated speed."""
 
     code: str
     device: str

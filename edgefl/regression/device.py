@@ -143,7 +143,7 @@ class DeviceResult:
 
     @property
     def measured(self) -> Measurement:
-        """The measurement with a precise time, which is made when this property is first read."""
+        """The precise measurement; it is made when this property is first read."""
         return self.measurement(precise=True)
 
     @property

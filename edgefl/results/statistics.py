@@ -1,7 +1,7 @@
 """Statistics of runs over seeds: estimates, p-values, and a learning curve's cost of reaching a target.
 
-Accuracies vary by whole percentage points between evaluations, so the evaluation that first reaches a target
-depends on chance and on the number of evaluations. Therefore, curves are sampled at equal intervals, smoothed
+Accuracy can vary by several percentage points from one evaluation to the next, so the evaluation that first
+reaches a target depends on chance and on the number of evaluations. Therefore, curves are sampled at equal intervals, smoothed
 over `WINDOW` evaluations, and compared seed by seed.
 """
 
@@ -221,7 +221,7 @@ class LearningCurve(NamedTuple):
 
 
 def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> float:
-    """Return the mean accuracy up to the cost ``budget``, of a curve with straight segments between points.
+    """Return the mean accuracy of a piecewise linear curve up to the cost ``budget``.
 
     A curve that ends earlier keeps its last value.
 

@@ -113,7 +113,7 @@ class FittedTable:
     def _narrowest(self, place: int, roomy: bool) -> int:
         """Return the minimum width of the column with index ``place``.
 
-        If ``roomy``, a spare column keeps at least half of its width, and any other column all of it.
+        If ``roomy``, a column that may shrink keeps at least half its width, and any other column all of it.
         """
         if not roomy:
             return self._least[place]

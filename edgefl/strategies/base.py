@@ -154,7 +154,7 @@ class LocalTerms:
 
     @property
     def vectors(self) -> bool:
-        """True if a trip uses vectors in addition to the model."""
+        """True if the server sends vectors, such as control variates, to a client along with the model."""
         return self.control is not None or self.linear is not None
 
 
