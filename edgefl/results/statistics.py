@@ -1,8 +1,8 @@
 """Statistics of runs over seeds: estimates, p-values, and a learning curve's cost of reaching a target.
 
 Accuracy can vary by several percentage points from one evaluation to the next, so the evaluation that first
-reaches a target depends on chance and on the number of evaluations. Therefore, curves are sampled at equal intervals, smoothed
-over `WINDOW` evaluations, and compared seed by seed.
+reaches a target depends on chance and on the number of evaluations. Therefore, curves are sampled at equal
+intervals, smoothed over `WINDOW` evaluations, and compared seed by seed.
 """
 
 from __future__ import annotations
