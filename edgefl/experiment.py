@@ -173,8 +173,8 @@ class Data(Settings, frozen=True, kw_only=True):
     random ``test_fraction`` of the examples of each class."""
     validation_fraction: Decay = 0.0
     """Share of the examples that is reserved for validation. The same examples are reserved for every seed.
-    The share is that of all examples if the test set is drawn (``digits``, ``diabetes``,
-    ``test_split = "drawn"``), and otherwise that of the training examples."""
+    It is a share of all examples if the test set is drawn (``digits``, ``diabetes``,
+    ``test_split = "drawn"``), and otherwise a share of the training examples."""
     evaluate_on: Literal["test", "validation"] = "test"
     """Set of examples on which the global model is evaluated. Use ``validation`` to choose
     hyperparameters."""

@@ -115,6 +115,7 @@ def run_in_memory(
     `Left`, each of which contains its time. After a `Died` event, the client joins again when the core allows
     it, if ever. If ``join`` is True, all clients join at 0 s. Simultaneous events are handled in the order of
     client ids.
+
     Raises `ConfigError` if ``durations`` or ``steps`` has a wrong length, `RunError` if no event is left or
     if there are more than ``max_events``, and `AssertionError` if the core breaks a rule, such as giving two
     tasks to one client.

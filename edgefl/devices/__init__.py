@@ -7,7 +7,7 @@ fit             fits a time model to measured steps; fitted adds the result to a
 measurements    reads measured steps from CSV files (csv_lines) and from measurement kit results (kit_result)
 prediction      predicts the duration of a network's step on a real device
 scaling         derives the time model of an unmeasured device from that of a similar, measured device
-code            predicts the speed of code that does not use torch from the core type; code_fit fits the
+code            predicts, from the core type, the speed of code that does not use torch; code_fit fits the
                 rates to results of sbc-bench, which boards reads
 phones          computes inference times of phones: from measurements, or from the core and one measured
                 network

@@ -226,8 +226,7 @@ class Rate(NamedTuple):
 
 
 MEASURED_COPY_SPREAD = 1.25
-"""Error factor of a measured memcpy bandwidth, because boards with the same SoC differ in their memory chips.
-"""
+"""Error factor of a measured memcpy bandwidth: boards with the same SoC have different memory chips."""
 
 
 def core_rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable) -> CodeRate:

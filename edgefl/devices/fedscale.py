@@ -44,7 +44,7 @@ FORWARD_GFLOP = 0.6
 multiply-adds (Sandler et al. 2018)."""
 BATCH = 16
 """Batch size of the training step of MobileNet-V2 from whose time the ``computation`` of a device with a
-runtime is computed."""
+runtime is derived."""
 UNCERTAIN = 6.0
 Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e12)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]

@@ -17,9 +17,8 @@ from edgefl.measure import kit
 from edgefl.validation import wrong
 
 KIT_ERROR_FACTOR = 1.3
-"""Error factor of a fit to the kit's parts: 90% of the predicted times of networks were within this factor
-(docs/measure.md). It cannot be estimated by leaving out parts, because each part is the only one of its kind.
-"""
+"""Error factor of a fit to the kit's parts, within which 90% of networks were predicted (docs/measure.md). It
+cannot be estimated by leaving out parts, because each part is the only one of its kind."""
 MAX_FLOP_PER_S: Final = 5e12
 MAX_BYTES_PER_S: Final = 2.5e12
 """Maximum rates of one thread, about twice those of the fastest known cores: 2.3 TFLOPS of float32 on Apple's

@@ -1,9 +1,9 @@
 """Fits `PhoneTable`, mainly each phone's cost for each class of work, to measured inference times.
 
 All phones are fitted together: each phone's costs are the most probable ones given its measured times, under
-a normal prior whose mean and covariance are those of all phones (expectation-maximisation that
-ignores the posterior covariances; Dempster, Laird and Rubin 1977). Errors are logarithms of the ratio of
-predicted to measured time.
+a normal prior whose mean and covariance are those of all phones (expectation-maximisation without the
+posterior covariances; Dempster, Laird and Rubin 1977). Errors are logarithms of the ratio of predicted to
+measured time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ COMMON: Final = 0.05
 REST: Final = 0.02
 """Standard deviation of the remaining errors, which are treated as noise."""
 HELD: Final = 0.92
-"""Share of the measurements that were left out of a fit and that an interval must contain. It is above 90%,
+"""Share of the measurements left out of a fit that the intervals must contain. The share is above 90%,
 because the errors are larger on phones that were not measured."""
 NETWORK_FOLDS: Final = 6
 PHONE_FOLDS: Final = 8

@@ -41,8 +41,8 @@ LARGE: Final = 56
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """One layer of a network; the sides of its input and output images are in pixels.
 
-    An image or kernel that is not square has the side length of a square with the same area. This length need
-    not be a whole number.
+    The side of an image or kernel that is not square is that of a square with the same area. It need not be a
+    whole number.
     """
 
     kind: Literal["conv", "depthwise", "relu", "add", "pool"]

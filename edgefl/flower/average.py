@@ -108,7 +108,7 @@ def _functions_called(method: FunctionType) -> Iterator[tuple[str, FunctionType]
 
 
 def _with_globals(method: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """Return a copy of a method in which the keys of ``names``, as global names, refer to the values."""
+    """Return a copy of a method in which each global name in ``names`` refers to its value there."""
     seen = {**method.__globals__, **names}
     made = FunctionType(method.__code__, seen, method.__name__, method.__defaults__, method.__closure__)
     made.__kwdefaults__, made.__doc__ = method.__kwdefaults__, method.__doc__

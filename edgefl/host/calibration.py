@@ -122,8 +122,8 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
 def calibrate_code(code_class: str, *, folder: Path | None = None) -> Calibration:
     """Return this host's calibration; first remeasure the class of code if its rate is over an hour old.
 
-    The other rates may be up to a week old, as in `calibrate`. A rate that is missing for lack of the C
-    extension is measured if the extension has been installed since then.
+    The other rates may be up to a week old, as in `calibrate`. A missing rate is measured if the C extension
+    has been installed since the calibration.
     """
     found, now_unix_s = calibrate(folder=folder), time.time()
     if code_class in found.measured.code:

@@ -352,7 +352,7 @@ class UsageMeter:
             self._taken = {"steal": self._meters[0].share(), "throttled": self._meters[1].share()}
 
     def usage(self, idle_s: float = 0.0) -> dict[str, float | None]:
-        """Return four shares of the cores' time: used by the run, used by others, stolen, and throttled.
+        """Return the shares of time used by the run, used by others, stolen and throttled.
 
         They are arguments of `verdict.Conditions`. Call this after the run's processes have ended. ``idle_s``
         is the CPU time of `edgefl.host.awake`, which only keeps cores busy; neither share of use includes it.

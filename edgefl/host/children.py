@@ -162,7 +162,7 @@ def exit_of(child: Child, timeout_s: float) -> Exit | None:
 
 
 def end_child(child: Child, grace_s: float) -> Exit:
-    """Wait for the end of a child whose channel was closed; after ``grace_s`` s, kill it and its descendants.
+    """Wait for a child whose channel was closed; after ``grace_s`` seconds, kill it and its descendants.
 
     An exception during the wait, such as KeyboardInterrupt, leaves the child running, so that it can clean
     up.

@@ -59,8 +59,8 @@ def set_time_slice(slice_ns: int = 100_000) -> None:
 class Pauses:
     """Pauses between readings, so that the readings use a limited share of a core.
 
-    A pause is ``ratio`` times the CPU time of a reading. If the whole host is paused during a reading, the
-    measured CPU time of this reading may include the pause. So the shorter of the last two readings is used.
+    A pause is ``ratio`` times the CPU time of a reading. If the whole host stands still during a reading,
+    this time may count as CPU time of the reading. So the shorter of the last two readings is used.
 
     >>> pauses = Pauses(10.0)
     >>> pauses.after(2.0), pauses.after(300.0), pauses.after(3.0)
@@ -137,7 +137,7 @@ class Phase:
         self._pacer.hold(self.due_ns(self.work), AHEAD_NS)
 
     def end(self, work: float = 0.0) -> PhaseTime:
-        """Record additional ``work``, wait until the device would have finished; return the phase's times."""
+        """Record additional ``work``, wait until the device would have done it, and return the times."""
         self._add(work)
         self._ended = True
         pacer, declared_s = self._pacer, self._takes_s(self.work)
