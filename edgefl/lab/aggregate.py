@@ -46,7 +46,7 @@ TURNS = 9
 _TURN_S = 0.004
 """Approximate duration of a contender's turn, in seconds; its call is repeated to fill the turn."""
 _SLOW_S = 5.0
-"""Total duration of a contender's turns, in seconds, above which it gets no more turns after the third."""
+"""After its third turn, a contender gets no more turns once its calls took longer than this in total."""
 _CALM_S = 0.04
 """Pause in seconds after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9

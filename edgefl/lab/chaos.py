@@ -525,7 +525,7 @@ class _Round:
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
         """Return True if the run is over, and note a violation if no kill explains why the command ended.
 
-        The kill of a process whose kind is not in `PEERS` explains a failure, but not a traceback or code 2.
+        Killing a process whose kind is not in `PEERS` explains a failure, but no traceback or exit code 2.
         """
         code, output = command.process.returncode, command.output()
         last = output[-1] if output else f"exit code {code}"

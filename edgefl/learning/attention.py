@@ -50,7 +50,7 @@ class FusedAttention(NamedTuple):
 
     @property
     def flop(self) -> int:
-        """Number of floating-point operations of two matrix products, or of the gradients of the factors."""
+        """Number of floating-point operations of two products, or of the gradients of their four factors."""
         (*outer, rows, width), *_ = self.operands[0]
         columns, value_width = self.operands[1][0][-2], self.operands[2][0][-1]
         heads = torch.Size(outer).numel()

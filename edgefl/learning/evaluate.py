@@ -164,7 +164,8 @@ def evaluate(
 def _are_logits(outputs: Any, targets: NDArray[Any], classes: int) -> bool:
     """Return True if the outputs contain at least one logit per class for each target.
 
-    A single output for two classes, for example, does not.
+    A single output for two classes, for example, is not a logit per class. The model may have more outputs
+    than the data have classes.
     """
     if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
         return False

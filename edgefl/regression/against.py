@@ -296,10 +296,10 @@ class _RunningPair:
     def measure(self, layout: int, limit_s: float, *, reverse: bool) -> ProcessPair:
         """Time shots (groups of calls) of base and head alternately, then end both processes.
 
-        Shots are timed until their costs add up to `PAIR_S`, or until ``limit_s`` seconds have passed and there
-        are `MIN_BLOCKS` blocks. Waits for a core do not count towards ``limit_s``. The limit is for calls that
-        mostly wait for child processes: such a call costs little, so it would take minutes to reach `PAIR_S`.
-        Raises `_Fault` if a side fails.
+        Shots are timed until their costs add up to `PAIR_S`, or until ``limit_s`` seconds have passed and
+        there are `MIN_BLOCKS` blocks. Waits for a core do not count towards ``limit_s``. The limit is for
+        calls that mostly wait for child processes: they cost so little that it would take minutes to reach
+        `PAIR_S`. Raises `_Fault` if a side fails.
         """
         base, head = self._ready
         calls = max(1, round(SHOT_S / max(base.call_s, head.call_s)))

@@ -63,7 +63,10 @@ def count_instructions(run: Callable[[], object], most: int = MAX_INSTRUCTIONS) 
 
 
 class KeptThreads:
-    """The other threads at creation, which cannot be traced before Python 3.12; empty from Python 3.12 on."""
+    """The other threads that exist when this object is created; none from Python 3.12 on.
+
+    Before Python 3.12, such threads cannot be traced.
+    """
 
     def __init__(self) -> None:
         threads = () if sys.version_info >= (3, 12) else threading.enumerate()

@@ -46,7 +46,7 @@ class Interval(NamedTuple):
 
     @property
     def half_width(self) -> float:
-        """Half the interval's width divided by the median; infinite if the median is 0 but the width not."""
+        """Half the interval's width divided by the median; infinite if only the median is 0."""
         if self.high == self.low:
             return 0.0
         return round((self.high - self.low) / 2 / abs(self.median), 12) if self.median else math.inf

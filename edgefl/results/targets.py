@@ -196,8 +196,8 @@ class ToTarget(NamedTuple):
     ratios: dict[Cost, CostRatio | None]
     """The ratio of this setting's cost to the first setting's, paired by seed.
 
-    None for the first setting itself, if the two settings have no seed in common, if a run reached the target
-    at a cost of 0, or if runs ended too early to give even a bound.
+    None for the first setting itself; also if the two settings have no seed in common, if a run reached the
+    target at a cost of 0, or if runs ended too early to give even a bound.
     """
     ahead: Ahead | None = None
     """Number of fleets in which this setting reached the target before the first setting did; None unless
@@ -349,8 +349,8 @@ def _order_in_words(
 
 
 def _too_few_evaluations(runs: Sequence[Record], target: RaceTarget) -> str:
-    """Return a hint if a single evaluation reached the target, but the runs have too few evaluations for a
-    mean to reach it; otherwise return ""."""
+    """Return a hint if a single evaluation reached the target and the runs have few evaluations, so that more
+    of them might let a mean reach it; otherwise return ""."""
     single = target._replace(window=1)
     most = max(len(target.curve(run, "at_s").accuracies) for run in runs)
     if most >= 3 * target.window or all(math.isnan(single.reached(run, "at_s")) for run in runs):

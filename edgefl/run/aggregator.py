@@ -220,7 +220,7 @@ class Aggregator(Slots):
         weights = action.weights if self.combine is None else self._chosen or (1.0,) * len(slots)
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(weights, whole, strict=True)]
         # The total of `sizes` is an upper bound on the change of every element, so it is rarely necessary to
-        # check all elements. It does not cover the strategy's own vectors or a vector that it combined.
+        # check all elements. It does not cover the sums in `parts`, or a vector that the strategy combined.
         unbounded = bool(action.parts) or (self.combine is not None and not self._chosen)
         if unbounded or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))

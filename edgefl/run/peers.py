@@ -194,8 +194,8 @@ class PeerLifecycle:
         """Number of dead peers for which another process will be started."""
 
     def find_silent(self, slowest_step_s: float) -> None:
-        """Expel peers that have been silent for longer than both ``server.heartbeat_s`` and three of the
-        slowest training steps, during which clients are silent.
+        """Expel peers that have been silent for longer than both ``server.heartbeat_s`` and three times
+        ``slowest_step_s``, because clients are silent during a training step.
 
         Raises `RunError` if peers are silent because the system does not let this process open connections.
         """
