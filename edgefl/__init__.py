@@ -66,8 +66,8 @@ __all__ = [
 ]
 
 
-# Import the package before the function `run` is defined, because its first import sets the name ``run`` in
-# this module to the package.
+# The first import of the package edgefl.run binds the name ``run`` in this module to that package. Therefore
+# import it before the function `run` is defined.
 importlib.import_module("edgefl.run")
 
 P = ParamSpec("P")
@@ -75,7 +75,7 @@ R = TypeVar("R")
 
 
 def _short_traceback(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a wrapper of ``function`` that removes edgefl's own frames from the traceback of an
+    """Return a wrapper of ``function`` that removes edgefl's own frames from the traceback of each
     `EdgeflError`."""
 
     @functools.wraps(function)
@@ -114,8 +114,8 @@ def run(
 
         >>> print(edgefl.run("experiments/minimal.toml", strategy="fedstaleweight"))      # doctest: +SKIP
 
-    If the model did not learn, the result is returned nevertheless, and ``no_progress`` in its summary gives
-    the reason. Raises `ConfigError` if the experiment is invalid, and `RunError` if the run fails.
+    If the model did not learn, the result is still returned, and ``no_progress`` in its summary gives the
+    reason. Raises `ConfigError` if the experiment is invalid, and `RunError` if the run fails.
     """
     from edgefl.config import objects
     from edgefl.run import supervisor
@@ -169,11 +169,11 @@ def sweep(
     Finished runs are not repeated: the same call continues a sweep after Ctrl-C, and a call with more seeds
     adds the runs of these seeds. The times that runs take to reach the accuracy ``target`` are compared seed
     by seed. The default target is ``stop.accuracy``, or the highest accuracy that every run reached if this
-    key is not set. If ``fleets`` is given, the seeds are 1 to ``fleets``, and each seed draws the compute
-    times of the device profiles from the profiles' intervals (`Sweep.fleets`). Up to ``jobs`` runs execute in
-    parallel, each on its share of the cores; this needs the virtual clock. One line for each run is printed
-    to standard error if standard error is a terminal or if ``quiet`` is False. The other arguments and the
-    errors are the same as those of `run`.
+    key is not set. If ``fleets`` is given, the seeds are 1 to ``fleets``, and each seed draws other compute
+    times for the devices, from the intervals in their profiles (`Sweep.fleets`). Up to ``jobs`` runs execute
+    in parallel, each on its share of the cores; this needs the virtual clock. One line for each run is
+    printed to standard error unless ``quiet`` is True; by default, it is printed only if standard error is a
+    terminal. The other arguments and the errors are the same as those of `run`.
 
         >>> found = edgefl.sweep(experiment, grid={"strategy": [Mine(), "fedbuff"]})  # doctest: +SKIP
         >>> found.plot("figure.pdf")                                                  # doctest: +SKIP

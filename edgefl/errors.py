@@ -28,7 +28,8 @@ from contextlib import contextmanager, suppress
 LONGEST_NAME, LONGEST_LIST = 60, 120
 """Maximum length of a name, and of a list of names, in a message, in characters."""
 NEAR_MATCH = 0.8
-"""Minimum similarity (see `difflib`) of a name that is suggested before any name that contains the input."""
+"""A name that is at least this similar to the input (see `difflib`) is suggested in preference to names that
+contain the input."""
 MIN_PART = 3
 """Minimum length of an input for which names that contain it are suggested, in characters."""
 
@@ -105,7 +106,7 @@ def of_system(error: OSError) -> str:
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
-    """Return a one-line message for an unknown name, with the most similar allowed name.
+    """Return a one-line message for an unknown name. It lists the allowed names, and suggests any similar one.
 
     >>> unknown("profile", "pixel3a", ["pixel-3a", "pi-4"])
     "profile 'pixel3a' not found; did you mean 'pixel-3a'? available: pi-4, pixel-3a"
@@ -166,7 +167,7 @@ def nearest(got: str, allowed: Iterable[str], least: float = 0.6) -> str | None:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception's class and message, if it has one, in one line."""
+    """Return the name of an exception's class, followed by its message if it has one, in one line."""
     return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
 
 

@@ -94,11 +94,11 @@ class Fleet(Settings, frozen=True, kw_only=True):
     model (``edgefl sweep --fleets`` sets this). ``none``: compute times are exactly as in the profile, as
     they always are for profiles that describe a paper's devices."""
     variation: Annotated[float, Meta(ge=0, le=10)] = 1.0
-    """Factor by which the measured variation of compute times and of mobile network rates between the trips
-    of a phone is multiplied; 0: no variation."""
+    """Factor that scales the measured variation of compute times and mobile network rates from trip to trip
+    of a phone; 1: as measured; 0: no variation."""
     phase: Literal["random", "aligned"] = "random"
-    """``random``: at the start of the run, each phone is at a random point of a trip; ``aligned``: all phones
-    start a trip at the same moment."""
+    """``random``: each phone waits for a random fraction of the time of its own trip before its first trip;
+    ``aligned``: no phone waits, so all phones start their first trips at the same moment."""
     join_spread_s: NonNegative = 0.0
     """Each device comes online at a random time from 0 to ``join_spread_s`` emulated seconds after the start
     of the run; 0: all devices are online at the start."""
@@ -108,7 +108,7 @@ class Fleet(Settings, frozen=True, kw_only=True):
     """Emulate batteries: if the profile of a device has a ``[battery]`` table, the device goes offline when
     its charge has fallen to ``min_soc``, until it is charged."""
     charge: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    """Charge of the batteries at the start of the run, from 0 (empty) to 1 (full)."""
+    """State of charge of all batteries at the start of the run, from 0 (empty) to 1 (full)."""
     availability: str | None = None
     """A JSON file with the times at which devices are available (docs/dynamics.md). These times replace those
     in the profiles."""
@@ -131,8 +131,8 @@ class Growth(Settings, frozen=True, kw_only=True):
     start: Share = 0.1
     """Share of its examples that a client has on its first trip."""
     least_per_trip: Annotated[float, Meta(ge=0, le=1)] = 0.0005
-    """Minimum share of its examples that a client gains with each trip. The share of each client is drawn
-    with the experiment's seed."""
+    """Minimum share of its examples that a client gains with each trip. Each client's share is drawn between
+    this and ``most_per_trip``, with the experiment's seed."""
     most_per_trip: Annotated[float, Meta(ge=0, le=1)] = 0.001
     """Maximum share of its examples that a client gains with each trip."""
 
@@ -162,7 +162,7 @@ class Data(Settings, frozen=True, kw_only=True):
     alpha: Positive = 0.1
     """Concentration parameter of ``dirichlet``. Smaller values give each client fewer labels."""
     classes_per_client: Count = 2
-    """Number of labels of each client with ``shards``."""
+    """Number of different labels that each client holds with ``partition = "shards"``."""
     labels: dict[str, list[int]] = {}
     """With ``partition = "by-device"``, the labels that the clients of each device profile hold."""
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.2
@@ -172,9 +172,9 @@ class Data(Settings, frozen=True, kw_only=True):
     """Test set of the server: ``published`` is the test split that is part of the data set; ``drawn`` is a
     random ``test_fraction`` of the examples of each class."""
     validation_fraction: Decay = 0.0
-    """Share of the examples that is reserved for validation, the same examples for every seed. It is a share
-    of all examples if the test set is drawn (``digits``, ``diabetes``, ``test_split = "drawn"``), and
-    otherwise a share of the training examples."""
+    """Share of the examples that is reserved for validation. The same examples are reserved for every seed.
+    It is a share of all examples if the test set is drawn (``digits``, ``diabetes``,
+    ``test_split = "drawn"``), and otherwise a share of the training examples."""
     evaluate_on: Literal["test", "validation"] = "test"
     """Set of examples on which the global model is evaluated. Use ``validation`` to choose
     hyperparameters."""
@@ -226,7 +226,7 @@ class Training(Settings, frozen=True, kw_only=True):
     weight_decay: Annotated[float, Meta(ge=0, le=MAX_FLOAT32)] = 0.0
     """Weight decay of the clients' SGD: the coefficient of the L2 penalty."""
     lr_normalization: bool = False
-    """If true, a step on a batch of n examples that is smaller than the batch size B uses the step size
+    """If true, a step on a batch of only n examples, where n is below the batch size B, uses the step size
     lr·n/B (appendix C.6 of the FedBuff paper)."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which the workers of the virtual clock train. With ``cuda``, they share one GPU."""
@@ -264,12 +264,12 @@ class Secure(Settings, frozen=True, kw_only=True):
     clipped."""
     resolution: Annotated[int, Meta(ge=1, le=4096)] = 256
     """With ``masks`` and ``pairwise``, weights are rounded to multiples of a unit: the largest weight divided
-    by ``resolution``. The largest weight is that among the clients of the sum (``masks``) or in the fleet
-    (``pairwise``). With ``trusted``, clients whose weight is below such a unit do not count
-    towards ``least_clients``."""
+    by ``resolution``. With ``masks``, this is the largest weight in the sum; with ``pairwise``, it is the
+    largest weight in the fleet. With ``trusted``, weights are not rounded, but clients whose weight is below
+    the unit (from the largest weight in the sum) do not count towards ``least_clients``."""
     holders: Annotated[int, Meta(ge=2, le=1000)] = 5
-    """N, the number of clients that hold shares of all masks with ``masks``. They are drawn with the
-    experiment's seed."""
+    """With ``masks``, N, the number of holders: the clients that store shares of all masks. They are drawn
+    with the experiment's seed."""
     recover: Annotated[int, Meta(ge=2, le=1000)] = 4
     """With ``masks``, U, the number of holders whose shares are needed to recover a sum. It must be above
     (N + T) / 2."""
@@ -278,7 +278,7 @@ class Secure(Settings, frozen=True, kw_only=True):
     sums."""
     least_clients: Annotated[int, Meta(ge=2, le=10**6)] = 2
     """Minimum number of clients in a sum; smaller sums are refused. ``pairwise`` also refuses a sum that
-    includes only half of the clients of a round or fewer."""
+    includes at most half of a round's clients."""
 
 
 class Server(Settings, frozen=True, kw_only=True):
@@ -297,7 +297,7 @@ class Server(Settings, frozen=True, kw_only=True):
     """Back end of the kernels that sum updates. ``auto`` is the back end in the environment variable
     ``EDGEFL_BACKEND``, or the fastest CPU back end if the variable is not set."""
     secure: Secure | None = None
-    """Hide updates from the server. If this table is not given, the server reads them."""
+    """Hide individual updates from the server. If this table is not given, the server can read them."""
     heartbeat_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 5.0
     """Wall seconds without a heartbeat after which a client is regarded as hung. Clients send three
     heartbeats in this time."""
@@ -322,11 +322,11 @@ class Privacy(Settings, frozen=True, kw_only=True):
     sends the update; 0: no such noise. If it is above 0, updates are clipped by the clients and not by the
     server."""
     mechanism: Literal["tree", "gaussian"] = "tree"
-    """``tree``: the noise of the versions is a tree aggregation, as in DP-FTRL; ``gaussian``: each version
-    has independent noise, as in DP-SGD."""
+    """``tree``: the noise in the versions is generated by tree aggregation, as in DP-FTRL; ``gaussian``: each
+    version has independent noise, as in DP-SGD."""
     restart_every: Count | None = None
-    """Number of versions after which a new tree begins with ``tree``. If it is not set, there is only one
-    tree."""
+    """With ``tree``, the number of versions after which a new tree is started. If it is not set, there is
+    only one tree."""
     honaker: bool = False
     """If true, ``tree`` estimates each node from the node itself and the nodes below it. This gives less
     noise but a larger ε."""
@@ -420,10 +420,10 @@ class Evaluation(Settings, frozen=True, kw_only=True):
     every_versions: Count = 10
     """Number of versions from one evaluation to the next. The last version is always evaluated."""
     every_trips: Count | None = None
-    """Number of client trips from one evaluation to the next, if it is not given in versions. The next
-    version after these trips is evaluated."""
+    """Number of client trips from one evaluation to the next, if the interval is not given in versions. The
+    first version after these trips is evaluated."""
     every_s: Positive | None = None
-    """Emulated seconds between evaluations; None if the interval is given in versions or trips."""
+    """Emulated seconds from one evaluation to the next, if the interval is not given in versions or trips."""
     max_examples: Count | None = None
     """Use only the first ``max_examples`` test examples in an evaluation; by default all are used."""
     function: str | None = None

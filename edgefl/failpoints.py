@@ -103,8 +103,8 @@ def hit(name: str, client: int, trip: int) -> bool:
 
 _passed: Counter[str] = Counter()
 restarts = 0
-"""Number of server processes that this run had before this one, or before the one that started this process.
-If it is −1, `pass_by` never kills this process."""
+"""Number of earlier server processes of this run: those before this server process or, in any other process,
+before the server process that started it. If it is −1, `pass_by` never kills this process."""
 
 
 def pass_by(name: str) -> None:

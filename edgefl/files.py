@@ -25,7 +25,7 @@ PARTIAL = ".partial"
 """Suffix of the names of temporary files."""
 DATA_FILES = "data-*.safetensors"
 """Pattern for files with arrays that were passed to a run as objects; the names contain a digest of the
-arrays. A new run's folder may hold only such files."""
+arrays. A new run can be started in a folder that is empty except for such files."""
 
 
 def read(path: str | Path, most_bytes: int) -> bytes:
@@ -81,7 +81,7 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Return False for a device, a pipe or a socket, and for any file whose path names a descriptor."""
+    """Return False for a device, a pipe or a socket, and for a descriptor's path, such as ``/dev/stdout``."""
     if not path.exists() or path.is_dir():
         return True
     folder = os.path.realpath(path.parent)
@@ -108,7 +108,7 @@ def _write(file: FileIO, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write ``text`` to the file at ``path`` in UTF-8, as `write_bytes` does."""
+    """Write ``text`` to the file at ``path`` in UTF-8, with `write_bytes`."""
     return write_bytes(path, text.encode())
 
 

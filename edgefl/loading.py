@@ -37,7 +37,7 @@ OF_PACKAGES = {"model.name": "timm:", "data.name": "hf:", "data.partition": "flw
 """For each of these keys, the prefix of values that refer to a package's model, data set or partitioner, not
 to the user's own code."""
 PICKLES = ("model.args.checkpoint_path", "model.args.pretrained_cfg", "model.args.pretrained_cfg_overlay")
-"""Arguments of a network of timm with which timm may read a pickle, which may contain code."""
+"""Arguments of a timm model with which timm may load a pickle; a pickle can execute code."""
 
 
 importing: list[str] = []
@@ -47,8 +47,8 @@ _named: set[str] = set()
 _searched: set[str] = set()
 """The folders in which this process has looked for the user's modules, except those named in `INSTALLED`."""
 INSTALLED = ("site-packages", "dist-packages")
-"""Names of the folders of installed packages. An object from Python may be in a module that is installed
-there; the other packages in its folder are not the user's."""
+"""Names of the folders of installed packages. Such a folder is searched if the user passes an object from
+an installed module, but the other packages in it are not the user's code."""
 
 
 def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) -> Any:

@@ -48,7 +48,7 @@ _MARK = (
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
 _FUNCTION: pytest.StashKey[Callable[..., object]] = pytest.StashKey()
-"""The test's own function. When the test runs, pytest-asyncio has replaced an ``async def`` by a wrapper."""
+"""The test's own function. When the test runs, pytest-asyncio has already wrapped an ``async def``."""
 _ROWS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 _BASE: pytest.StashKey[Base | None] = pytest.StashKey()
 
@@ -120,7 +120,8 @@ def _base(config: pytest.Config) -> Base | None:
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
     if isinstance(obj, staticmethod):
         obj = obj.__func__
-    # Some objects, such as `unittest.mock.call`, have every attribute. A module's mark is for its tests only.
+    # Check the type first: some objects, such as `unittest.mock.call`, have every attribute. A mark of a
+    # module applies only to the module's tests, not to its other functions.
     if not (inspect.isfunction(obj) and collector.istestfunction(obj, name)):
         return
     marks = getattr(obj, "pytestmark", [])
@@ -195,7 +196,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
 def pytest_runtest_setup_judged(item: pytest.Item) -> Generator[None, object, object]:
-    """End a test as `pytest_pyfunc_call` does if one of its fixtures runs a function that is not judged."""
+    """Fail or skip a test if a fixture ran a function on the device and the result could not be judged."""
     try:
         return (yield)
     except Exception as error:
@@ -283,7 +284,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _failed_subtests(item: pytest.Item) -> str:
-    """Return why a test fails whose subtests have failed (pytest 9); empty if none has."""
+    """Return a reason for failing the test if one of its subtests has failed (pytest 9); otherwise ""."""
     key = getattr(sys.modules.get("_pytest.subtests"), "failed_subtests_key", None)
     counts: Mapping[Any, int] = item.config.stash.get(key, {}) if key is not None else {}
     failed = counts.get(getattr(item, "id", item.nodeid)) or counts.get(item.nodeid)
@@ -331,7 +332,7 @@ def _rows_of(item: pytest.Item, report: pytest.TestReport) -> list[dict[str, Any
         return [{**row, "expected": True} for row in rows]
     if not report.failed or any(row["outcome"] != "PASS" for row in rows) or not _on_device(item):
         return rows
-    # No row states the failure: it happened in setup or teardown, or a test with a strict xfail passed.
+    # No row contains the failure: it happened in setup or teardown, or a test with a strict xfail passed.
     return [*({**row, "entry": None, "counted": None} for row in rows), _error_row(item, report)]
 
 
@@ -399,7 +400,7 @@ class _SessionReport:
         self._interrupted = False
 
     def pytest_keyboard_interrupt(self) -> None:
-        """Note an end by Ctrl-C or `pytest.exit`, which may give the session any exit status."""
+        """Record that Ctrl-C or `pytest.exit` ended the session; the exit status may not show this."""
         self._interrupted = True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -432,7 +433,7 @@ class _SessionReport:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _add(self, session: pytest.Session, written: Written) -> None:
-        """Add lines to the terminal summary; the session fails if a file could not be written."""
+        """Add the lines to the terminal summary. If a file of results was not written, the session fails."""
         self._notes += written.lines
         if not (written.complete or session.exitstatus):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -160,7 +160,7 @@ def sample(ready: Sequence[int], count: int, rng: np.random.Generator) -> list[i
 def added(numbers: Iterable[float]) -> float:
     """Add numbers from left to right, as `sum` did before Python 3.12.
 
-    Since then, `sum` compensates rounding errors of floats, so that its result has other last bits.
+    Since then, `sum` compensates for the rounding errors of floats, so the last bits may differ.
 
     >>> added([1e16, 1.0, -1e16])
     0.0

@@ -111,9 +111,11 @@ def run_in_memory(
 
     If a strategy trains in its own way, ``trip(client, model, trip, given)`` replaces all steps of a trip and
     modifies ``given``, the trip's `TripInputs`. If ``train`` or ``trip`` raises `TripFails`, the trip fails
-    at its end (with local noise, an update of zero arrives). ``events`` are further events, such as `Left`,
-    which happen at their own times. A client that `Died` joins again if and when the core lets it. If
-    ``join`` is True, all clients join at 0 s. Events with equal times are handled in the order of client ids.
+    at its end (with local noise, an update of zeros arrives). ``events`` are additional events, such as
+    `Left`, each of which contains its time. After a `Died` event, the client joins again when the core allows
+    it, if ever. If ``join`` is True, all clients join at 0 s. Simultaneous events are handled in the order of
+    client ids.
+
     Raises `ConfigError` if ``durations`` or ``steps`` has a wrong length, `RunError` if no event is left or
     if there are more than ``max_events``, and `AssertionError` if the core breaks a rule, such as giving two
     tasks to one client.
@@ -184,7 +186,8 @@ class _Executor:
         self.privacy = None if rules is None else Mechanism(rules, most or 0.0, Seeded(self.core.seed))
         settings = self.core.rules
         self.protects = settings is not None and settings.local_noise_multiplier > 0
-        """True if clients add noise, which is zero here; a failed trip then sends an update of zero."""
+        """True if the rules ask clients to add noise. No noise is added here, but as in a real run, a failed
+        trip then sends an update of zeros."""
         self.state = [np.zeros_like(self.result.models[0]) for _ in range(self.optimizer.vectors)]
         optimizer.start(self.optimizer, self.state)
 
@@ -402,8 +405,8 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     each task at most once, never give two tasks to one client, let at most `Strategy.max_training` clients
     train at the same time, hold at most `Strategy.max_held` updates, and do exactly the same when the same
     events are replayed. Returns the run. Raises `AssertionError` if the strategy breaks a rule, and
-    `ConfigError` if it is not a `Strategy` object or if `edgefl run` would refuse it because of what a method
-    returns that is called before the run, such as `Strategy.max_held`.
+    `ConfigError` if it is not a `Strategy` object or if a method that is called before a run, such as
+    `Strategy.max_held`, returns a value for which `edgefl run` would refuse the strategy.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> check_strategy(FedBuff(buffer_size=4)).models[-1].shape

@@ -51,13 +51,13 @@ def require(what: str, given: object, fits: bool, allowed: str) -> None:
 
 
 def path(what: str, given: object) -> Path:
-    """Return an argument that must be a path."""
+    """Check that an argument is a path, and return it as a `Path`."""
     require(what, given, isinstance(given, str | os.PathLike) and given != "", "a path")
     return Path(given)  # type: ignore[arg-type]
 
 
 def whole(what: str, given: object, least: int, most: int = sys.maxsize) -> int:
-    """Return an argument that must be a whole number, of Python or numpy, from ``least`` to ``most``."""
+    """Check that an argument is an integer (Python or numpy) from ``least`` to ``most``; return it as int."""
     try:
         number = None if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]
     except TypeError:
@@ -88,7 +88,7 @@ accuracy, accuracy_over, emulated_s, metric, min_improvement, patience_evaluatio
 
 
 def from_json(text: bytes | str, what: str, of: Any = Any, kind: type[ConfigError] = ConfigError) -> Any:
-    """Parse JSON as type ``of``. Invalid text raises an error of this ``kind`` that starts with ``what``."""
+    """Parse JSON as type ``of``. Invalid text raises ``kind`` with a message that starts with ``what``."""
     with as_config_error(what, msgspec.DecodeError, UnicodeDecodeError, RecursionError, kind=kind):
         return msgspec.json.decode(text, type=of)
 

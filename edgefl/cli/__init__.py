@@ -18,7 +18,7 @@
 The exit code is 0 on success, 1 if a run failed or its model learned nothing, 2 if a command, file or setting
 is invalid, and 3 if a run completed but was INVALID (0 with --accept-invalid). It is 130 after Ctrl-C, 143
 after SIGTERM and 129 after SIGHUP; `edgefl.__main__` sets these codes, and `main` returns 130 for all three.
-exec returns the first nonzero exit code of the commands that it runs, and the codes above if all are 0.
+exec returns the first nonzero exit code of the commands that it runs, or one of the codes above if all are 0.
 flower returns 1 if the app's run did not complete, 3 if it completed but was INVALID, and 0 otherwise.
 """
 

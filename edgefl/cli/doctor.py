@@ -1,4 +1,4 @@
-"""``edgefl doctor``: check this machine for the features that edgefl uses, and state why some are missing."""
+"""``edgefl doctor``: check this machine for the features that edgefl uses, and say why any are missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 CLIENT_MIB = 13
 """Measured memory of one forked client and its socket after one training step, in MiB."""
 CLIENT_THREADS = 3
-"""Number of threads per client, which count towards the process limit: its own thread and two of ZeroMQ."""
+"""Number of threads per client: its own and two of ZeroMQ. Threads count towards the limit on processes."""
 CLIENT_FDS = 8
 """Number of file descriptors that the server and the supervisor need per client, rounded up."""
 
@@ -46,7 +46,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def examine() -> Iterator[Check]:
-    """Run all checks, which do not change the machine. An exception in a check is reported as its result.
+    """Run all checks; none of them changes the machine. An exception in a check is reported as its result.
 
     >>> {"python", "memory"} <= {check.what for check in examine()}
     True

@@ -36,7 +36,7 @@ bench = typer.Typer(
 
 @bench.command()
 def aggregate(json: Json = None, quick: Quick = False) -> None:
-    """Compare the server's weighted sum with the speed of memory."""
+    """Compare the speed of the server's weighted sum with that of memory."""
     _measure("aggregate", json, quick)
 
 
@@ -138,7 +138,8 @@ def truth(
 def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str, Any]:
     """Run the measurement ``what``, print its result and return it.
 
-    If ``file`` is given, the result and its pictures are written too (no pictures beside a device or pipe).
+    If ``file`` is given, write the result to it, and pictures of the result to files beside it. No pictures
+    are written if ``file`` is a device or a pipe.
     """
     from edgefl.files import is_replaceable
 

@@ -34,8 +34,8 @@ def measure(
 ) -> None:
     """Measure the time of each class of operation on a device.
 
-    edgefl profiles fit turns the result into a profile. The program that measures is one file, which needs
-    only Python 3.8 and torch: docs/measure.md.
+    edgefl profiles fit turns the result into a profile. The measuring program is a single file that
+    needs only Python 3.8 and torch: see docs/measure.md.
     """
     from edgefl.measure import remote
 
@@ -43,7 +43,7 @@ def measure(
         if value == "":  # from an unset shell variable; the wrong machine would be measured
             raise ConfigError(f"{option} '': must not be empty; leave the option out for its default")
     if out is not None and out.suffix != ".json" and not out.exists():  # devices and pipes exist
-        raise ConfigError(f"--out {out}: must end in .json, as edgefl profiles fit reads others as CSV")
+        raise ConfigError(f"--out {out}: must end in .json, or edgefl profiles fit would read it as CSV")
     if not ssh and not python and find_spec("torch") is None:
         raise ModuleNotFoundError(name="torch")
     given = {"--threads": threads, "--minutes": minutes}

@@ -52,7 +52,7 @@ def serve(
 
 @contextmanager
 def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool) -> Iterator[Nodes]:
-    """Open the address at which nodes join. Unless ``quiet``, set the message that states how they join."""
+    """Open the address at which nodes join. Unless ``quiet``, set the message that says how to join."""
     from edgefl.hosts.nodes import opened
 
     with opened(bind, keys, wanted, insecure=insecure) as door:
@@ -103,7 +103,7 @@ def join(
 ) -> None:
     """Host clients or workers of a run that edgefl serve started.
 
-    The command ends with the run.
+    The command exits when the run ends.
     """
     from edgefl.devices.profiles import is_path, load_device
     from edgefl.hosts import node

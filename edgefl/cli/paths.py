@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share. The files and folders in them are checked in advance."""
+"""Arguments and options that several commands share. Files and folders are checked before a command runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def run_folder(text: str) -> Path:
-    """Parse an argument that names a run's folder. Raises `ConfigError` if it holds no run."""
+    """Parse an argument that names a run's folder. Raises `ConfigError` if it contains no run."""
     from edgefl.results.run_folder import EXPERIMENT_FILE, refuse_sweep
 
     folder = Path(text)

@@ -41,7 +41,7 @@ PARTS = {
     "fixed": "fixed part of a step",
 }
 SHOWN = 0.01
-"""Smallest share of a step that is shown separately."""
+"""A part of a step is shown separately if it takes at least this fraction of the step's time."""
 BATCH = 16
 BAR = 30
 """Maximum length of a bar, in columns of the terminal."""
@@ -182,7 +182,7 @@ def _several(title: str, found: Sequence[_Found]) -> RenderableType:
 
 
 def _energy(device: Device, found: Prediction) -> Energy | None:
-    """Return the energy of the step, or None if the profile states no currents."""
+    """Return the energy of the step, or None if the profile does not give the currents."""
     from edgefl.devices.energy import draw_of
 
     with suppress(ProfileError):
@@ -209,7 +209,7 @@ def _energies(found: Sequence[_Found]) -> list[str]:
 
 
 def _doubts(found: Sequence[_Found]) -> list[str]:
-    """Return a line for each device with a wide interval, with the reasons why it is wide."""
+    """Return one line for each device whose interval is wide. The line gives the reasons for the width."""
     return [
         f"{one.device}, {one.runtime}: the interval is wide, because few measurements cover: "
         + "; ".join(PARTS[name] for name in one.prediction.unsure)

@@ -34,7 +34,7 @@ LISTED = 12
 class Search(NamedTuple):
     """Filters and sort order of the list of devices.
 
-    A filter that is None fits every device. If ``sort`` is None, the order is alphabetical.
+    Every device passes a filter that is None. If ``sort`` is None, the order is alphabetical.
     """
 
     words: str | None = None
@@ -43,7 +43,7 @@ class Search(NamedTuple):
     sort: str | None = None
 
     def fits(self, device: Device) -> bool:
-        """Return True for a device that matches all conditions."""
+        """Return True if the device passes all filters."""
         cores = (each.uarch for each in device.clusters)
         text = " ".join((device.id, device.name, device.kind, device.soc or "", *cores)).lower()
         ram_mib = device.memory.ram_mib if device.memory else None
@@ -450,7 +450,7 @@ def _bundled() -> dict[str, Kind]:
 
 
 def _is_profile(name: str) -> bool:
-    """Return True for the name of a bundled profile, and for the path of a file."""
+    """Return True if ``name`` is the name of a bundled profile or the path of a file."""
     from edgefl.devices.profiles import is_path
 
     return is_path(name) or name in _bundled()
@@ -553,7 +553,10 @@ def _listed(texts: list[str], most: int) -> str:
 
 
 def _nearest(key: str, tables: dict[str, Any]) -> Any:
-    """Return the entry for ``key``, else for the innermost enclosing table that has one; else None."""
+    """Return the entry for ``key`` or, if there is none, the entry for the innermost enclosing table.
+
+    Return None if neither the key nor an enclosing table has an entry.
+    """
     steps = key.replace("[", ".").split(".")
     prefixes = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
     return next((tables[name] for name in prefixes if name in tables), None)

@@ -116,7 +116,7 @@ def read_experiment(
     *,
     on_nodes: bool,
 ) -> Experiment:
-    """Load the experiment of a command, and print a warning if nodes override its ``server.transport``.
+    """Load the experiment that a command runs. If nodes cannot use its ``server.transport``, print a warning.
 
     Raises `ConfigError` for an experiment that is invalid or cannot run on nodes.
     """
@@ -128,7 +128,7 @@ def read_experiment(
         from edgefl.hosts import nodes
 
         if found.server.transport == "shm":
-            say("edgefl: server.transport is 'wire' on nodes, which share no memory for 'shm'", err=True)
+            say("edgefl: server.transport is 'wire' on nodes, because they share no memory ('shm')", err=True)
         return nodes.on_nodes(found, file.parent.absolute())
     return found
 

@@ -141,7 +141,8 @@ def sweep(
 def _check_replaced(changes: Sequence[str], grid: Iterable[str]) -> None:
     """Raise `ConfigError` if the grid overrides a key that ``--set`` changes.
 
-    It does so if it sets the key, the key's table, or a key that excludes it (`edgefl.config.ONE_OF`).
+    A grid overrides a key if it sets the key itself, the key's table, or a key that cannot be set together
+    with it (`edgefl.config.ONE_OF`).
     """
     from edgefl.config import ONE_OF
 

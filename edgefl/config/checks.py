@@ -177,9 +177,9 @@ def _check_local(privacy: Privacy) -> None:
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:
-    """Raise a `Fault` if ``stop`` names a metric that is not evaluated, or a target out of its range.
+    """Raise a `Fault` if ``stop`` names a metric that is not evaluated, or a target that cannot be reached.
 
-    ``measured`` maps each metric's name to its smallest and largest possible value.
+    ``measured`` maps the name of each evaluated metric to its smallest and largest possible value.
     """
     have = ", ".join(sorted(measured))
     if stop.accuracy is not None and "accuracy" not in measured:

@@ -45,9 +45,11 @@ def load(
 
     ``seed`` and ``clock`` take precedence over the overrides. Keys in ``unset`` are removed from the file's
     tables first. If ``strategy.name`` is overridden, fields of the file's strategy that the new strategy
-    lacks are dropped and listed on standard error. ``transport`` is the default for ``server.transport``. If
-    ``recorded``, the file was written by a run: its `RETIRED` keys are ignored, as is ``every_versions``
-    beside another interval of evaluations, and its arrays are found if its folder was moved.
+    lacks are dropped and listed on standard error. ``transport`` is the default for ``server.transport``.
+
+    If ``recorded``, the file was written by a run. Its `RETIRED` keys are then ignored, and so is
+    ``every_versions`` if the file sets another evaluation interval too. The run's arrays are found even if
+    its folder was moved.
 
     The result is complete (see `validate`). Relative paths are resolved against the file's folder, and then
     against the working directory. Raises a one-line `ConfigError` that names the key, the value and the
@@ -99,7 +101,7 @@ def _changed(
 ) -> Experiment:
     """Apply ``overrides``, then ``arguments``, to the tables from ``source``, and validate the result.
 
-    ``complete`` tables also hold the keys that nobody has set, with their defaults.
+    If ``complete``, the tables also contain the keys that nobody has set, with their default values.
     """
     overrides = [_as_utf8(text) for text in overrides]
     origin: dict[str, str] = {}
@@ -173,7 +175,7 @@ def _experiment(tables: dict[str, Any], base: Path) -> Experiment:
 
 
 def _resolved(tables: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Replace a fleet file by its devices (and networks, if none are given), and make every path absolute."""
+    """Replace a fleet file with its devices (and networks, if none are given); make every path absolute."""
     fleet, data = dict(tables["fleet"]), dict(tables.get("data", {}))
     if isinstance(fleet["devices"], str):
         from edgefl.devices import load_fleet
@@ -235,7 +237,7 @@ def plain(value: Any) -> Any:
 
 
 def _as_utf8(text: str) -> str:
-    """Return an argument of the command line as UTF-8 text, also if the locale's encoding is another.
+    """Decode a command-line argument as UTF-8, even if the locale has a different encoding.
 
     Python keeps bytes that the locale cannot decode as surrogates.
     """
@@ -266,8 +268,8 @@ def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str)
 
 
 def _find_arrays(tables: dict[str, Any], folder: Path) -> None:
-    """Correct the path of a run's arrays if the run's ``folder`` or that of its sweep, which holds them, was
-    moved or copied."""
+    """Correct the path of a run's arrays if the folder that contains them was moved or copied. This is the
+    run's ``folder`` or the folder of its sweep."""
     data = tables.get("data")
     if not isinstance(data, dict) or not isinstance(path := data.get("path"), str):
         return

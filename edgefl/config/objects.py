@@ -37,7 +37,7 @@ class Named(NamedTuple):
     experiment: Experiment
     base: Path
     trusted: tuple[str, ...]
-    """Modules from other folders, which the caller has imported already."""
+    """Modules that the caller has already imported from other folders."""
     data: Any
     """Arrays to write to the run's folder, or None."""
     strategies: tuple[dict[str, Any], ...]
@@ -188,8 +188,8 @@ def trusting(modules: tuple[str, ...]) -> Iterator[None]:
 def with_arrays(named: Named, folder: Path) -> Iterator[Experiment]:
     """Save the experiment's arrays to a file in ``folder``, and yield the experiment with the file's path.
 
-    If the context raises before anything else is written to the folder, or because the folder already holds a
-    run, the file is removed.
+    The file is removed if the body of the ``with`` statement raises an exception, provided that nothing else
+    was written to the folder or that the folder already contained a run.
     """
     if named.data is None:
         yield named.experiment

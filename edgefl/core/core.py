@@ -54,13 +54,14 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 MAX_IDLE_WAKES = 100_000
-"""Maximum number of consecutive wake-ups (at times of `Strategy.wake_s` or `Strategy.arrivals`) while no
-client trains and no version is made. A run without ``stop.emulated_s`` then ends, unless a client can still
-join. Held updates do not prevent this, because the strategy may never use them."""
+"""A run without ``stop.emulated_s`` ends after this number of consecutive wake-ups (at times of
+`Strategy.wake_s` or `Strategy.arrivals`) in which no client trains and no version is made, unless a client
+can still join. Held updates do not prevent this, because the strategy may never use them."""
 MAX_UNSERVED = 100
-"""A run without ``stop.emulated_s`` ends after this number of consecutive arrivals that start no training, if
-no time of `Strategy.wake_s` is pending, and if some clients have used up their participations (``[privacy]``)
-and all others are connected, or if some clients are not connected and none of these will ever join again."""
+"""A run without ``stop.emulated_s`` ends after this number of consecutive arrivals that start no training in
+two cases: some clients have used up their participations (``[privacy]``) and all others are connected; or
+some clients are disconnected and none of them will ever join again. A pending time of `Strategy.wake_s`
+prevents this."""
 AS_ZERO = "summed as zero: "
 """Prefix of ``Release.reason`` for an update that was replaced with zeros because of differential privacy."""
 
@@ -178,7 +179,7 @@ class Core(Ledger):
 
     @property
     def too_few(self) -> str:
-        """Stop reason of a run that ends now because too few clients are left."""
+        """The stop reason to use if the run ends now because too few clients are left."""
         return f"{TOO_FEW_CLIENTS}: {sum(self.present)} of {len(self.present)}"
 
     @property

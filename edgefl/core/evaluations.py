@@ -43,7 +43,7 @@ class Patience:
 
 
 class Standstill:
-    """Counts consecutive equal evaluations, in a run whose ``[stop]`` sets neither a limit nor a patience.
+    """Counts consecutive equal evaluations, in a run whose ``[stop]`` sets no limit and no patience.
 
     Such a run would never end if its model stopped changing. While a model still learns, its loss changes
     from one evaluation to the next.

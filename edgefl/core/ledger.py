@@ -51,11 +51,11 @@ class Ledger:
         self.openings = count
 
         self.trips = 0
-        """Number of finished client trips: updates that arrived, used or not, and cancelled tasks."""
+        """Number of finished client trips: all updates that arrived, even if unused, and cancelled tasks."""
         self.dropped = 0
         """Number of updates dropped as invalid: not finite, altered on the way, or with negative counts."""
         self.discarded = 0
-        """Number of valid updates that were not used, and of cancelled tasks."""
+        """Number of valid updates that were not used, plus the number of cancelled tasks."""
         self.failed = 0
         """Number of tasks that failed on the client."""
         self.lost = 0

@@ -32,8 +32,8 @@ def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any]
 def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
     """Return the `RunError` for an exception that a strategy raised.
 
-    The error names the traceback's last line in the file that defines the strategy's class or, if no line is
-    in that file, in a file that defines one of its base classes.
+    The error gives the place of the exception in the file that defines the strategy's class: the last line of
+    the traceback that is in this file. If there is none, the file of a base class is used instead.
     """
     what = f"strategy {type(strategy).__name__}.{method} raised {type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -51,7 +51,7 @@ def invalid(strategy: Strategy, method: str, allowed: str, got: str) -> RunError
 
 
 def check_answers(strategy: Strategy, clients: int) -> None:
-    """Check the results of the methods that a run calls before it begins, for a fleet of ``clients``.
+    """Check the results of the methods that a run calls before it begins; the fleet has ``clients`` clients.
 
     Raises `ConfigError` if a method raises an exception or returns an invalid result.
     """
@@ -149,8 +149,8 @@ def until(result: Any) -> Until | None:
 def possible(until: Until, now_s: float) -> bool:
     """Return True if a task can end as ``until`` requires.
 
-    ``until`` must set 1 to `MAX_STEPS` steps or a finite time; the time must not have passed, and the
-    gain must be finite.
+    ``steps`` must be from 1 to `MAX_STEPS`; if it is None, ``at_s`` must be finite. ``at_s`` must not be
+    before ``now_s``, and ``gain`` must be finite.
     """
     ends = until.at_s < math.inf if until.steps is None else 1 <= until.steps <= MAX_STEPS
     return ends and until.at_s >= now_s and math.isfinite(until.gain)

@@ -7,8 +7,8 @@ fit             fits a time model to measured steps; fitted adds the result to a
 measurements    reads measured steps from CSV files (csv_lines) and from measurement kit results (kit_result)
 prediction      predicts the duration of a network's step on a real device
 scaling         derives the time model of an unmeasured device from that of a similar, measured device
-code            predicts the speed of code other than torch from the core type; code_fit fits the rates to
-                results of sbc-bench, which boards reads
+code            predicts, from the core type, the speed of code that does not use torch; code_fit fits the
+                rates to results of sbc-bench, which boards reads
 phones          computes inference times of phones: from measurements, or from the core and one measured
                 network
 phone_fit       fits the table of phones to measured times (phone_rows) of known networks (phone_networks);
@@ -21,7 +21,7 @@ link            emulates a client's network link with the profile's rates or a r
 plan            plans a client's whole trip (download, training and upload) before it starts
 thermal         models the heating and throttling of a device during training
 energy          computes the energy that computing and transfers use, in joules, from the currents in the
-                profile or from the power of a metered radio
+                profile or from measurements of a radio's power
 condition       computes a client's temperature and battery charge over time
 presence        determines when a client is online, from availability windows (in a profile or a file) and
                 from churn

@@ -1,4 +1,4 @@
-"""Speed of code other than torch: rates for each core type and class of code, from ``profiles/cores.toml``.
+"""Speed of code that does not use torch, for each core type and class of code, from ``profiles/cores.toml``.
 
 Each rate has a 90% interval. It is a constant of the core type multiplied by the clock frequency::
 
@@ -187,7 +187,7 @@ class CodeCluster(NamedTuple):
     """A group of cores with the same type and clock frequency."""
 
     core: str
-    """A name that `find_core` accepts."""
+    """The core type; may be any name that `find_core` accepts."""
     mhz: float
     cores: int = 1
     aes: bool = True
@@ -447,7 +447,7 @@ def soc_cores(soc: str) -> tuple[tuple[str, int], ...]:
 
 @cache
 def _pattern(soc: str) -> re.Pattern[str]:
-    """Return the pattern of a text that contains the words of the SoC's name as consecutive words.
+    """Return a pattern that matches the words of the SoC's name if they occur consecutively.
 
     The last word may have a suffix that does not start with a digit.
     """

@@ -119,7 +119,7 @@ def _desktop(flop_per_cycle: int, cores: float, ghz: float, clock: str) -> _Tabl
 
 PLACEHOLDER_MA = 0.1  # placeholder for every current in Android's sample file
 OF_CURRENTS = "derived: max_ma of all cores x voltage_v"
-"""Start of the source text for a ``thermal.busy_w`` that was computed from the cores' currents."""
+"""Start of the ``sources`` entry for a ``thermal.busy_w`` that was computed from the cores' currents."""
 SAME_MHZ = 0.01
 """Maximum relative difference in top frequency between a cluster in the file and its match in the profile."""
 _BATTERY = {

@@ -24,7 +24,7 @@ MAX_TRIES = 10_000  # maximum attempts to find a time at which a client is both 
 
 
 class Transition(NamedTuple):
-    """A client's next change, such as going offline, if no task of the client starts or ends before it."""
+    """A client's next change, such as going offline, assuming that none of its tasks starts or ends first."""
 
     at_s: float
     """Time of the change in emulated seconds since the start of the run; infinite if there is no change."""
@@ -131,7 +131,7 @@ class Dynamics:
         return None if state is None else state.plan
 
     def move(self, client: int) -> Transition:
-        """Return the client's next change (such as going offline) if no task starts or ends before it."""
+        """Return the client's next change, such as going offline; see `Transition`."""
         return self._states[client].move
 
     def never_returns(self, client: int) -> bool:

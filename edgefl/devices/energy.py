@@ -3,9 +3,9 @@
     E = idle_w · (all seconds) + compute_w · computing + download_w · download + upload_w · upload
 
 Power is the battery's voltage times the currents of the cores, the Wi-Fi and the modem, which the profile
-takes from Android's power_profile.xml. If the network profile has the field ``radio``, metered radio power is
-used instead (`METERED`). It is assumed that a radio draws power only during transfers (not while it stays
-awake afterwards), that all cores compute and that the screen is off.
+takes from Android's power_profile.xml. If the network profile has the field ``radio``, the power measured for
+this kind of radio is used instead (`METERED`). It is assumed that a radio draws power only during transfers
+(not while it stays awake afterwards), that all cores compute and that the screen is off.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgefl.devices.time_model import joined
 from edgefl.errors import ProfileError
 
 UNSTATED_FACTOR: Final = 2.0
-"""Error factor of a current for which the profile states no uncertainty. With probability 90%, the true value
-is within this factor of the stated one."""
+"""Error factor of a current whose uncertainty the profile does not give. With probability 90%, the true value
+is within this factor of the value in the profile."""
 
 
 class RadioPower(NamedTuple):

@@ -43,8 +43,8 @@ FORWARD_GFLOP = 0.6
 """Operations for one inference of MobileNet-V2 on an image of 224 × 224 pixels, in GFLOP: 300 million
 multiply-adds (Sandler et al. 2018)."""
 BATCH = 16
-"""Number of images in the training step of MobileNet-V2 whose time gives the ``computation`` of a device with
-a runtime."""
+"""Batch size of the training step of MobileNet-V2 from whose time the ``computation`` of a device with a
+runtime is derived."""
 UNCERTAIN = 6.0
 Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e12)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]

@@ -73,7 +73,8 @@ networks: five phones of one model differed by 2.5%."""
 VARIATION: Final = 0.2
 """Prior median of the standard deviation of a cost's logarithm between networks."""
 VARIED: Final = 1.0
-"""Prior standard deviation of ln(variance), for a step's noise and for each cost between networks."""
+"""Prior standard deviation of the logarithm of each variance: of a step's noise, and of each cost between
+networks."""
 FOLDS: Final = 50
 """Maximum number of fits from which the error on held-out networks is estimated."""
 FEW_NETWORKS: Final = 10
@@ -241,7 +242,7 @@ def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
 
 
 def holding(unseen: Sequence[HeldOutPrediction], share: float = COVERAGE) -> float:
-    """Return the conformal error factor: about a fraction ``share`` of new predictions is within this factor.
+    """Return the conformal error factor, within which a fraction ``share`` of new predictions is expected.
 
     With few predictions, it is the largest error.
     """
@@ -252,7 +253,7 @@ def _holding(errors: Iterable[float], share: float) -> float:
     return float(np.quantile(list(errors), share, method="weibull"))
 
 
-# ---- the problem ---------------------------------------------------------------------------------
+# ---- the least-squares problem -------------------------------------------------------------------
 
 
 class _Problem:
@@ -331,7 +332,7 @@ class _Fold(NamedTuple):
 
 
 class _Errors(NamedTuple):
-    """The errors of rows, in a fit with these rows or in fits that leave them out.
+    """The prediction errors of rows, for a fit to these rows or for fits that leave them out.
 
     A row's variance is w · v + the variance due to uncertain costs. Here v are the variances of a row's noise
     and of each cost between networks, and w are 1 and the squares of the costs' shares of the row's time.

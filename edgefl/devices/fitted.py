@@ -1,6 +1,7 @@
 """Makes a device profile from measured steps: adds a fitted runtime to an existing or new profile.
 
-The runtime's source contains the command that fitted it (`Recipe`), so that anybody can repeat the fit.
+The profile's source text for the runtime contains the command that fitted it (`Recipe`), so that anyone can
+repeat the fit.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ _USUAL = {f"--{name}": value for name, value in msgspec.to_builtins(Recipe()).it
 def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tuple[MeasuredStep, ...]:
     """Return the steps in the files that were measured with this profile and runtime; None matches any.
 
-    Raises `ConfigError` unless the files contain steps of exactly one such pair of profile and runtime, and
-    if results of the measurement kit are from several devices.
+    Raises `ConfigError` if the steps of no pair or of several pairs of profile and runtime match, or if
+    results of the measurement kit are from several devices.
     """
     have = sorted({kind for file in files for kind in measurements.kinds(file)})
     chosen = [kind for kind in have if profile in (None, kind[0]) and runtime in (None, kind[1])]

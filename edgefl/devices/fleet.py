@@ -147,10 +147,8 @@ def joins_at_s(experiment: Experiment, client: int) -> float:
 
 
 def changes(experiment: Experiment, info: ClientInfo) -> bool:
-    """Return True if the client may die or change during the run.
-
-    Its availability, link rate, temperature or battery charge may change.
-    """
+    """Return True if the client may die during the run, or if its availability, link rate, temperature or
+    battery charge may change."""
     fleet, device = experiment.fleet, _profile(info.profile)
     return bool(
         fleet.churn.mean_online_s
@@ -401,7 +399,7 @@ class Trips:
         return found * self._unit(info)
 
     def typical_s(self) -> dict[str, float]:
-        """Return the declared time of a typical trip for each profile, in seconds.
+        """Return the planned time of a typical trip for each profile, in emulated seconds.
 
         A typical trip trains on the fleet's median number of examples. The time is the median over
         `TYPICAL_TRIPS` draws, which are the same for all profiles and seeds.
@@ -425,9 +423,10 @@ class Trips:
         return found
 
     def apart_s(self, info: ClientInfo) -> tuple[float, float]:
-        """Return the seconds of a download and an upload that the strategy schedules separately, else zeros.
+        """Return the times in seconds of a download and an upload at the mean rates of the client's network.
 
-        They are those at the mean rates of the network of clients like ``info``.
+        Return zeros if the strategy does not schedule transfers separately, or if a delay model sets the time
+        of whole trips.
         """
         if not self._apart or _profile(info.profile).timed_by_draw:
             return 0.0, 0.0

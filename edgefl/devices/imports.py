@@ -23,8 +23,8 @@ class ImportOptions(NamedTuple):
     """The user's options for an import; each format accepts only the options that it uses."""
 
     name: str | None = None
-    """Id of the imported profile or fleet, for a format with only one per file. The default is the file's
-    name."""
+    """Id of the imported profile or fleet, for formats whose files contain only one. The default is the
+    file's name."""
     only: tuple[str, ...] = ()
     """Names of the entries to import from a file with several entries; empty to import all entries."""
     clients: int | None = None

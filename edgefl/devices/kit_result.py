@@ -86,8 +86,8 @@ def fit_kit(
     """Fit the time model of a device to the rows of a kit result.
 
     Pooling has a separate bandwidth, because a byte moved by pooling took ten times as long as one moved by
-    other operations. Cost variations are widened until the intervals contain 90% of the rows. ``apart`` is as
-    in `fit`.
+    other operations. Cost variations are widened until the intervals contain 90% of the rows. See `fit` for
+    ``apart``.
     """
     prior = msgspec.structs.replace(prior, error_factor=KIT_ERROR_FACTOR)
     others = [row for row in rows if not row.work.pool_bytes]

@@ -258,7 +258,7 @@ def read_trace(path: str) -> Trace:
             raise ProfileError(f"trace {path!r}, line {number}: got {line[:40]!r}; allowed: {allowed}")
         times_ms.append(at_ms)
     if times_ms[-1] < 1:
-        raise ProfileError(f"trace {path!r}: its last time is {times_ms[-1]} ms; allowed: at least 1")
+        raise ProfileError(f"trace {path!r}: the last time must be at least 1 ms (got {times_ms[-1]})")
     return Trace(times_ms, times_ms[-1])
 
 

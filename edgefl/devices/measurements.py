@@ -33,8 +33,8 @@ IMAGE = (3, 224, 224)
 MAX_SIZE = 10**9
 """Maximum batch size and layer size."""
 MAX_THREADS = 1024
-"""Number of threads that is assumed in the check for impossibly short times in a CSV file, because the file
-does not state the number."""
+"""Assumed number of threads when the times in a CSV file are checked for being impossibly short, because the
+file does not give the number."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
 """Exceptions raised for a file that cannot be read or is in another format."""
 WRONG = (ValueError, IndexError, ConfigError)
@@ -117,10 +117,10 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
 
 
 def _check_runtime(name: str) -> None:
-    """Raise `ConfigError` for TFLite, whose work `edgefl.devices.phones` counts in another way."""
+    """Raise `ConfigError` for TFLite, because `edgefl.devices.phones` counts its work in a different way."""
     if name == TFLITE:
         why = "its inference has a time model of its own (edgefl profiles from)"
-        raise ConfigError(f"runtime: must not be {TFLITE!r}: {why}; give other steps another runtime's name")
+        raise ConfigError(f"runtime: must not be {TFLITE!r}: {why}; use another name for other runtimes")
 
 
 _counted: dict[tuple[str | None, ...], StepWork] = {}

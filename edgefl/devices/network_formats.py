@@ -94,7 +94,7 @@ def _number(text: str) -> float | str:
 
 
 def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
-    """Return the network as a ``connectivity.ini`` section, and the properties that it cannot contain."""
+    """Return the network as a ``connectivity.ini`` section, and the properties that it cannot express."""
     down, up = network.down, network.up
     bits = [0 if way.rate_mbps is None else max(1, round(way.rate_mbps * 1e6)) for way in (down, up)]
     label = " ".join(network.name.split()).replace('"', "'")
@@ -198,7 +198,7 @@ def _preset(path: Path, title: str, value: dict[str, Any]) -> Entry:
     if "download" in value and "upload" in value:
         own = checked(where, value, CustomProfile)
         if not (own.download or own.upload or own.latency):
-            raise ProfileError(f"{where}: download, upload and latency: all 0, which means offline")
+            raise ProfileError(f"{where}: download, upload and latency are all 0, which means offline")
         source = f"download, upload and half of latency of the DevTools profile {at}"
         mbps = own.download * 8 / 1e6, own.upload * 8 / 1e6
         return _network(title, mbps, own.latency, own.packetLoss, source)

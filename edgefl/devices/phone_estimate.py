@@ -37,7 +37,7 @@ def estimated_profile(
     measured: Measured | None = None,
     name: str | None = None,
 ) -> str:
-    """Return the text of the phone's profile.
+    """Return the text of a profile file for a phone with this core, clock, RAM and measured inference.
 
     Raises `ConfigError` for an unknown core, and for a measured time that is not plausible for this core.
     """

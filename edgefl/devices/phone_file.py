@@ -17,7 +17,7 @@ HEAD = """\
 
 
 def table_text(table: PhoneTable) -> str:
-    """Return the text of the table's file."""
+    """Return the table as the text of its TOML file."""
     plain: dict[str, Any] = msgspec.to_builtins(table)
     phones = plain.pop("phones")
     neighbours = plain.pop("neighbours")

@@ -1,8 +1,9 @@
 """Fits `PhoneTable`, mainly each phone's cost for each class of work, to measured inference times.
 
 All phones are fitted together: each phone's costs are the most probable ones given its measured times, under
-a normal prior whose mean and covariance are those of all phones (expectation-maximisation, with the posterior
-means only; Dempster, Laird and Rubin 1977). Errors are logarithms of the ratio of predicted to measured time.
+a normal prior whose mean and covariance are those of all phones (expectation-maximisation without the
+posterior covariances; Dempster, Laird and Rubin 1977). Errors are logarithms of the ratio of predicted to
+measured time.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ COMMON: Final = 0.05
 REST: Final = 0.02
 """Standard deviation of the remaining errors, which are treated as noise."""
 HELD: Final = 0.92
-"""Share of the left-out rows that the intervals must contain. The share is above 90%, because the errors are
-larger on phones that were not measured."""
+"""Share of the measurements left out of a fit that the intervals must contain. The share is above 90%,
+because the errors are larger on phones that were not measured."""
 NETWORK_FOLDS: Final = 6
 PHONE_FOLDS: Final = 8
 LIKELY: Final = (0.02, 0.7, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -83,8 +84,8 @@ class Fitted(NamedTuple):
 
     typical: Array
     costs: Array
-    """Logarithms of the times in seconds that the classes of work take in the typical network; shape (units,
-    classes)."""
+    """Logarithm of the time in seconds that each class of work takes in the typical network on each unit;
+    shape (units, classes)."""
     spread: Array
     noise: float
     errors: Array
@@ -115,7 +116,7 @@ def fit(
 ) -> PhoneTable:
     """Fit the table of all phones; ``source`` describes where the rows come from.
 
-    The names, years and chips of ``known`` phones are kept.
+    For phones in ``known``, the fields that are written by hand (such as name, year and chip) are kept.
     """
     data = matrix(rows, networks)
     say("fitting all phones")
@@ -340,7 +341,8 @@ def _only(data: Matrix, units: Sequence[int], networks: Sequence[int]) -> Matrix
 def _error_factors(data: Matrix) -> dict[str, float]:
     """Return the error factor of each unit.
 
-    A share of `HELD` of the unit's errors on left-out networks is within this factor.
+    On networks that were left out of the fit, a share `HELD` of the unit's times is within this factor of the
+    predicted times.
     """
     errors: dict[str, list[float]] = {}
     all_units = range(len(data.units))
@@ -387,7 +389,7 @@ def _from_reference(table: PhoneTable, data: Matrix, unit: int) -> Costs:
 
 
 def _scores(table: PhoneTable, costs: Costs, data: Matrix, unit: int) -> list[float]:
-    """Return a unit's errors on all networks except `REFERENCE`.
+    """Return a unit's absolute errors on all networks except `REFERENCE`.
 
     Each error is divided by its expected standard deviation.
     """

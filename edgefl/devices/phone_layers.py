@@ -75,7 +75,7 @@ class _Layers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _convolution(args: Sequence[Any], out: Tensor) -> Layer:
     image, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], int(args[8])
     depthwise = groups > 1 and groups == image.shape[1]
-    # A transposed convolution has the work of the convolution of its output to its input.
+    # A transposed convolution does the same work as a convolution from its output to its input.
     first, last = (out, image) if transposed else (image, out)
     return Layer(
         kind="depthwise" if depthwise else "conv",

@@ -35,13 +35,14 @@ SHALLOW: Final = 48
 NARROW: Final = 32
 """A 1 × 1 convolution with at most this many output channels is slow."""
 LARGE: Final = 56
-"""A 1 × 1 convolution is slow if the side of its output is at least this many pixels long."""
+"""A 1 × 1 convolution whose output side is at least this many pixels long is slow."""
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """One layer of a network; the sides of its input and output images are in pixels.
 
-    The sides and the kernel are those of squares with the same areas, and need not be whole numbers.
+    The side of an image or kernel that is not square is that of a square with the same area. It need not be a
+    whole number.
     """
 
     kind: Literal["conv", "depthwise", "relu", "add", "pool"]
@@ -175,4 +176,5 @@ def networks_named(networks: Mapping[str, object], wanted: Sequence[str], place:
     """Raise `ConfigError` for the first network in ``wanted`` that ``networks`` does not contain."""
     for name in wanted:
         if name not in networks:
-            raise ConfigError(f"{place}: has no layers of network {name!r}, only of {len(networks)} others")
+            others = f"only those of {len(networks)} others"
+            raise ConfigError(f"{place}: contains no layers of network {name!r}, {others}")

@@ -23,12 +23,12 @@ BRIDGE: Final = "Pixel_4"
 BRIDGE_PROFILE: Final = "pixel-4"
 TRAINING: Final = "mnn"
 TRANSFER: Final = 1.75
-"""Error factor of the assumption that two phones' training times have the same ratio as their inference
-times. It is the largest of three known errors."""
+"""Error factor of predicting the ratio of two phones' training times by the ratio of their inference times.
+It is the largest of the errors of three pairs of phones."""
 LARGE_HEAP_MIB: Final = 512.0
 SMALL_HEAP_MIB: Final = 256.0
 SMALL_RAM_GIB: Final = 1.5
-"""Phones with less RAM than this have the smaller heap."""
+"""The heap of an app is assumed to be `SMALL_HEAP_MIB` on phones with less RAM than this."""
 HEAP_FACTOR: Final = 2.0
 HEAP_SOURCE: Final = (
     "derived: dalvik.vm.heapsize, the ceiling of an app with a large heap, in AOSP "
@@ -56,7 +56,7 @@ def profile_tables(table: PhoneTable, phone: Phone, bridge: TimeModel) -> dict[s
 
 
 def facts(phone: Phone, trains: TimeModel, source: str) -> dict[str, Any]:
-    """Return all tables of a profile except the runtimes, such as the training rate and known hardware."""
+    """Return a profile's tables, such as the training rate and the known hardware, but not the runtimes."""
     train_gflops = FEMNIST_STEP.flop / trains.seconds(FEMNIST_STEP) / 1e9
     cpu: dict[str, Any] = {"rate_gflops": {"train": float(f"{train_gflops:.4g}")}}
     sources = {"cpu.rate_gflops.train": f"derived: LEAF's FEMNIST CNN in runtime.{TRAINING}"}

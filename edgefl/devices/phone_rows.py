@@ -42,7 +42,7 @@ def read_rows(path: Path) -> list[PhoneRow]:
         if (other := known.setdefault(about.unit, about)) != about:
             models = f"{about.model!r} and {other.model!r}"
             same = "all lines of a unit must have the same model, core, clock and RAM"
-            raise ConfigError(f"{place}: unit {about.unit!r} is that of two phones, {models}: {same}")
+            raise ConfigError(f"{place}: unit {about.unit!r} names two phones, {models}: {same}")
     return rows
 
 

@@ -152,7 +152,7 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Length scale: the errors of two networks a distance d apart have the correlation
     exp(−d² / (2 · length²))."""
     points: tuple[tuple[float, ...], ...]
-    """For each network, the square roots of the shares of its time on a typical phone, as in `shares`."""
+    """For each network, the values that `shares` returns for it on a typical phone."""
     errors: tuple[float, ...]
     """The coefficient of each point in the kernel-weighted sum that predicts the error of a network's time,
     ln(predicted time / measured time)."""
@@ -187,7 +187,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def units(self) -> list[tuple[About, Unit]]:
-        """All measured units, each with its properties that are known without measurements."""
+        """All measured units, each with the properties of the phone that are known without measurements."""
         return [(phone.about(name), unit) for phone in self.phones for name, unit in phone.units.items()]
 
     def work(self, layers: Sequence[Layer]) -> StepWork:
@@ -219,7 +219,7 @@ class Costs(NamedTuple):
 
 
 def shares(found: Mapping[str, float], weights: Weights, costs: Array) -> Array:
-    """Return the square roots of the shares of a network's time that each kind of work takes.
+    """Return the square root of each kind of work's share of a network's time.
 
     There is one value for each of `CLASSES`, followed by one for each field of `Weights`. ``found`` is the
     network's work, as counted by `counts`.
@@ -283,8 +283,8 @@ def speeds(costs: Array) -> Array:
 
 
 SHAPE_PRIOR: Final = 1.0
-"""When the proportions of a phone's costs are estimated, the mean over all phones counts as much as this many
-phones with the same core."""
+"""Weight of the mean over all phones if the relative sizes of a phone's costs are estimated. A single phone
+with the same core has the weight 1."""
 
 
 def shape_likeness(one: About, other: About) -> float:
@@ -353,7 +353,8 @@ def time_model(
 
 
 def _triangle(covariance_: Array) -> tuple[tuple[float, ...], ...]:
-    """Return the Cholesky factor (lower triangle) of the covariance of `TERMS` and of the fixed part."""
+    """Return the Cholesky factor (lower triangle) of a covariance of `CLASSES`, rearranged to the order of
+    `TERMS` and the fixed part."""
     of_term = [
         next(at for at, fields in enumerate(CLASSES) if term[0] in fields) for term in (*TERMS, ("fixed",))
     ]
@@ -385,5 +386,5 @@ def of_measured(table: PhoneTable, phone: Phone, unit: str = "") -> TimeModel:
 
 
 UNITS_APART: Final = 1.28
-"""Two units of one model differ by less than this factor with probability 90%
+"""With a probability of 90%, the times of two units of one model differ by less than this factor
 (`edgefl.devices.individuals`)."""

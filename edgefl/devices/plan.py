@@ -35,8 +35,8 @@ class TripPlan(NamedTuple):
     compute_lead_s: float
     """Time before the training: masking time plus, on a trip without training, the delay model's draw."""
     compute_rate_per_s: float
-    """Seconds of ``work_s`` that are done per emulated second. It is 1 unless scatter or a delay model
-    changes the training time, and ``inf`` if the training takes no time."""
+    """Seconds of ``work_s`` that are done per emulated second. The value is 1 unless random scatter or a
+    delay model changes the training time, and ``inf`` if the training takes no time."""
     up: Transfer
     steps: int | None = None
     """Number of training steps if it differs from the experiment's number; otherwise None."""
@@ -63,7 +63,7 @@ class TripPlan(NamedTuple):
     def busy_s(self) -> float:
         """Seconds of computing at full power that use as much energy as this trip's computing.
 
-        A throttled device draws less power, and one that rests after its last step draws no power of
+        A throttled device draws less power. A device that rests after its last step draws no power for
         computing.
         """
         if self.heat is not None:
@@ -85,7 +85,7 @@ class TripPlan(NamedTuple):
 
     @property
     def breaks_s(self) -> float:
-        """Seconds from the start of the trip until the link is lost, and with it the task.
+        """Seconds from the start of the trip until the link is lost, which also ends the task.
 
         The value is infinite if the link is not lost.
         """
@@ -99,7 +99,8 @@ class TripPlan(NamedTuple):
         """Return the seconds from the start of the trip until the server considers it over.
 
         Unless it is cancelled or the client dies, a trip is over when its update arrives or its link breaks.
-        In a private run, a trip that fails for any reason is over when its update would have arrived.
+        If ``private`` (in a run with ``[privacy]``), a trip that fails for any reason is over when its update
+        would have arrived.
         """
         return self.total_s if private else min(self.total_s, self.breaks_s)
 

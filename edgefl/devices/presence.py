@@ -1,8 +1,9 @@
 """Determines when a client is online, ignoring effects of its own work, such as an empty battery.
 
 A presence combines sources (availability windows, churn, a late join), which depend only on the experiment's
-seed and the client. ``on(at_s)`` is a source's state at a time; at the time of a change it is the new state.
-``changes_s(at_s)`` is the first later time at which the state may change, infinite if it never changes again.
+seed and the client. ``on(at_s)`` returns a source's state at a time. If the state changes at exactly this
+time, the new state is returned. ``changes_s(at_s)`` returns the first later time at which the state may
+change; it is infinite if the state never changes again.
 
 A fleet's availability file is JSON: a list of entries such as ``{"intervals_s": [[0, 3600], [7200, 9000]],
 "period_s": 86400}``, in emulated seconds as in profiles. The seed assigns the entries to clients.
@@ -100,7 +101,7 @@ class AlternatingRenewal:
         return self._changes_s[self._passed(at_s)]
 
     def _passed(self, at_s: float) -> int:
-        """Return the number of changes up to ``at_s``, after drawing changes until one is later."""
+        """Return the number of changes up to ``at_s``. Draw new changes until one is later than ``at_s``."""
         while not self._changes_s or self._changes_s[-1] <= at_s:
             last_s = self._changes_s[-1] if self._changes_s else 0.0
             state = self._first ^ (len(self._changes_s) % 2 == 1)

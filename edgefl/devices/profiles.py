@@ -95,8 +95,8 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
 
 
 def own_files(fleet: Fleet) -> list[str]:
-    """Return the paths of the user's files that a validated ``fleet`` names: profiles, the traces that they
-    replay, and the times at which devices are available.
+    """Return the paths of the user's files that a validated ``fleet`` names: profiles, traces that the
+    profiles replay, and the availability file.
 
     >>> own_files(Fleet(devices={"pi-4": 2}, network="lte-varying"))
     []
@@ -414,7 +414,7 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
 
 
 def availability_faults(availability: Availability, prefix: str = "") -> Iterator[Fault]:
-    """Yield all faults in intervals whose types are valid; ``prefix`` precedes the faults' keys."""
+    """Yield all faults in the intervals and the period; ``prefix`` is put before the keys in the faults."""
     end = 0.0
     for at, (start, stop) in enumerate(availability.intervals_s):
         if stop <= start or start < end:

@@ -110,8 +110,8 @@ def renamed(text: str, name: str) -> str:
 def _or_rewritten(text: str, tables: dict[str, Any]) -> str:
     """Return ``text`` if it has the content ``tables``; otherwise return these tables as new text.
 
-    Text is changed line by line to keep comments, which fails for a profile that is laid out differently from
-    edgefl's own.
+    The callers change a profile's text line by line, to keep its comments. This fails if the profile is not
+    laid out like edgefl's own; the new text then has no comments.
     """
     with suppress(ConfigError):
         if toml.parse(text, "the profile") == tables:
@@ -122,7 +122,7 @@ def _or_rewritten(text: str, tables: dict[str, Any]) -> str:
 def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
     """Set a runtime, and the source of its numbers, in the profile ``text``; everything else is unchanged.
 
-    If the profile has had a single runtime so far, that runtime becomes the default.
+    If the profile has another runtime but no default runtime, the other runtime becomes the default.
     """
     tables = toml.parse(text, "the profile")
     if "sources" not in tables:
@@ -146,7 +146,7 @@ def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
 def _put(text: str, old: str, new: str, sources: str) -> str:
     """Replace all matches of ``old`` with ``new``.
 
-    If nothing matches, replace the line [sources] with ``sources``.
+    If nothing matches, replace the header line ``[sources]`` with ``sources``, which repeats the header.
     """
     if re.search(old, text, re.MULTILINE):
         return re.sub(old, lambda _: new, text, flags=re.MULTILINE)
@@ -178,7 +178,7 @@ def _gemm(device: Device, base: Device) -> tuple[float, str]:
         if own and its:
             return own / its, f"{what} {own:g} / {its:g} GFLOPS"
     lacks = "nt" if found[0].all is None else "1t"
-    raise ConfigError(f"{device.id}: cpu.rate_gflops.gemm needs {lacks}, as {base.id} states no other rate")
+    raise ConfigError(f"{device.id}: cpu.rate_gflops.gemm needs {lacks}, the only rate that {base.id} has")
 
 
 def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:

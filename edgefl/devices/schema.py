@@ -103,7 +103,7 @@ class Battery(_Table, frozen=True, kw_only=True):
     wifi_ma: NotNegative | None = None
     radio_ma: NotNegative | None = None
     min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
-    """State of charge below which the device accepts no work; a device with a value of 1 would never work."""
+    """State of charge (0 to 1) below which the device accepts no work; with 1, it would never accept any."""
     charge_w: Positive | None = None
     """Charging power from ``min_soc`` until the battery is full; None if the battery is never charged."""
 
@@ -319,7 +319,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return TimeModel.of_rate(self.cpu.rate_gflops.train, error_factor)
 
     def uncertainty_of(self, key: str, unstated: float) -> float:
-        """Return the uncertainty stated for a figure or for a table that contains it, or else ``unstated``.
+        """Return the uncertainty of the field ``key`` or of a table that contains it, or else ``unstated``.
 
         >>> phone = {"id": "x", "name": "x", "class": "board", "sources": {}, "uncertainty": {"battery": 1.5}}
         >>> msgspec.convert(phone, Device).uncertainty_of("battery.idle_ma", 2.0)
@@ -410,7 +410,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return self.delay_model is not None and self.delay_model.mode == "replace"
 
     def individual(self, rng: np.random.Generator) -> Device:
-        """Draw the slowdown of one unit of this model from the client's random stream, and apply it."""
+        """Return this device, slowed down by a factor drawn from ``rng``, the client's random stream."""
         if self.slowdown is None or self.cpu is None:
             return self
         factor = self.slowdown.draw(rng)

@@ -45,7 +45,8 @@ class Prediction(NamedTuple):
     parts: Mapping[str, float]
     """Time of each part of the step in seconds, the largest first; the times sum to ``seconds``."""
     unsure: tuple[str, ...] = ()
-    """Parts whose uncertain costs widen the interval by half or more, the worst first."""
+    """Parts whose uncertain costs widen the interval most, the worst first; () if all uncertain costs
+    together widen it by a factor of at most `WIDER`."""
 
 
 class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +80,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fixed_ms: NotNegative = 0.0
     """The part of each step's time that does not depend on the step's work."""
     error_factor: Factor
-    """Factor of the 90% interval of a step whose costs are known and do not vary.
+    """Factor f of a step's 90% interval, time/f to time·f, if the step's costs are known and do not vary.
 
     In general the factor is exp √(ln² ``error_factor`` + Σ (vₖsₖ)² + ‖Lᵀs‖²), where s are the costs' shares
     of the step's time, v are ``cost_variations`` and L is ``cost_errors``; `error_factor_of` limits ‖Lᵀs‖.
@@ -174,7 +175,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def _unsure(self, parts: Mapping[str, float]) -> tuple[str, ...]:
         """Return the terms that widen the interval more than half as much as the worst term does.
 
-        Each term is named after its largest part.
+        The name of a term's largest part is used as the term's name.
         """
         off = [math.hypot(*row) * s for row, s in zip(self.cost_errors, _by_term(parts), strict=True)]
         worst = sorted((at for at in range(len(off)) if off[at] > max(off) / 2), key=lambda at: -off[at])
@@ -208,7 +209,7 @@ COSTS: Final[Mapping[str, tuple[str, float]]] = {
     "parameters": ("parameter_ns", 1e-9),
 }
 """Maps each field of `StepWork` to the field of `TimeModel` that states its cost, and to the cost in seconds
-for which this field has the value 1."""
+that a value of 1 in this field means."""
 TERMS: Final[tuple[tuple[str, ...], ...]] = (
     *((name,) for name in COSTS if name.endswith("_flop")),
     ("conv_bytes",),
@@ -249,6 +250,9 @@ def _by_term(parts: Mapping[str, float]) -> list[float]:
 
 
 def shares_of(parts: Mapping[str, float]) -> list[float]:
-    """Return the shares of `TERMS` and the fixed part in a step's time, all 0 if the step takes no time."""
+    """Return the fraction of a step's time that is due to each of `TERMS` and to the fixed part.
+
+    All are 0 if the step takes no time.
+    """
     seconds = sum(parts.values())
     return [part / seconds if seconds else 0.0 for part in _by_term(parts)]

@@ -1,4 +1,5 @@
-"""Compute the weighted averages of a Flower strategy with edgefl's kernels, directly on the bytes of replies.
+"""Compute the weighted averages of a Flower strategy with edgefl's kernels, directly on the bytes of the
+clients' replies.
 
 Flower's strategies average with three functions: `aggregate_arrayrecords` in the message-based API, and
 `aggregate` and `aggregate_inplace` in the older API. `fast` creates a subclass of the strategy with copies of
@@ -87,9 +88,9 @@ def _replacements() -> dict[object, Callable[..., Any]]:
 
 
 def _methods_called(kind: type) -> Iterator[tuple[type, str]]:
-    """Yield the methods that run when an averaging method of a strategy of class ``kind`` is called. These
-    are the method of the first class in the MRO that has one and, as long as each method calls `super`, those
-    of the next classes."""
+    """Yield each method that runs when an averaging method of a strategy of class ``kind`` is called. The
+    first one is that of the first class in the MRO that has such a method. If a method calls `super`, the
+    method of the next such class follows."""
     for name in _AVERAGING:
         for owner in kind.__mro__:
             method = vars(owner).get(name)
@@ -107,7 +108,7 @@ def _functions_called(method: FunctionType) -> Iterator[tuple[str, FunctionType]
 
 
 def _with_globals(method: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """Return a copy of a method in which the global ``names`` refer to other objects."""
+    """Return a copy of a method in which each global name in ``names`` refers to its value there."""
     seen = {**method.__globals__, **names}
     made = FunctionType(method.__code__, seen, method.__name__, method.__defaults__, method.__closure__)
     made.__kwdefaults__, made.__doc__ = method.__kwdefaults__, method.__doc__

@@ -12,7 +12,7 @@ confinement      selects and applies the memory and CPU limits of a run's client
 capacity         measures the host's capacity and CPU usage, and chooses the time scale
 calibration      measures the host's compute and memory rates with host_operations and code_operations
 fidelity         compares the times of a run's trips with their declared times
-verdict          decides between VALID and INVALID by bounds on the errors and on the host's load
+verdict          decides whether a run is VALID or INVALID, by bounds on the errors and on the host's load
 throttle         throttles the CPU use of any process by SIGSTOP and SIGCONT or by a control group's quota
 awake            keeps cores from going idle, which would slow throttled programs down
 groups           finds control groups; creates and removes edgefl's own

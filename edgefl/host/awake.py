@@ -25,7 +25,7 @@ from edgefl.host.code_operations import NO_EXTENSION
 from edgefl.host.process import become_child
 
 HINTS = 1_000_000
-"""Number of spin-wait hints between two returns to Python; that many take some tens of milliseconds."""
+"""Number of spin-wait instructions per call of the C function; they take some tens of milliseconds."""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -70,8 +70,9 @@ def one_thread_per_core(folder: Path = Path("/sys/devices/system/cpu")) -> list[
 def yield_to_sessions(setting: Path = Path("/proc/self/autogroup")) -> None:
     """Give this process's session the lowest priority.
 
-    Linux divides CPU time among sessions first, then within a session. Without privileges, it accepts one
-    such change per 0.1 s on the whole host. This does nothing if the kernel has no priorities for sessions.
+    Linux divides CPU time among sessions first, then within a session. From processes without privileges, it
+    accepts one such change per 0.1 s on the whole host. This function does nothing if the kernel has no
+    priorities for sessions.
     """
     with contextlib.suppress(OSError):
         while True:

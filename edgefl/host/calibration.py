@@ -54,7 +54,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     train_gflops: Rate
     """Rate of an SGD step of FLASH's FEMNIST CNN on a batch of 10 images."""
     triad_gbytes_per_s: Rate
-    """Memory rate of a = b + s·c on float32 arrays of ``triad_mib`` MiB each, counted as three passes."""
+    """Memory bandwidth of a = b + s·c on float32 arrays of ``triad_mib`` MiB each (2 reads, 1 write)."""
     triad_mib: float
     cache_mib: float
     blas: str
@@ -89,7 +89,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """Unix times at which rates in ``code`` were remeasured after ``at_unix_s``, keyed by class."""
 
     def expired(self, now_unix_s: float) -> bool:
-        """Return True if the calibration is older than a week, or from the future."""
+        """Return True if the calibration is older than a week, or if its time is in the future."""
         return not 0 <= now_unix_s - self.at_unix_s <= EXPIRES_S
 
 
@@ -188,7 +188,7 @@ def measure_step(model: str, batch: int, dtype: str, input_shape: Sequence[int])
 def _measure_apart(*words: str) -> bytes:
     """Run `edgefl.host.host_operations` as a program with these arguments; return its output.
 
-    Modules of the current folder do not replace those that it imports.
+    Modules in the current folder cannot shadow the modules that the program imports.
     """
     env = {**child_environment(os.environ), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "edgefl.host.host_operations", *words]

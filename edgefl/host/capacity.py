@@ -30,8 +30,8 @@ SERVER_TRIP_S = 0.0003
 TARGET_LOAD = 0.5
 """Maximum share of the host's cores that a fleet should use. Up to this load, pacing was accurate to 0.2%."""
 MIN_STRETCH = 1.15
-"""Smallest time scale above 1 that is used to reach the target load. If a smaller one would suffice, the time
-scale stays at 1."""
+"""Smallest time scale above 1 that is chosen to reach the target load. If a scale between 1 and this value
+would be enough, the time scale stays at 1."""
 CLIENT_SHARE = 0.7  # share of one core that a client may use during its trip
 BURST_SHARE = 0.3
 """Share of one core that a client may use until its training is due. The remaining share is the slack that
@@ -44,7 +44,7 @@ VERDICT_TEXT: dict[Verdict, str] = {
     "overloaded": "; the host is overloaded, so the run will be INVALID",
 }
 Together = Literal["never", "at first", "always"]
-"""The times at which the trips of all clients start together: never, only at the start, or in every round."""
+"""When the trips of all clients start together: never, only at the start of the run, or in every round."""
 
 
 class Burst(NamedTuple):
@@ -59,7 +59,8 @@ class Burst(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """Host CPU seconds and emulated seconds of one client's trip, and of the training in it (``compute``)."""
+    """Host CPU seconds that one client's trip needs, emulated seconds that it lasts, and the same two values
+    for the training in the trip (``compute``)."""
 
     host_cpu_s: float
     emulated_s: float
@@ -327,7 +328,7 @@ class ThrottleMeter:
 
 
 class UsageMeter:
-    """Measures CPU usage since its creation; stolen and throttled time only from `begin` to `end`.
+    """Measures CPU usage from its creation on, and stolen and throttled time from `begin` to `end`.
 
     ``elsewhere_s`` returns the CPU seconds used by processes of the run that have ended and that were not
     children of this process.
@@ -351,10 +352,10 @@ class UsageMeter:
             self._taken = {"steal": self._meters[0].share(), "throttled": self._meters[1].share()}
 
     def usage(self, idle_s: float = 0.0) -> dict[str, float | None]:
-        """Return the shares for `verdict.Conditions`; call it after the run's processes have ended.
+        """Return the shares of time used by the run, used by others, stolen and throttled.
 
-        ``idle_s`` is the CPU time of `edgefl.host.awake`, which only keeps cores busy. It counts neither as
-        used by the run nor as used by others.
+        They are arguments of `verdict.Conditions`. Call this after the run's processes have ended. ``idle_s``
+        is the CPU time of `edgefl.host.awake`, which only keeps cores busy; neither share of use includes it.
         """
         core_s = (time.monotonic() - self._began_s) * usable_cores()
         own_s = self._cpu_s() - self._own_s

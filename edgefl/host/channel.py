@@ -1,7 +1,8 @@
 """A channel: a pipe for typed messages between two processes that trust each other.
 
 A message is sent over a pair of stream sockets as a 4-byte length and its msgpack bytes. The stream ends when
-the other process ends. Every process of a run has a channel, so none waits forever for one that has ended.
+the other process ends. Every process of a run has a channel, so no process waits forever for another that
+has ended.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def collect(pid: int) -> Exit:
 def waiting_for_children() -> Iterator[Callable[[], None]]:
     """Set SIGCHLD's default action, so that a handler of the user's code cannot reap this process's children.
 
-    Yield a function that sets the former action again, for a forked child.
+    Yield a function that restores the former action; a forked child can call it.
     """
     before = signal.getsignal(signal.SIGCHLD)
 

@@ -16,9 +16,9 @@ import numpy as np
 from edgefl.host.calibration import Rate
 
 AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "division": 20, "float": 100_000}
-"""Work in one call of each program: the number of bytes for ``integer`` and ``crypto``, of positions for
-``memory``, of searches for ``division``, and of steps for ``float``. `SCALES` holds only for these amounts,
-because the decoder of ``integer`` speeds up while its probabilities adapt."""
+"""Amount of work in one call of each program, in bytes (``integer``, ``crypto``), positions (``memory``),
+searches (``division``) or steps (``float``). `SCALES` is valid only for these amounts, because the decoder of
+``integer`` speeds up while its probabilities adapt."""
 SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "division": 0.93, "float": 1.0}
 """Factors that convert the units of work in `AMOUNTS` to the published units of `edgefl.devices.code`."""
 SCALE_SPREADS = {
@@ -42,7 +42,7 @@ _MIB = 1 << 20
 
 
 def program(code_class: str, copy_mib: float = 64.0) -> tuple[Callable[[], Any], float]:
-    """Return a program that measures a class of `PROGRAMS`, and its work in published units.
+    """Return the program for a class of `PROGRAMS`, and the work of one call of it, in published units.
 
     ``copy_mib`` is the amount that the program of the class ``copy`` copies. Raises ImportError if the class
     needs the C extension and the extension was not built.

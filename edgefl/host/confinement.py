@@ -1,4 +1,4 @@
-"""Memory limits and CPU throttles of a run's clients, in addition to their own pacing.
+"""Memory limits and CPU throttles of a run's clients. They supplement the clients' own pacing.
 
 The supervisor checks which mechanisms work here (`enforced`) and creates the control groups. The zygote is
 the process that forks the clients. Before it forks a client, it creates the client's `ClientLimits`, which

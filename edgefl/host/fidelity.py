@@ -1,8 +1,8 @@
 """Errors of the emulation relative to its declared times, and the verdict on a run (docs/fidelity.md).
 
 A trip is a client's work for one task: download, training and upload. The error of a quantity on one trip is
-``achieved/declared - 1``. The achieved seconds are measured by the client's clock, or by the server's for
-``round``; the declared seconds are those planned for the same work.
+``achieved/declared - 1``. The achieved seconds are measured by the client or, for ``round``, by the server;
+the declared seconds are those planned for the same work.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def excess(self) -> float:
-        """The larger of the median error and the 95th percentile, each divided by its bound.
+        """The larger of the median and the 95th percentile of the absolute errors, each divided by its bound.
 
         An error of up to `PHASE_WALL_S` is treated as 0. A value above 1 causes a warning.
         """
@@ -88,7 +88,7 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     by_quantity: dict[str, Quantity]
     by_device: dict[str, dict[str, Quantity]]
     worst: Phase | None
-    """The phase and device with the largest errors above the resolution of timers."""
+    """The phase and device with the largest errors relative to the bounds; None if no phase was measured."""
     warnings: tuple[str, ...]
     """Phases with errors above the bounds. A warning alone does not make a run INVALID."""
     p95_lateness_s: float | None

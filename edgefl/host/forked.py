@@ -28,10 +28,10 @@ def call_forked(
     """Run ``call`` in a forked child; return its result, and how the child ended.
 
     The result is empty if the child ended early. If ``quiet``, the child's output is discarded. While this
-    process waits, it calls ``look``, which returns the time in seconds until its next call. If ``end_all``,
-    all children of this process and their descendants are killed at the end. Raises TimeoutError after
-    ``limit_s`` seconds, and `Closed` if the other end of the socket ``caller`` is closed; then the child is
-    still running, unless ``end_all``.
+    process waits, it calls ``look``, which returns the seconds until ``look`` must be called again. If
+    ``end_all``, all children of this process and their descendants are killed at the end. Raises TimeoutError
+    after ``limit_s`` seconds, and `Closed` if the other end of the socket ``caller`` is closed. After such an
+    error the child is still running, unless ``end_all``.
     """
     read, write = os.pipe()
 

@@ -22,7 +22,8 @@ PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
 ACCOUNTING = "cpuacct"
 PHONE_GROUP = "phone-"
-"""Prefix of the names of phones' groups, whose processes are killed after a crash of the group's owner."""
+"""Prefix of the names of phones' groups. If the owner of such a group has crashed, `remove_orphans` kills the
+processes in it."""
 _OWN = "own"
 """Subgroup into which processes are moved, because a version 2 group that delegates controllers may not hold
 any process itself."""
@@ -79,7 +80,7 @@ def _below(fields: list[str], path: str) -> Path:
 
 
 def _around_own(folder: Path) -> Path:
-    """Return the group from which edgefl has moved its processes into ``folder``; else ``folder`` itself."""
+    """Return ``folder`` or, if edgefl has moved its processes there, the group from which it moved them."""
     moved = folder.name == _OWN and _NAME.fullmatch(folder.parent.name) is not None
     return folder.parent.parent if moved else folder
 
@@ -147,9 +148,10 @@ def _text(file: str | Path) -> str:
 
 
 def group_phone(pid: int) -> int | None:
-    """Return the number of the phone in whose group, created by this process, the process ``pid`` is.
+    """Return the number of the phone whose control group contains the process ``pid``.
 
-    Return None if it is in no such group or has ended.
+    Only groups that this process has created are considered. Return None if none of them contains the
+    process, or if it has ended.
     """
     groups = rf"/edgefl-{os.getpid()}-\d+/\d+-{PHONE_GROUP}(\d+)"  # groups are named NUMBER-NAME
     found = re.search(groups, _text(f"/proc/{pid}/cgroup"))

@@ -187,7 +187,7 @@ class Governor:
             self._queue.add(held, request.at_ns)
 
     def run_due(self, now_ns: int) -> int | None:
-        """Run the throttles that are due; return the time of the next turn, or None if there is none.
+        """Run the throttles that are due; return the time in ns at which the next one is due, or None.
 
         Raises `RunError` if a throttle fails.
         """

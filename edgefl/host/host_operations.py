@@ -103,11 +103,12 @@ def rate(run: Callable[[], Any], work: float) -> Rate:
 
 
 def usual_rate(run: Callable[[], Any], work: float, least_s: float = USUAL_S) -> Rate:
-    """Return the work per CPU second of ``run`` after a warm-up, from ``least_s`` CPU seconds of repetitions.
+    """Return the work per CPU second of ``run`` after a warm-up, as the median over the repetitions.
 
-    There are at least `REPETITIONS` repetitions. The speed of a virtual machine can change by a factor of two
-    for some seconds, because it shares its cores with others. A program's usual speed is therefore close to
-    this median, not to the rate in the least noisy half second.
+    There are at least `REPETITIONS` repetitions, which take at least ``least_s`` CPU seconds in total. The
+    speed of a virtual machine can change by a factor of two for some seconds, because it shares its cores
+    with others. A program's usual speed is therefore close to this median, not to the rate in the least noisy
+    half second.
     """
     samples, spent_s = list[float](), 0.0
     for calls, took_s in _repetitions(run):
@@ -153,7 +154,8 @@ def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache"))
 def _triad_mib(cache_mib: float) -> float:
     """Return the size of each of the triad's three arrays, in MiB.
 
-    Together they are twice as large as the cache, but take at most an eighth of the free memory.
+    Together they are twice as large as the cache, but take at most an eighth of the free memory. Each array
+    has at least `TRIAD_MIN_MIB` MiB, even if that is more.
     """
     free_mib: float = psutil.virtual_memory().available / _MIB
     return max(TRIAD_MIN_MIB, min(2 * cache_mib / 3, free_mib / 24))

@@ -127,8 +127,8 @@ class MemoryLimit:
 
     ``RLIMIT_DATA`` is set to the current private writable memory plus the limit, so that an allocation beyond
     it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). The limit covers all mapped
-    memory, even if never touched, and threads' stacks, but not shared memory. In addition, `over` and
-    `used_mib` observe the growth of private resident memory, which does not include pages shared with the
+    private memory, even if it is never touched, and threads' stacks, but not shared memory. In addition,
+    `over` and `used_mib` measure the growth of private resident memory, which excludes pages shared with the
     parent.
     """
 
@@ -175,9 +175,9 @@ def _checked_mib(limit_mib: float) -> float:
 class GroupMemory:
     """Memory limit of a control group that holds one process.
 
-    The limit covers the pages that the process is the first to touch (private, shared and page cache) and the
-    kernel memory for them, but not its parent's pages that a forked process only reads. Swap is disabled if
-    the kernel accounts for it.
+    The limit covers the pages that this process touches before any other (private, shared and page cache),
+    and the kernel memory for them. It does not cover pages of the parent that a forked process only reads.
+    Swap is disabled if the kernel accounts for it.
     """
 
     def __init__(self, place: Place, limit_mib: float) -> None:

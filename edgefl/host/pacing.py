@@ -35,7 +35,7 @@ AHEAD_NS = 50_000_000  # wall time by which the work of a phase may be ahead of 
 
 
 def set_timer_slack(slack_ns: int = 1) -> bool:
-    """Set how late Linux may wake this thread. Linux's own default is 50 µs.
+    """Set the maximum delay with which Linux wakes this thread. Linux's own default is 50 µs.
 
     Return True if Linux accepted it.
     """
@@ -59,8 +59,8 @@ def set_time_slice(slice_ns: int = 100_000) -> None:
 class Pauses:
     """Pauses between readings, so that the readings use a limited share of a core.
 
-    A pause is ``ratio`` times the CPU time of a reading. A time for which the host stood still may count as
-    CPU time of one reading, so the shorter of the last two readings determines the pause.
+    A pause is ``ratio`` times the CPU time of a reading. If the whole host stands still during a reading,
+    this time may count as CPU time of the reading. So the shorter of the last two readings is used.
 
     >>> pauses = Pauses(10.0)
     >>> pauses.after(2.0), pauses.after(300.0), pauses.after(3.0)
@@ -130,14 +130,14 @@ class Phase:
     def done(self, work: float) -> None:
         """Record additional ``work`` (seconds or bytes), and wait until the device would have done it.
 
-        Work may be ahead by up to `AHEAD_NS`, so that not every short step causes a wake-up (20 sleeps of
-        3 ms doubled the CPU time of the work between them). `end` waits for the remaining time.
+        Work may be ahead of the device by up to `AHEAD_NS`. Otherwise, each short step would cause a wake-up
+        (20 sleeps of 3 ms doubled the CPU time of the work between them). `end` waits for the remaining time.
         """
         self._add(work)
         self._pacer.hold(self.due_ns(self.work), AHEAD_NS)
 
     def end(self, work: float = 0.0) -> PhaseTime:
-        """Record additional ``work``, wait until the device would have finished the phase, and report it."""
+        """Record additional ``work``, wait until the device would have done it, and return the times."""
         self._add(work)
         self._ended = True
         pacer, declared_s = self._pacer, self._takes_s(self.work)
@@ -181,7 +181,7 @@ class Pacer:
         self.delay_declared_s = self.delay_s = 0.0  # sums of the declared and the measured leads of this trip
 
     def begin(self, at_ns: int) -> None:
-        """Start a trip whose message was received at ``at_ns`` on the monotonic clock."""
+        """Start a trip. The message that requested it was received at ``at_ns`` on the monotonic clock."""
         self.delay_declared_s = self.delay_s = 0.0
         self._cursor_ns = float(at_ns)
         self._last_ns = at_ns
@@ -189,8 +189,8 @@ class Pacer:
     def phase(self, rate_per_s: float, lead_s: float = 0.0, takes: Takes | None = None) -> Phase:
         """Start the next phase.
 
-        For the first ``lead_s`` emulated seconds there is no progress. Then work is done at ``rate_per_s``,
-        or in the time that ``takes`` returns if it is given.
+        No work is done during the first ``lead_s`` emulated seconds. After that, work is done at
+        ``rate_per_s``; if ``takes`` is given, it determines the time that the work takes.
         """
         if not rate_per_s > 0:
             raise ValueError(f"rate_per_s must be above 0 (got {rate_per_s})")

@@ -20,8 +20,8 @@ from edgefl.host.throttle import open as open_throttle
 SHARE = 0.25
 PROBE_S = 0.4
 WITHIN = 0.25
-"""Allowed relative error. It is large, because a short probe on a busy machine can only show that a throttle
-has an effect."""
+"""Allowed relative error of the measured CPU share. It is large, because a short probe on a busy machine can
+only show that a throttle has an effect."""
 LIMIT_MIB = 32
 LONGEST_S = 30.0  # lifetime of a busy process
 
@@ -79,7 +79,8 @@ def memory_group(kind: str) -> ProbeResult:
 def loaded(take_mib: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process that keeps a core busy for `LONGEST_S` seconds.
 
-    With ``take_mib`` it instead allocates that many MiB when its stdin is closed.
+    If ``take_mib`` is above 0, the process instead waits until its stdin is closed, and then allocates that
+    many MiB.
     """
     code = f"{inspect.getsource(_be_load)}\n_be_load({LONGEST_S!r}, {take_mib!r})"
     child = subprocess.Popen(

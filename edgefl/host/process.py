@@ -1,4 +1,4 @@
-"""Start an edgefl process with a channel, and configure the current process.
+"""Start edgefl processes, each with a channel to its parent, and configure the current process.
 
 A child must not outlive its parent. `edgefl.host.children` forks, reaps and kills children.
 """
@@ -59,9 +59,9 @@ def start_process(
 
 
 def inherited_descriptors() -> tuple[int, ...]:
-    """Return the descriptors above 2 that this process was started with, such as that of a shell's ``<(…)``.
+    """Return the descriptors above 2 that this process has inherited, such as the pipe of a shell's ``<(…)``.
 
-    Programs that this process executes inherit them, too. Those that Python opened are not inheritable.
+    Programs that this process executes inherit them, too. Descriptors that Python opens are not inheritable.
     """
     found, listed = [], list[str]()
     with suppress(OSError):  # /proc is not mounted
@@ -118,7 +118,7 @@ def stops() -> list[signal.Signals]:
 def handled(numbers: Iterable[int], handle: Callable[[int], None], seen: int = 0) -> Iterator[None]:
     """Call ``handle`` for these signals, but not for a SIGHUP that follows any of them.
 
-    A closed terminal sends SIGHUP twice. ``seen`` is the number of signals that came before.
+    A closed terminal sends SIGHUP twice. ``seen`` is the number of signals that arrived before this call.
 
     Outside the main thread, this function does nothing, because Python allows no signal handlers there. A
     handler that was not set by Python, as in a program that embeds Python, is kept, because Python could not
@@ -147,11 +147,11 @@ def handled(numbers: Iterable[int], handle: Callable[[int], None], seen: int = 0
 def stops_deferred(earlier: int = 0) -> Iterator[list[int]]:
     """Record the first signal that would end the command, and continue; yield the list of recorded signals.
 
-    A second signal raises KeyboardInterrupt; so does the first one if ``earlier`` signals came before.
-    Either may be followed by SIGHUP, which is ignored.
+    ``earlier`` is the number of signals that arrived before this call. The second signal in total raises
+    KeyboardInterrupt. A SIGHUP that follows another signal is ignored.
 
-    An exception of a signal handler may be lost in a library: matplotlib's compiled code replaces it with a
-    ValueError.
+    A library may replace an exception that a signal handler raises: matplotlib's compiled code turns it into
+    a ValueError.
     """
     seen = list[int]()
 

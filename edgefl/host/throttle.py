@@ -43,10 +43,10 @@ class Achieved(NamedTuple):
 class Account:
     """Compares the allowed CPU time (the integral of ``share`` over wall time) with the used CPU time.
 
-    ``cores`` holds the speeds of the device's cores, fastest first, in cores of this host. ``share`` is the
-    sum over the cores in use, one per thread that can run. A single number means one core, which all threads
-    share. A sleeping process saves up at most ``most_saved_ns`` of CPU time, because a slow core is not
-    faster after a rest.
+    ``cores`` contains the speeds of the device's cores, fastest first, in cores of this host. A single number
+    means one core, which all threads share. One core per runnable thread is in use, and ``share`` is the sum
+    of their speeds. A sleeping process saves up at most ``most_saved_ns`` of CPU time, because a slow core is
+    not faster after a rest.
 
     >>> account = Account(0.25, now_ns=0, used_ns=0, most_saved_ns=1_000)
     >>> account.ahead_ns(4_000, 1_500)            # used 1.5 µs, allowed 1 µs
@@ -236,7 +236,8 @@ IDLE = 0.1  # a process that used less than this fraction of half a slice since 
 
 HOST_CORES = os.cpu_count() or 1
 LONGEST_REST_NS = 10_000_000
-"""Longest time between checks of a sleeping process, which limits how long it can run unchecked."""
+"""Maximum time in ns between two checks of a sleeping process: if it wakes up, it runs unchecked for at most
+this time."""
 
 
 class DutyCycle:
@@ -254,7 +255,7 @@ class DutyCycle:
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
-        """Charge another account from now on. Return whether the next turn must run immediately: always."""
+        """Charge another account from now on. Return True: the next turn must run immediately."""
         self.account = account
         self._plan(account.at_ns, account.used_ns, 0.0)
         return True
@@ -306,8 +307,8 @@ MIN_QUOTA_US, LONGEST_PERIOD_US = 1_000, 1_000_000
 """The minimum quota and the maximum period that the kernel accepts, in µs."""
 MAX_CORRECTION = 0.5  # largest correction of the quota in one turn, as a fraction of the share
 WORTHWHILE = 0.02
-"""Smaller relative changes to a quota are skipped, because a new quota clears the old debt and grants a full
-period."""
+"""Relative change of a quota below which the old quota is kept. When a quota is set, the kernel forgives CPU
+time that was used in excess, and grants the new quota for a full period."""
 HALF_BURST_NS = 1_300_000
 """CPU time in ns by which a running process exceeds its quota on average, because the kernel preempts it only
 at a tick (Linux 6.18)."""
@@ -340,7 +341,10 @@ def period(share: float) -> int:
 
 
 class Quota:
-    """Limits a process to its share by its control group's quota, adjusted to the measured CPU time."""
+    """Limits a process to its share by the CPU quota of its control group.
+
+    The quota is corrected according to the CPU time that the process has used.
+    """
 
     def __init__(self, target: ThrottleTarget, account: Account, place: Place) -> None:
         self.target, self.account, self._place = target, account, place
@@ -386,7 +390,7 @@ class Quota:
         return self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
 
     def renew(self, account: Account) -> bool:
-        """Charge another account from now on. Return whether the next turn must run immediately: never."""
+        """Charge another account from now on. Return False: the next turn runs as scheduled."""
         self.account = account
         return False
 

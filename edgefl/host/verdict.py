@@ -1,4 +1,4 @@
-"""The verdict on an emulation: VALID if the errors of its times and the host's load are within bounds.
+"""The verdict on an emulation: VALID if its timing errors and the load of the host are within bounds.
 
 The same bounds apply to a run, `edgefl exec`, the live view, `edgefl bench` and tests on emulated devices.
 """
@@ -19,8 +19,8 @@ MEDIAN_MAX = 0.05
 P95_MAX = 0.20
 MEAN_MAX = 0.03
 LOAD_MAX = 0.9
-"""Maximum load of the host. In measurements, the emulation was up to 11% slower at loads of 70% and more,
-which the limits on the errors detect, and 65% slower on an overloaded host."""
+"""Maximum load of the host. In measurements, the emulation was up to 11% slower at loads of 70% and more (the
+limits on the errors detect this), and 65% slower on an overloaded host."""
 STEAL_MAX = 0.02
 THROTTLED_MAX = 0.02
 STALE_FACTOR = 2.0
@@ -47,7 +47,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         return [f"other processes used {self.others:.0%} of the host"] if busy else []
 
     def with_causes(self, reasons: Sequence[str]) -> tuple[str, ...]:
-        """Return the reasons, with likely causes inserted after the first reason; empty without reasons."""
+        """Return the reasons, with likely causes after the first one; if there are no reasons, return ()."""
         return (*reasons[:1], *(self.busy if reasons else ()), *reasons[1:])
 
 
@@ -55,7 +55,7 @@ UNKNOWN = Conditions()
 
 
 class HeldVerdict(NamedTuple):
-    """Errors of an emulation, and the reasons why it is INVALID; it is VALID if there are no reasons."""
+    """Errors of an emulation, and the reasons for calling it INVALID; without reasons, it is VALID."""
 
     median_abs_error: float | None
     p95_abs_error: float | None
@@ -75,9 +75,9 @@ def judge(
 ) -> HeldVerdict:
     """Judge errors (each is ``achieved/declared - 1``) and the conditions of the host.
 
-    ``kinds`` holds one array of errors per kind of time; the largest median and the largest 95th percentile
-    of all kinds are judged. ``sums`` maps the name of each sum of emulated times to its error, or to None if
-    nothing was summed. ``doubts`` holds reasons for INVALID that are already known.
+    ``kinds`` contains one array of errors for each kind of time, such as compute time; the largest median and
+    the largest 95th percentile of all kinds are judged. ``sums`` maps the name of each sum of emulated times
+    to its error, or to None if nothing was summed. ``doubts`` contains known reasons for INVALID.
 
     >>> judge([[0.01, -0.01], [0.3]], {"trips": -0.04}, Conditions(load=0.5)).reasons
     ('median error 30.0%, at most 5% is allowed', '95th percentile of errors 30.0%, at most 20% is allowed', \
@@ -118,12 +118,12 @@ def unfit(conditions: Conditions) -> list[str]:
 
 
 def exceeded(what: str, share: float | None, most: float) -> list[str]:
-    """Return a line if a share is above its bound or is NaN; otherwise []."""
+    """Return a list with one line if a share is above its bound or is NaN; otherwise an empty list."""
     return [] if share is None or share <= most else [f"{what} {share:.1%}, at most {most:.0%} is allowed"]
 
 
 def drift(what: str, error: float | None) -> list[str]:
-    """Return a line if the error of a sum of emulated times is above its bound; otherwise []."""
+    """Return a list with one line if a sum of emulated times is too far from its declared value, else []."""
     if error is None or abs(error) <= MEAN_MAX:
         return []
     longer = "longer" if error > 0 else "less"

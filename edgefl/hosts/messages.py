@@ -44,7 +44,7 @@ class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """Message from the supervisor to a node, without content. If it cannot be sent, the node is lost."""
+    """Empty message from the supervisor to a node. If it cannot be sent, the node is treated as lost."""
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):

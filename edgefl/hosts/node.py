@@ -176,8 +176,8 @@ class _Node:
             case control.Adopt():
                 self._usage.begin()
             case control.Spawn(address=address):
-                # Use the host at which this node reaches the run. That in ``address`` may be 0.0.0.0, or
-                # it may not be reachable because this node uses a tunnel.
+                # Use the host in the address with which this node joined. The host in ``address`` may be
+                # 0.0.0.0, or unreachable because this node uses a tunnel.
                 port = address.rpartition(":")[2]
                 where = self._address.rpartition(":")[0]
                 message = msgspec.structs.replace(message, address=f"{where}:{port}")

@@ -43,8 +43,8 @@ ALIVE_MS = 1000
 GRACE_S = 15.0
 """Seconds that `Nodes.close` waits for the nodes to end. A node's own limit for its zygote is shorter."""
 ENDING_S = 40.0
-"""Seconds that a node may take to end a process when the run requests it. A node that takes longer counts as
-lost: it is suspended or hangs. TCP takes equally long to detect that a host has disappeared."""
+"""Seconds that a node may take to end a process when the run requests it. A node that takes longer is treated
+as lost, because it is suspended or hangs. TCP needs the same time to detect that a host has disappeared."""
 MAX_BYTES = 4 * 2**20
 """Maximum size of a message from a node, in bytes."""
 BITS_DEPEND_ON = ("python", "torch", "numpy")
@@ -216,7 +216,7 @@ class Nodes:
         self._next_check_s = 0.0
         self._closed = False
         self.rows: list[NodeRow] = []
-        """Rows of the nodes that have left after hosting peers, and of those that ended with the run."""
+        """Rows of the record for nodes that left after hosting peers, and nodes that ended with the run."""
 
     @property
     def address(self) -> str:
@@ -276,10 +276,10 @@ class Nodes:
                 yield from self._lose(node.name, "its connection broke")
 
     def _drop_unresponsive(self, late_s: float) -> Iterator[control.FromHosts]:
-        """Treat nodes that have not ended a process in time as lost.
+        """Treat a node as lost if it has not ended a process in time.
 
-        ``late_s`` is the delay of this check. If it is long, this process itself was held up and has not read
-        the nodes' answers yet, so the delay does not count.
+        ``late_s`` is the delay of this check. If it is long, this process itself was held up and may not have
+        read the nodes' answers yet, so all nodes get this time in addition.
         """
         now = time.monotonic()
         for node in [node for node in self._nodes.values() if node.ending]:
@@ -394,8 +394,8 @@ class Nodes:
                 yield from self._accept(self._nodes[name], agreed)
 
     def _reserve(self, node: Node) -> str:
-        """Reserve a client for a node that hosts only a client of one profile. Return the reason if this is
-        not possible, else ""."""
+        """Reserve a client for a node that hosts a single client, of a given device profile. If this is not
+        possible, return the reason, else ""."""
         device = node.about.device
         if not device:
             return ""

@@ -80,8 +80,8 @@ def weighted_sum(
     rounded to float32, without fused multiply-add. A missing base counts as +0.0, so that a sum of -0.0
     becomes +0.0.
 
-    ``out`` and ``base`` are flat float32 arrays of D elements. ``base`` may be ``out`` itself, else the two
-    must not overlap; no update may overlap ``out``. Each of the K ``updates`` has D elements of float32,
+    ``out`` and ``base`` are flat float32 arrays of D elements. ``base`` may be ``out`` itself; otherwise the
+    two must not overlap. No update may overlap ``out``. Each of the K ``updates`` has D elements of float32,
     float16, bfloat16 (as uint16) or int8. An int8 element has the value scales[k][i // 256] · q[i], rounded
     to float32, with float32 scales. Types may differ between updates. Weights are rounded to float32.
 

@@ -34,7 +34,7 @@ def _accepted(value: T | None) -> T:
 
 
 def _repeats(given: SumArguments) -> bool:
-    """Return True if all sequences can be read again, should the extension refuse an argument."""
+    """Return True if every sequence can be read a second time in case the extension rejects an argument."""
     scales = given.scales
     known = isinstance(given.updates, _SIZED) and isinstance(given.weights, _SIZED)
     return known and (scales is None or isinstance(scales, _SIZED))

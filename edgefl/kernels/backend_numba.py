@@ -85,7 +85,10 @@ def _words(words: Any, sums: Any) -> None:
 
 @jit(types.void(types.Array(F32, 2, "C"), input_of(types.int32), types.int64, output_of(F32)))
 def _trimmed(rows: Any, comparisons: Any, trim: int, out: Floats) -> None:
-    """Sort the untrimmed ranks of each column of ``rows`` in place, and write their mean to ``out``."""
+    """Write the trimmed mean of each column of ``rows`` to ``out``.
+
+    The columns are sorted in place, but only as far as is necessary for the ranks that are not trimmed.
+    """
     count, width = rows.shape
     for pair in range(0, comparisons.size, 2):
         low, high = rows[comparisons[pair]], rows[comparisons[pair + 1]]
@@ -195,7 +198,7 @@ def _overlap(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
 
 @jit(types.boolean(types.Array(I64, 2, "C"), I64, types.Array(I64, 1, "C")))
 def _resolve(listed: Any, size: int, layout: Any) -> bool:
-    """Replace the ids of arrays by the entries that `sum_tiles` reads; return False if one is unsuitable.
+    """Replace array ids with the entries that `sum_tiles` reads; return False if an array is unsuitable.
 
     The first row of ``listed`` holds the ids of the result, the base (0 without a base) and the updates;
     the third row holds the ids of their scales. The result and the base must be float32 arrays of ``size``

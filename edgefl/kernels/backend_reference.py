@@ -71,7 +71,7 @@ def quantize(given: QuantizationArguments, threads: int) -> float:
 
 
 def round_all(given: QuantizationArguments) -> None:
-    """Quantise an update: write ``out``, ``scales`` and ``left`` of the given (checked) arguments."""
+    """Quantise an update as `quantize` does, for checked arguments; ``left`` receives the rounding errors."""
     with np.errstate(all="ignore"):
         y = given.weight * given.update
         if given.residual is not None:

@@ -166,7 +166,7 @@ def sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Dou
 SUM, PYTHON, END = range(3)
 """Orders for a woken thread: compute parts of a sum, return to Python to call a function, or end."""
 JOB_WORDS = 32
-"""Size of a job in 64-bit words. A job is the memory that a pool of threads shares with its threads."""
+"""Size of a job in 64-bit words. A job is the array through which a pool assigns work to its threads."""
 _WAKE, _DONE, _NEXT, _ORDER = 0, 8, 16, 24
 """Positions in a job: the semaphore that wakes threads, the semaphore that each thread posts when it is done,
 the index of the next part of a sum, and the order. Each has its own cache line."""
@@ -289,7 +289,7 @@ def wake(job: Any, helpers: int, order: int) -> None:
 
 @jit(I64(_JOB))
 def serve(job: Any) -> Any:
-    """Wait for orders, and compute sums until there is an order other than `SUM`; return this order."""
+    """Wait for orders and compute sums; return the first order that is not `SUM`."""
     while True:
         _wait(_place(job, _WAKE))
         if job[_ORDER] != SUM:

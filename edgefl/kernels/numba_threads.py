@@ -20,12 +20,12 @@ from edgefl.kernels.arguments import TILE, Doubles
 CHUNK = 64 * TILE
 """Maximum number of elements per part, so that temporary arrays fit the cache."""
 _THREAD_ELEMENTS, _SUM_THREAD_ELEMENTS = 1 << 18, 1 << 17
-"""Minimum number of elements per thread: the first for other work, the second for a sum. Waking a thread
-takes about as long as summing half as many elements."""
+"""Minimum number of elements per thread: the second for a sum, the first for all other work. Waking a thread
+takes about as long as summing half of this number of elements."""
 
 
 def useful_threads(elements: int, threads: int, least: int = _THREAD_ELEMENTS) -> int:
-    """Return the number of threads (at most ``threads``) worth waking to read this number of elements."""
+    """Return how many threads, at most ``threads``, are worth waking to read this number of elements."""
     return max(1, min(threads, elements // least))
 
 

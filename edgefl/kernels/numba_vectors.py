@@ -62,9 +62,9 @@ def _add_group(
 ) -> Any:
     """Compute target = source + Σ_j weights[j] · vectors[j] over ``size`` elements.
 
-    All arguments are int64. ``size`` is a multiple of `WIDTH`. ``vectors`` and ``scales`` each point to
-    ``group`` (1 to `GROUP`) addresses: those of the updates, all of type ``kind``, and those of their scales.
-    ``weights`` points to as many float32 numbers. ``norms`` points to float64[group, 8], which receives the
+    All arguments are int64. ``size`` is a multiple of `WIDTH`. ``vectors`` points to the addresses of
+    ``group`` (1 to `GROUP`) updates of type ``kind``, ``scales`` points to the addresses of their scales, and
+    ``weights`` points to their float32 weights. ``norms`` points to float64[group, 8], which receives the
     sums of squares per lane, or for int8 per scale block. With ``stream`` = 1 the result bypasses the caches;
     ``target`` must then be aligned to `STREAM_ALIGNMENT`.
     """
@@ -220,7 +220,7 @@ class _Pass:
         return _from_half(builder, builder.zext(halves, self._vector(_INT32)))
 
     def _prefetch(self, address: Value) -> None:
-        """Prefetch the cache line `_AHEAD_BYTES` after an address (float32: to the second-level cache)."""
+        """Prefetch the cache line that is `_AHEAD_BYTES` after an address; for float32, into the L2 cache."""
         builder, pointer = self._builder, _INT8.as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
         ahead = builder.inttoptr(builder.add(address, _int(_AHEAD_BYTES)), pointer)

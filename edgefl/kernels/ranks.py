@@ -109,7 +109,7 @@ def products(
 
 @cache
 def network(count: int, trim: int) -> Network:
-    """Return the comparisons that sort the ranks trim to count − trim − 1 of ``count`` elements.
+    """Return the comparisons that move the elements of ranks trim to count − trim − 1 to their positions.
 
     They are the comparisons of Batcher's odd-even merge sort (Knuth, The Art of Computer Programming 3,
     section 5.2.2, algorithm M), without the comparisons that do not affect these ranks.

@@ -55,7 +55,7 @@ class MovingAverage:
         count: Ids = np.zeros(clients, dtype=np.int64)
         self._flat = Averages(_MODES[mode], width, float(decay), count, np.zeros(clients * width))
         self._means: Doubles = np.zeros(clients)
-        """Current averages, that is, the last one that `observe` computed for each client."""
+        """Current average of each client, as last computed by `observe`."""
         # The server usually observes one client per call, so these arrays are allocated once.
         self._one_id: Ids = np.zeros(1, dtype=np.int64)
         self._one_value: Doubles = np.zeros(1)

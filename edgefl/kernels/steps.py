@@ -99,9 +99,11 @@ def weighted_step(
     by `weighted_sum` without a base; the first term is left out if it is 0. The optimiser's state vectors,
     float32[D] each, are read from ``old_state`` and written to ``new_state``: none for plain SGD; v, which
     starts at 0, for SGD with momentum; m and v, which start at 0 and ε², for ``adam``, ``yogi`` and
-    ``adagrad`` (Reddi et al. 2021, arXiv:2003.00295, Algorithm 2). The vector g itself is not stored. The
-    result has the same bits as `weighted_sum` followed by `apply`, or with plain SGD as the sum
-    (1 + lr·(base_scale − 1))·base + Σ_k (lr·weights[k])·updates[k].
+    ``adagrad`` (Reddi et al. 2021, arXiv:2003.00295, Algorithm 2). The vector g itself is not stored.
+
+    For plain SGD, the result has the same bits as the sum
+    (1 + lr·(base_scale − 1))·base + Σ_k (lr·weights[k])·updates[k]. For other optimisers, it has the same
+    bits as `weighted_sum` followed by `apply`.
 
     Outputs must not overlap inputs, so that a step can be repeated if it was interrupted or used a bad
     update. Other rules are those of `weighted_sum`.
@@ -167,9 +169,9 @@ def weighted_step(
 
 
 def _check_named(given: SumArguments, base: object) -> None:
-    """Check the arguments of a step whose base is one more vector of its sum.
+    """Check the arguments of a step whose sum contains the base as an additional vector.
 
-    The errors of the sum would name the base ``updates[0]``, and the first update ``updates[1]``.
+    The error messages of the sum would call the base ``updates[0]``, and the first update ``updates[1]``.
     """
     out = given.checked().out
     if np.may_share_memory(arguments.floats("base", base, out.size), out):

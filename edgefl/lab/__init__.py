@@ -7,7 +7,7 @@ take a long time or need the source tree.
 bench        code shared by all benchmarks: measured runs, description of the host, medians, verdicts
 aggregate    speed of the weighted sum, compared with other implementations and with memory bandwidth
 ingest       the number of updates per second that the server processes
-bare         the upper limits that ZeroMQ and memory set for this number
+bare         upper limits on the result of `ingest`, which ZeroMQ and the speed of memory set
 spawn        how long clients take to start, and how much memory they use
 peers        whole experiments of other frameworks compared with edgefl
 rivals       the programs that `peers` runs, one per framework
@@ -23,10 +23,10 @@ verify       recomputes a finished run from its journal (``edgefl verify``)
 study        the reproduction of a paper: settings, arms (algorithms to compare), runs and verdicts, and the
              report with its table, page and summary.json
 tuning       the search for step sizes
-studies      loads a study from experiments/papers/studies; fedbuff and fedstaleweight add the claims that are
-             not in this file, and ablations_fedbuff the long-tailed data of a table
-claims       a study's claims (races to a target accuracy, final accuracies, growing leads), and checks of the
-             verdicts
+studies      loads a study from its file in experiments/papers/studies (fedbuff, fedstaleweight: claims that
+             are not in this file; ablations_fedbuff: the long-tailed data of FedBuff's ablations)
+claims       a study's claims (races to a target accuracy, final accuracies, leads that are larger in one race
+             than in another), and checks of the verdicts
 mutants      wrong implementations that a claim must reject
 theory       theorems of the papers, compared with measurements (influence: staleness and weights; incentive:
              the gain of a client that slows itself down; stragglers: durations of rounds; short_batches:

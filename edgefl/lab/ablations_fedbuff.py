@@ -8,7 +8,7 @@ from edgefl.learning.partition import Rows
 
 
 def long_tail(labels: Rows, profiles: list[str], rng: np.random.Generator) -> list[Rows]:
-    """Partition examples like user accounts: a few clients hold many examples, and many hold few.
+    """Partition examples as in the data of user accounts: a few clients hold many, and many clients hold few.
 
     The sizes are log-normal with σ = 1.5. Examples are split in the order of their labels, so most clients
     hold one or two labels; each client holds at least one example. ``data.partition`` can name this function.

@@ -236,9 +236,10 @@ def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArr
 
 @cache
 def compiled_backends() -> dict[str, str]:
-    """Return the back ends to measure; the value is the error of one that cannot be used after all, or "".
+    """Return the back ends to measure, each with the error of its first use, or "" if it works.
 
-    CUDA may be available only in appearance: its kernels are built and its devices are found on first use.
+    The CUDA back end may be reported as available and then fail, because its kernels are built and its
+    devices are looked up only at first use.
     """
     found: dict[str, str] = {}
     for name, status in kernels.backends().items():
@@ -408,7 +409,7 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
 
 
 def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
-    """Return a table of the C back end's speed relative to the others and to numba, and its call overhead."""
+    """Return a table of the C back end: its speed relative to ``others`` and numba, and its call overhead."""
     cells = []
     for row in rows:
         seconds = {name: figures["seconds"] for name, figures in row["contenders"].items()}

@@ -16,8 +16,8 @@ summing can each use the whole machine, so a trip takes at least the sum of both
 in a run: trips use the slots in turn, and each version is the sum of a fixed number of updates.
 
 ``passes`` is like ``memory``, but makes all passes over the data that a trip over shared memory needs: the
-update is computed as the difference between the trained vector and the model, and is written into the slot
-together with its checksum.
+difference between the trained vector and the model is written into the slot, and its checksum is computed in
+the same pass.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
 PATIENCE_S = 60.0
 """Seconds without a message after which a process assumes that the other side has ended."""
 READING_PARAMETERS = 100_000
-"""With a small model, a client makes several trips between two readings of the clock, with about this many
-parameters in all."""
+"""Approximate number of parameters that a client processes between two readings of the clock. With a small
+model, it makes several trips between them."""
 FORK = multiprocessing.get_context("fork")
 
 
 class LimitCase(NamedTuple):
-    """A limit of this host's hardware and ZeroMQ, and how to measure it, in about ``seconds`` seconds."""
+    """A limit to measure (``what``), and the settings of the measurement; it takes about ``seconds`` s."""
 
     what: Limit
     transport: Transport
@@ -124,7 +124,7 @@ def _through_zeromq(case: LimitCase, folder: str) -> float:
 
 
 def _through_memory(case: LimitCase) -> float:
-    """Time copying and then summing; return the trips per second if each trip takes both times in turn."""
+    """Measure copying and then summing; return the trips per second if a trip takes the sum of both times."""
     slots = case.clients + case.updates
     ring = min(max(2, case.clients), ring_entries(case.parameters))
     buffer = ParameterBuffer.create(Shape(case.parameters, ring, slots))
@@ -173,13 +173,13 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
 
 
 def _repeat(call: Callable[[], None], times: int) -> None:
-    """Call ``call`` ``times`` times, as one timed unit or to warm up (first calls touch new memory)."""
+    """Call a function ``times`` times, to time short calls as a unit or to touch all memory beforehand."""
     for _ in range(times):
         call()
 
 
 def _rate(call: Callable[[], None], seconds: float) -> float:
-    """Return the number of calls per second, without the first call."""
+    """Return the number of calls per second; the first call is not timed."""
     call()
     calls, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < seconds or not calls:

@@ -27,7 +27,7 @@ def silent(text: str) -> None:
 
 
 def machine(**more: Any) -> dict[str, Any]:
-    """Return ``host`` of a result: a description of the host, its current load and the fields ``more``."""
+    """Return the ``host`` entry of a result: a description of the host, its current load, and ``more``."""
     return {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), **more}
 
 

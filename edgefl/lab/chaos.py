@@ -41,13 +41,13 @@ PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 """Kinds of processes whose death does not end the ``edgefl`` command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
 """Kinds of processes of which any single one can be killed without losing an update, under either clock.
-Under the wall clock, no other of these kinds is killed until the run has recovered."""
+Under the wall clock, after such a kill, the other kinds of this set are spared until the run recovers."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE = 0.25
 """Share of kills that are early: they do not wait until the run has recovered from the previous kill."""
 EARLY_S = 2.0
-"""Lower limit, in seconds, on the mean delay before an early kill while the run is starting or is replacing a
-process of `KEEPERS`."""
+"""Minimum mean delay in seconds before an early kill if, because of the previous kill, the run restarts or
+replaces a process of `KEEPERS`. It also applies to the first kill."""
 MAX_SERVERS = 2
 """Maximum number of servers and zygotes (processes that fork the clients) that are killed without a new
 version in between. One more kill would end the run, which could then be resumed from its checkpoint."""
@@ -69,9 +69,9 @@ MAX_MORE_DESCRIPTORS = 8
 PLACE_S = 3.0
 """Number of seconds within which the server of a recovered run must reach its failpoint."""
 MAX_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "named"), 3)
-"""Maximum number of times that a process passes each failpoint before the process dies there. The actual
-number is drawn on a logarithmic scale. The maximum is small for the failpoints of checkpoints, which are
-rarely passed."""
+"""Maximum of k for each failpoint, where a process dies when it reaches the failpoint for the k-th time. The
+number k is drawn on a logarithmic scale. Its maximum is small for failpoints in checkpoints, which are rarely
+reached."""
 MAX_TURNS = 4
 """Maximum number of kills at each failpoint except ``die`` while one command runs; then the run is stopped
 and resumed with a new command."""
@@ -284,7 +284,7 @@ class _FailpointKiller:
         self._early = False
         self._seen = 0
         self._since_s = 0.0
-        """The last time at which the run had not yet recovered."""
+        """The last time, in seconds since the start of the round, at which the run had not yet recovered."""
 
     @property
     def more(self) -> bool:
@@ -576,7 +576,7 @@ def _versions_made(folder: Path) -> int:
 
 
 def _last_trips(folder: Path) -> list[tuple[int, int]]:
-    """Return each client with the index of its last trip, or an empty list if the record is unreadable."""
+    """Return pairs of a client and the index of its last trip; [] if the record is unreadable."""
     with contextlib.suppress(ConfigError), Record(folder) as record:
         return record.select("SELECT client, MAX(trip) FROM trips GROUP BY client")
     return []

@@ -55,7 +55,7 @@ the paper's ratio."""
 
 @dataclass(frozen=True)
 class Race:
-    """A claim that the arm ``other`` reaches the target accuracy of the arm ``mine`` at a higher cost."""
+    """A claim that the arm ``mine`` reaches its target accuracy at a lower cost than the arm ``other``."""
 
     mine: str
     other: str
@@ -184,7 +184,8 @@ def judged(found: CostRatio | None, paper: float | None) -> Verdict:
     if found.low <= 1.0:
         is_open = found.at_least and found.mean > 1.0
         if found.at_most:
-            # The interval is symmetric on a log scale: if the bound were exact, this would be its lower end.
+            # The mean is an upper bound, so the lower end is unknown. The interval is symmetric on a log
+            # scale: if the bound were exact, the lower end would be mean² / high.
             is_open = found.mean**2 / found.high > 1.0
         return "out of reach" if is_open else "not reproduced"
     if paper is None or math.log(found.mean) >= SAME_SIZE * math.log(paper):

@@ -125,7 +125,7 @@ def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) 
 def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
     """Compare the descent, noise and shares of runs with predictions; ``runs`` has one row per seed.
 
-    Return the ratios measured ÷ predicted, each for the setting that `worst` returns.
+    Return one `Ratio` per quantity, for the setting (for shares: the client) that deviates most (`worst`).
     """
     pairs = [list(zip(settings, row, strict=True)) for row in runs]
     quantities = [
@@ -152,7 +152,7 @@ def slope(
     factor: float,
     expected: float = -0.5,
 ) -> Ratio:
-    """Return the exponent with which mean ‖∇f‖² depends on a quantity, divided by ``expected``.
+    """Return p / ``expected`` for each seed, where mean ‖∇f‖² is proportional to (the quantity ``over``)^p.
 
     The quantity is ``factor`` times as large in the second setting of ``ends`` as in the first.
     """
@@ -171,7 +171,7 @@ def exponential(draws: np.random.Generator, client: int) -> float:
 
 
 def bounded(draws: np.random.Generator, client: int) -> float:
-    """Draw a duration near 1, so that the largest staleness is small."""
+    """Draw a duration from 0.5 to 1.5. The range is narrow, so that the largest staleness is small."""
     return float(draws.uniform(0.5, 1.5))
 
 

@@ -48,7 +48,7 @@ class Fleet(NamedTuple):
 
     devices: Sequence[Client]
     trip_s: Callable[[int], float]
-    """Function that returns the duration of each of a client's trips, in emulated seconds.
+    """Function that returns the duration of a client's trips, in emulated seconds, for the client's ID.
 
     The duration excludes transfers if the strategy schedules them.
     """
@@ -171,7 +171,7 @@ def transfers(quick: bool = False) -> Finding:
 
 
 LONG = 20
-"""Number of versions after which a paused client has finished its trip and only waits to be drawn."""
+"""Number of versions after which a paused client is sure to have trained; then it only waits to be drawn."""
 
 
 def delays_niid(quick: bool = False) -> Finding:
@@ -234,7 +234,7 @@ class Response(NamedTuple):
         return float((problem.smoothness * problem.distance) ** 2 * np.mean(path**2))
 
     def risen(self, problem: Quadratic, versions: int, added: float) -> float:
-        """Return the contribution of noise to the mean of ‖∇F‖²; ``added`` is its variance per version."""
+        """Return the contribution of noise to the mean of ‖∇F‖²; each version adds the variance ``added``."""
         squares = self.path(versions, 0.0)[:-1] ** 2
         return float(problem.smoothness**2 * added * np.cumsum(squares).sum() / versions)
 

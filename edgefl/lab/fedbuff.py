@@ -10,15 +10,15 @@ from edgefl.lab.study import UNSETTLED, Curves, Finding, verdict
 
 FEDBUFF = "FedBuff, K = 10"
 HALVES = 0.1
-"""Largest allowed difference between a ratio of mean staleness and 2. If buffers wrongly held K + 1 updates,
-the ratios would be 1.83 and 1.91."""
+"""Tolerance for the claim that mean staleness is halved when K doubles: the ratio of the two means may differ
+from 2 by this much. If buffers wrongly held K + 1 updates, the ratios would be 1.83 and 1.91."""
 BUFFERS = {5: "FedBuff, K = 5", 10: FEDBUFF, 20: "FedBuff, K = 20"}
 
 
 def claims(curves: Curves) -> list[Finding]:
     """Judge how staleness depends on K."""
     means = {size: fmean(curves.staleness(label)) for size, label in BUFFERS.items()}
-    # With few trips, no update may be stale.
+    # In a run with few trips, it can happen that no update is stale.
     halves = [means[one] / means[two] if means[two] > 0.0 else math.nan for one, two in ((5, 10), (10, 20))]
     known = all(map(math.isfinite, halves))
     note = ", ".join(f"K = {size}: {mean:.1f}" for size, mean in means.items())

@@ -271,10 +271,10 @@ def trial(
 
 
 def bundled_rates() -> dict[str, float]:
-    """Return the rate, in FLOP/s, of each bundled profile that has a rate of its own.
+    """Return the rate, in FLOP/s, of each bundled profile that describes a processor.
 
-    Profiles with random speeds or absences are left out, and so are phones from ``phones.toml`` (those with
-    ``units``), because their rates are scaled from the rates of one phone.
+    Profiles with random speeds or absences are left out. Phones from ``phones.toml`` (profiles with
+    ``units``) are also left out, because their rates are scaled from the rates of one phone.
     """
     devices = [load_device(name) for name in device_names()]
     return {
@@ -342,7 +342,7 @@ LOAD = 0.3
 
 
 def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tuple[Doubles, Conditions]:
-    """Limit busy processes, two per device, to shares of the cores proportional to the device's rate.
+    """Limit two busy processes per device to CPU shares that are proportional to the device's rate.
 
     Returns the relative error of the CPU time of each process, and the state of the host.
     """

@@ -30,9 +30,9 @@ def utility(
 ) -> tuple[float, float]:
     """Return u and ∂u/∂r of equation 9 for a client with the given ``rate``.
 
-    Both are means over the buffers that may contain an update from this client. ``groups`` contains, for each
-    group of other clients, their rate and their number. The other ``size`` − 1 members of a buffer are drawn
-    with probability proportional to their rates, with replacement if ``again`` is True.
+    Both are expected values over the other ``size`` − 1 updates in a buffer. The clients of these updates are
+    drawn with probability proportional to their rates, with replacement if ``again`` is True. ``groups``
+    contains the rate and the number of clients of each group of other clients.
 
     >>> u, slope = utility(1.0, [(1.0, 3)], 2, again=True)  # C = 1, D = 2 and A = 3: 1/(1 + 2 + 2 + 3)
     >>> u, slope
@@ -56,9 +56,9 @@ def utility(
 def throttling(quick: bool = False) -> Finding:
     """Slow one fast client down, and compare its share of the weight and the share's slope with equation 9.
 
-    The rates r_i are the observed rates of updates, because a client that waits for the next version sends
-    fewer updates than it could. The updates in a buffer then come from different clients. The prediction
-    draws these clients one after another, which is an approximation.
+    The rates r_i are the observed rates of updates, because a client that waits for the next version (restart
+    rule "after-step") sends fewer updates than it could. Under this rule, the updates in a buffer come from
+    different clients. The prediction draws these clients one after another, which is an approximation.
     """
     versions, seeds = (1_500, range(1, 2)) if quick else (4_000, range(1, 11))
     factors = (1.0, 4.0) if quick else (1.0, 1.5, 2.0, 4.0)
@@ -92,7 +92,7 @@ def throttling(quick: bool = False) -> Finding:
 
 
 def _rates(run: Outcome) -> list[float]:
-    """Return the updates per version of client 0, and their means over other fast and over slow clients."""
+    """Return updates per version: of client 0, and the means of the other fast and of the slow clients."""
     counts = np.bincount(run.client, minlength=len(FEDSTALEWEIGHT)) / run.versions
     fast, slow = counts[1 : len(FAST_ONES)], counts[len(FAST_ONES) :]
     return [float(counts[0]), float(fast.mean()), float(slow.mean())]

@@ -93,9 +93,10 @@ def run(
 
     ``cases`` contains an entry for each transport and size: the number of ``turns``, the total number of
     ``trips``, ``trips_per_s`` and its ``spread`` (interquartile range divided by the median),
-    ``gbytes_per_s`` (a model down and an update up), ``server_trip_us`` (the server's median time for a trip,
-    without the sum), ``server_us`` (the server's total time per trip except waiting), ``stages_us``, and, for
-    each of ``limits``, its ``trips_per_s`` and ``of_limit`` (the rate of the case divided by the limit).
+    ``gbytes_per_s`` (each trip moves a model down and an update up), ``server_trip_us`` (the server's median
+    time for a trip, without the sum), ``server_us`` (the server's total time per trip except waiting),
+    ``stages_us``, and, for each of ``limits``, its ``trips_per_s`` and ``of_limit`` (the rate of the case
+    divided by the limit).
 
     Raises `RunError` if an update was lost, altered or not applied in its turn, if even turns of a minute are
     too short, or if all sizes are too large.
@@ -243,7 +244,8 @@ def _figures(record: Record) -> IngestFigures:
     span_s = float(arrived[-1] - arrived[0])
     steady = arrived[np.searchsorted(arrived, arrived[0] + span_s / 3) :]
     stages = {stage: costs.get(stage, 0.0) / count * 1e6 for stage in STAGES}
-    # The measured wait also covers the joining and leaving of clients, so use the rest of the span.
+    # The measured wait includes the time in which clients join and leave. So compute the wait as the rest of
+    # the time from the first to the last arrival.
     stages["wait"] = max(0.0, span_s / count * 1e6 - sum(stages.values()) + stages["wait"])
     rate = (len(steady) - 1) / float(steady[-1] - steady[0]) if len(steady) > 1 else (count - 1) / span_s
     return IngestFigures(count, rate, float(record.meta.server_trip_us or 0.0), stages)

@@ -1,9 +1,10 @@
 """Tests a convergence theorem on a problem that is not quadratic: a logistic regression with known constants.
 
-For client i, f_i(w) is the mean of log(1 + exp(−y·xᵀw)) over the client's examples (x, y). The constant
-L follows from the largest eigenvalue of the second moments of the examples, σ² and γ² are bounded by the mean
-of ‖x‖², and Newton's method finds f*. Two computations that simulate no clients predict the mean of ‖∇f‖²
-over a run: gradient descent on all examples, and the covariance of a linear recursion at the optimum.
+For client i, f_i(w) is the mean of log(1 + exp(−y·xᵀw)) over the client's examples (x, y). The
+smoothness constant L follows from the largest eigenvalue of the second moments of a client's examples. The
+variance σ² and the diversity γ² of the gradients are at most the largest mean of ‖x‖² of any client. Newton's
+method computes the minimum f*. Two computations without clients predict the mean of ‖∇f‖² over a run:
+gradient descent on all examples, and the covariance of a linear recursion at the optimum.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Logistic:
         return w
 
     def constants(self) -> Constants:
-        """Return the exact L, bounds on σ² and γ² that hold for every w, and the gap for w_0 = 0."""
+        """Return the exact L, bounds on σ² and γ² that hold for every w, and the initial gap f(0) − f*."""
         moments = np.einsum("ijk,ijl->ikl", self.x, self.x) / self.x.shape[1]
         squares = float(np.sum(self.x**2, axis=2).mean(axis=1).max())
         gap = float(np.mean(self.losses(np.zeros(self.x.shape[-1])) - self.losses(self.optimum)))

@@ -2,9 +2,9 @@
 
 Each network trains in a new forked process. The prediction is made in the same way as in a run: it is the sum
 of the weights, the gradients and the peak of all other live bytes, which is traced with two small batches.
-The growth is the peak resident memory minus the resident memory before the network was built, without pages
-of libraries. malloc is set to map each block above 64 KiB separately, so that freed memory returns to the
-system.
+The growth is the peak resident memory minus the resident memory before the network was built; pages that are
+mapped from files, such as libraries, are not counted. malloc is set to map each block above 64 KiB
+separately, so that freed memory returns to the system.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH: Final = 8
 MEDIAN_LIMIT, P90_LIMIT = 0.10, 0.25
 QUICK: Final = ("mobilenetv2_100", "resnet18", "vit_tiny_patch16_224")
 _MMAP_THRESHOLD: Final = -3
-"""The value of M_MMAP_THRESHOLD, a parameter that glibc's `mallopt` can set."""
+"""glibc's constant M_MMAP_THRESHOLD: the number of the parameter that `_grown_mib` sets with `mallopt`."""
 
 Make = Callable[[], torch.nn.Module]
 

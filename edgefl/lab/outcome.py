@@ -30,7 +30,7 @@ TRIP = (
     "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight", "fate",
     "steps", "examples", "loss", "checksum_sent", "trip_declared_s",
 )  # fmt: skip
-"""Columns of a trip that are computed instead of measured under the virtual clock."""
+"""Columns of a trip whose values, under the virtual clock, are computed and not measured."""
 VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
 """Incidents that killing a process must never cause: an update was altered in transit, or has the wrong base
@@ -204,7 +204,9 @@ def log_problems(path: Path, folder: Path) -> list[str]:
 KINDS = ("supervisor", "zygote", "server", "client", "worker", "evaluator", "governor", "secure")
 """Kinds of processes in a run."""
 PLACES = ("die", *failpoints.OF_SERVER, *failpoints.OF_SUMS)
-"""Failpoints (named places in the code) of clients, of the server and of secure aggregation.
+"""Failpoints of clients, of the server and of secure aggregation.
+
+A failpoint is a named place in the code at which a test can kill a process (`edgefl.failpoints`).
 
 The clients' failpoint is used only under the wall clock.
 """
@@ -216,14 +218,14 @@ class Kill(msgspec.Struct):
     kind: str
     round: int
     command: int
-    """Index of the round's command that was running; the first command is 1."""
+    """Number of the ``edgefl`` command of this round that was running, counted from 1."""
     at_s: float
     recovery_s: float | None = None
     """Seconds until a version newer than all earlier ones was recorded; None if the run ended first."""
 
 
 class DisturbedRun(msgspec.Struct, kw_only=True):
-    """A run that was killed, resumed and judged."""
+    """One round: a run that is killed and resumed, and then checked for violations."""
 
     seed: int
     kills: int = 0

@@ -186,8 +186,8 @@ def interpreter(framework: str, folder: Path) -> str:
     """Install a framework with pip in an environment in ``folder``; return the environment's interpreter.
 
     An existing environment with the same packages is reused. If the installation fails, raises `RunError`
-    with the last line of its output. Raises `ConfigError` if ``folder`` contains something else in the place
-    of the environment, such as a copy of the framework's sources.
+    with the last line of its output. Raises `ConfigError` if the subfolder for the environment contains
+    something else, such as a copy of the framework's sources.
     """
     if framework not in PACKAGES:
         return sys.executable
@@ -202,7 +202,7 @@ def interpreter(framework: str, folder: Path) -> str:
             return python
     known = stamp.exists() or (home / "pyvenv.cfg").exists()
     if home.exists() and not known and (home.is_file() or any(home.iterdir())):  # --clear would delete it
-        raise ConfigError(f"--venvs {folder}: {home} exists and is no environment; name another folder")
+        raise ConfigError(f"--venvs {folder}: {home} exists and is not an environment; name another folder")
     _finish([sys.executable, "-m", "venv", "--clear", str(home)], "venv")
     _finish([python, "-m", "pip", "install", "--quiet", *packages], "pip")
     stamp.write_text(json.dumps(packages))

@@ -4,8 +4,8 @@ The basis of a prediction is the information about the phone that it uses:
 
 - ``profile``: edgefl has a profile of this phone model;
 - ``core``: there is no such profile, but the type of core, its clock rate and the RAM are known;
-- ``one-network``: the same facts as for ``core`` are known, and so is the time of one network (`REFERENCE`),
-  which is therefore not judged.
+- ``one-network``: in addition to the facts of ``core``, the measured time of one network (`REFERENCE`) is
+  known. This network is therefore not judged.
 
 The error is |predicted ÷ measured − 1|.
 """

@@ -5,8 +5,9 @@ of which shows one effect:
 
 - **descent**, the first term of the theorems: no noise, all c_i = 0, and a start away from the optimum;
 - **noise**, the variance term of the theorems: normal noise on every gradient, and a start at the optimum;
-- **shares**: one coordinate for each client, in which c_i is n for this client and 0 for all others, so that
-  the mean of the model over time is n times the client's share of the weight (Ma 2024, eq. 3: 1 is fair).
+- **shares**: one coordinate for each client, in which this client's optimum c_i is n·``spread`` and that of
+  all other clients is 0. The mean of the model over time, divided by ``spread``, is therefore n times the
+  client's share of the weight (Ma 2024, eq. 3: 1 is fair).
 
 As long as step size times staleness is small, the mean of ‖∇f‖² over a run follows from the step size, the
 number of versions and Σ α², which measures how concentrated the weights of a version are (`Expected`).
@@ -45,7 +46,7 @@ class Quadratic(NamedTuple):
     spread: float = 0.0
     """The ratio ‖c_i‖/n, where c_i is a client's optimum. If it is 0, all clients have the same objective."""
     skewed: bool = False
-    """True if only client 0 has a different objective; the mean diversity is the same in both cases."""
+    """True if only client 0 has a different objective; the mean diversity γ² does not depend on this."""
     batches: tuple[int, ...] = ()
     """Number of examples in the batch of each client; if empty, each batch contains one example. The variance
     of a gradient is σ² divided by this number."""
@@ -86,8 +87,8 @@ class Quadratic(NamedTuple):
     def start(self, shares: Sequence[float] | None = None) -> Vector:
         """Return the start w_0.
 
-        In the block `DESCENT`, w_0 is ``distance``; elsewhere, w_0 is the optimum for ``shares``, the
-        clients' shares of the weight, multiplied by n.
+        In the block `DESCENT`, w_0 is ``distance``. In the other blocks, w_0 is the optimum for the given
+        ``shares``: n times each client's share of the weight, by default 1 for every client.
         """
         fair = np.ones(self.clients) if shares is None else np.asarray(shares)
         return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spreads * fair])
@@ -133,7 +134,7 @@ def descend(
     """Run until version ``versions``; each trip consists of ``steps`` SGD steps with the step size ``rate``.
 
     By default, the duration of a trip is Exp(1), so that each client is equally likely to be the next whose
-    update arrives, as the proofs assume. The run starts from `Quadratic.start` for ``shares``. ``devices``
+    update arrives, as the proofs assume. The run starts from ``problem.start(shares)``. ``devices``
     describes the clients to the strategy; by default, the strategy has no information about them.
     """
     centres, size = problem.centres(), NOISE.stop - NOISE.start
@@ -170,10 +171,11 @@ def descend(
 
 
 def delays_of(run: MemoryRun, skip: int = 0) -> Counts:
-    """Return the delay t − τ_i(t) of each applied update: the number of versions from its base to its step.
+    """Return the delay t − τ_i(t) of each applied update, in versions.
 
-    The first ``skip`` versions are left out. `Update.staleness` counts only the versions until the update
-    arrives.
+    The delay is the number of versions from an update's base version to the version to which it is added.
+    `Update.staleness` counts only the versions until the update arrives. The updates of the first ``skip``
+    versions are left out.
     """
     sums = run.sums[skip:]
     return np.array([order.version - 1 - one.base_version for order, made in sums for one in made])
@@ -215,11 +217,14 @@ class Expected(NamedTuple):
 
     @property
     def step(self) -> float:
-        """The fraction 1 − ρ of the distance to the optimum by which a version moves, about ηLQ."""
+        """The fraction 1 − ρ of the distance to the optimum that a version covers, about gain·ηLQ."""
         return self.gain * (1.0 - self._kept)
 
     def _after(self) -> float:
-        """Return the mean of ρ^{2t} over versions t; a version leaves the share ρ of the distance."""
+        """Return the mean of ρ^{2t} over versions t.
+
+        ρ is the fraction of the distance to the optimum that remains after a version.
+        """
         left = (1.0 - self.step) ** 2
         return (1.0 - left**self.versions) / ((1.0 - left) * self.versions)
 
@@ -230,7 +235,7 @@ class Expected(NamedTuple):
     def floor(self) -> float:
         """Return the contribution of noise.
 
-        The contribution rises from zero towards the noise that one version adds, divided by 1 − ρ².
+        It rises with ``versions`` from 0 to a limit: the noise that one version adds, divided by 1 − ρ².
         """
         one = (1.0 - self._kept**2) / (1.0 - (1.0 - self.rate * self.problem.smoothness) ** 2)
         return self._risen(self.rate**2 * float(self.problem.batch_variances.mean()) * one)

@@ -1,8 +1,9 @@
-"""Measures the time per update, and the size of contributing clients, in synchronous rounds and in FedBuff.
+"""Measures the time per update, and the mean size of the clients that contribute, in rounds and in FedBuff.
 
-This tests appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022. The clients have the device profile
-``paper-stragglers``: the duration of the trips of client i is exponential with mean λ·n_i, where n_i is the
-client's number of examples, and λ is 1 s. Another λ would only change the unit of time. Clients do not train.
+The size n_i of client i is its number of examples. The measurements test appendices C.2 and C.3 and figures 6
+and 7 of Nguyen 2022. The clients have the device profile ``paper-stragglers``: the duration of a trip of
+client i is exponentially distributed with mean λ·n_i, where λ is 1 s. Another λ would only change the unit of
+time. Clients do not train.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ SIZES = ((1, 120), (4, 60), (16, 20))
 CLIENTS = sum(count for _, count in SIZES)
 MEAN = sum(size * count for size, count in SIZES) / CLIENTS
 STRAGGLER = 1.0
-"""λ: the mean duration of a trip for each example that the client holds, in emulated seconds."""
+"""λ: the mean duration of a trip per example of the client, in emulated seconds."""
 OVER_SELECTION = 1.3
 CONCURRENCY = (10, 30)
-"""Numbers of clients that train simultaneously. In rounds, this is the size of the cohort including its
-over-selection."""
+"""Numbers of clients that train simultaneously. In rounds, this is the size of the cohort, including the
+clients that over-selection adds."""
 STEPS_OF_TIME = 500
 
 Values = npt.NDArray[np.float64]
 
 
 class Rates(NamedTuple):
-    """Time per update of an algorithm, and the mean size of the clients whose updates it uses."""
+    """The pace of an algorithm, and the mean number of examples of the clients whose updates it uses."""
 
     seconds: float
     """Emulated seconds per used update; discarded updates are not counted."""

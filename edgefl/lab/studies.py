@@ -33,7 +33,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     arms: tuple[Arm, ...]
     races: tuple[Race, ...] = ()
     races_at: dict[str, tuple[Race, ...]] = {}
-    """Races for particular settings, keyed by the name of the settings; they replace ``races``."""
+    """Races (claims that one arm reaches the target accuracy at a lower cost than another) that replace
+    ``races`` for particular settings, keyed by the name of the settings."""
     gains: tuple[Gain, ...] = ()
     leads: tuple[Lead, ...] = ()
     notes: tuple[str, ...] = ()

@@ -91,7 +91,8 @@ class Finding(NamedTuple):
 
 
 HOLDING = ("reproduced", "holds", "smaller")
-"""Verdicts that are given only if the confidence interval rules out a chance effect."""
+"""Verdicts that confirm an effect. If the claim is tested statistically, the confidence interval must exclude
+a chance effect."""
 
 
 def verdict(holds: bool) -> Verdict:
@@ -151,9 +152,9 @@ class Curves:
         return [_race_target(record, 1.0).curve(record, over).end for record in self.records[label]]
 
     def race(self, mine: str, other: str, target: float, over: Over) -> statistics.CostRatio | None:
-        """Return the cost of ``other`` divided by that of ``mine``, both up to the target accuracy.
+        """Return the ratio of two arms' costs of reaching ``target``: that of ``other`` divided by ``mine``.
 
-        The result is None if runs ended too early.
+        The result is None if runs ended too early. ``over`` selects the cost as in `reached`.
         """
         reached = [self.reached(label, target, over) for label in (other, mine)]
         return statistics.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
@@ -167,9 +168,9 @@ class Curves:
         return out
 
     def weights(self, label: str, profile: str) -> list[float]:
-        """Return, for each run, n times the mean share of applied weight of the clients with ``profile``.
+        """Return, for each run, the mean share of the applied weight per client with ``profile``, times n.
 
-        A value of 1 is fair; n is the number of clients.
+        Here, n is the number of all clients; a value of 1 is fair.
         """
         out = []
         for record in self.records[label]:
@@ -188,7 +189,10 @@ class Curves:
 
 
 def _race_target(record: Record, target: float) -> RaceTarget:
-    """Return the target for a run, smoothed over no more evaluations than the rule that ends the run."""
+    """Return the target accuracy for a run.
+
+    Accuracies are smoothed over at most as many evaluations as in the rule that ends the run.
+    """
     return RaceTarget(target, "", window=window_of(settings_of(record).stop))
 
 
@@ -226,11 +230,11 @@ class Tuning:
     grid: Mapping[str, tuple[float, ...]]
     """Values to try for each key of the experiment; all combinations are run."""
     over: Over
-    """The cost over which the learning curve is integrated, which is the same cost as in the races."""
+    """The cost over which the learning curve is integrated, which is also the cost that claims compare."""
     budget: Mapping[str, float]
     """Maximum cost of each tuning run, keyed by the name of the settings."""
     seeds: tuple[int, ...] = (101, 102)
-    """Seeds of the tuning runs, which differ from the seeds of the races."""
+    """Seeds of the tuning runs, which differ from the seeds of the study's own runs."""
     seeds_at: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Fewer seeds for settings with long runs, keyed by the name of the settings."""
 
@@ -287,7 +291,7 @@ class Study:
 
     @property
     def changes_besides_data(self) -> list[str]:
-        """The user's changes except the data set; each data set has a file of tuned step sizes."""
+        """The user's changes except the data set; each data set has its own file of tuned step sizes."""
         return [change for change in self.changes if toml.assignment(change)[0] != ("data", "name")]
 
     def settings(self) -> list[str]:

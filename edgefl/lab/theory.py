@@ -1,4 +1,4 @@
-"""Tests theorems of the papers by measurements on the real core, with tiny models and without data.
+"""Tests theorems of the papers by measurements on edgefl's core, with tiny models and without data.
 
 This module measures staleness, fairness and strategy-proofness in fleets in which the distribution of trip
 durations is known. Updates arrive as in a run with the same seed under the virtual clock. Other modules of
@@ -126,7 +126,7 @@ def _root(delay: int, step: float) -> float:
 
 
 def expected_staleness(quick: bool = False) -> Finding:
-    """Compare the measured staleness with equation 6, for the mean rates of the clients in the fleet."""
+    """Compare the measured staleness with the value of equation 6 for the clients' mean update rates."""
     rates, size = np.array(RATES), PAPERS_B["buffer_size"]
 
     def ratio(seen: Outcome) -> Shares:
@@ -201,7 +201,7 @@ def normalized_influence(quick: bool = False) -> Finding:
 def _groups(
     name: str, strategy: Strategy, ratio: Callable[[Outcome], Shares], within: float, quick: bool
 ) -> Ratio:
-    """Return the mean ratio of the fast clients or of the slow clients, whichever reaches farther from 1."""
+    """Return the mean ratio of the fast clients or of the slow clients, whichever is farther from 1."""
     rows = []
     for seed in range(1, 3 if quick else 6):
         found = ratio(simulate(strategy, 2_000 if quick else 10_000, seed, skip=SKIP))
@@ -233,7 +233,7 @@ def slowing_down(quick: bool = False) -> Finding:
     )
 
 
-# ---- the fairest weights under a bounded step: the tables of docs/findings.md, `benchmarks.frontier` ----
+# ---- fairest weights under a bounded step, for the tables in docs/findings.md (`benchmarks.frontier`) ----
 #
 # The weights of a version add up to at most c. If a group of clients has updates in a share φ of all
 # versions, no strategy can therefore give the group more than the weight c·φ per version. If c·φ is less than
@@ -251,7 +251,7 @@ class Short(NamedTuple):
     running: list[float]
     credit: list[float]
     owed: list[float]
-    """Largest ratio, over clients, of the final credit to the fair weight of one of the client's updates.
+    """Largest final credit of a client, in units of the fair weight of one of its updates.
 
     Credit is weight that the cap withheld from the client.
     """

@@ -1,9 +1,9 @@
 """Compares predicted with measured times of training steps: published times, and times on this host.
 
-Accuracy on the steps to which a profile was fitted proves little. A second prediction therefore comes from a
-fit without any step of the same network. Profiles that are scaled from another device were not fitted to
-their own steps. The error is |predicted ÷ measured − 1|; *held* is the share of steps whose measured time is
-within the predicted interval.
+A small error on the steps to which a profile was fitted proves little. Each such step is therefore predicted
+a second time, by a fit that excludes all steps of its network. A profile that is scaled from another device
+was not fitted to steps of its own device, so it needs no second prediction. The error is
+|predicted ÷ measured − 1|; *held* is the share of steps whose measured time is within the predicted interval.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgefl.results import tables
 from edgefl.results.tables import many, percent
 
 LAYERS = ("lstm", "softmax output")
-"""Prefixes of the names of measured single layers."""
+"""Name prefixes of the measured steps that train a single layer and not a whole network."""
 
 
 def run(
@@ -41,7 +41,7 @@ def run(
     files: Sequence[Path] = (),
     say: Say = silent,
 ) -> dict[str, Any]:
-    """Compare all steps; return plain values for `show`, `draw` and a JSON file.
+    """Compare the times of all steps; return plain values for `show`, `draw` and a JSON file.
 
     ``files`` are CSV files of measured steps. By default, all files bundled with edgefl are used, and this
     host is also measured. ``quick`` skips this host and the fits that leave out a network. In the result,
@@ -58,7 +58,7 @@ def run(
         measured += measurements.read(file)
         if not all(step.profile for step in measured):
             why = "each step must name a device profile, whose prediction is compared with it"
-            raise ConfigError(f"{file}: {why}; results of edgefl measure name none")
+            raise ConfigError(f"{file}: {why}; results of edgefl measure do not")
     if not measured:
         raise ConfigError("no measured steps to compare with; name a file: --rows FILE")
     steps = [step for alike in _of_one_runtime(measured) for step in compared(alike, quick, say)]
@@ -139,7 +139,9 @@ def this_host(say: Say) -> list[ComparedStep]:
 
 
 def kind_of(row: Row) -> str:
-    """Return the class of the network in a row, which follows from the work of its training step.
+    """Return the class of the network in a row.
+
+    The class of a single layer follows from its name, that of a whole network from the work of its step.
 
     >>> from edgefl.learning.operations import StepWork
     >>> kind_of(Row(network="resnet18", work=StepWork(conv_flop=1.0), seconds=1.0))
@@ -187,7 +189,10 @@ def _errors(predictions: Sequence[HeldOutPrediction]) -> dict[str, Any] | None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print tables of errors (steps that profiles were fitted to, other steps), limits and board rates."""
+    """Print tables of the errors, the limits and the rates of boards.
+
+    Steps to which a profile was fitted have a table of errors of their own.
+    """
     fitted, others = ([g for g in result["groups"] if g["fitted"] is seen] for seen in (True, False))
     four = [">median", ">90%", ">worst", ">held"]
     if fitted:

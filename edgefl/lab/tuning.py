@@ -47,8 +47,8 @@ def tune(
 
     Every point of the grid is run with the same budget (of the cost by which arms are compared) for each
     tuning seed. The point with the largest area under the accuracy curve is kept. Accuracy is measured on
-    validation examples; if the settings contain `Data.validation_fraction`, no race trains or tests on these
-    examples. Runs that exist in ``out`` are not repeated. Raises the same errors as `Study.run`, and
+    validation examples; if the settings contain `Data.validation_fraction`, the study's own runs do not use
+    these examples. Runs that exist in ``out`` are not repeated. Raises the same errors as `Study.run`, and
     `ConfigError` if the study has no grid.
     """
     tuning = study.tuning

@@ -265,6 +265,9 @@ def not_uniform(quick: bool = False) -> Finding:
 
 
 def _left(expected: Expected) -> float:
-    """Return the mean of (1 − ρ^t)² over versions t; a version leaves the share ρ of the distance."""
+    """Return the mean of (1 − ρ^t)² over versions t.
+
+    ρ is the fraction of the distance to the optimum that remains after a version.
+    """
     t = np.arange(expected.versions)
     return float(np.mean((1.0 - (1.0 - expected.step) ** t) ** 2))

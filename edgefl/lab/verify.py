@@ -100,7 +100,7 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
                 return replay.run(folder, say)
             except RunError as error:
                 if changed := resumed_code(record):
-                    raise RunError(f"{error}; it {changed}") from None
+                    raise RunError(f"{error}; the run {changed}") from None
                 raise
 
 
@@ -133,7 +133,8 @@ class _Replay:
         self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
         self._requested: dict[int, tuple[float, int]] = {}
-        """The time at which each version was to be evaluated, and the number of client trips until then."""
+        """The time of the request to evaluate a version, and the number of client trips until then, keyed by
+        version."""
 
     def run(self, folder: Path, say: Say | None) -> Verdict:
         record, trips = self._record, self._record.trips
@@ -190,11 +191,11 @@ class _Replay:
         return self._conclude(folder)
 
     def _check_requests(self, rows: Iterable[EvaluationRow]) -> None:
-        """Compare the trips before each evaluation and, under the virtual clock, its time with the record.
+        """Compare the number of trips before each evaluation with the record.
 
-        Under the wall clock, the time is read when the request is carried out; it is not in the journal. A
-        run that was killed at its end and resumed may have an evaluation that the repetition does not
-        request; it is not compared.
+        Under the virtual clock, the time of the evaluation is also compared. Under the wall clock, this time
+        is read when the request is carried out; it is not in the journal. A run that was killed at its end
+        and resumed may have an evaluation that the repetition does not request; it is not compared.
         """
         for row in rows:
             at_s, trips = self._requested.get(row.version, (row.at_s, row.trips))
@@ -271,7 +272,7 @@ def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
     if isinstance(source, Secret):
         missing = f"{folder}: {SECRET_FILE}, the secret of the phones' keys, is missing"
         raise ConfigError(
-            f"{missing}; without it, the hidden updates differ, and the secret noise depends on them"
+            f"{missing}; without it, the masked or encrypted updates and the noise derived from them differ"
         )
     return secrets.token_bytes(SECRET_BYTES), False
 

@@ -3,8 +3,8 @@
 sign-flip    sends −scale·Δ in place of the update Δ (Li et al. 2019, RSA, arXiv:1811.03761)
 gaussian     sends normal noise with the expected norm scale·‖Δ‖ in place of Δ (Blanchard et al. 2017)
 label-flip   trains with the class C − 1 − y in place of y, for C classes (Fang et al. 2020, arXiv:1911.11815)
-alie         sends mean − z · standard deviation for each parameter, over the honest updates that the attacker
-             computes on the data of several attackers (Baruch et al. 2019, "A Little Is Enough",
+alie         computes an honest update on the data of each of several attackers, and sends the updates' mean
+             − z · standard deviation for each parameter (Baruch et al. 2019, "A Little Is Enough",
              arXiv:1902.06156)
 """
 
@@ -126,7 +126,7 @@ class Attack:
     def try_own(self, size: int) -> None:
         """Test the user's attack function on a vector of ``size`` ones before the run starts.
 
-        Raises `ConfigError` if the function fails, since a run would then have no attackers.
+        Raises `ConfigError` if the function fails, since every attack would then fail during the run.
         """
         if self._function is not None:
             try:

@@ -1,8 +1,8 @@
-"""Fused attention on the CPU as the operations that it consists of.
+"""Splits fused attention on the CPU into the operations that it consists of, so that its work can be counted.
 
-On the CPU, torch computes `scaled_dot_product_attention` in one operation, which its formulas for matrix
-products do not know. Time models are fitted to steps whose attention was computed in separate operations,
-as it is on torch's meta device. So a fused call has the work of these operations.
+On the CPU, torch computes `scaled_dot_product_attention` in one operation, for which torch's FLOP counter has
+no formula. Time models are fitted to steps whose attention was computed in separate operations, as it is on
+torch's meta device. The work of a fused call is therefore counted as the work of these operations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FusedAttention(NamedTuple):
 
     @classmethod
     def of(cls, packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FusedAttention | None:
-        """Return the call of an operation with these arguments; None for any other operation."""
+        """Describe a call of the operation ``packet``; return None if it is not fused attention."""
         name = packet.__name__
         if name not in (_FORWARD, _BACKWARD):
             return None
@@ -50,15 +50,18 @@ class FusedAttention(NamedTuple):
 
     @property
     def flop(self) -> int:
-        """Floating-point operations of the products: two products, or the gradients of their four factors."""
+        """Number of floating-point operations of two products, or of the gradients of their four factors."""
         (*outer, rows, width), *_ = self.operands[0]
         columns, value_width = self.operands[1][0][-2], self.operands[2][0][-1]
         heads = torch.Size(outer).numel()
         return 2 * heads * rows * columns * (width + value_width) * (2 if self.backward else 1)
 
     def attend(self) -> tuple[Tensor, list[Tensor]]:
-        """Compute attention in separate operations on torch's meta device, which needs no memory for the
-        weights of all pairs of tokens; return the result and the operands, for which it has gradients."""
+        """Compute attention in separate operations; return the result and the operands.
+
+        This uses torch's meta device, on which the weights of all pairs of tokens need no memory. If
+        ``backward`` is True, the result can be differentiated with respect to the operands.
+        """
         (query, key, value), mask = map(_tensor, self.operands), self.mask and _tensor(self.mask)
         operands = [tensor.requires_grad_(self.backward) for tensor in (query, key, value)]
         groups = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}

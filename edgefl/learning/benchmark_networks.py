@@ -53,7 +53,9 @@ def lenet() -> nn.Module:
 
 
 def alexnet() -> nn.Module:
-    """Create AlexNet for images of 224 × 224 × 3, without the split into two halves, with one hidden layer.
+    """Create AlexNet for images of 224 × 224 × 3, without the original's split into two halves.
+
+    It has one fully connected hidden layer; the original has two.
 
     >>> round(sum(p.numel() for p in alexnet().parameters()) / 1e6)
     30

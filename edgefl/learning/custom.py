@@ -73,7 +73,7 @@ class Context:
         self.examples = 0
         """Number of examples used in these steps."""
         self.counted: int | None = None
-        """Number of examples by which a strategy weights the update; None for the client's total number."""
+        """Number of examples by which a strategy weights the update; None for all examples of the client."""
         self.stopped: BaseException | None = None
         """Exception with which edgefl ended the trip: the task was cancelled, or device memory ran out."""
         self._sizes, self._done = sizes, done

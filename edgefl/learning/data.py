@@ -218,7 +218,7 @@ def _checked(got: Any, name: str) -> Dataset:
 
 
 def _check_fields(data: Any, name: str) -> None:
-    """Raise `ConfigError` if the `Dataset`'s shape of an example or number of classes has a wrong type."""
+    """Raise `ConfigError` if ``input_shape`` or ``classes`` of the user's `Dataset` has a wrong type."""
     shape, classes = data.input_shape, data.classes
     if not isinstance(shape, tuple | list):
         raise ConfigError(f"data.name: {name!r}: input_shape must be a tuple, such as (4,) (got {shape!r})")

@@ -17,15 +17,15 @@ from edgefl.errors import ConfigError
 
 NO_MATRIX_PRODUCT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, ParametrizationList)
 """Layers that compute no matrix product even though their weight may be a matrix. A `ParametrizationList`
-computes a weight, of which the layer that has it computes the product."""
+only computes the weight of a layer; the layer itself computes the product."""
 
 
 FORWARD = 1 / 3
-"""Share of the forward pass in the operations that a layer declares; the backward pass is twice as much."""
+"""Share of a layer's declared operations that the forward pass needs; the backward pass needs the rest."""
 
 
 class Meter(Protocol):
-    """A meter counts floating-point operations, and knows which tensors were only added or copied."""
+    """An object that counts floating-point operations and knows which tensors were only added or copied."""
 
     @property
     def flop(self) -> float: ...
@@ -52,7 +52,7 @@ class Layers:
         self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
 
     def declared_flop(self) -> float:
-        """Return the total number of operations per example that the layers declare, for each of their calls.
+        """Return the number of operations per example that layers declare, summed over all of their calls.
 
         Raises `ConfigError` if a layer with a weight matrix neither declares its operations nor was counted.
         """
@@ -100,7 +100,7 @@ def declared_calls(module: nn.Module | None) -> Iterator[list[float]]:
 
 
 def _is_matrix(parameter: nn.Parameter) -> bool:
-    """Return True if two or more dimensions are larger than 1; in a scale per channel only one is."""
+    """Return True if at least two dimensions exceed 1, unlike the shape (n, 1, 1) of a scale per channel."""
     return sum(size > 1 for size in parameter.shape) > 1
 
 

@@ -28,7 +28,7 @@ from edgefl.learning.published_sets import TEST_BATCH
 from edgefl.terminal import say
 
 SILENCE_S = 15.0
-"""A download fails if the server sends nothing for this long, in seconds."""
+"""Number of seconds without data from the server after which a download fails."""
 SLOWEST_BYTES_PER_S = 50_000
 """Minimum mean speed of a download; `SILENCE_S` seconds of delay are allowed in addition."""
 PIECE = 1 << 16

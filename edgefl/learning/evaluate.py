@@ -30,7 +30,8 @@ RESERVED = frozenset((
     "slow_accuracy", "slow_weight", "staleness_mean", "staleness_max", "trips_to_target",
     "emulated_s_to_target", "label", "seed", "seeds", "no_progress",
 ))  # fmt: skip
-"""Names of columns and figures in edgefl's own tables. A metric with such a name would be missing in them."""
+"""Names of columns and figures in edgefl's own tables. The user's metrics must not have these names, because
+the tables would not show them."""
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MAX_COUNTED = 10_000
 """Maximum number of classes for which results are counted per class; the counts must fit in one message."""
@@ -161,9 +162,10 @@ def evaluate(
 
 
 def _are_logits(outputs: Any, targets: NDArray[Any], classes: int) -> bool:
-    """Return True if there is an output for each class; one number for two classes, for example, is no logit.
+    """Return True if the outputs contain at least one logit per class for each target.
 
-    The model may have more outputs than the data have classes.
+    A single output for two classes, for example, is not a logit per class. The model may have more outputs
+    than the data have classes.
     """
     if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
         return False

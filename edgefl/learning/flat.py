@@ -131,7 +131,7 @@ class FlatModel:
         self.grad = torch.zeros_like(self.weights)
         self._places: list[tuple[nn.Module, Entry, Tensor, Tensor, bool]] = []
         self._hooks: list[tuple[dict[int, Any], ...]] = []
-        """For each place, the hooks on the tensor's gradient that the module has registered itself."""
+        """For each entry of ``layout``, the gradient hooks that its tensor had when it became a view."""
         self._gradients: list[tuple[str, Tensor, Tensor]] = []
         self._trained: list[Tensor] = []
         """For each trainable parameter, its view of the vector."""
@@ -191,7 +191,7 @@ class FlatModel:
         self.push()
 
     def clear_gradients(self) -> None:
-        """Set ``grad`` to zeros, also if a function of the user has made it depend on the weights."""
+        """Set ``grad`` to zeros, even if the user's code has made it part of torch's autograd graph."""
         if self._apart:
             self.grad.detach().zero_()
         else:  # not an operation of torch, which would be counted as work of the training

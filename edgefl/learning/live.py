@@ -22,7 +22,7 @@ examples × bytes per example."""
 
 
 def memory_of(tensor: Tensor) -> torch.UntypedStorage:
-    """Return the memory of a tensor's numbers; for a sparse gradient, of those that it contains.
+    """Return the storage of a tensor's elements or, for a sparse tensor, of its stored values.
 
     >>> len(memory_of(torch.eye(5).to_sparse())) == 5 * 4
     True
@@ -31,7 +31,7 @@ def memory_of(tensor: Tensor) -> torch.UntypedStorage:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """Return the tensor itself or, for a sparse tensor, the numbers that it contains."""
+    """Return the tensor itself or, for a sparse tensor, the tensor of its stored values."""
     return tensor._values() if tensor.layout == torch.sparse_coo else tensor
 
 

@@ -35,13 +35,13 @@ def _unread_bytes(packet: Any, args: Sequence[Any], out: Any) -> int:
     if packet.__name__ not in _LOOKUPS or not args[0].is_floating_point():
         return 0
     table, bags = args[0], not isinstance(out, Tensor)
-    # An `nn.EmbeddingBag` returns sums of rows.
+    # An `nn.EmbeddingBag` returns sums of rows, so it reads more numbers than it returns.
     read: int = args[1].numel() * table.shape[1] if bags else out.numel()
     return max(0, int(table.numel()) - read) * int(table.element_size())
 
 
 def bytes_kind(operation: str) -> str:
-    """Return the field of `StepWork` that counts the bytes of an operation without products."""
+    """Return the `StepWork` field for the bytes of operations other than convolutions and matrix products."""
     if operation in COPIES:
         return "copy_bytes"
     if "pool" in operation:

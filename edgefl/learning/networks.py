@@ -134,7 +134,7 @@ def cnn_groupnorm(
         _rate("dropout", rate)
     if hidden < 32 or hidden % 32:
         raise ConfigError(
-            f"model.args.hidden must be a multiple of 32, its GroupNorm's groups (got {hidden})"
+            f"model.args.hidden must be a multiple of 32, the groups of its GroupNorm (got {hidden})"
         )
     if stages not in (1, 2, 3):
         raise ConfigError(f"model.args.stages must be 1, 2 or 3 (got {stages})")
@@ -159,7 +159,10 @@ def _image(input_shape: Shape) -> int:
 
 
 def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], times: int) -> int:
-    """Return the feature map's size after ``shrink`` is applied ``times`` times to height and width."""
+    """Return the number of elements in the feature map of an image, over all ``channels``.
+
+    The image's height and width are reduced ``times`` times with the function ``shrink``.
+    """
     _image(input_shape)
     sides = input_shape[1:]
     for _ in range(times):
@@ -170,7 +173,7 @@ def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], tim
 
 
 class _LastOutput(nn.Module):
-    """An embedding and a stacked LSTM; the output is that of the last layer after the last token."""
+    """An embedding and a stacked LSTM. It returns the output of the last layer after the last token."""
 
     def __init__(self, tokens: int, embedding: int, hidden: int, dropout: float) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ class Parts(LazySequence[Rows]):
 
     @classmethod
     def evenly(cls, rows: Rows, clients: int) -> Parts:
-        """Split ``rows`` into consecutive parts of equal size; a remainder adds a row to the first parts."""
+        """Split ``rows`` into consecutive parts of equal size; the first parts may have one row more."""
         each, more = divmod(len(rows), clients)
         sizes = np.full(clients, each)
         sizes[:more] += 1

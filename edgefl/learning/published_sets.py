@@ -37,7 +37,7 @@ DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3762
 
 
 def load_digits(spec: Data, seed: int) -> Dataset:
-    """Load the digits; ``spec.test_fraction`` of each class, drawn with ``seed``, is used for testing.
+    """Load the digits; a fraction ``spec.test_fraction`` of each class, drawn with ``seed``, is the test set.
 
     ``spec.validation_fraction`` and ``spec.evaluate_on`` have the same effect as in `load_diabetes`.
 
@@ -75,7 +75,7 @@ def held_out(
 ) -> NDArray[np.bool_]:
     """Mark a ``fraction`` of each class, rounded to a whole number, as held out.
 
-    Of a class with two or more examples, at least one is marked and at least one is not.
+    If a class has two or more examples, at least one is marked and at least one is not.
 
     >>> held_out(np.array([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0).sum()
     np.int64(2)
@@ -222,8 +222,8 @@ def _read_batch(file: Path) -> Batch:
 def load_diabetes(spec: Data, seed: int) -> Dataset:
     """Load the diabetes data; a fraction ``spec.test_fraction``, drawn with ``seed``, is used for testing.
 
-    A fraction ``spec.validation_fraction`` is drawn first, the same examples for every seed. It is not used
-    for training; if ``spec.evaluate_on`` is "validation", it takes the place of the test examples.
+    Before that, a fraction ``spec.validation_fraction`` is drawn, independently of ``seed``. It is not used
+    for training; if ``spec.evaluate_on`` is "validation", it replaces the test examples.
 
     Each example is one of 442 patients, described by ten numbers (age, sex, body mass index, blood pressure
     and six measurements of blood serum); the target is the progression of the disease after a year (Efron et

@@ -53,7 +53,7 @@ class LocalRule:
     def state_vectors(self) -> int:
         """Number of vectors that SGD needs in addition to weights and gradient, each as large as the weights.
 
-        Momentum needs one vector, the proximal term needs two, and terms with vectors need one.
+        Momentum needs one vector, the proximal term two, and the strategy's other terms one in total.
         """
         return (self.momentum > 0) + 2 * (self.terms.prox_mu > 0) + bool(self.terms.vectors)
 
@@ -81,7 +81,7 @@ class LocalRule:
         return {size: count for size, count in counts.items() if count}
 
     def _lengths(self, examples: int, steps: int | None) -> tuple[int, int]:
-        """Return the number of steps of an epoch and of a trip."""
+        """Return the number of steps in an epoch, and in a trip."""
         epoch = math.ceil(examples / self.batch_size)
         if steps is None:
             steps = self.steps if self.steps is not None else epoch * (self.epochs or 1)

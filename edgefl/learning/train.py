@@ -1,4 +1,6 @@
-"""A client's local training: Q steps or E epochs of SGD on its own examples, on the flat vector.
+"""A client's local training: Q steps or E epochs of SGD on its own examples.
+
+The weights are one flat vector y, which starts as the downloaded model w_k:
 
     y_0 = w_k;   y_{q+1} = y_q − η_ℓ · v_q,   v_q = m · v_{q−1} + g(y_q) + λ y_q + μ (y_q − w_k)
 
@@ -43,7 +45,7 @@ class TrainResult(NamedTuple):
     counted: int | None = None
     """Number of examples by which the update is weighted; None for the client's total number."""
     failed: str = ""
-    """With local noise, the reason why the client sends only noise; empty if it sends an update."""
+    """Reason why a client that adds local noise sends only noise; empty if it sends an update."""
 
 
 class Trainer:

@@ -76,16 +76,17 @@ def step_work(
     ``input_shape`` and ``dtype`` describe one example. ``loss`` maps outputs to a scalar; by default it
     is the cross entropy of logits, for each token if there are several. ``trained`` contains the
     parameters that the step updates; by default these are all parameters that require a gradient. The
-    module and torch's random stream are not changed. The step runs on torch's meta device, which computes
-    nothing, but whose imports take seconds and 80 MiB. If ``meta`` is False, or if a module cannot run on
-    the meta device, the step runs on the module's device with inputs of zeros. Recurrent layers always
-    run on the meta device, because on a CPU torch multiplies the inputs of all time steps at once, which
-    changes the numbers of calls and bytes.
+    module and torch's random stream are not changed. The step runs on torch's meta device, which computes no
+    values, but needs modules whose import takes seconds and 80 MiB. If ``meta`` is False, or if a module
+    cannot run on the meta device, the step runs on the module's device with inputs of zeros. Recurrent layers
+    always run on the meta device, because on a CPU torch multiplies the inputs of all time steps at once,
+    which changes the numbers of calls and bytes.
 
     If the module has an attribute ``flops_per_example`` (forward and backward), its value is used instead of
     a count, or a third of it for an inference step. If a layer has this attribute, its value is added to the
-    count of all layers, so it must not include products that are counted. Raises `ConfigError` if the module
-    does not accept such an input, or if the work of a layer with a weight matrix cannot be counted.
+    count of all layers, so it must not include operations that are counted anyway. Raises `ConfigError` if
+    the module does not accept such an input, or if the work of a layer with a weight matrix cannot be
+    counted.
 
     >>> work = step_work(nn.Linear(3, 2), (3,), batch=5)  # forward, and the weight's gradient: 60 each
     >>> work.matmul_flop, work.parameters
@@ -132,8 +133,8 @@ def traced_work(
     numbers of steps and of examples in them. Runs with two batch sizes separate the work per step from the
     work per example; if the second size does not change the batches, all work is attributed to the step. Work
     that is done once per training is divided among its steps. The operations of an optimiser are counted like
-    any others, except that the operation that changes a parameter counts as its update. The memory of the
-    tensors in ``known``, which belong to the model, is not part of `BatchWork.live_bytes`. If a layer of
+    any others, except that one that changes a parameter is counted as the parameter's update. The memory of
+    the tensors in ``known``, which belong to the model, is not part of `BatchWork.live_bytes`. If a layer of
     ``module`` declares ``flops_per_example``, each of its calls adds this number for each example; a call
     without gradients adds a third of it. If ``module`` itself declares it, the operations are not counted.
 
@@ -161,8 +162,9 @@ def traced_work(
     found = work, mean, peak = trip(batch)
     second, (other, mean2, peak2) = 2 * batch, found  # if no other batch size is possible
     for size in (batch // 2, 2 * batch) if batch >= 4 else (2 * batch,):
-        # Half the batch size may make a last batch of one example, which BatchNorm refuses. With twice the
-        # size, a function with batches of its own size makes more steps than the trip has.
+        # Try half the batch size first: with twice the size, a function that uses its own batch size makes
+        # more steps than the trip has. But half the size may leave one example for the last batch, which
+        # BatchNorm rejects; then try twice the size.
         with suppress(TrainingError):
             second, (other, mean2, peak2) = size, trip(size)
             break
@@ -327,7 +329,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._moved: set[int] = set()
         """Storages of the tensors that were used in an addition or a copy."""
         self._updated: dict[tuple[int, int], int] = {}
-        """Number of elements in each parameter that was updated, keyed by the place of the parameter."""
+        """Number of elements in each parameter that was updated, keyed by the result of `_place`."""
 
     def gradient_done(self, parameter: Tensor) -> None:
         """Record that a parameter's gradient is complete."""
@@ -415,7 +417,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _separate(call: FusedAttention) -> Counter[str]:
-    """Return the work of attention in separate operations, forward or backward."""
+    """Return the work of a call of fused attention, forward or backward, if its operations ran separately."""
     with torch.enable_grad(), WorkMeter() as forward:
         result, operands = call.attend()
     if not call.backward:
@@ -524,9 +526,9 @@ def _is_view(func: Any) -> bool:
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:
-    """Return the memory of a tensor's numbers, and where in it they begin.
+    """Return the id of a tensor's storage, and the offset of the tensor's first element in the storage.
 
-    All parameters of a run's model are in the same memory.
+    All parameters of a run's model are in the same storage.
     """
     return memory_of(tensor)._cdata, int(stored(tensor).storage_offset())
 

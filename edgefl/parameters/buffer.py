@@ -99,7 +99,7 @@ class Shape:
     """Number of running statistics, at the end of the model, that are stored with each slot."""
     exact: int = 0
     """Number of running statistics that each update contains as float32 numbers, after its rounded numbers.
-    In their places among the rounded numbers there are zeros."""
+    The rounded numbers contain zeros in their places."""
 
     @property
     def possible(self) -> bool:
@@ -373,7 +373,7 @@ class ParameterBuffer:
             self.side[client] = (task + 1) << 1 | (self.side[client] & 1 ^ 1)
 
     def revert_accepted(self, tasks: Container[int]) -> None:
-        """Undo `accepted` for these tasks, because the run's record does not contain their arrival."""
+        """Undo `accepted` for these tasks, whose updates, according to the run's record, have not arrived."""
         for client, word in enumerate(self.side):
             if word >> 1 and (word >> 1) - 1 in tasks:
                 self.side[client] = word & 1 ^ 1
@@ -448,7 +448,10 @@ class UpdateFormat(NamedTuple):
         return self._scales_at(size) + (4 * -(-size // SCALE_BLOCK) if self.scaled else 0)
 
     def exact(self, statistics: int) -> int:
-        """Return how many running statistics follow an update as float32: 0 unless the format rounds."""
+        """Return the number of running statistics that are appended to an update as float32.
+
+        It is 0 unless the format rounds, because a float32 update contains them exactly.
+        """
         return 0 if self.dtype is np.float32 else statistics
 
     def values(self, raw: Raw, size: int) -> Update:

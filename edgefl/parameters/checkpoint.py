@@ -102,7 +102,7 @@ def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
         try:
             state = _read(path)
             if journal_seq is not None and state.journal_seq > journal_seq:
-                raise ValueError(f"the journal ends earlier, at entry {journal_seq}")
+                raise ValueError(f"it is later than the journal, which ends at entry {journal_seq}")
             return state
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             problems.append(f"{path.name}: {error}")

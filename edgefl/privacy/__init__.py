@@ -1,5 +1,7 @@
-"""Differential privacy for the published versions of the model, and for each client against the server
-(docs/privacy.md).
+"""Central and local differential privacy (docs/privacy.md).
+
+Central: the server adds noise to the model, which protects clients from anyone who sees a published version.
+Local: each client adds noise to its update, which also protects the client from the server.
 
 source.py       normal random numbers, generated from a secret key or from the experiment's seed
 tree.py         DP-FTRL noise, which is organised as a binary tree over the versions

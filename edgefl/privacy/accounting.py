@@ -33,8 +33,8 @@ def gaussian_rdp(orders: ArrayLike, square: ArrayLike) -> NDArray[np.float64]:
     """Return the Rényi divergence between N(0, 1) and N(shift, 1) for each order α: α·``square``/2, where
     ``square`` is shift².
 
-    See Mironov 2017, corollary 3. The squared shifts of successive steps add up, even if each step is chosen
-    after the results of earlier ones (proposition 1).
+    See Mironov 2017, corollary 3. The squared shifts of successive steps add up, even if each step depends on
+    the results of earlier ones (proposition 1).
 
     >>> float(gaussian_rdp(8.0, 0.25))
     1.0

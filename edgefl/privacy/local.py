@@ -46,8 +46,9 @@ class LocalNoise:
         that it downloaded, plus the clipped update and noise.
 
         If the update is not finite, it is replaced with zeros before noise is added, and the result is False;
-        otherwise the result is True. An update that is too large to be clipped precisely (`clip_factors`)
-        also becomes zeros. Raises `TrainingError` if the client has already made `most_trips` trips.
+        otherwise the result is True. A finite update that is too large to be clipped precisely
+        (`clip_factors`) is also replaced with zeros. Raises `TrainingError` if the client has already made
+        `most_trips` trips.
         """
         if trip >= self.most_trips:
             allowed = f"{self.most_trips} trips are allowed"

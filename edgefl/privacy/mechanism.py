@@ -16,8 +16,8 @@ from edgefl.privacy.source import Source
 from edgefl.privacy.tree import TreeNoise
 
 SMALLEST_FACTOR = 2.0**-100
-"""An update whose clipping factor is below this number counts as zeros. The factors become float32 weights,
-which are imprecise below 2^−126, so that the clipped update could be larger than the clipping norm."""
+"""If an update's clipping factor is below this number, the update is replaced with zeros. Factors become
+float32 weights, which are imprecise below 2^−126, so the clipped update could exceed the clipping norm."""
 
 
 def clip_factors(squares: Sequence[float] | Doubles, clip_norm: float) -> Doubles:

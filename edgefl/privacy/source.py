@@ -1,5 +1,5 @@
-"""Sources of noise: normal random numbers, generated from a name and a secret key or the experiment's
-seed."""
+"""Sources of noise: normal random numbers, generated from a name and a key. The key is either secret or the
+experiment's seed."""
 
 from __future__ import annotations
 

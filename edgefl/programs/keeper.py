@@ -49,7 +49,7 @@ MAX_SAVED_NS = 100_000_000
 NOT_FOUND, NOT_EXECUTED = 127, 126
 SHELL = "/bin/sh"
 LOOKED_AT = 1 << 10
-"""A file with a zero byte among this many first bytes is not a script."""
+"""Number of bytes at the start of a file that are searched for a zero byte; a script contains none there."""
 
 
 class KeptPhone:
@@ -69,7 +69,7 @@ class KeptPhone:
         self.why = ""
         self._account: Account | None = None
         self.begun_ns = 0
-        """Start of the run for this phone, on the monotonic clock, even if the phone was offline then."""
+        """Start of the run for this phone, online or not, in ns of the monotonic clock."""
         self._began_ns = self._away_ns = self._left_ns = 0
         self._before: tuple[int, ...] = (0,) * (5 + len(launch.cores))
         """Totals over the earlier runs of the command, in the order of `_times`."""
@@ -400,7 +400,7 @@ class Keeper:
     def _end_phone(self, phone: KeptPhone) -> None:
         """Kill the processes that an ended command has left behind.
 
-        If it has left none that can be killed, end the phone or start its command again.
+        If no process is left that can be killed, end the phone, or start its command again after an absence.
         """
         assert phone.tree is not None
         self._check()
@@ -472,7 +472,7 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
             group.enter()
         for place, fd in enumerate(launch.stdio):
             os.dup2(fd, place)
-        # Close all others, which belong to the channel and to the pipes of other phones.
+        # Close all other descriptors, which belong to the channel and to the pipes of other phones.
         for before, kept in itertools.pairwise((2, *launch.descriptors, os.sysconf("SC_OPEN_MAX"))):
             os.closerange(before + 1, kept)
         if launch.open_files is not None:
@@ -489,7 +489,7 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
 
 
 def _execute(command: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> NoReturn:
-    """Execute a command as `env` and a shell do: the shell runs a text file that has no ``#!`` line."""
+    """Execute a command as `env` and shells do: a text file without a ``#!`` line is run by the shell."""
     path = os.fsdecode(environment.get(b"PATH", os.fsencode(os.defpath)))
     file = command[0] if b"/" in command[0] else shutil.which(command[0], path=path)
     if file is None:

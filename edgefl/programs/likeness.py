@@ -24,7 +24,7 @@ from edgefl.learning.operations import StepWork
 
 TORCH = "torch"
 BATCH = 16
-"""Batch size of a training step if ``torch:MODEL`` states none; the same as in ``edgefl predict``."""
+"""Batch size of a training step if ``torch:MODEL`` does not give one; the same as in ``edgefl predict``."""
 KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
     "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*t?( .*)?", re.DOTALL),
     "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?", re.DOTALL),
@@ -40,7 +40,7 @@ _LAUNCHERS: Mapping[str, tuple[int, frozenset[str]]] = {
 """Programs that start another program. For each, the number of operands before the name of the other program,
 and the options whose value is the next word."""
 MAX_STARTS = 8
-"""Maximum length of a chain of launchers and scripts that start each other."""
+"""Maximum length of a chain of launchers and scripts, each of which starts the next."""
 _LONGEST_LINE = 256
 _STEP = re.compile(r"(?P<model>.+?)(?:@(?P<batch>[1-9][0-9]{0,5})(?P<shape>(?:x[1-9][0-9]{0,5})*))?")
 
@@ -59,7 +59,7 @@ class Part(NamedTuple):
     """Code of one kind, and its share of the program's CPU time on this host."""
 
     code: CodeClass | TorchStep | None
-    """Kind of the code; None for torch in general, which a training step on FEMNIST represents."""
+    """Kind of the code; None for torch in general, for which a training step on FEMNIST is used."""
     share: float
 
 
@@ -195,9 +195,10 @@ class HostSpeeds:
 def core_shares(device: Device, like: str, host: HostSpeeds | None = None) -> tuple[Rate, ...]:
     """Return how fast each core of the device runs code like ``like``, relative to a thread of this host.
 
-    If ``like`` contains torch, the result is one speed of the whole device, which all threads share; other
-    parts then run at the speed of the fastest core. Raises `ConfigError` if ``like`` is invalid, the profile
-    lists no cores or has no time model, or this host's rate for one of the classes of code is unknown.
+    If ``like`` contains torch, the result is a single speed of the whole device, which all threads share; the
+    other code is then assumed to run on the fastest core. Raises `ConfigError` if ``like`` is invalid, the
+    profile lists no cores or has no time model, or this host's rate for one of the classes of code is
+    unknown.
 
     >>> from edgefl.devices import load_device
     >>> big = core_shares(load_device("pixel-4"), "integer")[0]  # doctest: +SKIP

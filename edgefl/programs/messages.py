@@ -76,13 +76,13 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pass(msgspec.Struct, frozen=True, tag=True):
-    """Send a signal to the process group of each phone's command."""
+    """Message that tells the keeper to send a signal to the process group of each phone's command."""
 
     number: int
 
 
 class SwitchOff(msgspec.Struct, frozen=True, tag=True):
-    """Kill a phone's processes, and record ``why``."""
+    """Message that tells the keeper to kill a phone's processes, and to record ``why``."""
 
     phone: int
     why: str
@@ -110,12 +110,12 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     wanting_s: float
     """Part of ``wall_s`` during which the phone ran or waited for a core."""
     declared_cpu_s: float
-    """CPU time that the cores in use allowed during ``wanting_s``."""
+    """CPU time that the shares of the cores in use allowed during ``wanting_s``."""
     in_use_s: tuple[float, ...]
     """Part of ``wanting_s`` during which each core was in use, fastest core first."""
     rss_mib: float
     peak_mib: float
-    """Peak memory: that of the control group if it limits memory, otherwise the highest sample."""
+    """Peak memory, as counted by the control group if it limits memory; otherwise the highest sample."""
     stops: int
     """Number of absences."""
     processes: int

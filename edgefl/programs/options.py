@@ -136,10 +136,11 @@ def mechanisms(options: ProgramOptions) -> tuple[str, str]:
 
 
 def own_groups(options: ProgramOptions) -> contextlib.ExitStack:
-    """Under version 2 of control groups, move this process into its own group until the result is closed.
+    """With control groups v2, move this process into a subgroup until the returned stack is closed.
 
-    The processes that it starts are then in that group, too. Otherwise the keeper could not limit the phones:
-    a group that holds processes may not limit groups below it, and the keeper's would hold this process.
+    The processes that it starts are then in the subgroup, too. The keeper creates the phones' groups in the
+    original group, and could not limit them if this process were still there: a version 2 group that contains
+    processes cannot limit the groups below it.
     """
     with contextlib.ExitStack() as stack:
         for controller, mechanism in (("cpu", options.throttle), ("memory", options.memory)):

@@ -42,7 +42,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a device profile, or the path of a profile file."""
     command: tuple[str, ...]
     network: str | None = None
-    """Name or path of a network profile. If None, that of the device, or no limits if it has none."""
+    """Name or path of a network profile. If None, the device's network; no limits if it has none."""
     environment: dict[str, str] = {}
     """Environment variables that are added to those of this process."""
     connects: dict[int, str] = {}
@@ -54,7 +54,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """Code that the command resembles (see `read_likeness`). The phone runs at the speed at which its
     device runs such code."""
     threads: int | None = None
-    """Maximum number of threads that the command runs in parallel. The phone gets as many of the device's
+    """Maximum number of threads that the command runs in parallel. The phone gets this number of the device's
     cores, fastest first; None for all cores."""
     folder: str | None = None
     """Working folder of the command; None for the current folder."""
@@ -122,8 +122,9 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
 def _powers_w(device: Device, cores: Sequence[float], phone: Phone) -> tuple[float, ...]:
     """Return the power of each core in watts, fastest core first; () if the profile does not state it.
 
-    If all threads share one speed, the result is the power of all cores. If the phone's share was given, the
-    cores with the highest frequencies are the fastest; otherwise ``cores`` are in the order of the clusters.
+    If all threads share one speed, the result is one number: the power of all cores together. If the phone's
+    share was given, the cores with the highest frequencies are the fastest; otherwise ``cores`` are the
+    speeds, in the order of the clusters.
     """
     if device.busy_w is None:
         return ()
@@ -303,7 +304,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def filled(text: str, number: int, device: str, host: str) -> str:
-    """Return ``text`` with its placeholders replaced, but not a shell's variables, such as ``${i}``.
+    """Return ``text`` with its placeholders replaced; shell variables such as ``${i}`` are left unchanged.
 
     >>> filled("{device}-{i} http://{connect:80} {x} ${i}", 3, "pi-4", "127.0.0.1")
     'pi-4-3 http://127.0.0.1:80 {x} ${i}'

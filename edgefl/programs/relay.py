@@ -256,9 +256,9 @@ class ReceiverLost(OSError):
 
 
 def window_bytes(way: LinkWay) -> int:
-    """Return the window of a connection: twice the bytes that the link can hold, within the bounds.
+    """Return the window of a connection: twice the number of bytes that the link can hold, within the bounds.
 
-    A link without a limit on its rate holds any number of bytes, but none if it has neither delay nor jitter.
+    If the link has no rate limit, the window is the upper bound, or the lower bound without delay and jitter.
     """
     if math.isinf(way.bytes_per_s):
         return MAX_WINDOW_BYTES if way.jittered_s else MIN_WINDOW_BYTES

@@ -16,8 +16,8 @@ from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
 from edgefl.programs.phone import HeldPhone
 
 MIN_CPU_S = 0.05
-"""Minimum CPU seconds for judging a phone's rate. With less CPU time, one time slice more or less is an
-error of several percent."""
+"""Minimum CPU seconds for judging a phone's rate. With less CPU time, one time slice more or less
+changes the rate by several percent."""
 
 
 class WayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +28,8 @@ class WayResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of measured transmissions; those delayed by the receiver are left out."""
     declared_s: float
     achieved_s: float
-    """Sums of the declared and the achieved durations of the measured transmissions. Each lasts from the
-    entry of its first byte to the arrival of its last byte."""
+    """Sums of the declared (``declared_s``) and the achieved durations of the measured transmissions. A
+    transmission lasts from the entry of its first byte to the arrival of its last byte."""
     median_error: float | None
     """Median of achieved/declared − 1 over the measured transmissions."""
 
@@ -95,7 +95,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelError(NamedTuple):
-    """90% of real devices of this model run this code within a factor ``factor`` of the emulated speed."""
+    """Error of the time model: 90% of real devices run the code within ``factor`` of the emulated speed."""
 
     code: str
     device: str

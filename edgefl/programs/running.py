@@ -428,7 +428,7 @@ class RunningPhones:
         """Kill commands that still run, then end the relay.
 
         The data in transit is delivered, unless the commands were interrupted or the emulation has ended all
-        phones. A command that crashed has no effect on the data of the others.
+        phones. A command that crashed has no effect on the data of other phones.
         """
         if killed := len(self._ended) < len(self._held):
             self.kill()
@@ -530,12 +530,12 @@ class RunningPhones:
 
 
 def _own_environment() -> dict[str, str]:
-    """Return the environment of edgefl's own processes, which import no module of the current folder."""
+    """Return the environment of edgefl's processes, which import no modules from the current folder."""
     return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 def remove_outputs(folder: Path) -> None:
-    """Remove the phones' output of an earlier command, which may have had other phones."""
+    """Remove the output files of an earlier command, which may have run on other phones."""
     for file in folder.glob("*-*.*"):
         if re.fullmatch(r"[0-9]+-.+\.(out|err)", file.name):
             file.unlink()

@@ -36,10 +36,10 @@ _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 REFRESH_NS = 40_000_000
 """Age at which the list of processes is refreshed, in ns, unless it is known to be complete."""
 LONGEST_NS = 10 * REFRESH_NS
-"""Age at which the list is always refreshed: in some containers, /proc/loadavg lacks the newest pid."""
+"""Age in ns at which the list is always refreshed: in some containers, /proc/loadavg lacks the newest pid."""
 UNSEEN_NS = 10 * REFRESH_NS
-"""If a parent loses two children (`ProcessTree._count_lost`) within this time in ns, stops excluded, it is
-assumed to have had others in between, which no refresh saw."""
+"""If a parent loses two children (`ProcessTree._count_lost`) within this time in ns, not counting stops, it
+is assumed to have had other children in between, which no refresh noticed."""
 MEMORY_PAUSE = 20
 """Ratio of the minimum pause after a memory reading to the CPU time that the reading took."""
 RUN_VARIABLE = "EDGEFL_RUN"
@@ -65,9 +65,9 @@ class ProcessTree:
         self.children: dict[int, Child] = {}
         """Processes whose parent is in the tree, parents first; empty if a control group counts CPU time."""
         self._faults_before: dict[int, int] = {}
-        """The result of `waited_faults` at the last refresh, for each parent of one of ``children``."""
+        """Result of `waited_faults` at the last refresh, keyed by parent, for the parents of ``children``."""
         self._losing: dict[int, int] = {}
-        """Parents that lost a child (see `_count_lost`), and the time without stops since then, in ns."""
+        """Time in ns since a parent lost a child (see `_count_lost`), not counting stops, keyed by parent."""
         self.ended_ns = 0
         """CPU time, in ns, of ended processes that no process of the tree has waited for."""
         self.orphans: set[int] = set()
@@ -124,7 +124,7 @@ class ProcessTree:
                     waiting += children
                     if children and self._accounting is None:
                         parents |= dict.fromkeys(children, pid)
-                        # Read before the children's, so that a child reaped in between does not seem lost.
+                        # Read before the faults of the children: one reaped in between must not seem lost.
                         faults[pid] = waited_faults(pid) or 0
         self._count_lost(alive, self._awake_ns - before_ns)
         for pid, target in self._members.items():
@@ -146,9 +146,9 @@ class ProcessTree:
         The kernel discards the CPU time and the page faults of a lost child. If a process waits for a child,
         the kernel adds both to the totals of the process: the time in ticks, but the faults exactly. So if
         fewer faults were added than the child had at the last refresh, no process has waited for it. The
-        upper estimate of the CPU time that it used since then is ``ran_ns``, the time since the last refresh
-        without stops. If the parent lost another child before, at most `UNSEEN_NS` ago, the time since then
-        counts instead, because other children may have run that no refresh saw.
+        upper estimate of the CPU time that it used since then is ``ran_ns``, the time since the last refresh,
+        not counting stops. If the parent lost another child at most `UNSEEN_NS` ago, the estimate is the time
+        since that loss, because other children may have run that no refresh noticed.
         """
         self._losing = {pid: since_ns + ran_ns for pid, since_ns in self._losing.items()}
         ended_parents = {pid: 0 for pid in self._losing if pid not in alive and has_ended(pid)}
@@ -305,7 +305,7 @@ class ProcessTree:
         """Return the number of threads, of all processes, that run or wait for a core.
 
         SIGCONT wakes sleeping processes, such as a shell that waits for its child, and Linux reports them as
-        runnable until they get a core. Such a process does not count, unless it counted at the last call.
+        runnable until they get a core. Such a process is counted only if the last call counted it, too.
         """
         self._refresh_if_more()
         runs = {pid: number for pid, target in self._members.items() if (number := target.runnable())}
@@ -340,7 +340,7 @@ class ProcessTree:
     def kill(self) -> bool:
         """Kill all processes, whether stopped or not; return False if none could be killed.
 
-        Such a process has become one of another user, like ``sudo`` after its start.
+        A process cannot be killed if it now belongs to another user, as with ``sudo``.
         """
         killed = list[int]()
 
@@ -439,7 +439,7 @@ def _sleeps(pid: int) -> bool:
 def phone_of(pid: int) -> int | None:
     """Return the number of the phone that a process's environment or control group names.
 
-    Return None if neither names one. Only control groups that this process has created count.
+    Return None if neither names one. Control groups that this process has not created are ignored.
     """
     with contextlib.suppress(OSError, ValueError):
         for entry in read_kernel_file(f"/proc/{pid}/environ").split(b"\0"):

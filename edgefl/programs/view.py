@@ -135,7 +135,7 @@ class PhonesTable(PhonesView):
     """A view that redraws a table in place; the last state of the table remains on the terminal."""
 
     def __init__(self, console: Console, limited: bool = True) -> None:
-        """``limited`` is False if the phones' computing is not limited, so that it has no declared speed."""
+        """``limited`` is False if the phones' computing is not limited, and so has no declared speed."""
         super().__init__(quiet=False)
         self._limited = limited
         self._live = Live(console=console, auto_refresh=False)

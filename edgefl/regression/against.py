@@ -145,9 +145,10 @@ class AgainstBase:
             return Comparison(self.base.name, unjudged=f"{why}, {LACKING}") if why else found
 
     def _follow(self, file: str) -> None:
-        """End the processes that other modules, or tests with another environment, folder or path, have used.
+        """End the processes that do not suit the module ``file`` and the test's environment, folder and path.
 
-        If a stem has ended, such as one that the system killed because memory was short, end all of them.
+        If the environment has changed, or if a stem has ended (such as one that the system killed because
+        memory was short), end all processes; otherwise end only the branches.
         """
         before, self._surroundings = self._surroundings, Surroundings.now()
         path, self._path = self._path, list(sys.path)
@@ -296,9 +297,9 @@ class _RunningPair:
         """Time shots (groups of calls) of base and head alternately, then end both processes.
 
         Shots are timed until their costs add up to `PAIR_S`, or until ``limit_s`` seconds have passed and
-        there are `MIN_BLOCKS` blocks. Waits for a core do not count towards ``limit_s``. Without this limit,
-        calls that wait for processes that they started would be repeated for minutes, because their cost is
-        small. Raises `_Fault` if a side fails.
+        there are `MIN_BLOCKS` blocks. Waits for a core do not count towards ``limit_s``. The limit is for
+        calls that mostly wait for child processes: they cost so little that it would take minutes to reach
+        `PAIR_S`. Raises `_Fault` if a side fails.
         """
         base, head = self._ready
         calls = max(1, round(SHOT_S / max(base.call_s, head.call_s)))

@@ -234,7 +234,7 @@ def path_of(test_file: Path) -> Path:
 
 
 def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
-    """Return a file's entries with times, keyed by `BaselineEntry.key`; empty if the file does not exist.
+    """Return the times that a file contains, keyed by `BaselineEntry.key`; empty if there is no file.
 
     Raises ConfigError if the file is invalid.
     """

@@ -20,7 +20,7 @@ MAX_INSTRUCTIONS = 20_000_000
 """Maximum number of instructions that one function may execute. Counting takes 0.2 to 2 μs per instruction,
 that is, at most 40 s for a function."""
 SOME_NS = 1_000_000
-"""CPU time in nanoseconds that a thread may use while it waits for work."""
+"""Maximum CPU time in nanoseconds of a thread that is assumed to have only waited for work."""
 _OWN = __file__
 Trace = Callable[[FrameType, str, Any], Any]
 _ends: list[Callable[[], None]] = []
@@ -63,7 +63,10 @@ def count_instructions(run: Callable[[], object], most: int = MAX_INSTRUCTIONS) 
 
 
 class KeptThreads:
-    """The threads that exist now, other than this one. Before Python 3.12, they cannot be traced."""
+    """The other threads that exist when this object is created; none from Python 3.12 on.
+
+    Before Python 3.12, such threads cannot be traced.
+    """
 
     def __init__(self) -> None:
         threads = () if sys.version_info >= (3, 12) else threading.enumerate()

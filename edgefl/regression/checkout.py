@@ -132,7 +132,7 @@ class Checkout:
             raise
 
     def why_without(self, file: Path) -> str:
-        """Return the reason if the base lacks a file because the repository's commits never contain it.
+        """Return why the base cannot contain a file: git ignores it, or it is in another repository.
 
         Return an empty string for a file that the base has or that is new.
         """
@@ -193,7 +193,7 @@ def _environment() -> Mapping[str, str]:
 
 
 def _outside_hooks() -> Mapping[str, str]:
-    """Return the environment without the variables in which git gives a hook the head's repository."""
+    """Return the environment without the variables that point a git hook to the head's repository."""
     hooks = ("GIT_DIR", "GIT_INDEX", "GIT_WORK")
     return {name: value for name, value in os.environ.items() if not name.startswith(hooks)}
 

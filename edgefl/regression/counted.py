@@ -242,11 +242,11 @@ def _ordinary() -> None:
 
 
 def _timed(instructions: int, known_s: float, run: Callable[[], Any], handle: DeviceHandle) -> _Part:
-    """Check whether the counts explain a call's time; return why not, and the time of the transfers.
+    """Check whether the counts explain a call's time; return the time of the transfers, or why they do not.
 
     The instructions must explain the CPU time outside torch, and the call must hardly wait. Waits during
-    which other threads compute, or are runnable without a core, are tolerated. If such a thread ends in the
-    call, its time without a core is unknown, so several times its CPU time are tolerated.
+    which other threads compute, or are runnable without a core, are tolerated. If such a thread ends during
+    the call, its time without a core is unknown, so waits of several times its CPU time are tolerated.
     ``known_s`` is the predicted time on the device without transfers.
     """
     ordinary_s = min(used_s(_ordinary) for _ in range(5))

@@ -98,7 +98,7 @@ BY_TORCH = frozenset(
 }
 """Metrics that may differ between versions of torch."""
 BY_PYTHON = frozenset({INSTRUCTIONS, "python_peak_bytes", "python_kept_bytes"})
-"""Metrics that depend on the version of Python: a baseline holds them for each version separately."""
+"""Metrics that depend on the version of Python: a baseline stores them for each version separately."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,7 +150,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     processes: bool
     """True if the function started processes, which are not counted here."""
     kept_threads: bool = False
-    """True if threads that existed before the call computed, and their instructions could not be counted."""
+    """True if the call used threads that existed before it and whose instructions could not be counted."""
     imported: list[str] = []
     """Modules of torch that the first call imported, in the order of their imports."""
     untimed: str = ""
@@ -223,7 +223,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def uncounted(self) -> bool:
-        """True if the function's instructions were not counted under at least one Python version."""
+        """True if instructions could not be counted (not just varied) under at least one Python version."""
         return INSTRUCTIONS not in self.varying and any(
             one.instructions is None for one in self.python.values()
         )
@@ -445,7 +445,7 @@ def _instructions(
 
 
 def _where(old: Mapping[str, int], new: Mapping[str, int], names: Iterable[str]) -> str:
-    """Name the two of these functions that grew the most; "" if none grew."""
+    """Return a text that names the two of these functions that grew the most; "" if none grew."""
     grown = {name: new[name] - old.get(name, 0) for name in names if new[name] > old.get(name, 0)}
     most = sorted(grown, key=lambda name: (-grown[name], name))[:2]
     each = ", ".join(f"{name} {old.get(name, 0):,} → {new[name]:,}" for name in most)

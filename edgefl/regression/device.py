@@ -143,7 +143,7 @@ class DeviceResult:
 
     @property
     def measured(self) -> Measurement:
-        """The measurement with a precise time, which is made when this property is first read."""
+        """The precise measurement; it is made when this property is first read."""
         return self.measurement(precise=True)
 
     @property
@@ -208,7 +208,7 @@ class DeviceResult:
         """Fail unless each metric is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
 
         The one-sided 95% bootstrap upper bound of each median must be within the budget; with the mark's
-        ``end="slow"``, ``seconds`` must be so at the slow end of the time model's interval. Raises `Invalid`
+        ``end="slow"``, ``seconds`` is judged at the slow end of the time model's interval. Raises `Invalid`
         if the measurements are unreliable and not below half of each budget. Raises ConfigError if a budget
         is unknown, or if its metric cannot be computed from the device's profile.
         """
@@ -227,8 +227,8 @@ class DeviceResult:
         self.require(verdict.paced(self.measured, margin, settled=bool(self.note)), asked=True)
 
     def require(self, found: Verdict, *, asked: bool = False) -> None:
-        """Add a verdict, for which the test has ``asked`` or not; raise `NotMet` or `Invalid` unless it is
-        PASS."""
+        """Record a verdict; raise `NotMet` or `Invalid` unless it is PASS. ``asked`` is True if the test
+        itself requested the verdict."""
         __tracebackhide__ = True
         self._verdicts.append(found)
         if not asked:
@@ -236,7 +236,7 @@ class DeviceResult:
         self._raise(found)
 
     def require_unasked(self) -> None:
-        """Raise the first exception of `require` again that the test has caught without asking for it."""
+        """Raise the first exception of an unrequested verdict again, because the test may have caught it."""
         __tracebackhide__ = True
         for found in self._unasked:
             self._raise(found)
@@ -490,9 +490,9 @@ class EdgeDevice:
     def judged(self) -> Iterator[Reasons]:
         """Judge the test that runs in this context, and write the reasons to the yielded `Reasons` on exit.
 
-        `Invalid`, ConfigError and a `NotMet` of `judge` are only recorded. Other exceptions are recorded and
-        propagate, except that an AssertionError of the test makes it INVALID if the measurements are
-        unreliable.
+        `Invalid`, ConfigError and a `NotMet` from `judge` are recorded but suppressed. Other exceptions are
+        recorded and propagate, except that an AssertionError of the test makes it INVALID if the measurements
+        are unreliable.
         """
         found = Reasons()
         try:

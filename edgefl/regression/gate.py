@@ -21,7 +21,7 @@ from edgefl.validation import convert
 MAX_BYTES = 64 << 20
 Word = Literal["REGRESSION", "FAIL", "NOT JUDGED", "XFAIL", "OK"]
 WORDS: tuple[Word, ...] = ("REGRESSION", "FAIL", "NOT JUDGED", "XFAIL", "OK")
-"""Outcomes of a function on a device, the worst first."""
+"""Possible outcomes of a function on a device, worst first."""
 LONG = {"NOT JUDGED": "COULD NOT BE JUDGED"}
 
 
@@ -43,7 +43,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     skipped: bool = False
     """True if the function could not be judged, but this does not fail the session."""
     file: str = ""
-    """Path of the test's file, from the repository's top folder; empty if it is not known."""
+    """Path of the test's file, relative to the repository's top folder; empty if it is not known."""
     line: int = 0
     """Line number of the test, counted from 1; 0 if it is not known."""
     seconds: float | None = None
@@ -65,7 +65,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def name(self) -> str:
-        """The test's name and parameters without its device, and the function's name if that differs."""
+        """The test's name and parameters without the device, and the function's name if it is another one."""
         test = self.test.partition("[")[0]
         shown = self.label or test
         return shown if self.function in ("", test.rpartition("::")[2]) else f"{shown}: {self.function}"
@@ -76,7 +76,7 @@ class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     edgefl_gate: Literal[1] = 1
     base: str = ""
-    """The commit with which the head was compared; empty if the head was not compared with a commit."""
+    """The commit with which the working tree was compared; empty if there was no such comparison."""
     rows: tuple[GateRow, ...] = ()
 
     @property

@@ -18,7 +18,7 @@ MAX_PICTURES, MAX_TICKS = 60, 5
 def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
     """Return the HTML page with a session's results and the history of its baselines.
 
-    ``when`` is the date and time that the page states.
+    ``when`` is the date and time that the page shows.
     """
     red = [row for row in results.worst_first if row.red]
     others = [row for row in results.worst_first if not row.red]

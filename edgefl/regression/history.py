@@ -1,4 +1,4 @@
-"""Reads metrics' history from the baselines in git, and finds the commits that changed a metric's level."""
+"""Reads the history of metrics from the baselines in git, and finds the commits at which a level changed."""
 
 from __future__ import annotations
 
@@ -94,12 +94,13 @@ def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
 def history(file: Path) -> list[Series]:
     """Return a baseline file's metrics at each commit that changed the file.
 
-    The result is empty without git and outside a repository. Commits with an invalid file are left out.
+    The result is empty if git is not installed or the file is not in a repository. Commits with an invalid
+    file are left out.
     """
     folder = file.parent
     if not folder.is_dir() or shutil.which("git") is None:
         return []
-    # Records end with NUL, because a subject may contain a separator of lines.
+    # Records end with NUL, because a subject may contain a line separator.
     options = "-z", "--no-show-signature", "--reverse", "--format=%H%x09%h%x09%s"
     log = git(folder, "log", f"-{MAX_COMMITS}", *options, "--", file.name)
     found: dict[_Key, list[Point]] = {}

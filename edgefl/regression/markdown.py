@@ -34,7 +34,7 @@ def workflow_commands(results: GateResults) -> Iterator[str]:
 
 
 def markdown(results: GateResults) -> str:
-    """Return a heading and a table with a row per function and device, the worst first."""
+    """Return a heading and a table with one row per function and device, worst first."""
     lines = [f"### edgefl: {results.headline}", ""]
     if results.base:
         lines += [f"Compared with {_cell(results.base)}.", ""]
@@ -76,8 +76,8 @@ def _line(row: GateRow) -> str:
 def _cell(text: str) -> str:
     """Return text as a table cell: one line, with the special characters of Markdown and HTML escaped.
 
-    GitHub looks for users (``@name``) and issues (``#1``) after it has removed backslashes, so a comment
-    separates these characters from what follows.
+    GitHub looks for users (``@name``) and issues (``#1``) after it has removed backslashes, so an empty HTML
+    comment is inserted after each of these characters.
     """
     line = re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", " ".join(text.split()))
     return re.sub("[@#]", r"\g<0><!-- -->", line)

@@ -1,4 +1,4 @@
-"""Measuring loops: repeat a function until its time is precise; measure again if it cannot be judged yet."""
+"""Measuring loops: repeat a function until its time is precise; measure it again if there is no verdict."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ PRECISE = 0.0125
 median."""
 
 COUNTED_CALLS = 10
-"""Time limit for counting, as a multiple of the time limit for one process. Counting calls the function up to
-ten times, and a counter slows down most of these calls."""
+"""Time limit for counting, as a multiple of the time limit for one process. The function is called up to ten
+times to count its work, and most of these calls are slowed down by a counter."""
 
 Tell = Callable[[str], None]
 
@@ -72,7 +72,7 @@ def judged(
 ) -> Verdict:
     """Judge the ``first`` measurement; call ``again`` for further measurements while ``judge`` needs more.
 
-    If a further measurement raises `Invalid`, return the verdict ``otherwise`` of `NeedMore`, if that is set.
+    If a further measurement raises `Invalid`, return `NeedMore.otherwise`; if that is None, raise `Invalid`.
     """
     __tracebackhide__ = True
     made = [first]
@@ -100,14 +100,16 @@ def count(process: MeasuringProcess, plan: MeasurementPlan, tell: Tell = lambda 
 def measure(
     process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit, tell: Tell = lambda _: None
 ) -> Measurement:
-    """Repeat the function, at most 60 times, until its median time is known to ±1.25%.
+    """Repeat the function until its median time is known to ±1.25%.
 
-    The plan sets the minimum number of repetitions, which may exceed 60, and is enough if the plan is not
-    ``precise``. No other test measures on this host at the same time. If the result is unreliable and the
-    time limit allows it, everything is measured once more, because the disturbance may have ended. ``tell``
-    is called before each repetition. Raises `OutOfDeviceMemory` if the function exceeds the device's memory,
-    `NotMet` if it raises an exception, pytest's own exception if it skips the test or calls `pytest.xfail`,
-    and `Invalid` if fewer than nine repetitions, or not even the first calls, fit into the limit.
+    There are at least ``plan.repetitions`` repetitions. If the plan is ``precise``, there may be up to 60, or
+    ``plan.repetitions`` if that is more; otherwise there are no further ones. No other test measures on this
+    host at the same time. If the result of a precise plan is unreliable and the time limit allows it,
+    everything is measured once more, because the disturbance may have ended. ``tell`` is called before each
+    repetition. Raises `OutOfDeviceMemory` if the function exceeds the device's memory, `NotMet` if it raises
+    an exception, is killed or takes too long, pytest's own exception if it skips the test or calls
+    `pytest.xfail`, and `Invalid` if fewer than nine repetitions, or not even the first calls, fit into
+    ``limit``.
     """
     __tracebackhide__ = True
     with alone(), limit.counted():

@@ -69,7 +69,7 @@ class MeasurementPlan(NamedTuple):
     """Minimum number of repetitions; more are run if the times vary."""
     time_scale: float
     precise: bool = True
-    """False if no precise time is needed: times that vary or are unreliable then add no repetitions."""
+    """False if no precise time is needed: no repetitions are then added if times vary or are unreliable."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Measurement:
 
     @cached_property
     def cpu_s(self) -> list[float]:
-        """Time of a call on the device if all its code ran at the reference's pace, for each repetition.
+        """Time of a call on the device for each repetition, if all its code is scaled like the reference.
 
         This is t_call / t_unit · d_unit + blocked time, where t_call and t_unit are the CPU times of a call
         and of a unit of the reference on this host, and d_unit is the unit's time on the device.
@@ -127,8 +127,8 @@ class Measurement:
         ]
 
     def _rest(self, one: Repetition) -> float:
-        """Return the ratio of two times on the device: that of the code outside torch, and that of the whole
-        call if all its code ran at the reference's pace."""
+        """Return the time on the device of the code outside torch, divided by the time of the whole call if
+        all its code is scaled like the reference (without blocked time)."""
         if not one.rest_cpu_s:
             return self.trial.rest
         reference_s = self.trial.reference_s * self.trial.shots.units
@@ -152,7 +152,8 @@ class Measurement:
     def joules(self) -> list[float]:
         """Energy of each repetition, in joules. Raises ProfileError if the device's power is not known.
 
-        Torch's operations draw the power of all cores, and other code that of the fastest core.
+        Torch's operations are assumed to draw the power of all cores, and other code only the power of the
+        fastest core.
         """
         device = self.plan.device
         if (draw := draw_of(device, self.plan.network)) is None:
@@ -201,7 +202,7 @@ class Measurement:
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:
-    """Return a digest of two profiles, the device's and its network's, as 16 hexadecimal digits."""
+    """Return a digest of the profiles of a device and its network, as 16 hexadecimal digits."""
     plain = None if network is None else to_json(network)
     for way in (plain["down"], plain["up"]) if plain else ():
         if "trace" in way:

@@ -134,8 +134,8 @@ def _started_kib(pid: int) -> int:
     """Return the memory in KiB that a started process owns.
 
     This is the peak since the process called exec, or the current memory if it has not called exec. Pages
-    that a forked process shares with its parent are attributed to the parent. After vfork, the process
-    appears to own its parent's memory until it calls exec; the parent waits until then.
+    that a forked process shares with its parent are attributed to the parent. The result is 0 for a process
+    that was started by vfork and has not called exec yet, because it uses its parent's memory.
     """
     fork, thread = is_fork(pid), live_thread(pid)
     now, highest = kib("smaps_rollup", thread), kib("status", thread).get("VmHWM", 0)

@@ -1,4 +1,4 @@
-"""Pure functions that compare head and base, using `against`'s measurements of pairs of processes.
+"""Pure functions that compare head and base, given the pairs of processes that `against` measured.
 
 A pair consists of one process of the base and one of the head, with the same memory layout. It yields one
 value, log(head's time / base's time). The statistics use one sample per layout, the mean of its values,
@@ -60,7 +60,7 @@ def block_ratio(blocks: Iterable[tuple[float, float]]) -> float:
 
 
 def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
-    """Return the growth over all pairs.
+    """Return the relative growth of the time from base to head, over all pairs.
 
     The bounds follow from Student's t distribution, applied to the means of the layouts.
     """

@@ -37,7 +37,8 @@ from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.counts import CountedRun
 
 ENDING_S = 1.0
-"""A measuring process or a stem is killed if it has not ended this many seconds after its channel closed."""
+"""A measuring process or a `sides.Stem` is killed if it has not ended this many seconds after its channel
+closed."""
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
 REFERENCE_VERSION = 2
@@ -98,7 +99,7 @@ class CountRequest(PrepareRequest, frozen=True, kw_only=True, tag="count"):
 
 
 class RepeatRequest(msgspec.Struct, frozen=True, tag="repeat"):
-    """Run the function once at the device's pace, then time it."""
+    """Run the function once at the device's pace, then time further calls."""
 
     index: int
     time_scale: float
@@ -123,7 +124,10 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """Time in seconds that a unit of the stand-in program (`repetition.RestWork`) takes on the device; 0 if
     there is no such program."""
     pace: float
-    """Seconds on the device per CPU second of this host; measured once, and used to pace calls."""
+    """Seconds that code outside torch takes on the device, per CPU second of the whole call on this host.
+
+    It is measured once, and is used to pace calls.
+    """
     error_factor: float | None
     """The times of 90% of real devices are within this factor of the modelled time of torch and other code
     together. None if the profile has no time model or does not list the cores, or if this time is 0."""
@@ -140,8 +144,8 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     cpu_s: list[float]
     """CPU time of each shot, which is a group of calls of the function that are timed together."""
     reference_cpu_s: list[float]
-    """CPU time of each shot of the reference. These shots alternate with those of the function, and come
-    first and last."""
+    """CPU time of each shot of the reference. These shots alternate with the shots of the function; the first
+    and the last shot of a repetition are the reference's."""
     rest_cpu_s: list[float]
     """CPU time of each unit of the stand-in program (`repetition.RestWork`); empty if there is no such
     program."""
@@ -162,7 +166,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Why a function cannot be measured, or how its process ended before the measurement was complete."""
+    """The reason why a function cannot be measured, or how its process ended during the measurement."""
 
     kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late", "skipped", "expected"]
     why: str
@@ -173,7 +177,7 @@ Answer = TrialRun | CountedRun | Repetition | Failure
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return why a function failed: lack of memory, or its exception with the frames of the user's code."""
+    """Return the reason why a function failed; for most exceptions, with the traceback of the user's code."""
     found = _failure_of(error)
     return Failure(found.kind, encodable(found.why))
 
@@ -208,9 +212,9 @@ def _raised_as(error: BaseException, module: str, name: str) -> bool:
 
 
 _OF_TESTS = ("PYTEST_CURRENT_TEST", "COV_CORE_", "COVERAGE_PROCESS_")
-"""Beginnings of the names of environment variables that measuring processes do not get: that of pytest's
-current test, and those with which coverage starts in each new interpreter. Coverage slows down the files that
-it watches, which may be those of the head but not those of the base."""
+"""Prefixes of environment variables that measuring processes do not inherit. These variables name pytest's
+current test, or make coverage start in each new interpreter. Coverage slows down the files that it measures,
+and these may include the head's files but not the base's."""
 
 
 class Surroundings(NamedTuple):
@@ -230,7 +234,10 @@ class MeasuringProcess:
     """A process that runs the functions of a module, each in a forked process. Call `close` at the end."""
 
     def __init__(self, surroundings: Surroundings | None = None) -> None:
-        """Start the process with this environment, or with that of this process. Requests name the folder."""
+        """Start the process with the environment in ``surroundings``, by default with this process's own.
+
+        The working folder in ``surroundings`` is ignored, because each request names its folder.
+        """
         given = (surroundings or Surroundings.now()).environment
         environment = {name: value for name, value in given.items() if name != "PYTHONHASHSEED"}
         self._channel: Channel[Answer]
@@ -269,7 +276,7 @@ class MeasuringProcess:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Wait until no other edgefl test measures on this host, because two tests would disturb each other."""
+    """Hold a lock so that no other edgefl test measures on this host: two tests would disturb each other."""
     # The lock is on the folder of temporary files itself, so that no file is left behind.
     folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:
@@ -346,7 +353,7 @@ def _hidden(function: Any, holder: type | None) -> str | None:
 
 
 def _source(function: Callable[..., Any]) -> str | None:
-    """Return the file of a function's module. A decorator, such as `torch.no_grad`, has another file."""
+    """Return the file of a function's module, not that of a decorator such as `torch.no_grad`."""
     inner = inspect.unwrap(function)
     same = inspect.isfunction(inner) and inner.__module__ == function.__module__
     return inspect.getsourcefile(inner if same else function)
@@ -395,9 +402,10 @@ def _module(where: FunctionLocation) -> ModuleType:
 
 
 def _add_package(where: FunctionLocation) -> None:
-    """Import the outermost package of a module from its folder if ``sys.path`` does not lead to this folder.
+    """Import a module's outermost package from its folder, unless the package can be found on ``sys.path``.
 
-    pytest does so with ``--import-mode=importlib``; the module may then import others of its package.
+    pytest does the same with ``--import-mode=importlib``, so that the module can import other modules of its
+    package.
     """
     top, *inner = where.module.split(".")
     file = Path(where.file)
@@ -415,7 +423,7 @@ def _add_package(where: FunctionLocation) -> None:
 
 
 def _execute(spec: ModuleSpec) -> ModuleType:
-    """Import the module with this specification; if that fails, it does not count as imported."""
+    """Import the module with this specification; if that fails, remove it from ``sys.modules``."""
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         if spec.loader is not None:

@@ -2,8 +2,8 @@
 
 Device time = t_model + t_rest + blocked + transfers. t_model is the time of the torch operations according
 to the device's time model. t_rest is the CPU time of the code outside torch, multiplied by the ratio of this
-host's speed to the device's speed when both run code of the same class. The mark names this class; by
-default, it is interpreted Python.
+host's speed to the device's speed when both run code of the same class. The test's mark names this class;
+by default, it is interpreted Python.
 
 CPU time rises with the host's load. Therefore the function alternates with a reference, a fixed piece of work
 whose CPU time also rises, and the ratio of the two times is comparable between loads. If the reference is
@@ -148,7 +148,7 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
 
 def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float) -> float | None:
     """Return the 90% error factor of the sum of ``model_s`` (for torch's ``work``) and ``rest_s`` (for other
-    code)."""
+    code); None if the sum is 0, or if the device has no time model or its profile lists no cores."""
     device = call.device
     model = device.time_model()
     if model is None or not device.clusters or not model_s + rest_s:
@@ -160,7 +160,7 @@ def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float
 
 @contextlib.contextmanager
 def in_threads(mode: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    """Enter a mode of torch, which holds for one thread only, in all threads that start in this context.
+    """Enter a torch mode, which applies to one thread only, in every thread that starts in this context.
 
     A thread that is still running afterwards stays in the mode.
     """
@@ -218,9 +218,9 @@ def beside_torch(run: Callable[[], Any], times: int, *, threads: bool = False) -
 
 
 def calling_s() -> float:
-    """Return the CPU seconds spent around each call of a torch function, such as in a module's ``__call__``.
+    """Return the CPU seconds of overhead per call of a torch function, such as in a module's ``__call__``.
 
-    This time counts as torch's work. It is measured in the reference ``train-small``.
+    This time is treated as torch's work. It is measured in the reference ``train-small``.
     """
     beside_s, _, calls = beside_torch(partial(make_reference("train-small").run, 1), 20)
     return beside_s / calls
@@ -257,7 +257,7 @@ class RestWork(NamedTuple):
 
 
 def rest_work(call: DeviceCall, reference: ReferenceName) -> RestWork | None:
-    """Return the stand-in program, which is of the class of code that the mark names.
+    """Return the stand-in program, which is of the class of code that the test's mark names.
 
     Return None if the reference itself is of that class, or if the device has no time model.
     """
@@ -331,7 +331,7 @@ def used_s(run: Callable[[], Any]) -> float:
 
 
 class CallTimes(NamedTuple):
-    """Times of one call, in emulated seconds; the fields are those of `Repetition`."""
+    """Times of one call, in emulated seconds; `Repetition` describes the fields."""
 
     blocked_s: float
     radio_s: float
@@ -342,8 +342,8 @@ class CallTimes(NamedTuple):
 class DeviceClock:
     """Keeps one call at the device's pace. The call starts when this object is created.
 
-    ``slowdown`` is the number of emulated seconds per CPU second of this host for work outside torch. If
-    ``time_scale`` is 0, the clock never waits.
+    ``slowdown`` is the number of emulated seconds that code outside torch takes per CPU second of the whole
+    call on this host. If ``time_scale`` is 0, the clock never waits.
     """
 
     def __init__(self, slowdown: float, time_scale: float) -> None:
@@ -439,7 +439,7 @@ def nbytes(data: Any) -> int:
 
 
 class ReferenceWork(NamedTuple):
-    """A piece of work: ``run(n)`` does n units, and ``work`` counts the torch operations of one unit."""
+    """A reference program: ``run(n)`` does n units, and ``work`` counts the torch operations of one unit."""
 
     work: StepWork
     run: Callable[[int], None]

@@ -1,4 +1,4 @@
-"""Options, measuring process and comparisons that the tests of one pytest process share."""
+"""The options, the measuring process and the comparisons that the tests of one pytest process share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SessionOptions(NamedTuple):
 
 
 class Session:
-    """Options, measuring process and comparisons of one pytest process. Call `close` at the end."""
+    """The options, measuring process and comparisons of one pytest process. Call `close` at the end."""
 
     def __init__(self, options: SessionOptions, tell: Callable[[str], None] = lambda _: None) -> None:
         self.options, self.tell = options, tell
@@ -45,15 +45,18 @@ class Session:
         value holds the comparisons of all devices of the test."""
         self._against = None if options.against is None else AgainstBase(options.against, options.build)
         self.of_base: dict[tuple[str, bytes], Verdict] = {}
-        """Verdicts of comparisons with the base, keyed by test and function, and by the call. A verdict holds
-        for all devices on which the test makes the same call."""
+        """Verdicts of comparisons with the base, keyed by (test and function, encoded call).
+
+        A verdict applies to all devices on which the test makes the same call.
+        """
         self._asked: set[tuple[str, bytes, str]] = set()
-        """The comparisons in ``of_base``, with the device for which they were asked."""
+        """Each key of ``of_base`` with each device for which its comparison was requested."""
 
     def process(self, file: Path, surroundings: Surroundings) -> MeasuringProcess:
         """Return the measuring process of a test module, which no other test module uses.
 
-        For another environment or working folder than before, the process is a new one.
+        A new process is started if the environment or the working folder has changed, or if the last one
+        has ended.
         """
         wanted = file, surroundings
         if self._process is None or self._serves != wanted or self._process.popen.poll() is not None:
@@ -65,7 +68,8 @@ class Session:
         """Compare a function with the base, once for all devices for which a test makes the same call,
         because its time on this host does not depend on the device.
 
-        If the same device asks again, the test is repeated, and so is the comparison.
+        A second request for the same device means that the test is repeated, so the comparison is repeated
+        too.
         """
         __tracebackhide__ = True
         assert self._against is not None

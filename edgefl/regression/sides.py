@@ -24,8 +24,8 @@ from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.process import ENDING_S, Failure, FunctionLocation, Surroundings
 
 HOOK = ".__path_hook__"
-"""End of an entry of ``sys.path`` that is not a folder: setuptools adds it for an editable install that has
-namespace packages, and its import hook recognises it."""
+"""Suffix of an entry that setuptools adds to ``sys.path`` for an editable install with namespace packages.
+The entry is not a folder; setuptools' import hook recognises it."""
 
 
 class SideFiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -293,7 +293,7 @@ def _copies_of(repository: str) -> set[str]:
 
 
 def _move_python_path(files: sides.SideFiles) -> None:
-    """Give Python programs that the function starts the folders of this side."""
+    """Point ``PYTHONPATH`` to the folders of this side, for Python programs that the function starts."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if any(given):
         places = [moved(folder, files) if os.path.isabs(folder) else [folder] for folder in given]
@@ -315,9 +315,9 @@ def _move_editable_installs(files: sides.SideFiles) -> None:
 
 
 def moved(path: str, files: sides.SideFiles) -> list[str]:
-    """Return the path on this side that corresponds to a path of the head.
+    """Return the paths on this side (base or head) that correspond to a path of the head.
 
-    The result may be two paths, which are searched in this order.
+    There are one or two; if two, the first is searched first.
     """
     real = os.path.realpath(path)
     if files.root == files.head or path.endswith(sides.HOOK):

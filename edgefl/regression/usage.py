@@ -1,4 +1,4 @@
-"""Time used by this process: wall time, CPU time, and time waiting for a core."""
+"""Time used by this process: wall time, CPU time, and the time for which it waited for a core."""
 
 from __future__ import annotations
 

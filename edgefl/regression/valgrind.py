@@ -1,7 +1,7 @@
 """Requests to Valgrind from a program that runs under Valgrind.
 
-Run as a script, this module calls the function ``main`` of the module that the first argument names, with the
-second argument.
+When it is run as a script, this module imports the module that its first argument names, and passes the
+second argument to that module's function ``main``.
 
 This module imports little, because code is 50 times slower until the instrumentation is switched off.
 """

@@ -18,11 +18,11 @@ ALPHA = 0.05
 BUDGETS = {"seconds": "s", "peak_mib": "MiB", "sent_mib": "MiB", "joules": "J"}
 """Metrics that may have a budget, and their units."""
 BY_TIME = frozenset({"seconds", "joules"})
-"""Metrics with budgets that depend on the time. A disturbed host makes only these uncertain."""
+"""Metrics that may have a budget and depend on time. Only these become uncertain on a disturbed host."""
 TESTED = {"cpu_s": "CPU time", "peak_mib": "peak memory", "sent_mib": "sent"}
 """Metrics that a statistical test compares with the baseline, and their names."""
 NEGLIGIBLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
-"""Minimum amounts in the baseline for which growth is stated in percent."""
+"""Minimum amounts in the baseline, in s or MiB, for which growth is stated in percent."""
 TOLERANCE = 0.05
 DOUBTFUL = 0.5
 """If the first measurement shows growth above this share of the tolerance, a second measurement is made."""
@@ -32,7 +32,7 @@ HEAD_ROOM = 2.0
 """Even unreliable measurements pass if the ratio of the budget to their upper bound exceeds this."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
 """Limits on the ratio of the reference's CPU time to its CPU time in the baseline. Up to the first limit,
-measurements are comparable; up to the second, the host's load counts as unchanged."""
+measurements are comparable; up to the second, the host's load is treated as unchanged."""
 DRIFT, DRIFT_WAITED = 0.6, 0.16
 """Tolerances for a host that changes. If the reference's CPU time changes by a fraction x beyond `LOAD_SAME`,
 and the fraction of time spent waiting for a core by y, the function's CPU time may change by a fraction
@@ -237,7 +237,7 @@ def advice(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str:
 
 
 def loads_apart(before: Samples, now: Samples) -> str | None:
-    """Return why the host's load now differs too much from that in the baseline; None if it does not."""
+    """Return a message if the host's load differs too much from that in the baseline; otherwise None."""
     factor = _load(before, now)
     if 1 / LOAD_MAX <= factor <= LOAD_MAX:
         return None

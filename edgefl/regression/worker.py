@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _ADDR_NO_RANDOMIZE = 0x0040000
 inherit_stops = keep_stops()
-"""Restores the signal handlers that this process inherited from the process of the tests, for the user's code
-and the processes that it starts. For example, SIGHUP is ignored under ``nohup``."""
+"""Function that restores the signal handlers that this process inherited from the tests' process, for the
+user's code and the processes that it starts. For example, SIGHUP is ignored under ``nohup``."""
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[process.Answer] = msgspec.msgpack.Decoder(process.Answer)
 

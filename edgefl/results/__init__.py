@@ -24,7 +24,7 @@ fleets       the share of randomly drawn fleets in which one setting is ahead of
 statistics   means and intervals over seeds, a curve's cost of reaching a target, and ratios of costs
 grouping     functions that load, group and label the runs of a comparison, and average them over seeds
 compare      the comparison of runs: metrics, tables, a folder and a page
-own_code     which version of the user's own code made which part of a run that was resumed
+own_code     which part of a resumed run was made by which version of the user's own code
 page         functions that build HTML pages: their parts, tables and glossary
 pictures     functions that draw pictures for pages, and cards with learning curves
 tables       functions that build tables for the terminal and format values as text

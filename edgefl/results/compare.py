@@ -114,7 +114,7 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
 
 
 def cautions(runs: Sequence[Run]) -> list[str]:
-    """Return sentences that name runs which ended early, and runs in which phones act in phase."""
+    """Return sentences that name the runs that ended early, and the runs with phones that act in phase."""
     ends = TOO_FEW_CLIENTS, "participations"
     early = [str(run.folder) for run in runs if run.record.meta.stop_reason.startswith(ends)]
     in_phase = [str(run.folder) for run in runs if run.summary["phase"]["warning"]]
@@ -380,7 +380,7 @@ UNDECIDED = " (these seeds do not tell them apart)"
 
 
 def _doubt(first: RunGroup, second: RunGroup, figure: str) -> str:
-    """Return why the rows' seeds do not settle that ``first`` is ahead; "" if they do or rows are level."""
+    """Return why the seeds do not show that ``first`` is ahead; "" if they do or if the means are equal."""
     if _level(first, second, figure):
         return ""
     gap = _gap(first, second, figure)
@@ -455,7 +455,7 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
 
 
 def _measures(rows: Sequence[RunGroup]) -> str:
-    """Return a table of the user's metrics, with one column per group of runs."""
+    """Return a table of the user's metrics, with one column for each of ``rows``."""
     cells = [[name, *(_plain(row.figures.get(name, NONE)) for row in rows)] for name in own_names(rows)]
     return html_table(["Measure", *(f">{row.label}" for row in rows)], cells)
 

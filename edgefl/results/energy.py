@@ -14,13 +14,13 @@ PARTS = ("idle_j", "compute_j", "download_j", "upload_j")
 
 
 def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | None = None) -> dict[str, Any]:
-    """Return the energy of the trips that arrived by ``until_s``, by use and by profile, with 90% intervals.
+    """Return the energy of the trips that arrived by ``until_s``, per use and profile, with 90% intervals.
 
     `edgefl.devices.energy` computes the joules from the declared durations of the trips' phases. As in the
     model of the battery, throttled computing is counted at its reduced power, and the time in which a client
     rests after its last step is counted as idle. If the strategy schedules transfers separately (DeFedAvg),
-    a device downloads each version from which it trained once, and uploads each update or, with
-    `Strategy.uploads_on_demand`, each applied update. If a device's profile does not give its power
+    one download is counted for each version from which a device trained, and one upload for each update or,
+    with `Strategy.uploads_on_demand`, for each applied update. If a device's profile does not give its power
     draw, ``unstated`` is used; if that is None, the energy of the device's trips is unknown, and
     ``unknown_trips`` is the number of such trips.
 

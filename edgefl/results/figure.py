@@ -28,7 +28,7 @@ Runs = Sequence[Result | str | Path]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's palette for colour-blind readers.
 
-Each of the first curves has its own line style in `DASHES`, so the lines differ even in black-and-white
+Each of the first seven curves has its own line style in `DASHES`, so the lines differ even in black-and-white
 print; later curves have other combinations of colour and line style (`look`).
 """
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
@@ -53,7 +53,7 @@ _SETTINGS: Any = {
 ENDINGS = (".pdf", ".svg", ".eps", ".png")
 BANDS = ("interval", "range", "none")
 SHADE = 0.18
-"""Opacity of a band."""
+"""Opacity of the band around a curve."""
 LARGEST_IN = 200.0
 """Maximum width and height of a figure, in inches; a larger one has too many pixels for a .png file."""
 AXES = {"at_s": "emulated seconds", "trips": "client trips", "version": "version"}

@@ -14,7 +14,8 @@ from edgefl.results.record import Record
 from edgefl.results.rows import EvaluationRow
 
 BY_CHANCE = ("dirichlet", "iid", "natural", "shards")
-"""Partitions in which, as in those of Flower (``flwr:…``), the seed decides which classes a profile holds."""
+"""Partitions with which the seed decides which classes a profile's clients hold. The same applies to Flower's
+partitions (``flwr:…``)."""
 
 
 class Group(NamedTuple):

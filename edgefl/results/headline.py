@@ -40,7 +40,10 @@ def learned(accuracy: float | None, loss: float | None, metrics: Mapping[str, fl
 
 
 def learned_by(summary: Mapping[str, Any]) -> Stat:
-    """Return `learned` for a run's ``summary``, where None stands for a measured loss that is not finite."""
+    """Return the result of `learned` for a run's ``summary``.
+
+    If the run was evaluated but the loss in the summary is None, the loss was not finite.
+    """
     loss = summary["loss"]
     if loss is None and summary["evaluated_version"] is not None:
         loss = math.nan
@@ -66,7 +69,7 @@ def fidelity(found: Mapping[str, Any], clock: str) -> Stat:
 
 
 def errors(median: float | None, p95: float | None) -> str:
-    """Return the enforcement errors of a run as text."""
+    """Return as text the median and the 95th percentile of the errors of a run's times."""
     return f"error median {percent(median, 2)}, p95 {percent(p95, 2)}"
 
 

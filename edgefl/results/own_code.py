@@ -1,6 +1,6 @@
-"""Which version of the user's own code made which part of a run that was resumed with changed code.
+"""Finds which version of the user's own code made which part of a run that was resumed with changed code.
 
-The user's profiles, and the files that they name, count as code; they are keyed by path.
+The user's profiles, and the files that they name, are treated as code; they are keyed by path.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from edgefl.results.tables import many
 def earlier_code(
     parts: Iterable[EarlierCode], last: Mapping[str, str], now: Mapping[str, str], version: int, trips: int
 ) -> list[EarlierCode]:
-    """Return the earlier code of a run resumed with the digests ``now`` after a version and its trips.
+    """Return the earlier code of a run that is resumed after ``version`` and ``trips`` trips.
 
-    ``parts`` holds the recorded earlier code, and ``last`` the last recorded digests. Code that was used only
-    after this point is left out, because the resumed run repeats what followed it.
+    ``now`` holds the digests of the code with which the run is resumed, ``last`` the last recorded digests,
+    and ``parts`` the recorded earlier code. Code that was used only after the point of resumption is left
+    out, because the resumed run repeats everything after that point.
 
     >>> one = earlier_code([], {"mine": "a"}, {"mine": "b"}, version=3, trips=30)
     >>> one
@@ -54,7 +55,8 @@ def mixed_code(records: Sequence[Record]) -> list[str]:
 
 
 def resumed_code(record: Record) -> str:
-    """Say which modules changed before a resume, and after which version and trip; "" if none changed.
+    """Return text that names the modules that changed before a resume, and the version and number of trips
+    after which they changed; "" if none changed.
 
     Trips that were under way when the run was interrupted may have used either code.
     """

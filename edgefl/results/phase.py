@@ -48,7 +48,7 @@ class ObservedShare(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Whether a run's phones act in phase. A share is None if there were too few updates to compute it."""
+    """Result of the test for phones in phase. A share is None if there were too few updates to compute it."""
 
     one_profile: ObservedShare | None
     coincident: ObservedShare | None

@@ -215,7 +215,8 @@ EARLY = 0.1
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:
-    """Return the lower end of a percentage axis: 0, or just below curves that exceed 70% after `EARLY`."""
+    """Return the lower end of a percentage axis: just below the lowest value after `EARLY` if that value
+    exceeds 70%, otherwise 0."""
     later = [curve.y[curve.x >= EARLY * farthest] for curve in curves]
     lowest = min((float(np.nanmin(y)) for y in later if np.isfinite(y).any()), default=0.0)
     return max(0.0, np.floor(lowest * 20 - 1) / 20) if lowest > 0.7 else 0.0

@@ -126,7 +126,7 @@ def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
 class Record:
     """Reader of ``<folder>/record.sqlite``. It reads one snapshot of the run, and never blocks the writer.
 
-    If ``sealed`` is False, the record is not compared with its seal, which would read the whole file. Raises
+    If ``sealed`` is False, the record is not compared with its seal: that would read the whole file. Raises
     `ConfigError` if ``folder`` is not a run's folder or its record cannot be read.
     """
 

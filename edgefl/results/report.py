@@ -234,7 +234,8 @@ def _attackers(found: dict[str, Any] | None) -> list[str]:
 
 
 def failed_attacks(found: Mapping[str, Any]) -> str:
-    """Say how many trips failed in the user's attack function, and why the first did; "" if none failed.
+    """Return text with the number of trips that failed in the user's attack function, and the reason why the
+    first failed; "" if none failed.
 
     >>> failed_attacks({"failed_trips": 3, "first_failure": "'mine:attack' raised ValueError: no"})
     "3 trips failed because of the attack function; in the first, 'mine:attack' raised ValueError: no"

@@ -95,8 +95,10 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     work_s: float | None = None
     """Training time at the device's full speed, according to the device's time model."""
     busy_s: float | None = None
-    """Declared time of computing at full power that takes as much energy as this trip's computing. It is less
-    than ``compute_declared_s`` if the device throttled, or if it rested after its last step."""
+    """Declared time for which computing at full power takes as much energy as the computing of this trip.
+
+    It is less than ``compute_declared_s`` if the device throttled, or if it rested after its last step.
+    """
     lateness_s: float | None = None
     """How late the trip ended, in emulated seconds after its planned end."""
     cpu_s: float | None = None
@@ -137,7 +139,7 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trips: int
     """Number of client trips that had ended at ``at_s``."""
     accuracy: float
-    """NaN for a task without classes, unless the user's function returns an accuracy."""
+    """Accuracy of the version; NaN for a task without classes, unless the user's function returns one."""
     loss: float
     correct: tuple[int, ...] = ()
     total: tuple[int, ...] = ()
@@ -227,7 +229,7 @@ class EarlierCode(msgspec.Struct, frozen=True):
     """The last version that this code made, and the number of trips that had ended when the run was resumed
     with other code."""
     code: dict[str, str]
-    """See `Meta.code`."""
+    """SHA-256 digests of this code, keyed as in `Meta.code`."""
 
 
 class SecureCost(msgspec.Struct, frozen=True):
@@ -239,7 +241,8 @@ class SecureCost(msgspec.Struct, frozen=True):
     share_bytes: int
     """Number of bytes that an upload holds in addition to the masked or encrypted update."""
     held_bytes: tuple[int, int]
-    """Bytes that a holder receives for each update in a sum, and bytes that it sends for each sum."""
+    """For a client that helps to unmask sums: bytes that it receives for each update in a sum, and bytes that
+    it sends for each sum."""
     masking_s: dict[str, float]
     """Time to mask an update, in emulated seconds, keyed by profile."""
 
@@ -305,24 +308,25 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """For each profile, the declared time of a typical trip, in emulated seconds. Empty in records of edgefl
     before 1.0.0."""
     power: dict[str, dict[str, PowerDraw]] = {}
-    """Power draw of the fleet's devices, keyed by profile and network, for profiles that state it."""
+    """Power draw of the fleet's devices, keyed by profile and network, for profiles that contain it."""
     apart_s: dict[str, dict[str, tuple[float, float]]] = {}
-    """Seconds of a download and of an upload, keyed as ``power``, if the strategy schedules transfers
-    separately; otherwise empty, and the transfers are part of the trips."""
+    """Seconds that a download and an upload take, keyed by profile and network, if the strategy schedules
+    transfers separately; otherwise empty, and the transfers are part of the trips."""
     uploads_on_demand: bool = False
-    """Whether updates that no version used were not uploaded (`Strategy.uploads_on_demand`)."""
+    """True if clients uploaded only the updates that a version used (`Strategy.uploads_on_demand`)."""
     host_step_s: float | None = None
     """CPU time of one training step on this host, in seconds, measured before the run."""
     load: float | None = None
     used: float | None = None
     others: float | None = None
     """Shares of the host's cores: predicted for the fleet (``load``), used by the fleet (``used``), and used
-    by other processes (``others``). If the run was resumed, ``load`` is that of the part with most load."""
+    by other processes (``others``). If the run was resumed, ``load`` is the highest load of any part."""
     steal: float | None = None
     """Share of CPU time that the hypervisor gave to other guests during the run. If the run was resumed, this
     is the largest share of any part between two resumes; parts that were killed do not count."""
     throttled: float | None = None
-    """Share of the run during which a CPU quota stopped a core; of a resumed run, as for ``steal``."""
+    """Share of the run during which a CPU quota stopped a core. If the run was resumed, this is the largest
+    share of any part, as for ``steal``."""
     nodes: list[NodeRow] = []
     """Nodes that hosted the clients or workers; the shares above are then those of the worst node."""
     network: dict[str, int] = {}

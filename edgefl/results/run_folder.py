@@ -178,8 +178,8 @@ def resume_hint(folder: Path) -> str:
 def begun(folder: Path) -> bool:
     """Return True if the run has begun, which means that it has a checkpoint or an event.
 
-    The death of a client and an evaluation are no such events: clients may die while they start, and the
-    first event lets the server evaluate version 0.
+    Deaths of clients and evaluations do not count, because they can happen before the run begins: clients may
+    die while they start, and the server evaluates version 0 at the first event of any kind.
     """
     if resumable(folder):
         return True

@@ -24,7 +24,7 @@ AT_ONCE = 256 * PAGE
 """Number of bytes per read, limited because a long run's record may exceed the server's memory."""
 _WORDS = PAGE // 8
 _VOLATILE = (18, 19, *range(24, 28), *range(92, 100))
-"""Offsets in the first page of bytes that SQLite changes without its log: journal mode, change counters."""
+"""Offsets of bytes in the first page that SQLite changes without its log: journal mode, change counters."""
 # The factors are odd, so that a changed bit always changes the sum of products.
 _FACTORS = (2 * np.arange(_WORDS, dtype=np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
 

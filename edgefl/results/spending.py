@@ -52,7 +52,7 @@ class Spending(NamedTuple):
     """Clipping norm of each version's updates; NaN for version 0."""
     local: LocalSpending | None = None
     hidden: bool = False
-    """True if secure aggregation hides single updates from the server."""
+    """True if secure aggregation hides individual updates from the server."""
 
     @property
     def private(self) -> bool:
@@ -166,7 +166,8 @@ def _local_summary(rules: Privacy, local: LocalSpending) -> dict[str, Any]:
 
 
 def _whole(record: Record) -> bool:
-    """Return True if each cohort was drawn from all clients: no client joined late, left, or lost a task."""
+    """Return True if each cohort was drawn from all clients: participations were not limited, no client
+    joined late or left, and no update was lost or dropped."""
     moves, rules, trips = list(record.moves()), record.meta.privacy, record.trips
     limited = rules is not None and (rules.max_participations is not None or rules.min_separation > 1)
     late = max((move.at_s for move in moves), default=0.0) > trips["sent_s"].min(initial=math.inf)

@@ -1,8 +1,8 @@
 """Statistics of runs over seeds: estimates, p-values, and a learning curve's cost of reaching a target.
 
-Accuracies vary by whole percentage points between evaluations, so the evaluation that first reaches a target
-depends on chance and on the number of evaluations. Therefore, curves are sampled at equal intervals, smoothed
-over `WINDOW` evaluations, and compared seed by seed.
+Accuracy can vary by several percentage points from one evaluation to the next, so the evaluation that first
+reaches a target depends on chance and on the number of evaluations. Therefore, curves are sampled at equal
+intervals, smoothed over `WINDOW` evaluations, and compared seed by seed.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class LearningCurve(NamedTuple):
 
 
 def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> float:
-    """Return the mean accuracy up to the cost ``budget``, of a curve with straight segments between points.
+    """Return the mean accuracy of a piecewise linear curve up to the cost ``budget``.
 
     A curve that ends earlier keeps its last value.
 
@@ -326,7 +326,10 @@ def ratio(
 
 
 def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
-    """Return the one-sided p-value for the claim that a ratio is above 1; a bound if the ratio is a bound.
+    """Return the one-sided p-value for the claim that a ratio is above 1.
+
+    If the ratio is only a bound, so is the p-value. It is 1 if there is no ratio, or if the lower end of its
+    interval is 0.
 
     >>> p_of_ratio(CostRatio(2.0, 1.0, 4.0), seeds=3), p_of_ratio(None, seeds=3)
     (0.025, 1.0)

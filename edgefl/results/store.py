@@ -217,9 +217,10 @@ class Store:
         self._fleet = rows
 
     def set_meta(self, **fields: Any) -> None:
-        """Write fields of `Meta`, such as ``set_meta(status="running", wall_s=12.5)``.
+        """Set fields of `Meta`, such as ``set_meta(status="running", wall_s=12.5)``.
 
-        Raises `TypeError` for a field that `Meta` does not have or a value of the wrong type.
+        The next commit writes them. Raises `TypeError` for a field that `Meta` does not have or a value of
+        the wrong type.
         """
         for key, value in fields.items():
             if key not in _META_TYPES:
@@ -328,9 +329,9 @@ class Store:
         with self._writing():
             seal.lift(self.path)
             try:
-                # TRUNCATE also empties the log: if an entry in it were damaged later, SQLite would read the
-                # entries before it instead of newer pages in the file.
-                # While a reader is open, the log cannot be emptied: do not wait, a later call will empty it.
+                # TRUNCATE also empties the log. Otherwise, if an entry in it were damaged later, SQLite would
+                # read the entries before it instead of newer pages in the file.
+                # Do not wait if a reader keeps the log from being emptied: a later call will empty it.
                 self._db.execute("PRAGMA busy_timeout = 0")
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except sqlite3.OperationalError as error:

@@ -48,7 +48,8 @@ _OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock",
 _LONG_TRAINING_S = 0.01
 """Trips whose training is expected to take less CPU time than this, in seconds, are left out of `_step_cost`,
 because overheads would dominate."""
-# Time scale for judging computed times, so large that no time is too short: they have no measurement error.
+# Time scale for judging computed times. They have no measurement error, so it is large enough that no time
+# counts as too short to measure.
 _EXACT_SCALE = 1e9
 
 

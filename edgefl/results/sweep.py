@@ -31,7 +31,7 @@ class SweepRun(NamedTuple):
 
     label: str
     changes: dict[str, str]
-    """The value of each of the grid's keys, as text in the form that ``--set`` accepts."""
+    """This run's value for each key of the grid, in the syntax of ``--set``."""
     seed: int
     result: Result
 
@@ -52,7 +52,7 @@ class Sweep:
         if not isinstance(found, dict):
             raise ConfigError(f"{self.dir} holds no sweep")
         self.keys = tuple(found["grid"])
-        """Keys of the grid, besides the seed."""
+        """The keys that the grid varies; the seed is not one of them."""
         self.runs = tuple(
             SweepRun(row["label"], row["changes"], row["seed"], Result(self.dir / row["folder"]))
             for row in found["runs"]
@@ -111,11 +111,12 @@ class Sweep:
     def table(self) -> Table:
         """Return one row per run: its label, the values of the grid's keys, its seed, and its metrics.
 
-        The metrics are the accuracy, the loss, the numbers of versions and client trips, the emulated and
-        wall seconds, the staleness, the accuracy and the applied weight of slow phones, the cost of
-        reaching the target (NaN if it was not reached), the target, ``valid``, which is 1.0 for a valid run
-        and otherwise 0.0, and ``no_progress``, which is 1.0 for a run whose metrics are not a result, because
-        its model did not learn.
+        The metrics are the accuracy, the best accuracy, the loss, the numbers of versions and client trips,
+        the emulated and wall seconds, the mean and the maximum staleness, the accuracy for slow phones, the
+        mean weight applied to the updates of slow phones, and the client trips and emulated seconds to the
+        target (NaN if the run did not reach it). The last columns are the target; ``valid``, which is 1.0 for
+        a valid run and otherwise 0.0; and ``no_progress``, which is 1.0 if the run has no meaningful result,
+        because its model did not learn.
         """
         compared = {
             (row["label"], seed): found
@@ -136,13 +137,14 @@ class Sweep:
         return table
 
     def fleets(self) -> Table:
-        """Return, for each label except the first, the number of drawn fleets in which it beats the first.
+        """Return one row per label except the first: in how many random fleets it was ahead of the first.
 
-        ``share`` counts a tie as half and leaves out undecided fleets; ``low_95`` and ``high_95`` are the
-        ends of the share's 95% interval. ``ratio_low_90`` and ``ratio_high_90`` are the 5th and 95th
-        percentiles, over the fleets, of the label's time to the target divided by the first label's time. An
-        end is NaN if the range is open on that side, because a run did not reach the target. The table is
-        empty for a sweep without ``fleets``.
+        A label is ahead if its run reached the target earlier in emulated time. ``share`` is the share of
+        fleets in which it was ahead: a tie counts as half, and undecided fleets are left out. ``low_95`` and
+        ``high_95`` are the ends of the share's 95% interval. ``ratio_low_90`` and ``ratio_high_90`` are the
+        5th and 95th percentiles, over the fleets, of the label's time to the target divided by the first
+        label's time; a percentile is NaN if runs that did not reach the target leave it unbounded. The table
+        is empty for a sweep without ``fleets``.
         """
         found = {
             row["label"]: ahead
@@ -207,7 +209,7 @@ class Sweep:
 def compare_folders(
     folders: Sequence[str | Path], out: str | Path | None = None, target: float | None = None
 ) -> Group:
-    """Compare runs and sweeps as `compare.compare` does, with each sweep's folder replaced by its runs.
+    """Compare runs and sweeps as `compare.compare` does; the folder of a sweep stands for the sweep's runs.
 
     The rows of a sweep keep the sweep's labels and precede the rows of single runs. If a sweep is the only
     folder, its own target is used, unless ``target`` is given.

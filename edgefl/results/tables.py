@@ -111,7 +111,10 @@ class FittedTable:
         yield from self._blocks(kept, options.max_width - 2)
 
     def _narrowest(self, place: int, roomy: bool) -> int:
-        """Return a column's minimum width; if ``roomy``, only a spare column is narrowed, at most by half."""
+        """Return the minimum width of the column with index ``place``.
+
+        If ``roomy``, a column that may shrink keeps at least half its width, and any other column all of it.
+        """
         if not roomy:
             return self._least[place]
         return max(self._least[place], -(-self._widths[place] // (1 + (place in self._spare))))
@@ -140,7 +143,7 @@ class FittedTable:
     def _table(
         self, places: Sequence[int], heads: Sequence[str], widths: Sequence[int | None], gap: int
     ) -> Table:
-        """Return the table of the columns ``places``; abbreviated ``heads`` are explained in its caption."""
+        """Return a table of the columns with indices ``places``; its caption explains shortened ``heads``."""
         pairs = ((heads[k], self._heads[k]) for k in places)
         legend = "; ".join(f"{head}: {whole}" for head, whole in pairs if head != whole)
         notes: list[Text] = [*filter(None, (self._caption, Text(legend)))]
@@ -214,7 +217,8 @@ def table(
 
 
 def figure(value: object) -> str:
-    """Return the text of a cell: floats have four significant digits or no fraction, and None is a dash."""
+    """Return the text of a cell: a float has four significant digits or, from 1000, no decimals; None is a
+    dash."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -1,7 +1,9 @@
-"""The tail of a record: a writer's calls since its last commit, in memory that outlives the writer.
+"""The tail of a record: the method calls of its writer since the last commit, in memory that outlives the
+writer.
 
-An SQLite commit takes a fifth of the server's time per trip; copying a few hundred bytes is almost free. So
-the writer copies to the tail all calls that must survive its death, and commits twenty times a second.
+An SQLite commit takes a fifth of the time that the server spends on a trip; copying a few hundred bytes is
+almost free. So the writer copies to the tail each call whose effect must survive the writer's death, and
+commits twenty times a second.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from edgefl.results.summary import rounded, value_of
 
 Cost = Literal["at_s", "trips"]
 COSTS: dict[Cost, str] = {"at_s": "emulated_s_to_target", "trips": "trips_to_target"}
-"""Names in summary.json of the cost of reaching the target, keyed by the unit of the cost."""
+"""Field of summary.json that holds the cost of reaching the target, for each unit of cost."""
 
 
 class RaceTarget(NamedTuple):
@@ -105,8 +105,8 @@ def check_scored(records: Sequence[Record]) -> None:
 
 
 def window_of(stop: Stop) -> int:
-    """Return the number of evaluations over which accuracies are smoothed: at most ``stop.accuracy_over``, if
-    a run ends at an accuracy."""
+    """Return the number of evaluations over which accuracies are smoothed: `WINDOW` or, if ``stop.accuracy``
+    is set and ``stop.accuracy_over`` is smaller, ``stop.accuracy_over``."""
     return WINDOW if stop.accuracy is None else min(WINDOW, stop.accuracy_over)
 
 
@@ -116,8 +116,9 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     The target is the first of these that exists: ``given``; the goal ``stop.accuracy`` or ``stop.metric``, if
     it is the same for all runs; the highest smoothed accuracy that every run reached. It is None if none of
     them exists. The target's window, the number of evaluations over which values are smoothed, is 1 for
-    ``stop.metric``, at most ``stop.accuracy_over`` for ``stop.accuracy``, and otherwise `WINDOW`. Raises
-    `ConfigError` if ``given`` is not an accuracy above 0, or if it is given and no evaluation has one.
+    ``stop.metric``, the result of `window_of` for ``stop.accuracy``, and otherwise `WINDOW`. Raises
+    `ConfigError` if ``given`` is not above 0 and at most 1, or if it is given and the runs have evaluations
+    but no accuracy.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]
@@ -151,7 +152,7 @@ class Settings(NamedTuple):
     evaluation: Evaluation = Evaluation()
     stop: Stop = Stop()
     plausible: bool = False
-    """True if the run's fleet was drawn from its profiles' intervals (``fleet.model_errors``)."""
+    """True if compute times were drawn from the profiles' 90% intervals (``model_errors = "drawn"``)."""
     tables: Mapping[str, Any] = {}
     """The content of the experiment's file as plain data."""
 
@@ -195,10 +196,12 @@ class ToTarget(NamedTuple):
     ratios: dict[Cost, CostRatio | None]
     """The ratio of this setting's cost to the first setting's, paired by seed.
 
-    None if runs ended too early to give even a bound, or if the two settings have no seed in common.
+    None for the first setting itself; also if the two settings have no seed in common, if a run reached the
+    target at a cost of 0, or if runs ended too early to give even a bound.
     """
     ahead: Ahead | None = None
-    """The fleets in which this setting is ahead of the first; None unless all runs had drawn fleets."""
+    """Number of fleets in which this setting reached the target before the first setting did; None unless
+    the fleets of all runs were drawn at random."""
 
     def text(self, over: Cost) -> str:
         """Return the mean cost of the runs that reached the target, ± half the width of its 95% interval.
@@ -217,7 +220,8 @@ class ToTarget(NamedTuple):
         found = estimate(there)
         if found.mean >= 1000 or over == "trips":
             return found.at(",.0f")
-        # the smaller number gets two significant digits if it is below 1; a half of 0 is ignored
+        # if the mean or the half-width is below 1, the smaller one gets two significant digits; a half-width
+        # of 0 is ignored
         least = min(size for size in (found.mean, found.half or 0.0, 1.0) if size > 1e-4 * found.mean)
         return found.at(".1f" if least == 1.0 else f".{1 - math.floor(math.log10(least))}f")
 
@@ -345,7 +349,8 @@ def _order_in_words(
 
 
 def _too_few_evaluations(runs: Sequence[Record], target: RaceTarget) -> str:
-    """Return a hint if there are few evaluations and only single ones, not their mean, reached the target."""
+    """Return a hint if a single evaluation reached the target and the runs have few evaluations, so that more
+    of them might let a mean reach it; otherwise return ""."""
     single = target._replace(window=1)
     most = max(len(target.curve(run, "at_s").accuracies) for run in runs)
     if most >= 3 * target.window or all(math.isnan(single.reached(run, "at_s")) for run in runs):

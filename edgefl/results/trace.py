@@ -57,7 +57,7 @@ def write_events(path: Path, records: Sequence[Record]) -> Path:
 
 
 def trace_text(records: Sequence[Record]) -> str:
-    """Return the content of a trace file for one or several runs, whose processes are named by folder."""
+    """Return the content of a trace file; the process names of several runs start with the run's folder."""
     events: list[Event] = []
     for k, record in enumerate(records):
         prefix = "" if len(records) == 1 else f"{encodable(record.folder.absolute().name)}: "
@@ -121,7 +121,7 @@ def _server(record: Record, pid: int) -> Iterator[Event]:
     rows = list(record.versions.rows("version", "at_s", "updates", "weight_sum", "sum_s", "wall_s"))
     for k, (version, at_s, updates, weight, sum_s, wall_s) in enumerate(rows):
         start = _us(at_s)
-        # the sum's wall time is converted to emulated time, and cut at the next version
+        # the sum's wall time is converted to emulated time; the slice ends at the next version at the latest
         end = _us(at_s + sum_s / scale) if scale > 0 else start
         if k + 1 < len(rows):
             end = min(end, _us(rows[k + 1][1]))

@@ -50,7 +50,7 @@ class Copied(NamedTuple):
     """Results of the whole run."""
     tags: dict[str, str]
     began_unix_s: float
-    """Time at which the run was started, or last resumed."""
+    """Unix time at which the run was started, in seconds; if unknown, when the record last changed."""
 
 
 def require(name: object) -> None:
@@ -196,5 +196,5 @@ TRACKERS: dict[str, Callable[[Copied], str]] = {
 }
 """The function that copies a run to each tracker, keyed by the name of the tracker.
 
-The name is also that of the tracker's module, and of the extra that installs it.
+The tracker's Python module and the extra that installs it have the same name.
 """

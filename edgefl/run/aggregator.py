@@ -1,6 +1,6 @@
-"""The sum of updates that makes the next version.
+"""Sums updates to make the next version of the model.
 
-The sum reads updates in place, in their slots, and writes the next version into a ring entry that no process
+A sum reads updates in place, in their slots, and writes the next version into a ring entry that no process
 reads. If an update was altered or is not finite, the sum is discarded and the latest version remains.
 """
 
@@ -53,7 +53,8 @@ class SumResult(msgspec.Struct):
     zero: tuple[int, ...] = ()
     """With differential privacy, the tasks whose updates were replaced by zeros; see `Summed.zero`."""
     weights: tuple[float, ...] = ()
-    """The weights that `Strategy.combine` chose; empty if the weights of the step were used."""
+    """The weights that `Strategy.combine` chose; empty if it returned a combined vector instead, or if the
+    strategy does not read individual updates."""
     refused: str = ""
     """Reason why a sum of hidden (masked or encrypted) updates was refused. None of them is then used."""
 
@@ -148,7 +149,7 @@ class Aggregator(Slots):
         return (norm if math.isfinite(norm) else math.inf), distance
 
     def count(self, sums: int, updates: int, seconds: float) -> None:
-        """Add sums of this many updates to the totals that `cost` returns."""
+        """Add ``sums`` sums, which used ``updates`` updates in total, to the totals that `cost` returns."""
         shape, totals = self.buffer.shape, self.totals
         totals.updates += updates
         totals.seconds += seconds
@@ -162,7 +163,7 @@ class Aggregator(Slots):
     def members(self, action: Sum, *, zero: bool) -> Members:
         """Return the client, the slot and the weight of each update in a hidden sum.
 
-        With differential privacy, updates that count as zero are included only if ``zero`` is True.
+        With differential privacy, updates that are replaced by zeros are included only if ``zero`` is True.
         """
         assert self.hidden is not None
         leases, size = [self.leases[task] for task in action.tasks], self.hidden.rules.size
@@ -218,8 +219,8 @@ class Aggregator(Slots):
         seconds = time.perf_counter() - started
         weights = action.weights if self.combine is None else self._chosen or (1.0,) * len(slots)
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(weights, whole, strict=True)]
-        # This sum bounds the change of every element, so it is rarely necessary to check all elements.
-        # It does not bound a vector that the strategy returned.
+        # The total of `sizes` is an upper bound on the change of every element, so it is rarely necessary to
+        # check all elements. It does not cover the sums in `parts`, or a vector that the strategy combined.
         unbounded = bool(action.parts) or (self.combine is not None and not self._chosen)
         if unbounded or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
@@ -301,14 +302,15 @@ class Aggregator(Slots):
         return (norms[: len(slots)] + added).tolist(), tuple(seen)
 
     def _exact_squares(self, slots: Sequence[int]) -> list[float]:
-        """Return the squared norms of the numbers that the updates in these slots contain as float32."""
+        """Return the squared norm of the running statistics in each slot; 0 unless they are stored as float32
+        after a rounded update."""
         parts = map(self.buffer.exact, slots)
         return [0.0 if part is None else kernels.sq_norm(part, self._backend) for part in parts]
 
     def _decoded(
         self, updates: list[Update], scales: list[Floats | None], exact: Sequence[Floats]
     ) -> list[Update]:
-        """Return rounded updates as float32, with their float32 numbers in place."""
+        """Return rounded updates as float32, ending with their running statistics, which are not rounded."""
         made: list[Update] = []
         for update, scale, part in zip(updates, scales, exact, strict=True):
             out, given = np.empty(update.size, np.float32), None if scale is None else [scale]

@@ -1,4 +1,4 @@
-"""Evaluates a model on the server's and the clients' test examples, and with the user's function."""
+"""Evaluates a model on the server's and the clients' test examples, and calls the user's function for it."""
 
 from __future__ import annotations
 

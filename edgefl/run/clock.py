@@ -117,8 +117,8 @@ class Due(NamedTuple):
 class Agenda:
     """Priority queue of entries, ordered by time.
 
-    If a second arrival is added for the same task, it replaces the first. A tick is added once for each time:
-    the core sets the timer again after a tick that is not due, so a second tick would be repeated for ever.
+    If a second arrival is added for the same task, it replaces the first. A second tick for the same time is
+    not added: the core would take it for a timer that fired early and set that timer again, without end.
 
     >>> agenda = Agenda(); agenda.add(Due(2.0, TICK))
     >>> agenda.add(Due(5.0, ARRIVAL, client=1, task=7)); agenda.add(Due(1.0, ARRIVAL, client=1, task=7))

@@ -292,7 +292,8 @@ class Connection:
             self._wait(0)
 
     def check(self) -> None:
-        """Handle cancellations during a task; other messages are queued until the task has ended."""
+        """Raise `Cancelled` if the server has cancelled the current task, and `Leave` after `Bye`; queue all
+        other messages until the task has ended."""
         while (got := self._receive()) is not None:
             match got[0]:
                 case messages.Withdraw(tasks=tasks) if self.task in tasks:

@@ -97,7 +97,7 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
     workload: str
     scale: TimeScale
     remark: str = ""
-    """Lines about the run that the terminal shows after those about the time scale; "" if there are none."""
+    """Lines about the run that the terminal shows below the lines about the time scale; "" for none."""
 
 
 class Verdict(NamedTuple):

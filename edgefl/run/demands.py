@@ -46,7 +46,7 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
         )
     if rules.central and strategy.reads == "updates":
         raise ConfigError(
-            f"[privacy] protects updates by noise in their sum, but strategy {name!r} reads individual "
+            f"[privacy] makes the server add noise only to sums, but strategy {name!r} reads individual "
             "updates (reads = 'updates'); choose another strategy, or only privacy.local_noise_multiplier"
         )
     if field := strategy.needs_losses:

@@ -42,7 +42,7 @@ class _OpenTrip(msgspec.Struct):
     arrival: Delivery | None = None
     staleness: int = 0
     zero: bool = False
-    """True if the trip failed with differential privacy, so that its slot holds an update of zero."""
+    """True if the trip failed in a run with differential privacy; its slot then holds an all-zero update."""
 
     def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
         """Return the trip's row for the record, with the fields that are known so far.
@@ -312,7 +312,7 @@ class Engine:
         return actions
 
     def _zero(self, task: int) -> None:
-        """Write an update of zero if the core counts this task's failed trip as zero.
+        """Write an all-zero update for this task if its trip failed and the core counts it as a zero update.
 
         The core does so only with differential privacy.
         """

@@ -1,6 +1,6 @@
 """Queue of model versions for the evaluator.
 
-The first version is being evaluated; under the wall clock, at most one more version waits.
+The version at the head of the queue is being evaluated; under the wall clock, at most one more waits.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
         )
     if strategy.reuses:
         raise ConfigError(
-            f"[server.secure] permits only one sum with an update, but strategy {name!r} uses updates again "
+            f"[server.secure] allows each update in only one sum, but strategy {name!r} uses updates again "
             "in later steps (reuses = True)"
         )
     rules = experiment.privacy

@@ -57,7 +57,7 @@ class Hosts(Protocol):
         """Address of the server's socket for peers on other machines; "" if all peers are on this machine."""
 
     def adapted(self, experiment: Experiment, base: Path) -> Experiment:
-        """Return the experiment as it runs on these hosts. Raises `ConfigError` if it cannot run on them."""
+        """Return the experiment, changed to run on these hosts. Raises `ConfigError` if they cannot do so."""
 
     def open(self, fd: int, say: Callable[[str], None]) -> None:
         """Start accepting hosts.
@@ -66,8 +66,8 @@ class Hosts(Protocol):
         """
 
     def wait(self, timeout_s: float | None) -> float | None:
-        """Wait for messages from the hosts. Return how many more seconds the caller should wait, or None for
-        no limit."""
+        """Wait for messages from the hosts. Return for how many seconds the caller should then wait for other
+        messages, or None for no limit."""
 
     def receive(self) -> Iterator[control.FromHosts]:
         """Yield the messages that have arrived from the hosts."""

@@ -179,8 +179,8 @@ def _hand_out(lanes: Sequence[Lane], waiting: deque[tuple[int, Job]], made: Call
 
 @contextmanager
 def _started(cores: Sequence[int], fork_server: ForkServer) -> Iterator[Lane]:
-    """Start a lane on these cores. The lane ends with the context; if a run is in progress, the lane first
-    writes a checkpoint."""
+    """Start a lane on these cores, and end it when the context exits. If a run is then in progress, the lane
+    first writes a checkpoint."""
     mine = ",".join(map(str, cores))
     lane = Lane(*fork_server.start(__name__, FromLane, dict(os.environ), mine))
     try:

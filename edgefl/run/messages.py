@@ -180,7 +180,7 @@ class Assessed(_Message, frozen=True, tag=6):
     """Metrics from the user's evaluation function."""
     clients: ClientScores
     problem: str
-    """Reason why the user's function failed and returned no metrics; otherwise empty."""
+    """Reason why the evaluation failed in the user's function, model or loss; empty if it did not fail."""
 
 
 class Cut(_Message, frozen=True, tag=22):

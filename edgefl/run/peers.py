@@ -21,8 +21,8 @@ from edgefl.run.connection import ServerSocket
 
 CLIENTS = (control.CLIENT, control.WORKER)
 STARTUP_S = 120.0
-"""Time limit from the start of a process to its first message, in wall seconds. The first processes start one
-after the other: for them, the time since another of them became ready counts."""
+"""Time limit from the start of a process to its first message, in wall seconds. The first processes of a run
+start one after the other, so their limit begins anew each time one of them becomes ready."""
 BUSY_S = 120.0
 """Time in wall seconds for which the evaluator may be silent while it evaluates a version."""
 MAX_DEATHS_IN_A_ROW = 5
@@ -49,7 +49,7 @@ class Peer:
     deaths_in_a_row: int = 0
     past: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_PAST))
     """The peer's latest finished tasks or, for the evaluator, its latest evaluated versions. Repeated and
-    late reports of these are ignored."""
+    late reports of a task or version in this list are ignored."""
     repeats: int = 0
     """Number of times that the peer has repeated its last report since the server last sent it an order."""
     idle: int = 0
@@ -61,7 +61,7 @@ class Peer:
 
 
 class Peers:
-    """Table of all expected peers, keyed by routing id and by role and number.
+    """Table of all expected peers; it finds a peer by its routing id, or by its role and number.
 
     The server's socket connects to the peers. With ``by_door``, clients and workers instead connect to the
     door, the server's socket for other machines.
@@ -76,7 +76,7 @@ class Peers:
         self._starting = 0
         """Number of first processes (of epoch 0) that were not ready at the last check."""
         self._progress_s = -math.inf
-        """Time of the last check at which this number had become smaller."""
+        """Time of the last check at which `_starting` had decreased, in seconds of the monotonic clock."""
         self._by_identity: dict[bytes, Peer] = {}
         self._by_name: dict[tuple[str, int], Peer] = {}
 
@@ -194,7 +194,8 @@ class PeerLifecycle:
         """Number of dead peers for which another process will be started."""
 
     def find_silent(self, slowest_step_s: float) -> None:
-        """Expel peers that have been silent for too long. Clients may be silent for a whole training step.
+        """Expel peers that have been silent for longer than both ``server.heartbeat_s`` and three times
+        ``slowest_step_s``, because clients are silent during a training step.
 
         Raises `RunError` if peers are silent because the system does not let this process open connections.
         """

@@ -27,7 +27,10 @@ MAX_COSTS = 1_000_000
 
 
 class Gauge:
-    """Measures the errors of trips' times and the server's time per trip; `progress` returns all metrics."""
+    """Measures how far trips' times are from the planned times, and how much time the server spends per trip.
+
+    `progress` returns all metrics.
+    """
 
     def __init__(self, plan: control.Serve) -> None:
         kinds = fleet_of(plan.experiment).kinds

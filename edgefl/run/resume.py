@@ -140,8 +140,8 @@ def restore(
     if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
         raise ConfigError(
             f"{folder}: the run was killed under the wall clock and uses secure or local noise; resuming it "
-            "would repeat steps that were already seen, with different noise, and spend their privacy budget "
-            "twice; start a new run"
+            "would repeat steps whose results were already seen, with different noise, and spend their "
+            "privacy budget twice; start a new run"
         )
     replay = _JournalReplay(core, dynamics)
     for _, event in store.replay(until=last.journal_seq):

@@ -64,7 +64,7 @@ class ServerLoop:
         self._first_version, self._first_trips = self._core.version, self._core.trips
         self._interrupted = self._started = False
         self._recorded: dict[str, tuple[int, int]] = {}
-        """Nanoseconds and calls of each stage that are in the record."""
+        """For each stage, the nanoseconds and the number of calls that are already in the record."""
         self._reports = 0
 
     def run(self) -> None:

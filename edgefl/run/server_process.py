@@ -202,7 +202,7 @@ def build(
 def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums | None]:
     """Provide the run's `HiddenSums`, or None if the run does not use secure aggregation.
 
-    The process that unmasks sums ends with the context.
+    The process that unmasks or decrypts sums ends when the context exits.
     """
     experiment, clients = plan.experiment, len(fleet_of(plan.experiment))
     strategy, secure = resolve(experiment.strategy, [Path(plan.base)]), experiment.server.secure
@@ -219,8 +219,8 @@ def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums
 def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client], source: Source) -> Core:
     """Create the core of a run.
 
-    If the privacy guarantee relies on the random choice of clients, the seed of this choice is as secret as
-    the noise.
+    If the privacy guarantee relies on the random choice of clients, this choice uses the seed of
+    ``source``, which also makes the noise, so that it is as secret as the noise.
     """
     rules = experiment.privacy
     seed = source.seed if rules is not None and rules.mechanism == "gaussian" else experiment.seed
@@ -363,7 +363,7 @@ def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
 
 
 def _networked(plan: control.Serve) -> Iterator[tuple[ClientInfo, Device, Network]]:
-    """Yield a client of each kind with its device and network."""
+    """Yield one client for each pair of profile and network, with its device and network."""
     for info in kinds_of(fleet_of(plan.experiment)).values():
         yield info, device_of(plan.experiment, info.client, info.profile), network_of(info.network)
 
@@ -382,7 +382,10 @@ def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
 
 
 def _apart_s(plan: control.Serve, trips: Trips) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the time of a separate download and a separate upload, keyed by profile and network."""
+    """Return the seconds of a download and of an upload at mean rates, keyed by profile and network.
+
+    Both are 0 unless the strategy schedules transfers separately from training.
+    """
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for info, device, network in _networked(plan):
         found.setdefault(device.id, {})[network.id] = trips.apart_s(info)

@@ -85,7 +85,7 @@ class Slots:
         if not self._free:
             raise SlotError(
                 f"no update slot is free for task {task}; all {self.buffer.shape.slots} are taken: the "
-                "strategy holds updates that it neither uses nor discards, or more than its max_held says"
+                "strategy holds updates that it neither uses nor discards, or more than its max_held allows"
             )
         slot = self._free.pop()
         # Let the client read from the entry if enough other entries can be overwritten.
@@ -163,7 +163,7 @@ class Slots:
         return lease
 
     def write_zero(self, task: int) -> None:
-        """Write an update of zero for a task whose trip failed.
+        """Write an all-zero update for a task whose trip failed.
 
         Call this only when no peer can write to the task's slot any more.
         """

@@ -14,8 +14,8 @@ One loop handles the messages from the server, the zygote and the run's hosts:
     ENDED       the record is complete (`Finished`)
 
 Ctrl-C ends the run immediately in the first three states; later, the server first writes a checkpoint.
-However the run ends, the same code closes everything. If the server has finished (ENDED), the supervisor then
-writes the summary, the report and the trace.
+However the run ends, the same code stops all processes. If the server has finished (ENDED), the supervisor
+then writes the summary, the report and the trace.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ CHANNELS = ("server", "zygote")
 """Names of the processes that the supervisor starts, in the order in which their messages are handled."""
 HAS_LISTENED = {State.SERVING, State.RESTARTING, State.LEAVING}
 HAS_PLAN = {State.STARTING, State.SERVING, State.LEAVING}
-"""States in which the server has received its plan and reads further messages."""
+"""States in which the server has received its plan (`control.Serve`) and reads further messages."""
 
 
 @dataclass(eq=False)
@@ -267,7 +267,7 @@ class _Supervisor:
     def _run_processes(self, shown: contextlib.ExitStack) -> None:
         """Run all processes until the run has ended.
 
-        The view is opened when the zygote and the server have started, and closed with ``shown``.
+        The view is opened when the zygote and the server have started; closing ``shown`` closes the view.
         """
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_children)  # called last, after the channels are closed
@@ -417,7 +417,7 @@ class _Supervisor:
             host.prepare(prepare, same_bits=self._virtual)
 
     def _serve(self, state: State) -> None:
-        """Send the server its plan, and change to ``state``."""
+        """Send the server its plan (`control.Serve`), and change to ``state``."""
         assert self._buffer is not None
         self._channels["server"].tell(self._plan, self._buffer.fd, self._lock)
         self._state = state

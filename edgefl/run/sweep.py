@@ -114,9 +114,9 @@ def sweep(
     provides the hosts of a run's clients or workers; ``adapted`` changes an experiment so that these hosts
     can run it.
     The comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each
-    seed draws its fleet from the profiles' intervals, and the fleet is the same for all settings
-    (`drawn_fleets`). ``say`` is called with a line for each run, and ``show`` with the tables at the end. On
-    a terminal, each run is shown live unless ``quiet``.
+    seed draws the compute times of its fleet from the profiles' 90% intervals (`drawn_fleets`); the fleet is
+    the same for all settings. ``say`` is called with a line for each run, and ``show`` with the tables at the
+    end. On a terminal, each run is shown live unless ``quiet``.
 
     Each run gives the same bits as `supervisor.run` with the same settings and seed. Raises `ConfigError`
     before the first run if any run is invalid, `RunError` if a run fails, and KeyboardInterrupt after Ctrl-C.
@@ -151,7 +151,7 @@ def sweep(
 
 
 def drawn_fleets(experiment: Experiment) -> Experiment:
-    """Return the experiment, changed so that each seed draws compute times from the profiles' intervals.
+    """Return the experiment, changed so that each seed draws compute times from the profiles' 90% intervals.
 
     Raises `ConfigError` under the wall clock.
     """

@@ -163,8 +163,11 @@ class Timeline(ABC):
         return core.deaths.any_dropped or (dynamics is not None and any(map(dynamics.never_returns, absent)))
 
     def _tick(self, at_s: float) -> Ticked | Halted:
-        """Return the event of a timer, or the end of the run if none of the absent clients will ever join,
-        and if all clients are absent or arriving clients have started no training for a long time."""
+        """Return the event of a timer or, if the remaining clients cannot continue the run, the run's end.
+
+        The run ends if clients are absent, none of them will ever join again, and the core is `deserted` (no
+        client is connected) or `unserved` (many arrivals in a row have started no training).
+        """
         core, dynamics = self.core, self.dynamics
         waits = core.awaits and (core.unserved or core.deserted)
         if waits and dynamics is not None and self.aggregator.waiting is None:

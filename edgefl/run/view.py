@@ -47,7 +47,7 @@ class Goal(NamedTuple):
 
 
 def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
-    """Return the stop condition that will be met first.
+    """Return the stop condition that is closest to being met, by its progress from 0 to 1.
 
     A measured condition, such as an accuracy, is returned only if there is no other condition.
     """

@@ -39,9 +39,9 @@ TRAINING_DEATH = "its training ended its process"
 EVENTS_AT_ONCE = 128
 """Maximum number of events that are processed before the socket is polled again."""
 STALL_LIMIT = 1000
-"""A run fails after this many events per client without progress. Such events are joins and leaves between
-which no task is assigned. If only emulated time or an evaluation can end the run, trips that end at the same
-emulated time are such events, too."""
+"""A run is stopped after this many events per client without progress: joins and leaves in a row with no task
+assigned in between or, if only emulated time or an evaluation can end the run, trips that all end at the same
+emulated time."""
 
 
 class Trip(msgspec.Struct):
@@ -356,10 +356,10 @@ class VirtualTimeline(Timeline):
         return iter(())
 
     def _count_change(self) -> Halted | None:
-        """Count a declared join or leave.
+        """Count a declared join or leave; stop the run after too many of them with no task in between.
 
-        If nothing but joins and leaves can follow, return the end of the run if clients were dropped, and
-        otherwise raise RunError.
+        In that case, return the end of the run if a client was dropped or will never return, and otherwise
+        raise RunError. The limit is `STALL_LIMIT` per client; it applies only while no client is training.
         """
         self._idle_changes += 1
         core = self.core

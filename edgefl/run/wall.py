@@ -1,12 +1,12 @@
-"""Timeline of the wall clock: clients are throttled in real time; an event happens when its message arrives.
+"""Timeline for the wall clock: clients are throttled in real time; an event occurs when its message arrives.
 
 A client that goes offline before its task has ended leaves only when its process confirms the cancellation:
 until then the process may still write into its slot.
 
 With differential privacy, participation must not depend on client data, but a failure of training may. A
-failed trip therefore ends at the time at which its update would have arrived. If a client's process dies and
-the experiment did not declare this death, the client stays in the fleet, and its trips fail until it has a
-process again.
+failed trip therefore ends only when its update would have arrived. If a client's process dies and the
+experiment did not declare this death (``churn.die_per_trip``), the client stays in the fleet, and its trips
+fail until it has a new process.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ wait long."""
 class WallTimeline(Timeline):
     """Sends tasks to the clients' processes in small batches, and schedules joins and leaves.
 
-    A batch is committed to the record before it is sent, because a task acknowledges its client's last
-    update.
+    A batch is committed to the record before it is sent, because sending a task also acknowledges the
+    client's last update.
     """
 
     write_ahead: WriteAhead
@@ -48,10 +48,10 @@ class WallTimeline(Timeline):
         self._assigned: dict[int, tuple[messages.Task, float]] = {}
         """The last task of each client, and the emulated time in seconds at which it was assigned."""
         self._failed: dict[int, tuple[int, str]] = {}
-        """With differential privacy, the failed task of each client and the reason, until the time at which
-        the update would have arrived."""
+        """With differential privacy, each client's failed task and the reason. The entry is removed at the
+        time at which the update would have arrived."""
         self._shown: dict[int, tuple[int, TripPlan]] = {}
-        """For each client, the task for which `phase` last computed a plan, and this plan."""
+        """For each client, the task for which `phase` last computed a plan, and the plan."""
         self._tasks: list[messages.Task] = []
         self._next_join_s: dict[int, float] = {}
         """For each client, the emulated time in seconds of its next scheduled join."""
@@ -101,7 +101,8 @@ class WallTimeline(Timeline):
     def resend(self, peer: Peer) -> Iterator[TimelineEvent]:
         """Send a client its task again, with the same number.
 
-        If the ring no longer holds the task's version, the task fails.
+        If the buffer no longer holds the version of the model from which the task starts, the task fails.
+        With shared memory nothing happens in this case, because the client has already fetched the model.
         """
         self.flush()  # the record is written before any task is sent
         client, transport = peer.number, self.gate.transport
@@ -119,7 +120,7 @@ class WallTimeline(Timeline):
         lease = self.aggregator.leases[task]
         if not self.peers.by_door:
             return self.aggregator.buffer.fetched[lease.slot] or TripPhase.DOWN
-        # Processes on other hosts do not share the buffer, so the phase is the planned one.
+        # Processes on other hosts do not share the buffer, so return the phase that the plan predicts.
         order, assigned_s = self._assigned[lease.client]
         shown = self._shown.get(lease.client)
         if shown is None or shown[0] != task:
@@ -208,7 +209,7 @@ class WallTimeline(Timeline):
         return self.dynamics is not None and self.dynamics.declares_death(client, self.clock.now_s())
 
     def _left(self, client: int, why: str) -> Died | Left:
-        """Return the event for a client that leaves; it is a death if the experiment declares a death now."""
+        """Return the event of a leaving client: `Died` if the experiment declares its death, else `Left`."""
         if self._declares_death(client):
             return Died(client, self.clock.now_s(), why, declared=True)
         return Left(client, self.clock.now_s(), why)
@@ -234,8 +235,8 @@ class WallTimeline(Timeline):
     def due(self) -> Iterator[TimelineEvent]:
         """Yield the events that are due at the time of this call.
 
-        Ticks may follow each other faster than they are handled; those that become due in the meantime wait
-        for the next call, so that the loop also reads messages.
+        Ticks (timed calls of the core) may become due faster than they are handled. Events that become due
+        during this call wait for the next call, so that the main loop also reads messages.
         """
         self._schedule_changes()
         until_s = self.clock.now_s()
@@ -277,8 +278,8 @@ class WallTimeline(Timeline):
     def _not_before(self, client: int, at_s: float) -> float:
         """Return the earliest time, from ``at_s`` on, at which the client may join.
 
-        A client that was dropped never joins again, although it has a new process after a resume. With
-        differential privacy, a client is not dropped, because its death may depend on its data.
+        A client that was dropped after a death never joins again, although a resumed run starts a new process
+        for it. With differential privacy no client is dropped, because its death may depend on its data.
         """
         if not self._private and self.core.deaths.returns_s(client) == math.inf:
             return math.inf
@@ -307,7 +308,8 @@ class WallTimeline(Timeline):
     def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
         """Let all clients leave, because their processes have ended; they return at random times.
 
-        Clients without a task leave first, so that none of them gets the task of a client that leaves.
+        Clients without a task leave first. Otherwise the core could start new tasks on them when the clients
+        with tasks leave.
         """
         core, now_s, resumption = self.core, self.clock.now_s(), self.store.seq
         for client in range(len(core.devices)):

@@ -22,8 +22,8 @@ from edgefl.run.view import RunView
 from edgefl.terminal import say
 
 GRACE_S = 15.0
-"""Time limit in seconds for sending the last update to the readers of the page. The process that sends it has
-a low priority, so on a busy host it may need longer than its readers do."""
+"""Time limit in seconds for the page's process to send the last update to its readers and exit. It is longer
+than the readers' own time limit, because the process has a low priority and may be slow on a busy host."""
 
 
 def listening(port: int = 0) -> socket.socket:

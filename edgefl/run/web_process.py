@@ -49,13 +49,13 @@ FAREWELL_S = 2.0
 MAX_POINTS = 600
 """Maximum number of points of a curve; if a curve has more, every second point is dropped."""
 RECENT = 200
-"""Number of trips over which a point's staleness is averaged."""
+"""Number of recent trips over which the staleness at a point of the curve is averaged."""
 LAST_TRIPS, LAST_INCIDENTS = 12, 6
 """Maximum numbers of trips and of incidents that are shown for a phone."""
 LAST_TASKS = 500_000
-"""Number of the latest tasks, of all phones, that are searched for a phone's last trips."""
+"""Number of most recent tasks, over all phones, that are searched for the last trips of one phone."""
 STATES = ("absent", "idle", "downloading", "training", "uploading")
-"""Names of the states in `control.Progress.states`."""
+"""Names of a phone's states; `control.Progress.states` contains indices into this tuple."""
 
 
 def main(channel_fd: int, parent_pid: int, listener_fd: int) -> int:
@@ -212,7 +212,7 @@ class LivePage:
             del self._curve[1:-1:2]
 
     def _record(self) -> Record:
-        """Open the record. The whole file is not checked, since it is opened twice for each picture."""
+        """Open the record without checking the whole file, because each update of the page opens it twice."""
         return Record(self._folder, sealed=False)
 
     def _select(self, statement: str) -> list[tuple[Any, ...]]:
@@ -250,7 +250,7 @@ class LivePage:
         return found
 
     def _left(self, steady: bool) -> str:
-        """Estimate the remaining time from the pace of the last minutes; return "" if this is impossible."""
+        """Estimate the remaining time from the pace of the last ten minutes; return "" if it is unknown."""
         if not steady or len(self._curve) < 3 or self._ended:
             return ""
         last = self._curve[-1]
@@ -275,7 +275,7 @@ class LivePage:
         return "".join(page.stat(*one) for one in cards)
 
     def _rate(self) -> float | None:
-        """Return the rate of trips per wall second over the last few points."""
+        """Return the number of trips per wall second over the last few points; None if it is unknown."""
         if len(self._curve) < 2:
             return None
         first, last = self._curve[max(0, len(self._curve) - 6)], self._curve[-1]
@@ -351,7 +351,7 @@ TRIP_COLUMNS = (">Trip", ">From version", ">Staleness", ">Download, s", ">Traini
 
 
 def _trip(row: TripRow) -> Sequence[object]:
-    """Return the table cells of a trip; the cell of a time reads "achieved of declared"."""
+    """Return the table cells of a trip; each cell with a time reads "ACHIEVED of DECLARED", in seconds."""
     parts = ((row.down_s, row.down_declared_s), (row.compute_s, row.compute_declared_s),
              (row.up_s, row.up_declared_s))  # fmt: skip
     times = [

@@ -87,7 +87,7 @@ def own_training(
 
 @contextmanager
 def _refusing_training() -> Iterator[None]:
-    """Turn a failure of the user's training function before the run into a `ConfigError`."""
+    """Turn a failure of the user's training function, which is tried before the run, into a `ConfigError`."""
     try:
         yield
     except TrainingError as error:
@@ -141,7 +141,7 @@ class Workload:
         self.attack = Attack(experiment.fleet.attackers, len(clients), seed, data, [base])
         self._local_noise = LocalNoise.of(experiment)
         self.protects = self._local_noise is not None
-        """True if clients add noise to their updates; if training fails, the update is then only noise."""
+        """True if clients add noise to their updates; a client whose training fails then sends only noise."""
         self._loss = make_loss(experiment.training.loss, data, [base])
         module = make_model(experiment.model, data.input_shape, data.outputs, seed, [base])
         self.rule = LocalRule.of(experiment.training, strategy.local_rule())
@@ -156,7 +156,7 @@ class Workload:
         self.needs_inputs = own is not None or not plain or bool(self.vectors or self.client_vectors)
         """True if a trip's training needs the trip's `TripInputs`."""
         self._state = self.flat.trainable * (1 + self.rule.state_vectors) if own is None else 0
-        """Number of elements of gradients and optimizer state that the trace of a step does not include."""
+        """Number of elements in gradients and optimizer state that are missing from the trace of a step."""
         torch.set_num_threads(1)  # the user's modules, which are imported by now, may have changed it
         self.work = self._work()
         self._check_memory()
@@ -180,7 +180,7 @@ class Workload:
             rules=self.rules,
         )
         self.known = KnownClients(self._trips)
-        """Information about the clients, for the strategy."""
+        """What the strategy may know about each client."""
         self.host_step_s = 0.0
         """CPU time of a training step on this host, in seconds; `prepared` measures it."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
@@ -399,7 +399,7 @@ class Workload:
         done: Callable[[int], None] | None = None,
         most: int | None = None,
     ) -> None:
-        """Train the model in `flat` on the client's examples (at most ``most`` of them), not on a trip.
+        """Train the model in `flat` on the client's examples (at most ``most`` of them), outside any trip.
 
         The vectors that clients keep between trips are not available: SGD ignores them, and the user's
         function receives zeros.
@@ -417,7 +417,8 @@ class Workload:
         self._arithmetic.move(self.flat)
 
     def fingerprint(self) -> Fingerprint:
-        """Return two digests: of the data with their split and the first model; of the model after a trip."""
+        """Return two digests: one of the data, the split and the first model; one of the model after training
+        for one trip."""
         data, first = hashlib.sha256(), self.flat.array.copy()
         every = 1 + len(self.data.train_x) // SAMPLED_EXAMPLES
         for part in (self.data.train_x[::every], self.data.train_y, self._rows.sizes, self._rows.rows, first):
@@ -471,7 +472,7 @@ class Workload:
         )
 
     def _try_smallest_batch(self) -> None:
-        """Try the fleet's smallest batch, because batch normalisation, for example, fails on one example."""
+        """Train on the fleet's smallest batch: batch normalisation, for example, fails on one example."""
         sizes = set(self._rows.sizes.tolist())
         if self.experiment.data.growth is not None:
             least = min(self._trips.data.held(client, 0) for client in range(len(self._clients)))
@@ -507,7 +508,7 @@ class Workload:
         return f"{what}, which {function!r} must add itself (context.rule.terms.prox_mu)"
 
     def _labels(self) -> Parts:
-        """Return the classes in each client's training examples; empty if the targets are not classes."""
+        """Return the distinct classes of each client's training set; empty if targets are not classes."""
         rows, labels = self._rows, self.data.labels
         if labels is None:
             return Parts(rows.rows[:0], np.zeros(len(rows), np.int64))

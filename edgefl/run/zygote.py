@@ -148,7 +148,7 @@ class Zygote:
     def _load(self) -> Workload:
         """Return the workload, and load it if necessary.
 
-        Forks start five times faster if the workload is loaded before them.
+        Forked processes start five times faster if the workload is loaded before the fork.
         """
         if self._workload is not None:
             return self._workload
@@ -175,8 +175,8 @@ class Zygote:
     def _close_own(self) -> None:
         """Close, in a forked process, the descriptors that only the zygote uses.
 
-        The channel stays open, so that the supervisor sees it close only after all forks have ended, when no
-        process can still write into the buffer.
+        The channel stays open. The supervisor therefore sees it close only after all forked processes have
+        ended, so that none can still write into the buffer.
         """
         self._ends.close()
         os.close(self._lifeline[1])

@@ -44,7 +44,7 @@ def digest_of(members: Iterable[bytes]) -> bytes:
 
 
 class SecureRules(Protocol):
-    """Sizes and costs of a secure-aggregation protocol. The rules of every protocol provide them."""
+    """Sizes and costs that the rules of every secure-aggregation protocol provide."""
 
     @property
     def size(self) -> int:

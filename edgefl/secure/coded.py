@@ -47,7 +47,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
         code = self.code
         if 2 * code.recover <= code.holders + code.private:
             need = (code.holders + code.private) // 2 + 1
-            why = "otherwise a server could unmask two sums with the same mask, with other holders each"
+            why = "otherwise a server could use different holders to unmask two sums with the same mask"
             raise ValueError(f"recover must be at least {need} (got {code.recover}): {why}")
 
     @property

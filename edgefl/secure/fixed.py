@@ -71,8 +71,8 @@ class FixedPoint(NamedTuple):
 
 
 def integer_weights(weights: Sequence[float], resolution: int) -> tuple[list[int], float]:
-    """Approximate each weight by an integer n_k from 0 to ``resolution`` times a common unit, so that
-    w_k ≈ n_k · unit; return the integers and the unit.
+    """Approximate each weight w_k by n_k · unit, where n_k is an integer from 0 to ``resolution``; return
+    the integers and the unit.
 
     The unit is max w / resolution, so the error of each weight is at most max w / (2 · resolution). If all
     weights are equal, there is no error. Raises ValueError if a weight is negative or not finite, or if all

@@ -53,7 +53,7 @@ class _Spare:
         self._stream = _stream(seed, 1)
 
     def replace(self, words: Words) -> None:
-        """Replace each word that is at least p with a spare word, in order of the index."""
+        """Replace each word that is at least p with a spare word, in index order."""
         for place in np.flatnonzero(words >= PRIME).tolist():
             while (word := int.from_bytes(self._stream.update(bytes(4)), "little")) >= PRIME:
                 pass

@@ -289,8 +289,8 @@ class Participant:
         return self._rules.name + b" " + content
 
     def receive(self, sender: int, sealed: bytes, content: bytes = b"") -> None:
-        """Decrypt and store the shares that another client encrypted for the update with the digest
-        ``content``. Raises `SecureError` if the shares were altered or not expected."""
+        """Decrypt and store the shares from the client ``sender``; ``content`` is the digest of that client's
+        update. Raises `SecureError` if the shares were altered or not expected."""
         if sender not in self._peers or sender in self._held:
             raise SecureError(f"unexpected shares from client {sender}")
         opened = self._seal_keys.open(self._peers[sender].seal_key, self._purpose(content), sealed)
@@ -332,7 +332,7 @@ class Participant:
         if self._revealed:
             raise SecureError("this client has already revealed its shares of this round")
         if not arrived <= rules.clients or self.client not in arrived:
-            raise SecureError("the list of clients that uploaded does not fit this round")
+            raise SecureError("the list of clients that uploaded does not match this round")
         if len(arrived) < rules.threshold:
             raise SecureError(f"{len(arrived)} clients uploaded; at least {rules.threshold} are required")
         self._revealed = True

@@ -14,7 +14,7 @@ from edgefl.strategies.base import Client, LocalTerms, Step, TripInputs, Update,
 
 @dataclass
 class Delays:
-    """Durations of each client's trips, and its number of examples. Times are in emulated seconds."""
+    """For each client, its number of examples and the durations of its trips, in emulated seconds."""
 
     examples: list[int]
     """n_k: number of examples that each client had at its last update."""
@@ -35,7 +35,7 @@ class ASOFed(Asynchronous):
     h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k. The factor r_k = max(1, ln d_k) compensates for the delay d_k,
     which is the mean duration of the client's trips in emulated seconds; the paper does not state the unit of
     d_k. With ``data.growth``, clients gain examples during the run, as in the paper. Unlike in the paper, the
-    server does no feature learning, since this is not a weighted sum of updates.
+    server does no feature learning, which cannot be written as a weighted sum of updates.
 
     >>> ASOFed().step_size(math.e ** 2), ASOFed().step_size(0.5)
     (2.0, 1.0)

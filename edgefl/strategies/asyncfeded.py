@@ -21,7 +21,7 @@ from edgefl.strategies.base import Client, Step, Until, Update, View
 class AsyncFedED(Asynchronous):
     """w ← w + η_i·Δ_i on every arrival, with η_i = λ/(γ_i + ε) and γ_i = ‖w_n − w_k‖/‖Δ_i‖.
 
-    γ_i is the distance by which the global model moved since client i downloaded it, divided by the norm of
+    γ_i is the distance that the global model has moved since client i downloaded it, divided by the norm of
     the client's update. The client's next trip has K_i ← K_i + ⌊(γ̄ − γ_i)·κ⌋ local steps, but at least one;
     this drives γ_i towards γ̄. The first trip has as many steps as ``[training]`` sets. The paper tunes λ, ε,
     γ̄ and κ for each data set and does not bound K_i.
@@ -40,8 +40,8 @@ class AsyncFedED(Asynchronous):
     target: NonNegative = 3.0
     """γ̄: target of the staleness γ_i."""
     kappa: NonNegative = 1.0
-    """κ: local steps added per unit by which the staleness γ_i is below its target γ̄; if κ = 0, every trip
-    has the steps of ``[training]``."""
+    """κ: number of local steps added for each unit by which the staleness γ_i is below its target γ̄; if
+    κ = 0, every trip has as many steps as ``[training]`` sets."""
     max_growth: Annotated[float, msgspec.Meta(ge=1)] = 10.0
     """Upper bound on the number of local steps, as a multiple of the steps of the client's first trip."""
 
@@ -63,7 +63,7 @@ class AsyncFedED(Asynchronous):
         return distance / norm if norm else math.inf if distance else 0.0
 
     def rate(self, norm: float, distance: float) -> float:
-        """Return the step size η for an update, from its L2 norm and its distance as in `staleness`."""
+        """Return the step size η for an update with this ``norm`` and ``distance`` (see `staleness`)."""
         return self.lam / (self.staleness(norm, distance) + self.epsilon)
 
     def arrive(self, state: list[int], update: Update, view: View) -> Sequence[Update]:

@@ -23,14 +23,14 @@ class Asynchronous(Strategy):
     concurrency: Count | None = None
     """Number of clients that train in parallel, drawn uniformly from the idle ones; default: all clients."""
     restart: Literal["immediate", "new-version", "after-step"] = "immediate"
-    """Rule by which a client may train again after its update has arrived.
+    """Rule for when a client may train again after its update has arrived.
 
     With ``immediate`` it may do so without delay; with ``new-version``, as soon as there is a version from
     which it has not trained; with ``after-step``, after the step that uses its update, so that no step uses
     two updates of one client (appendix D of FedBuff and appendix A of FedStaleWeight, whose proofs assume
     that all clients are equally likely to be in a step)."""
     arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
-    """Rule by which clients start. With ``as-needed`` they start whenever fewer than ``concurrency`` clients
+    """Rule for when clients start. With ``as-needed`` they start whenever fewer than ``concurrency`` clients
     train. Otherwise they start at the times of an arrival process: each arrival starts one idle client, drawn
     uniformly, but has no effect while ``concurrency`` clients train."""
     arrival_rate_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None

@@ -22,7 +22,7 @@ from edgefl.validation import faults
 
 
 class Update(NamedTuple):
-    """Metadata of an update that the server holds. `Strategy.combine` can also read its parameters."""
+    """Metadata of an update that the server holds. `Strategy.combine` can also read the update itself."""
 
     task: int
     client: int
@@ -46,7 +46,8 @@ Vector = npt.NDArray[Any]
 
 
 class Vectors(dict[str, Vector]):
-    """Vectors that a client changes, keyed by their names. An assignment or `update` writes into the vector.
+    """Vectors that a client changes, keyed by their names. Assignment and `update` overwrite the existing
+    vector in place.
 
     >>> own = np.zeros(2)
     >>> vectors = Vectors(c=own)
@@ -67,7 +68,7 @@ class Vectors(dict[str, Vector]):
         return self
 
     def __reduce__(self) -> tuple[type[Vectors], tuple[dict[str, Vector]]]:
-        """Copy and unpickle with the constructor, because an assignment needs an existing vector."""
+        """Make `copy` and `pickle` use the constructor, since an assignment requires an existing vector."""
         return type(self), (dict(self),)
 
 
@@ -98,7 +99,7 @@ class TripInputs(NamedTuple):
         kept: Mapping[str, Vector],
         statistics: int = 0,
     ) -> TripInputs:
-        """Create the inputs with ``start`` and ``vectors`` read-only, since they may be the server's own."""
+        """Create the inputs with ``start`` and ``vectors`` read-only: they may be the server's own arrays."""
         common = {name: _read_only(vector) for name, vector in vectors.items()}
         return cls(version, _read_only(start), common, Vectors(send), Vectors(kept), statistics)
 
@@ -153,7 +154,7 @@ class LocalTerms:
 
     @property
     def vectors(self) -> bool:
-        """True if a trip uses vectors in addition to the model."""
+        """True if the server sends vectors, such as control variates, to a client along with the model."""
         return self.control is not None or self.linear is not None
 
 
@@ -300,7 +301,7 @@ class Strategy:
     that only the clients add noise, because the server's noise protects sums, not single updates."""
     reuses: ClassVar[bool] = False
     """Whether a step may use updates that an earlier step has used (`Step.keep`). ``[server.secure]`` refuses
-    such strategies, because it permits only one sum with an update."""
+    such strategies, because it permits each update in only one sum."""
     vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that are broadcast with the model; each update contains changes to
     them."""
@@ -417,8 +418,8 @@ class Strategy:
 
     @property
     def uploads_on_demand(self) -> bool:
-        """True if a client uploads an update only when the strategy selects the client; until then the next
-        update replaces it."""
+        """True if a client uploads its update only when the strategy selects the client; until then, each
+        newer update of the client replaces the last one."""
         return False
 
     def max_weight(self, clients: int) -> float | None:
@@ -493,7 +494,7 @@ class Strategy:
 
 
 def importance(by: Literal["examples", "uniform"], given: Sequence[Client | Update]) -> list[float]:
-    """Return, for each of the clients or updates given, its share of the examples of all of them.
+    """Return the share of each client or update in the total number of examples of all that are given.
 
     Each share is 1/n if ``by`` is ``uniform``, or if there are no examples. The shares of all clients are the
     weights p_i in the objective Σ p_i·f_i.

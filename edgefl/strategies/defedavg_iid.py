@@ -58,7 +58,7 @@ class DeFedAvgIID(Buffered):
         return super().assign(state, view)[: max(0, room)]
 
     def waiting(self, state: Links, view: View) -> Collection[int]:
-        """Return the clients that may not start yet, including those that still upload an update."""
+        """Return the clients that may not start yet, including those that are still uploading an update."""
         waiting = super().waiting(state, view)
         if not self.overlap:
             return waiting
@@ -84,7 +84,7 @@ class DeFedAvgIID(Buffered):
         return min((at_s for at_s in waits if view.now_s < at_s < math.inf), default=None)
 
     def _uploading(self, state: Links, view: View) -> dict[int, float]:
-        """Return the clients that still upload, and the times at which their uploads end."""
+        """Return the emulated time, in seconds, at which each upload in progress ends, keyed by client."""
         return {client: free_s for client, free_s in state.free_s.items() if free_s > view.now_s}
 
     def _received_s(self, update: Update, view: View) -> float:

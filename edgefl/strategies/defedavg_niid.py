@@ -60,13 +60,13 @@ class DeFedAvgNIID(Strategy):
     """
 
     participants: Count | None = None
-    """n: number of clients drawn per step; default 10, or the size of the fleet if it is smaller. A larger n
-    than the fleet is allowed, because clients are drawn with replacement."""
+    """n: number of clients drawn per step; default 10, or the size of the fleet if it is smaller. n may
+    exceed the size of the fleet, because clients are drawn with replacement."""
     takes: Literal["when-selected", "newest"] = "when-selected"
     """Which update of a sampled client is used: with ``when-selected``, the update in its send buffer when
-    the client is selected (Algorithm 1); with ``newest``, its newest update when every sampled client has
-    sent one. With ``newest`` a trip is a download, then training, then an upload, and steps and broadcasts
-    take no time."""
+    the client is selected (Algorithm 1); with ``newest``, its newest update at the time when every sampled
+    client has sent one. With ``newest`` a trip is a download, then training, then an upload, and steps and
+    broadcasts take no time."""
     pause: bool = False
     """Whether a client waits until its send buffer is empty before it trains again, to save energy (section
     2.3)."""
@@ -167,7 +167,8 @@ class DeFedAvgNIID(Strategy):
         gone = [client for client in away if client not in idle]
         if state.sampled and not gone:
             return
-        # an update of `takes = "newest"` is at the server; a send buffer is on a client, which may be offline
+        # With `takes = "newest"`, the server has the updates. Otherwise they are in the send buffers of the
+        # clients, which may be offline.
         delivered = () if self.literal else state.latest
         present = sorted(idle.union(view.running, delivered))
         if not present:

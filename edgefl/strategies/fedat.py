@@ -33,7 +33,7 @@ class Tier:
 
     @property
     def complete(self) -> bool:
-        """True if updates have arrived and no client of the current round is still to deliver one."""
+        """True if updates have arrived and the current round waits for no other client."""
         return bool(self.arrived) and not self.running
 
 

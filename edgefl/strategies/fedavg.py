@@ -13,7 +13,8 @@ from edgefl.strategies.base import Sampling, Update, View, importance
 from edgefl.strategies.rounds import Round, Rounds
 
 MIN_POISSON_COHORT = 40
-"""Minimum mean size of a Poisson cohort. Such a cohort is empty with probability e⁻⁴⁰, far less than δ."""
+"""Minimum mean size of a Poisson cohort. With this mean, a cohort is empty with probability e⁻⁴⁰, which is
+far below the δ of differential privacy."""
 
 DRAWS_AND_SUMS = (
     *("begin", "assign", "_whole_round", "draw", "size", "members", "round_size", "until"),
@@ -41,9 +42,9 @@ class FedAvg(Rounds):
     counts twice. McMahan et al. draw without replacement; the baseline of DeFedAvg (Wang 2024, eqs. 2 and 3)
     draws with replacement and uses uniform weights."""
     cohorts: Literal["fixed", "poisson"] = "fixed"
-    """With ``fixed``, a round has ``cohort`` updates. With ``poisson``, each client joins a round
-    independently with probability cohort/fleet, and each update has the weight 1/cohort, independently of the
-    size of the round. This leads to the lowest ε for the same noise (docs/privacy.md)."""
+    """With ``fixed``, a round has ``cohort`` updates. With ``poisson``, each of the fleet's n clients joins a
+    round independently with probability ``cohort``/n, and each update has the weight 1/``cohort``, whatever
+    the size of the round. This leads to the lowest ε for the same noise (docs/privacy.md)."""
 
     def check(self, clients: int) -> None:
         super().check(clients)

@@ -35,10 +35,10 @@ class FedStaleWeight(Buffered):
     """w ← w + η_g Σ_j α_j·Δ_j over a buffer of b updates.
 
     α_j is proportional to p_j·(E[τ_j] + 1) or to p_j·(b·E[τ_j] + 1), as ``form`` selects. E[τ_i] is a moving
-    average of the staleness that client i's updates have on arrival, including the current update. The
-    weights in a buffer add up to 1, so updates without staleness are averaged with weights proportional to
-    p_j, as in FedAvg. p_i is the share of the total weight that client i should have (eq. 1); a subclass may
-    override `importance`.
+    average of the staleness that client i's updates have on arrival, including the current update. By
+    default (see ``normalize``), the weights in a buffer add up to 1, so updates without staleness are
+    averaged with weights proportional to p_j, as in FedAvg. p_i is the share of the total weight that client
+    i should have (eq. 1); a subclass may override `importance`.
 
     >>> FedStaleWeight().raw(staleness=2.0, size=5), FedStaleWeight(restart="immediate").raw(2.0, size=5)
     (3.0, 11.0)
@@ -47,22 +47,22 @@ class FedStaleWeight(Buffered):
     importance_by: Literal["uniform", "examples"] = "uniform"
     """Whether p_i is 1/n (``uniform``) or the client's share of the fleet's examples (``examples``)."""
     restart: Literal["immediate", "new-version", "after-step"] = "after-step"
-    """Rule by which a client may train again. The paper uses ``after-step`` (appendix A), but its published
+    """Rule for when a client may train again. The paper uses ``after-step`` (appendix A), but its published
     benchmark uses ``new-version``."""
     form: Literal["by-restart", "derivation", "algorithm-1"] = "by-restart"
     """Form of the weight: ``derivation`` is b·E[τ_i] + 1 (eq. 8), and ``algorithm-1`` is E[τ_i] + 1
-    (Algorithm 1). A fair weight is the inverse of the rate at which a client sends updates. With the restart
-    rule ``after-step`` a client is in one of every E[τ_i] + 1 versions, so ``algorithm-1`` is fair. With
-    ``immediate`` and ``new-version`` it sends one of every b·E[τ_i] + 1 updates, so ``derivation`` is fair.
-    ``by-restart`` selects the form that is fair for the restart rule."""
+    (Algorithm 1). A fair weight is the inverse of the rate at which a client sends updates. If ``restart`` is
+    ``after-step``, a client contributes to one of every E[τ_i] + 1 versions, so ``algorithm-1`` is fair. If
+    it is ``immediate`` or ``new-version``, a client sends one of every b·E[τ_i] + 1 updates, so
+    ``derivation`` is fair. ``by-restart`` selects the fair form for the value of ``restart``."""
     normalize: Literal["buffer", "running", "credit"] = "buffer"
     """Divisor of the weights. With ``buffer``, as in the paper, it is the sum of α over the buffer. This
     violates the fairness of eq. 3, since the large weight of a slow client also increases its divisor. With
     ``running``, which is not in the paper, it is b times the mean α over all arrivals. ``credit`` is like
     ``running``, but later steps add the weight that ``max_step`` withheld."""
     max_step: Positive = 2.0
-    """Maximum sum of the weights in a buffer, with ``running`` and ``credit``. It limits the total weight of
-    clients that contribute to few versions (docs/findings.md states the threshold)."""
+    """Maximum sum of the weights in a buffer, with ``running`` and ``credit``. Under this limit, clients that
+    contribute to too few versions cannot reach their fair weight (see docs/findings.md)."""
     average: Literal["window", "cumulative", "exponential"] = "window"
     """Kind of moving average that estimates E[τ_i]."""
     window: Count = 5

@@ -77,9 +77,9 @@ class Pisces(Asynchronous):
     exploration: Share = 0.3
     """Initial probability that a client without a utility is selected for a new trip."""
     exploration_decay: Share = 0.99
-    """Factor by which the probability ``exploration`` is multiplied each time that it is used."""
+    """Factor by which the probability ``exploration`` is multiplied after each use."""
     min_exploration: Share = 0.1
-    """Lower bound of the probability as it decays; a smaller ``exploration`` does not decay."""
+    """Lower bound at which the probability stops decaying; a smaller ``exploration`` does not decay."""
     window: Count = 5
     """Number of a client's latest updates over which its mean staleness E[τ_i] is computed."""
     weighting: Literal["examples", "uniform"] = "examples"

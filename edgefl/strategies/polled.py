@@ -104,7 +104,8 @@ class Polled(Strategy):
         return state.next * self.interval_s
 
     def sample(self, state: Polls, poll: int, view: View) -> frozenset[int]:
-        """Return the clients of a poll; missing earlier polls are drawn first, to fix the order of draws."""
+        """Return the clients of a poll. Polls are always drawn in order: earlier polls, if not yet drawn, are
+        drawn first."""
         for number in range(max(state.drawn, default=state.next - 1) + 1, poll + 1):
             clients = len(view.devices)
             drawn = view.rng.choice(clients, self.size(clients), replace=False, shuffle=False)

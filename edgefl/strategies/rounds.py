@@ -30,7 +30,8 @@ class Round:
     copies: dict[int, int] = field(default_factory=dict)
     """Number of times that each member was drawn."""
     again: bool = False
-    """Whether the last draw chose a client that has already delivered, which may complete the round."""
+    """Whether the last draw chose a client that has already delivered its update. This may complete the
+    round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +98,8 @@ class Rounds(Strategy):
     def max_training(self, clients: int) -> int:
         """Return the maximum number of clients with a task.
 
-        These are the members of a round. With over-selection, as many other clients may still have a
-        cancelled task of the last round.
+        These are the members of a round. With over-selection, an equal number of other clients may still have
+        a cancelled task of the last round.
         """
         return min(clients, self.members(clients) * (1 if self.over_selection == 1.0 else 2))
 

@@ -40,14 +40,14 @@ class SAFA(Strategy):
     then ends. If no client is training any more, or after ``round_limit_s``, models from clients picked in
     the last round fill the remaining places, in order of arrival. Picked models are put into the cache before
     the sum, and other models that arrived are put into it after the sum. A client that delivered its model
-    restarts in the next round, while the other clients continue to train. A client whose base version is more
-    than ``lag_tolerance`` versions old is cancelled and restarts from the newest version; its cache entry
-    becomes the global model.
+    restarts in the next round, while the other clients continue to train. If a client trains from a version
+    that is more than ``lag_tolerance`` versions old, its task is cancelled and it restarts from the newest
+    version; its cache entry becomes the global model.
 
     Differences from the paper: (1) A cache entry that is not the client's own model (at the start, or after
     too much lag) is the current global model. In the paper it is the global model at the time when the entry
-    was made, which needs one more model per client; trajectories differ by up to 110%. (2) A client that goes
-    offline loses its undelivered work.
+    was made, which needs one more model per client. As a result, the trajectories of the global model differ
+    by up to 110%. (2) A client that goes offline loses its undelivered work.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"

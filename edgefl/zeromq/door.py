@@ -26,11 +26,11 @@ VANISHED_S = 40
 """Seconds without a TCP acknowledgement after which a connection is closed."""
 PROBE_S = 10
 AGAIN_MS, MAX_AGAIN_MS = 100, 2000
-"""First and largest interval between attempts to connect, in milliseconds."""
+"""Initial and maximum interval between attempts to connect, in milliseconds."""
 BACKLOG = 1024
 """Maximum number of connections that may wait for ZeroMQ to accept them."""
 LINGER_MS = 200
-"""Time limit in milliseconds for sending the last messages of a socket that is closed."""
+"""Time limit in milliseconds for sending the queued messages of a socket that is being closed."""
 SEALED_BYTES = 64
 """Maximum number of bytes by which encryption lengthens a frame."""
 _ADDRESS = re.compile(r"tcp://(?P<host>[^:/\[\]\s]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5}|\*)")
@@ -70,8 +70,8 @@ class DoorSocket(Router):
     """A ROUTER socket that listens at ``address``; ``secret`` is the server's secret key.
 
     The address is ``tcp://HOST:PORT``, or ``tcp://HOST:*`` for any free port. If ``anyone`` is True, every
-    key is accepted, and the name of a peer is the first part of its key. Raises `RunError` if the socket
-    cannot be bound to the address.
+    key is accepted, and the name of a peer is the first 16 hexadecimal digits of its key. Raises `RunError`
+    if the socket cannot be bound to the address.
     """
 
     def __init__(self, address: str, secret: bytes, largest_bytes: int, *, anyone: bool = False) -> None:
@@ -133,8 +133,8 @@ class DoorSocket(Router):
                 yield name, frames
 
     def _use_latest_connection(self, name: bytes, first: Any) -> None:
-        """Send to the peer over the connection on which its message ``first`` arrived, unless the peer has a
-        newer connection."""
+        """From now on, send to the peer over the connection on which its message ``first`` arrived, unless
+        the peer has a newer connection."""
         routing_id, line = first.bytes, self._connections.get(name)
         if line is None or (routing_id != line.routing_id and _is_later(routing_id, line.routing_id)):
             number = int(first.get("__fd"))

@@ -183,6 +183,6 @@ class Dealer(ZmqSocket):
             raise Full from None
 
     def close(self) -> None:
-        """Close the socket once the queued messages have been sent, but after one second at the latest."""
+        """Close the socket when the queued messages have been sent, or after one second at the latest."""
         self._socket.close(linger=PEER_LINGER_MS)
         self._context.term()

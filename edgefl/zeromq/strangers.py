@@ -34,8 +34,8 @@ STRANGER_BYTES, ALL_BYTES = 4 * 2**20, 32 * 2**20
 """Maximum number of bytes received from one stranger, and from all strangers together. These limits are
 enforced on Linux only."""
 SPARE_DESCRIPTORS = 512
-"""If fewer file descriptors than this are free, all strangers are disconnected, because the files of the
-run's record need descriptors."""
+"""If fewer file descriptors than this are free (or than half of the process's limit, if that is smaller), all
+strangers are disconnected, because the files of the run's record need descriptors."""
 
 
 class Strangers:
@@ -43,8 +43,8 @@ class Strangers:
 
     A peer with a valid key sends its first message after a few round trips, so it is a stranger only briefly.
     If there are too many strangers, the oldest are disconnected; a peer with a valid key then reconnects.
-    ``admitted`` contains the admitted peers. ``called`` maps each peer that has sent a message to its
-    address.
+    ``admitted`` contains the admitted peers. ``called`` contains the remote address of each peer that has
+    sent a message, keyed by the peer's name.
     """
 
     def __init__(

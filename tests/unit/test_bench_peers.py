@@ -117,7 +117,7 @@ def test_a_folder_that_is_no_environment_is_kept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(peers, "_finish", lambda command, what: None)
     (tmp_path / "pfl").mkdir()
     (tmp_path / "pfl" / "setup.py").touch()
-    with pytest.raises(ConfigError, match="pfl exists and is no environment; name another folder"):
+    with pytest.raises(ConfigError, match="pfl exists and is not an environment; name another folder"):
         peers.run(only="pfl", settings="flute", venvs=tmp_path)
     (tmp_path / "pfl" / "pyvenv.cfg").touch()
     assert peers.interpreter("pfl", tmp_path) == str(tmp_path / "pfl" / "bin" / "python")

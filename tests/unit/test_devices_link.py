@@ -215,7 +215,7 @@ def test_delivery_times_agree_with_counted_opportunities() -> None:
     ("content", "says"),
     [
         (b"", "must have at least one line"),
-        (b"0\n0\n", "its last time is 0 ms"),
+        (b"0\n0\n", "the last time must be at least 1 ms (got 0)"),
         (b"1\n-2\n", "line 2: got '-2'"),
         (b"3\n2\n", "line 2: got '2'"),
         (b"1\n2.5\n", "line 2: got '2.5'"),

@@ -368,7 +368,7 @@ model,unit\na,b\n -> the column core is missing
 {HEAD}\nm,u,c,2,2,0,1,1e300,1,1\n -> line 2: median_ms {NUMBER}
 {HEAD}\nm,u,c,2,2,0,1,1e-9,1,1\n -> line 2: median_ms must be a number from 0.001 to .*, got '1e-9'
 {HEAD}\nm,u,c,2,1e9,0,1,1,1,1\n -> line 2: ram_gib {NUMBER} 1024
-{HEAD}\nm,0,c,2,2,0,1,1,1,1\nn,0,c,2,2,0,1,1,1,1\n -> line 3: unit '0' is that of two phones, 'n' and 'm'
+{HEAD}\nm,0,c,2,2,0,1,1,1,1\nn,0,c,2,2,0,1,1,1,1\n -> line 3: unit '0' names two phones, 'n' and 'm'
 {HEAD}\nm,0,c,2,2,0,1,1,1,1\nm,0,c,2,3,0,1,1,1,1\n -> same model, core, clock and RAM
 """
 

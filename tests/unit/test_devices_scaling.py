@@ -149,7 +149,7 @@ def test_rates_of_the_same_number_of_threads_are_compared(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "options", "said"),
     [
-        ("nt = 37.2", "1t = 9.2", ("--like", "pi-5"), "mine: cpu.rate_gflops.gemm needs nt, as pi-5 states"),
+        ("nt = 37.2", "1t = 9.2", ("--like", "pi-5"), "mine: cpu.rate_gflops.gemm needs nt, the only rate"),
         ("gemm = { nt = 37.2 }", "", (), "no cpu.rate_gflops.gemm to scale by"),
         ("Cortex-A73", "Z80", (), "no measured device has cores like 'Z80'"),
         ("", "", ("--out", "Phone_1.toml"), "--out: must be a name of lower-case letters"),

@@ -55,7 +55,8 @@ def main(folder: str) -> None:
         with suppress(KeyboardInterrupt):
             edgefl.run(experiment, run, model=shared.make)
         with Record(run) as record:
-            # The last checkpoint is written when the run's clock stops, so its file time gives the start.
+            # The last checkpoint is written when the run's clock stops, so the start is its file's
+            # modification time minus the duration of the run.
             stopped = max(path.stat().st_mtime for path in (record.folder / "checkpoints").iterdir())
             began_s = stopped - record.meta.wall_s - (time.time() - time.monotonic())
             walls = record.versions["wall_s"]

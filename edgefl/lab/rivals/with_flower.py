@@ -1,7 +1,7 @@
 """The program for Flower: FedAvg on Flower's simulation engine.
 
 Each Ray actor is a process that gets a share of the cores. It loads the data and the network once and keeps
-them in memory, which Flower leaves to the client app.
+them in memory; Flower leaves such caching to the client app.
 """
 
 from __future__ import annotations
