@@ -106,7 +106,7 @@ def of_system(error: OSError) -> str:
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
-    """Return a one-line message for an unknown name. It lists the allowed names, and suggests any similar one.
+    """Return a one-line message for an unknown name. It lists the allowed names and suggests a similar one.
 
     >>> unknown("profile", "pixel3a", ["pixel-3a", "pi-4"])
     "profile 'pixel3a' not found; did you mean 'pixel-3a'? available: pi-4, pixel-3a"

@@ -36,7 +36,7 @@ bench = typer.Typer(
 
 @bench.command()
 def aggregate(json: Json = None, quick: Quick = False) -> None:
-    """Compare the speed of the server's weighted sum with that of memory."""
+    """Compare the speed of the server's weighted sums with the memory's."""
     _measure("aggregate", json, quick)
 
 

@@ -24,7 +24,7 @@ POLL_S = 1.0
 
 
 def flwr(*words: str) -> dict[str, Any] | None:
-    """Run a ``flwr`` command; return its JSON output, or None if it fails, as it does until the SuperLink is ready."""
+    """Run a ``flwr`` command; return its JSON output, or None if it failed, as before the SuperLink is up."""
     process = subprocess.run(
         ["flwr", *words, CONNECTION, "--format", "json"], capture_output=True, text=True, check=False
     )

@@ -134,7 +134,7 @@ def cnn_groupnorm(
         _rate("dropout", rate)
     if hidden < 32 or hidden % 32:
         raise ConfigError(
-            f"model.args.hidden must be a multiple of 32, the groups of its GroupNorm (got {hidden})"
+            f"model.args.hidden must be a multiple of 32, the number of GroupNorm's groups (got {hidden})"
         )
     if stages not in (1, 2, 3):
         raise ConfigError(f"model.args.stages must be 1, 2 or 3 (got {stages})")

@@ -1,4 +1,4 @@
-"""``edgefl exec``: run any program as if on a phone, at its speed and within its memory and network.
+"""``edgefl exec``: run any program as if on a phone, at the phone's speed and within its memory and network.
 
 phone       `Phone`: command, device, network and forwarded connections
 likeness    the code that a command resembles, and the device's speed when running such code

@@ -258,7 +258,7 @@ class ReceiverLost(OSError):
 def window_bytes(way: LinkWay) -> int:
     """Return the window of a connection: twice the number of bytes that the link can hold, within the bounds.
 
-    If the link has no rate limit, the window is the upper bound, or the lower bound without delay and jitter.
+    If the link has no rate limit, the window is the upper bound or, without delay and jitter, the lower one.
     """
     if math.isinf(way.bytes_per_s):
         return MAX_WINDOW_BYTES if way.jittered_s else MIN_WINDOW_BYTES

@@ -57,7 +57,7 @@ class Hosts(Protocol):
         """Address of the server's socket for peers on other machines; "" if all peers are on this machine."""
 
     def adapted(self, experiment: Experiment, base: Path) -> Experiment:
-        """Return the experiment, changed to run on these hosts. Raises `ConfigError` if they cannot do so."""
+        """Return the experiment, changed to run on these hosts. Raises `ConfigError` if it cannot."""
 
     def open(self, fd: int, say: Callable[[str], None]) -> None:
         """Start accepting hosts.
