@@ -16,6 +16,7 @@ from edgefl.cli.programs import (
     TimeScale,
     phones_of,
     say_result,
+    say_unlimited,
     scale_of,
 )
 from edgefl.cli.run import INVALID, AcceptInvalid, Quiet
@@ -56,6 +57,8 @@ def flower(
     options = ProgramOptions(
         time_scale=scale_of(time_scale), throttle=throttle, memory=memory, seed=seed, out=out
     )
+    if not quiet:
+        say_unlimited(memory, phones)
     result = runtime.run(app, phones, options, run_config or [])
     if not quiet:
         _say_messages(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 from edgefl.cli.paths import folder_option
 from edgefl.cli.predict_code import CLASSES
 from edgefl.cli.run import INVALID, AcceptInvalid, Quiet
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, listed
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ def execute(
         say(f"edgefl: the program runs at the phone's speed in interpreted code; {torch}", err=True)
     if not quiet and network is not None and not connect:
         say(f"edgefl: --network {network} limits nothing without --connect PORT=HOST:PORT", err=True)
+    if not quiet:
+        say_unlimited(memory, phones)
     view, unwritten = make_view(len(phones), quiet, limited=throttle != "off"), ""
     try:
         result = programs.run(phones, options, view)
@@ -222,6 +225,16 @@ def _counted(text: str, count: int) -> tuple[str, int]:
     if not copies.isascii() or not copies.isdecimal() or not int(copies):
         raise ConfigError(f"--device {text!r}: must be NAME or NAME=COUNT with a count of at least 1")
     return name, int(copies)
+
+
+def say_unlimited(memory: str, phones: Sequence[Phone]) -> None:
+    """Say which devices the chosen mechanism does not limit, because their profile has no memory limit."""
+    from edgefl.devices import load_device
+
+    without = {phone.device for phone in phones if load_device(phone.device).app_limit_mib is None}
+    if without and memory in ("cgroup", "watch"):
+        why = "without app_limit_mib in its profile, a device has no memory limit"
+        say(f"edgefl: --memory {memory} does not limit {listed(without)}: {why}", err=True)
 
 
 def scale_of(text: str) -> float:

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.flower.server import CONNECTION
+from edgefl.processes import command_of
 from edgefl.programs import Phone, ProgramOptions, ProgramsResult, start
 
 TURN_S = 0.2
@@ -161,7 +162,7 @@ def _server(app: Path, port: int, nodes: int, home: Path, out: Path, run_config:
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     words = (str(app.resolve()), str(port), str(nodes), str(out.resolve() / "superlink.log"), *run_config)
-    command = (sys.executable, "-m", "edgefl.flower.server", *words)
+    command = tuple(command_of("edgefl.flower.server", *words))
     return Phone(device="pi-4", network="none", share=1.0, command=command, environment=environment)
 
 

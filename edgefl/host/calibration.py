@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -20,6 +19,7 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.files import cache_folder, make_folder, replace
 from edgefl.host.capacity import host
 from edgefl.host.process import child_environment
+from edgefl.processes import command_of
 
 MAX_CV = 0.10
 """A calibration is rejected if the coefficient of variation of a rate's repetitions is above this."""
@@ -186,12 +186,8 @@ def measure_step(model: str, batch: int, dtype: str, input_shape: Sequence[int])
 
 
 def _measure_apart(*words: str) -> bytes:
-    """Run `edgefl.host.host_operations` as a program with these arguments; return its output.
-
-    Modules in the current folder cannot shadow the modules that the program imports.
-    """
-    env = {**child_environment(os.environ), "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, "-m", "edgefl.host.host_operations", *words]
+    """Run `edgefl.host.host_operations` as a program with these arguments; return its output."""
+    env, command = child_environment(os.environ), command_of("edgefl.host.host_operations", *words)
     try:
         done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +21,8 @@ INTERNAL = (ArithmeticError, AssertionError, AttributeError, LookupError, NameEr
 def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
     """Run ``main`` of ``module`` and return its exit code; if it fails, report why and return 1."""
     try:
+        with suppress(FileNotFoundError):  # the folder was deleted
+            sys.path.append(os.getcwd())  # for modules that the user's functions import when they are called
         code: int | None = import_module(module).main(channel_fd, parent_pid, *arguments)
         return code or 0
     except Exception as error:

@@ -10,9 +10,7 @@ import functools
 import os
 import resource
 import signal
-import site
 import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgefl.host.channel import Channel, pair
-from edgefl.processes import stopped_by
+from edgefl.processes import command_of, finding_edgefl, stopped_by
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POOLS = ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM", "NUMBA")
@@ -41,16 +39,16 @@ def start_process(
     *arguments: str,
     inherited: Sequence[int] = (),
 ) -> tuple[subprocess.Popen[bytes], Channel[Any]]:
-    """Start ``python -m module FD PID`` with thread pools of size one; return the child and its channel.
+    """Run a module as a child with the arguments FD PID; return the child and its channel.
 
     FD is the child's end of the channel, and PID is this process. The descriptors in ``inherited`` keep their
-    numbers in the child.
+    numbers in the child, whose thread pools have size one.
     """
     ours, theirs = pair()
     with theirs, _stops_blocked():
         fd = theirs.fileno()
         child = subprocess.Popen(
-            [sys.executable, "-m", module, str(fd), str(os.getpid()), *arguments],
+            command_of(module, str(fd), str(os.getpid()), *arguments),
             pass_fds=[fd, *inherited],
             stdin=subprocess.DEVNULL,
             env=child_environment(environment),
@@ -85,21 +83,14 @@ def without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child that forks or computes on one core: all thread pools have size one.
-
-    If a new interpreter would not find edgefl, its folder is appended to ``PYTHONPATH`` as the last entry,
-    so that it does not hide the user's modules.
+    """Return the environment for a child that forks or computes on one core: all thread pools have size one,
+    and the child finds edgefl.
 
     >>> child_environment({"HOME": "/"})["OMP_NUM_THREADS"]
     '1'
     """
     one = {f"{pool}_NUM_THREADS": "1" for pool in _POOLS}
-    made = {**environment, **one, "PYTHONUNBUFFERED": "1"}
-    root, given = str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", "")
-    known = [*site.getsitepackages(), *filter(None, given.split(os.pathsep))]
-    if root not in map(os.path.realpath, known):
-        made["PYTHONPATH"] = f"{given}{os.pathsep}{root}" if given else root
-    return made
+    return finding_edgefl({**environment, **one, "PYTHONUNBUFFERED": "1"})
 
 
 def stops() -> list[signal.Signals]:

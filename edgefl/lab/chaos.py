@@ -12,7 +12,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +28,7 @@ from edgefl.host.children import kill_all
 from edgefl.host.process import adopt_orphans
 from edgefl.lab import outcome
 from edgefl.lab.outcome import KINDS, PLACES, DisturbedRun, Findings, Kill
+from edgefl.processes import command_of, finding_edgefl
 from edgefl.results.record import Record
 from edgefl.results.rows import FILE_NAME
 from edgefl.results.run_folder import EXPERIMENT_FILE, is_done
@@ -168,12 +168,12 @@ class Command:
         self._log = log
         with open(log, "wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "edgefl", *arguments],
+                command_of("edgefl", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **environment},
+                env=finding_edgefl({**os.environ, **environment}),
             )
 
     def family(self) -> dict[psutil.Process, str]:

@@ -14,8 +14,8 @@ edgefl is measured first, and then its limits. Each metric is the median over th
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from edgefl.lab.bare import Limit, LimitCase, Transport
 from edgefl.lab.bench import Say
 from edgefl.lab.workloads import IDLE
 from edgefl.parameters.buffer import ring_entries
+from edgefl.processes import command_of, finding_edgefl
 from edgefl.results import tables
 from edgefl.results.record import Record
 
@@ -201,8 +202,9 @@ def _long_enough(
 def limit_of(case: LimitCase) -> float:
     """Measure, in a separate process, how many trips per second the limit allows."""
     with tempfile.TemporaryDirectory(prefix="edgefl-bare-") as folder:  # Ctrl-C kills the process at once
-        command = [sys.executable, "-m", "edgefl.lab.bare", folder, *map(str, case)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        command = command_of("edgefl.lab.bare", folder, *map(str, case))
+        env, nothing = finding_edgefl(os.environ), subprocess.DEVNULL
+        done = subprocess.run(command, env=env, stdin=nothing, capture_output=True, text=True, check=False)
     if done.returncode:
         _, _, why = done.stderr.strip().rpartition("\n")
         raise RunError(f"ingest: the limit {case.what} cannot be measured: {why}")

@@ -11,6 +11,7 @@ import math
 import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from edgefl.lab.claims import COSTS
 from edgefl.lab.study import Arm, Study, Tuning, slug
 from edgefl.results.record import Record
 from edgefl.results.statistics import area
-from edgefl.run.lanes import finished
+from edgefl.run.lanes import existing, finished
 from edgefl.run.sweep import warm
 
 Grid = Mapping[str, Sequence[float]]
@@ -49,7 +50,7 @@ def tune(
     tuning seed. The point with the largest area under the accuracy curve is kept. Accuracy is measured on
     validation examples; if the settings contain `Data.validation_fraction`, the study's own runs do not use
     these examples. Runs that exist in ``out`` are not repeated. Raises the same errors as `Study.run`, and
-    `ConfigError` if the study has no grid.
+    `ConfigError` if the study has no grid, or if ``out`` holds runs of the study with other settings.
     """
     tuning = study.tuning
     if tuning is None:
@@ -59,7 +60,8 @@ def tune(
     budget, seeds = tuning.budget[settings], tuning.seeds_at.get(settings, tuning.seeds)
     arms = [arm for arm in study.arms_of(settings) if not arm.steps_of]
     grids = [arm.grid_at.get(settings, tuning.grid if arm.grid is None else arm.grid) for arm in arms]
-    points = [(arm, list(steps)) for arm, grid in zip(arms, grids, strict=True) for steps in choices(grid)]
+    by_arm = {arm.label: choices(grid) for arm, grid in zip(arms, grids, strict=True)}
+    points = [(arm, steps) for arm in arms for steps in by_arm[arm.label]]
     scores: dict[str, list[tuple[float, list[str]]]] = {arm.label: [] for arm in arms}
     base = study.file(settings).parent
     file = study.steps_file(settings)
@@ -67,6 +69,7 @@ def tune(
         make_folder(file.parent)
     if not os.access(file.parent, os.W_OK):  # fail now, not after runs that take hours
         raise ConfigError(f"{file} cannot be written")
+    _refuse_other_runs(study, out, settings, by_arm)
     with warm() as fork_server:
         for number, (arm, steps) in enumerate(points, 1):
             found = []
@@ -82,6 +85,27 @@ def tune(
             say(f"{number:>3} of {len(points)}  {arm.label}, {', '.join(steps)}: {fmean(found):.1%}")
     best = [choose(arm.label, scores[arm.label], grid) for arm, grid in zip(arms, grids, strict=True)]
     return write_text(file, written(study, tuning, settings, best, grids))
+
+
+def _refuse_other_runs(
+    study: Study, out: Path, settings: str, points: Mapping[str, Sequence[Sequence[str]]]
+) -> None:
+    """Raise `ConfigError` if ``out`` holds a run that no choice of step sizes makes a part of the study.
+
+    ``points`` lists the points of each arm's grid, keyed by the arm's label.
+    """
+    base, plain = study.file(settings).parent, replace(study, changes=())
+    for arm, seed, folder in study.races(study.arms_of(settings), out, settings):
+        errors = list[ConfigError]()
+        for steps in points[arm.steps_of or arm.label]:
+            wanted = plain.experiment(arm, seed, settings, [*steps, *study.changes])
+            try:
+                existing(wanted, folder, base)
+                break
+            except ConfigError as error:
+                errors.append(error)
+        else:
+            raise errors[0]
 
 
 def choices(grid: Grid) -> list[list[str]]:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 
 from edgefl.errors import ConfigError, RunError
+from edgefl.processes import command_of, finding_edgefl
 from edgefl.terminal import say
 
 
 def run_module(
     module: str, *arguments: str, about: str, text: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run ``python -m module`` with ``text`` as its standard input and with additional environment variables.
+    """Run a module with ``text`` as its standard input and with additional environment variables.
 
     If the process fails, raises a `ConfigError` that contains ``about`` and the last line that it printed.
     """
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=os.environ | (environment or {}),
+        command_of(module, *arguments),
+        env=finding_edgefl(os.environ | (environment or {})),
         input=text,
         capture_output=True,
         check=False,

@@ -185,7 +185,7 @@ class RunningPhones:
             for number, (held, three) in enumerate(zip(self._held, stdio, strict=True)):
                 self._keeper_channel.tell(self._launch(number, held, three))
         if self.options.awake:
-            process, channel = start_process("edgefl.host.awake", Started, _own_environment())
+            process, channel = start_process("edgefl.host.awake", Started, dict(os.environ))
             self._stack.callback(self._end_awake, process, channel)
             self._first(channel)
         for channel in (self._relay_channel, self._keeper_channel):
@@ -202,7 +202,7 @@ class RunningPhones:
     def _process(self, name: str, incoming: Any, inherited: list[int]) -> Channel[Any]:
         module = f"edgefl.programs.{name}"
         process, channel = start_process(
-            module, incoming, _own_environment(), self._run_id, inherited=inherited
+            module, incoming, dict(os.environ), self._run_id, inherited=inherited
         )
         self._stack.callback(self._end, process, channel)
         return channel
@@ -527,11 +527,6 @@ class RunningPhones:
             up=way_result(sent.up_bytes, *traffic.times["up"]),
             down=way_result(sent.down_bytes, *traffic.times["down"]),
         )
-
-
-def _own_environment() -> dict[str, str]:
-    """Return the environment of edgefl's processes, which import no modules from the current folder."""
-    return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 def remove_outputs(folder: Path) -> None:

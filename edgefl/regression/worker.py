@@ -25,6 +25,7 @@ from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import end_children, has_children
 from edgefl.host.forked import call_forked
 from edgefl.host.process import adopt_orphans, become_child, keep_stops, outlive_parent
+from edgefl.processes import command_of
 from edgefl.regression import process
 from edgefl.regression.counts import CountedRun
 
@@ -193,13 +194,13 @@ def become_forkable(file: str, threads: int = 1) -> None:
 
 
 def restart_without_randomness(module: str) -> None:
-    """Restart ``python -m module`` once, without randomized addresses and hashes."""
+    """Restart this program, which runs the given module, once, without randomized addresses and hashes."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         personality = ctypes.CDLL(None).personality
         if (current := personality(0xFFFFFFFF)) >= 0:  # if the system allows a process to change this
             personality(current | _ADDR_NO_RANDOMIZE)
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+        os.execv(sys.executable, command_of(module, *sys.argv[1:]))
 
 
 def main() -> None:

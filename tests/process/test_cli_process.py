@@ -13,6 +13,7 @@ from typing import IO
 import pytest
 
 from edgefl.cli import main
+from edgefl.processes import command_of, finding_edgefl
 
 PYTHON = [sys.executable, "-W", "error"]
 EDGEFL = [*PYTHON, "-m", "edgefl"]
@@ -151,3 +152,49 @@ def test_output_in_ascii_has_question_marks_and_an_error_has_escapes(tmp_path: P
     wrong = edgefl("resume", "Läufe", PYTHONUTF8="1", PYTHONIOENCODING="ascii:backslashreplace")
     assert wrong.returncode == 2
     assert r"L\xe4ufe: no such folder" in wrong.stderr
+
+
+OWN = """
+import os
+
+
+def train(model, examples, context):
+    assert "PYTHONSAFEPATH" not in os.environ
+    import beside
+    beside.train(model, examples, context)
+"""
+BESIDE = """
+def train(model, examples, context):
+    for x, y in examples.batches():
+        for weights in model.parameters():
+            weights.data += 0.01
+        context.step(len(y))
+"""
+SMALL = """
+[fleet]
+devices = { pi-4 = 2 }
+[data]
+name = "digits"
+[training]
+function = "own:train"
+steps = 1
+[stop]
+trips = 4
+"""
+
+
+@pytest.mark.parametrize("clock", ["wall", "virtual"])
+def test_files_beside_an_experiment_replace_no_installed_modules(
+    clock: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training function still imports a module beside it when it is called."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    for name in ("random", "types", "queue", "http", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)\n")
+    files = {"own.py": OWN, "beside.py": BESIDE, "small.toml": f'{SMALL}[clock]\nkind = "{clock}"\n'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    command = command_of("edgefl", "run", "small.toml", "--out", "run", "--web", "--accept-invalid")
+    env = finding_edgefl(os.environ)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

@@ -290,7 +290,7 @@ def command(wanted: Wanted) -> int:
     os.setsid()
     fork_server.set_up(wanted.environment, wanted.folder)
     sys.argv = ["edgefl", *wanted.arguments]
-    sys.path[0] = wanted.folder
+    sys.path.insert(0, wanted.folder)
     for number, handler in _HANDLERS.items():
         signal.signal(number, handler)
     with contextlib.ExitStack() as stack:

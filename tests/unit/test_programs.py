@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from shell import Shell
 
+from edgefl.cli import main
 from edgefl.cli.programs import phones_of
 from edgefl.errors import ConfigError
 from edgefl.host.groups import Place
@@ -207,6 +208,22 @@ def test_too_many_phones_are_refused_before_the_first_is_made(
     monkeypatch.setattr("edgefl.programs.Phone", Mock(side_effect=AssertionError))
     error = edgefl.refuses(2, "exec", *many.split(), "--share", "0.1", "cat")
     assert error == "phones: must be from 1 to 10000, got 1000000000"
+
+
+@pytest.mark.parametrize(
+    ("memory", "says"), [("cgroup", True), ("watch", True), ("auto", False), ("off", False)]
+)
+def test_devices_that_a_memory_mechanism_does_not_limit_are_named(
+    memory: str, says: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edgefl.programs.run", Mock(side_effect=ConfigError("not started")))
+    devices = ("-d", "paper-uniform=2", "-d", "moto-g4")
+    assert main(["exec", *devices, "--share", "0.1", "--memory", memory, "cat"]) == 2
+    note = (
+        f"edgefl: --memory {memory} does not limit paper-uniform: without app_limit_mib in its profile, a "
+        "device has no memory limit"
+    )
+    assert capsys.readouterr().err.splitlines() == [note] * says + ["edgefl: not started"]
 
 
 def test_a_charge_needs_a_device_with_a_known_power_of_computing(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from edgefl.lab.studies import load
 from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, slug
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results.rows import Meta
+from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.results.statistics import WINDOW, difference, higher, passage, ratio, smoothed
 from edgefl.results.targets import RaceTarget
 from edgefl.strategies import resolve
@@ -483,3 +484,25 @@ def test_tuning_is_refused_before_it_starts_if_its_file_cannot_be_written(
     monkeypatch.setattr(tuning, "finished", Mock(side_effect=AssertionError))
     with pytest.raises(ConfigError, match=r"steps\.toml cannot be written"):
         tuning.tune(load("fedbuff"), tmp_path, "quick", say=print)
+
+
+def test_tuning_is_refused_before_it_starts_if_a_race_has_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A race with any step sizes of the grid may be one that an interrupted command has left."""
+    monkeypatch.setattr(Study, "steps_file", lambda *_: tmp_path / "tuned" / "steps.toml")
+    monkeypatch.setattr(tuning, "finished", Mock(side_effect=ZeroDivisionError))
+    one, changed = load("fedbuff"), load("fedbuff").changed(["training.momentum=0.5"])
+    arm = one.arms_of("quick")[-1]
+    *_, (_, seed, folder) = one.races([arm], tmp_path, "quick")
+    folder.mkdir(parents=True)
+    grid = arm.grid or one.tuning.grid  # type: ignore[union-attr]
+    for study_of, other in ((one, changed), (changed, one)):
+        plain = replace(study_of, changes=())
+        wanted = plain.experiment(arm, seed, "quick", [*tuning.choices(grid)[-1], *study_of.changes])
+        valid = config.validate(wanted, one.file("quick").parent)
+        (folder / EXPERIMENT_FILE).write_text(config.dump(valid))
+        with pytest.raises(ZeroDivisionError):
+            tuning.tune(study_of, tmp_path, "quick", say=print)
+        with pytest.raises(ConfigError, match=f"{folder.name} holds a run with different settings"):
+            tuning.tune(other, tmp_path, "quick", say=print)
