@@ -473,6 +473,9 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
         rows.append(("attackers", failed))
     if clipped := summary["incidents"].get("clipped"):
         rows.append(("server.secure.clip", f"limited elements of {many(clipped, 'update')}"))
+    if summary["incidents"].get("rounded"):
+        hint = "choose a smaller server.secure.clip or resolution, or sum fewer updates"
+        rows.append(("server.secure", f"rounding distorted the first version; {hint}"))
     found = summary["on_clients"] or {}
     for kind in ("global", "personal"):
         if kind in found:

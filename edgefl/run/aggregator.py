@@ -27,7 +27,7 @@ from edgefl.parameters.buffer import ParameterBuffer, blocks, with_scales
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import Source
 from edgefl.results.rows import Aggregation
-from edgefl.run.hidden import HiddenSums, Members, id_of
+from edgefl.run.hidden import HiddenSums, Members, id_of, rounding_warning
 from edgefl.run.slots import Lease, Slots
 from edgefl.secure import SecureError
 from edgefl.strategies.base import Strategy, VectorSum
@@ -57,6 +57,8 @@ class SumResult(msgspec.Struct):
     strategy does not read individual updates."""
     refused: str = ""
     """Reason why a sum of hidden (masked or encrypted) updates was refused. None of them is then used."""
+    rounded: str = ""
+    """Warning if rounding distorted the first sum of masked updates."""
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Aggregator(Slots):
         self._clipped = Clipped([], 0)
         self._chosen: tuple[float, ...] = ()  # weights that `combine` chose for the step
         self._zero: set[int] = set()  # tasks whose updates count as zero
-        self._salt = self._refused = ""
+        self._salt = self._refused = self._rounded = ""
 
     @classmethod
     def of(
@@ -182,7 +184,7 @@ class Aggregator(Slots):
         """
         failpoints.pass_by("sum")
         self.buffer.retire(entry)
-        self._zero, self._refused = set(zero), ""
+        self._zero, self._refused, self._rounded = set(zero), "", ""
         while (result := self._attempt(action, entry)) is None:
             pass
         return result
@@ -238,7 +240,17 @@ class Aggregator(Slots):
             next_norm = self.privacy.next_norm(action.version, self._clipped, action.clip_norm, self._salt)
         zero = tuple(task for task in tasks if task in self._zero)
         return SumResult(
-            (), altered, seen, seconds, norms, next_norm, self._salt, zero, self._chosen, self._refused
+            (),
+            altered,
+            seen,
+            seconds,
+            norms,
+            next_norm,
+            self._salt,
+            zero,
+            self._chosen,
+            self._refused,
+            self._rounded,
         )
 
     def _make_model(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
@@ -336,6 +348,8 @@ class Aggregator(Slots):
         total, unit = np.zeros(size, np.float32), 1.0
         if members:
             total, unit = self.hidden.sum(buffer, members)
+            if action.version == 1:
+                self._rounded = rounding_warning(self.hidden.rules, total, unit, members)
         vectors, factors = [total], [unit]
         mechanism, norm = self.privacy, action.clip_norm
         if mechanism is not None and norm is not None and (deviation := mechanism.deviation(norm)):

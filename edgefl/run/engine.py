@@ -374,6 +374,8 @@ class Engine:
             if result.refused:
                 kind, detail = "refused", f": {result.refused}"
             self.store.incident(now_s, client, kind, f"update of task {task}{detail}")
+        if result.rounded:
+            self.store.incident(now_s, None, "rounded", f"version {action.version}: {result.rounded}")
         if not result.bad:
             weights = result.weights or action.weights
             self.store.applied(action.version, action.tasks, weights)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 SECRET_BYTES = 32
 CLIP_MARGIN = 1.0 - 2.0**-20
 """Factor applied to clipping norms, because rounding the clipped elements to float32 can raise the norm."""
+COARSE = 0.5
+"""Share of rounding errors in a sum from which there is a warning. The standard deviation of normally
+distributed elements is then about half of the step to which they are rounded."""
 Members = Sequence[tuple[int, int, float]]
 """The client, the slot and the weight of each update in a sum."""
 
@@ -198,6 +201,21 @@ def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
     if experiment.privacy is None or not experiment.privacy.central:
         return None
     return experiment.privacy.clip_norm * CLIP_MARGIN - rounding_norm(rules)
+
+
+def rounding_warning(rules: SecureRules, total: Floats, unit: float, members: Members) -> str:
+    """Return a warning if the rounding of the updates distorts their sum, which is ``unit`` · ``total``.
+
+    The mean square of the rounding error of an element is step²/12. If most elements are much smaller than a
+    step, they are rounded to 0, so that the sum has a smaller norm than such errors. Return "" if the norm
+    of the errors is below `COARSE` times the norm of the sum.
+    """
+    squares = sum(weight**2 for *_, weight in members)
+    error, norm = rules.step * math.sqrt(rules.size * squares / 12), unit * math.sqrt(kernels.sq_norm(total))
+    if not error or error < COARSE * norm:
+        return ""
+    share = f"an error of about {error / norm:.0%} of the sum" if norm else "a sum of zeros"
+    return f"updates rounded to multiples of {rules.step:.3g} gave {share}"
 
 
 # ---- the phones ----------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ class ServerLoop:
             return
         if self._experiment.stop.measured and self._evaluation.waiting:
             return  # the result of the evaluation may end the run
-        if self._timeline.any_gone and self._aggregator.waiting is None:
+        if self._timeline.any_gone:  # a sum that still waits is then refused
             self._handle_all(iter([Halted(self._clock.now_s(), core.too_few)]))
             return
         here = f"{sum(core.present)} of {len(core.present)}"

@@ -365,7 +365,7 @@ class VirtualTimeline(Timeline):
         core = self.core
         if self._idle_changes <= STALL_LIMIT * len(self.trips.data.final) or core.training:
             return None
-        if self.any_gone and self.aggregator.waiting is None:
+        if self.any_gone:
             return Halted(self.clock.now_s(), core.too_few)
         raise RunError(
             f"no client is training and none will start: phones joined or left {self._idle_changes} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -13,10 +13,12 @@ import edgefl
 from edgefl import Clock, Fleet, Server, Stop
 from edgefl.core.events import Arrived, Died, Joined, Left, Summed, Unmasking
 from edgefl.devices import load_network
+from edgefl.errors import ConfigError
 from edgefl.experiment import Churn, Privacy, Secure
 from edgefl.lab.verify import verify
 from edgefl.results.record import Record
 from edgefl.run.hidden import rules_of
+from edgefl.run.supervisor import resume
 from edgefl.strategies import resolve
 
 from .disturbed import killed
@@ -239,6 +241,36 @@ def test_a_sum_that_waits_when_the_run_ends_is_refused(tmp_path: Path) -> None:
     last = incidents(tmp_path / "second", "refused")[-1]
     assert last.at_s == end_s
     assert "of 4 clients that can unmask the sum are online; 4 are needed" in last.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "pause_s"), [("virtual", None), ("virtual", 0.6), pytest.param("wall", None, marks=SLOW)]
+)
+def test_a_run_whose_sums_can_never_be_unmasked_ends_with_its_results(
+    kind: Literal["virtual", "wall"], pause_s: float | None, tmp_path: Path
+) -> None:
+    """All phones hold shares and all are needed, so the sum after the first death waits for ever.
+
+    Regression: no client was training and none would start, which was an error.
+    """
+    secure = Secure(holders=6, recover=6, private=1)
+    churn = Churn(mean_online_s=pause_s, mean_offline_s=pause_s, die_per_trip=0.1)
+    wanted = virtual(
+        fleet=Fleet(devices={"pixel-4": 6}, network="lte", churn=churn, on_death="drop"),
+        server=Server(secure=secure, heartbeat_s=PATIENCE_S),
+        clock=Clock(kind=kind, workers=2),
+        stop=Stop(versions=1000),
+    )
+    found = made(wanted, tmp_path / "run")
+    assert found["status"] == "done"
+    assert found["stop_reason"].startswith("too few clients are left: ")
+    assert 0 < found["versions"] < 1000
+    refused = incidents(tmp_path / "run", "refused")
+    assert len(refused) == 3
+    assert all("clients that can unmask the sum are online; 6 are needed" in row.detail for row in refused)
+    assert verify(tmp_path / "run").versions == found["versions"]
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        resume(tmp_path / "run")
 
 
 def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:

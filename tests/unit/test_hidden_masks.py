@@ -15,7 +15,7 @@ from edgefl.strategies.fedbuff import FedBuff
 
 pytest.importorskip("cryptography", reason="needs edgefl[secure]")
 
-from edgefl.run.hidden import HiddenSums, Members, Phones, Trip, phones_secret
+from edgefl.run.hidden import HiddenSums, Members, Phones, Trip, phones_secret, rounding_warning
 from edgefl.run.hidden_masks import Holders, MaskWriter, holders_of, rules_of
 from edgefl.run.secure_parties import SumReply, Used
 from edgefl.secure import SecureError
@@ -66,6 +66,23 @@ def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
         sums.sum(buffer, members)
     assert len(asked) == 1
     buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("deviation", "warns"), [(4.0, ""), (1.0, ""), (0.25, "an error of about"), (0.01, "a sum of zeros")]
+)
+def test_updates_that_are_small_beside_the_rounding_are_noted(deviation: float, warns: str) -> None:
+    """The elements of each update are normally distributed; ``deviation`` counts steps.
+
+    Mutant: the error of one update beside the sum of all.
+    """
+    rules = rules_of(Secure(resolution=4), FedBuff(buffer_size=8), 10_000, 8)
+    members = [(client, client, 0.5) for client in range(8)]
+    updates = np.random.default_rng(1).normal(0.0, deviation, (8, 10_000))
+    total = (4 * rules.step * np.rint(updates).sum(axis=0)).astype(np.float32)
+    found = rounding_warning(rules, total, 0.125, members)
+    assert warns in found
+    assert bool(warns) == bool(found)
 
 
 def test_a_line_that_a_crash_truncated_is_dropped_and_written_again(tmp_path: Path) -> None:
