@@ -203,8 +203,8 @@ def resume(
     require_torch()
     with (
         page_socket(0 if web and web_port is None else web_port) as page,
-        hinting_moved(folder),
         damaged(str(folder)),
+        hinting_moved(folder),
         _cluster_for(ray, folder, quiet) as nodes,
     ):
         again = partial(supervisor.resume, folder, quiet, page, hosts=nodes)
@@ -273,7 +273,7 @@ def verify(
     from edgefl.results.run_folder import hinting_moved
     from edgefl.results.tables import progress_bar
 
-    with progress_bar("versions") as progress, hinting_moved(folder), damaged(str(folder)):
+    with progress_bar("versions") as progress, damaged(str(folder)), hinting_moved(folder):
         task = progress.add_task("", total=None)
         found = again(folder, lambda made, of: progress.update(task, completed=made, total=of), code)
     if found.updates:
