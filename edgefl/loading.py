@@ -136,7 +136,7 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 def digests(files: Iterable[str] = ()) -> dict[str, str]:
     """Return the SHA-256 hashes of the user's modules that this process has imported, keyed by module, and of
-    other ``files`` of the user, keyed by path.
+    other ``files`` of the user, keyed by path. Folders are left out.
 
     The modules are those that an experiment names, and those that they import from their own package or from
     the folders in which modules are searched for, except folders of installed packages.
@@ -152,8 +152,8 @@ def digests(files: Iterable[str] = ()) -> dict[str, str]:
             with contextlib.suppress(OSError):
                 found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     for file in files:
-        with contextlib.suppress(OSError):  # a node lacks the files that only the server reads
-            found[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        with contextlib.suppress(OSError), open(file, "rb") as stream:  # a node lacks the server's files
+            found[file] = hashlib.file_digest(stream, "sha256").hexdigest()
     return found
 
 

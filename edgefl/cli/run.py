@@ -196,12 +196,17 @@ def resume(
 
     A run killed before its first checkpoint restarts from the beginning.
     """
+    from edgefl.results.run_folder import hinting_moved
     from edgefl.run import supervisor
     from edgefl.run.web import page_socket
 
     require_torch()
-    page_at = page_socket(0 if web and web_port is None else web_port)
-    with page_at as page, damaged(str(folder)), _cluster_for(ray, folder, quiet) as nodes:
+    with (
+        page_socket(0 if web and web_port is None else web_port) as page,
+        damaged(str(folder)),
+        hinting_moved(folder),
+        _cluster_for(ray, folder, quiet) as nodes,
+    ):
         again = partial(supervisor.resume, folder, quiet, page, hosts=nodes)
         return _finish(again, folder, quiet, accept_invalid)
 
@@ -265,9 +270,10 @@ def verify(
     The updates, measurements and model of both runs must be identical.
     """
     from edgefl.lab.verify import verify as again
+    from edgefl.results.run_folder import hinting_moved
     from edgefl.results.tables import progress_bar
 
-    with progress_bar("versions") as progress, damaged(str(folder)):
+    with progress_bar("versions") as progress, damaged(str(folder)), hinting_moved(folder):
         task = progress.add_task("", total=None)
         found = again(folder, lambda made, of: progress.update(task, completed=made, total=of), code)
     if found.updates:

@@ -48,8 +48,9 @@ def load(
     lacks are dropped and listed on standard error. ``transport`` is the default for ``server.transport``.
 
     If ``recorded``, the file was written by a run. Its `RETIRED` keys are then ignored, and so is
-    ``every_versions`` if the file sets another evaluation interval too. The run's arrays are found even if
-    its folder was moved.
+    ``every_versions`` if the file sets another evaluation interval too. Files that were moved together with
+    the run are found: the run's arrays in its folder, and others beside ``experiment.toml`` or in the working
+    directory, at the place that they had relative to the experiment's file.
 
     The result is complete (see `validate`). Relative paths are resolved against the file's folder, and then
     against the working directory. Raises a one-line `ConfigError` that names the key, the value and the
@@ -61,6 +62,7 @@ def load(
         _unset(tables, key, path)
     if recorded:
         _find_arrays(tables, path.absolute().parent)
+        _find_moved(tables, path.absolute().parent)
         if isinstance(rules := tables.get("evaluation"), dict) and rules.keys() & {"every_trips", "every_s"}:
             rules.pop("every_versions", None)
     if isinstance(server := tables.setdefault("server", {}), dict):
@@ -278,6 +280,25 @@ def _find_arrays(tables: dict[str, Any], folder: Path) -> None:
         if found.match(DATA_FILES) and found.is_file():
             tables["data"] = {**data, "path": str(found)}
             return
+
+
+def _find_moved(tables: dict[str, Any], folder: Path) -> None:
+    """Correct the paths of a run's other files that are missing, if they were moved with the run."""
+    from edgefl.results.run_folder import begun_in
+
+    base = begun_in(folder)
+
+    def found(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {found(key): found(item) for key, item in value.items()}
+        if not base or not isinstance(value, str) or not value.startswith("/") or os.path.exists(value):
+            return value
+        places = (os.path.join(place, os.path.relpath(value, base)) for place in (folder, Path.cwd()))
+        return next(map(os.path.normpath, filter(os.path.exists, places)), value)
+
+    for name in ("fleet", "data"):
+        if name in tables:
+            tables[name] = found(tables[name])
 
 
 def _unset(tables: dict[str, Any], key: str, path: Path) -> None:

@@ -21,11 +21,11 @@ import numpy as np
 from edgefl import config
 from edgefl.core.events import Arrived, Died, Evaluate, Failed, Release, Sum, Summed, Train
 from edgefl.devices.fleet import fleet_of
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError, RunError, listed
 from edgefl.experiment import Experiment
 from edgefl.files import read
 from edgefl.kernels.arguments import Floats
-from edgefl.loading import own_code
+from edgefl.loading import changed_modules, own_code
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Secret, Source, source_of
 from edgefl.results import run_folder
@@ -99,8 +99,11 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
             try:
                 return replay.run(folder, say)
             except RunError as error:
-                if changed := resumed_code(record):
-                    raise RunError(f"{error}; the run {changed}") from None
+                changed = listed(changed_modules(record.meta.code, replay.code))
+                causes = f"; the run {text}" if (text := resumed_code(record)) else ""
+                causes += f"; of your own code and files, {changed} changed since the run" if changed else ""
+                if causes:
+                    raise RunError(f"{error}{causes}") from None
                 raise
 
 
@@ -111,7 +114,8 @@ class _Replay:
         check_secure(experiment, strategy, len(clients))
         self._record = record
         self._workload = workload = Workload(experiment, clients, base)
-        workload.prepared()  # train a little, as the run did: training may change the state of layers
+        # Train a little, as the run did: training may change the state of layers.
+        self.code = workload.prepared().code
         workload.settle()
         source = source_of(experiment, record.folder)
         self._compares_checksums = True

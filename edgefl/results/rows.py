@@ -337,8 +337,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     toml: str = ""
     """The resolved experiment file."""
     code: dict[str, str] = {}
-    """SHA-256 digests of the user's own modules and profiles at the last start or resume, keyed by module or
-    path."""
+    """SHA-256 digests of the user's own modules, profiles and data file at the last start or resume, keyed by
+    module or path."""
     earlier_code: list[EarlierCode] = []
     """The code before each resume with changed code, in the order of use."""
 

@@ -252,6 +252,28 @@ def base_of(folder: Path, begun: bool = False) -> Path:
     return Path(meta.base or ".")
 
 
+def begun_in(folder: Path) -> str:
+    """Return the folder of the experiment's file when the run began; "" if it is not on record."""
+    with contextlib.suppress(ConfigError), Record(folder) as record:
+        return record.meta.base
+    return ""
+
+
+@contextlib.contextmanager
+def hinting_moved(folder: Path) -> Iterator[None]:
+    """Say in errors about files of a run that was moved how they are found."""
+    try:
+        yield
+    except ConfigError as error:
+        base = begun_in(folder)
+        if not base or base not in str(error) or Path(base).is_dir():
+            raise
+        raise ConfigError(
+            f"{error}; the run began in {base}, which does not exist now: start this command in the folder "
+            "that holds the experiment's files now"
+        ) from None
+
+
 def code_of(folder: Path) -> dict[str, str]:
     """Return the recorded digests of the user's own modules."""
     with Record(folder) as record:

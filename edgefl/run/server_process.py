@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from edgefl import config, failpoints, kernels
+from edgefl import failpoints, kernels
 from edgefl.core import Core
 from edgefl.core.deaths import Deaths
 from edgefl.devices.dynamics import Dynamics, dynamics_of
@@ -300,7 +300,6 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
-        toml=config.dump(experiment),
         code=prepared.code,
     )
     store.clients(_ClientRows(plan, trips))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -453,7 +454,8 @@ class Workload:
                 "leave out torch.set_num_threads"
             )
         np.copyto(self.flat.array, first)
-        held = self._labels()
+        held, path = self._labels(), self.experiment.data.path or ""
+        own = [*own_files(self.experiment.fleet), *filter(os.path.isfile, [path])]
         return Prepared(
             size=self.flat.size,
             buffers=self.flat.buffers,
@@ -465,7 +467,7 @@ class Workload:
             first_trips=self._first_trips(),
             work=self.work,
             remark="\n".join(filter(None, (self._outputs_remark(), self._terms_remark()))),
-            code=digests(own_files(self.experiment.fleet)),
+            code=digests(own),
             host_step_s=self.host_step_s,
             test_examples=self._assessor.test_examples,
             dataset=self.data.name,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import edgefl
 from edgefl import (
@@ -26,10 +27,13 @@ from edgefl import (
     Server,
     Stop,
     Training,
+    cli,
+    config,
     files,
 )
 from edgefl.core.events import Died, Joined, Left
 from edgefl.devices.profiles import bundled_folder
+from edgefl.errors import listed
 from edgefl.experiment import Churn
 from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
@@ -272,7 +276,15 @@ def test_own_code_that_changed_before_a_resume_is_reported(tmp_path: Path) -> No
     assert changed in (folder / "report.html").read_text()
 
 
-def test_profiles_that_changed_before_a_resume_are_reported(tmp_path: Path) -> None:
+def write_data(file: Path, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    inputs, classes = draw.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+    save_file({"train_x": inputs, "train_y": classes, "test_x": inputs, "test_y": classes}, file)
+
+
+def test_files_that_changed_before_a_resume_are_reported(tmp_path: Path) -> None:
+    data = tmp_path / "mine.safetensors"
+    write_data(data, 0)
     profile, link = tmp_path / "own.toml", tmp_path / "link.toml"
     text = (bundled_folder() / "devices" / "pi-4.toml").read_text()
     profile.write_text(text.replace('id = "pi-4"', 'id = "own"'))
@@ -283,17 +295,44 @@ def test_profiles_that_changed_before_a_resume_are_reported(tmp_path: Path) -> N
     availability = str(tmp_path / "day.json")
     fleet = Fleet(devices={str(profile): 4}, network=str(link), availability=availability)
     folder = tmp_path / "cut"
-    command = Command.run(resumable(fleet=fleet, stop=Stop(versions=100_000)), folder)
+    arrays = Data(name="arrays", path=str(data))
+    command = Command.run(resumable(fleet=fleet, data=arrays, stop=Stop(versions=100_000)), folder)
     wait_for_versions(folder, 1, command)
     command.interrupt()
     command.ends(130)
-    mine = {str(tmp_path / name) for name in ("own.toml", "link.toml", "a.trace", "day.json")}
+    mine = {str(tmp_path / name) for name in ("own.toml", "link.toml", "a.trace", "day.json", data.name)}
     assert set(meta_of(folder).code) == mine
     profile.write_text(profile.read_text().replace("fixed_ms = 1.394", "fixed_ms = 9.0"))
-    changed = f"your own files have changed since the run began ({profile}): the run goes on with the new"
+    write_data(data, 1)
+    both = listed([str(data), str(profile)])
+    changed = f"your own files have changed since the run began ({both}): the run goes on with the new files"
     assert changed in resumed(folder)
     (row,) = incidents_of(folder)
     assert row.detail.startswith(changed)
+    write_data(data, 2)
+    since = f"; of your own code and files, {data} changed since the run"
+    with pytest.raises(RunError, match=f"; it was resumed with changed code .*: {both}{since}$"):
+        verify(folder)
+
+
+def test_a_run_that_was_moved_with_its_files_is_resumed_and_verified_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    write_data(old / "mine.safetensors", 0)
+    wanted = resumable(data=Data(name="arrays", path="mine.safetensors"), stop=Stop(versions=3))
+    with run_folder.new(old / "run", config.dump(config.validate(wanted, old))):
+        run_folder.begin(old / "run", old)
+    old.rename(new)
+    monkeypatch.chdir(new)
+    supervisor.resume(Path("run"), quiet=True)
+    assert verify("run").versions == 3
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["verify", "new/run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"edgefl: data.path: {old}/mine.safetensors cannot be read")
+    assert f"; the run began in {old}, which does not exist now: start this command in the folder" in line
 
 
 def resumed(folder: Path) -> str:

@@ -14,7 +14,8 @@ from edgefl import config
 from edgefl.devices import load_fleet
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, ProfileError, shortened
-from edgefl.experiment import Clock, Evaluation, Experiment, Fleet, Server, Stop, Training
+from edgefl.experiment import Clock, Data, Evaluation, Experiment, Fleet, Server, Stop, Training
+from edgefl.results.store import Store
 from edgefl.strategies import resolve
 
 MINIMAL = """
@@ -467,3 +468,41 @@ def test_the_arrays_of_a_run_are_found_if_its_folder_or_its_sweep_was_moved(tmp_
     old.rename(new)
     assert path(new, recorded=True) == f"{new}/data-0123.safetensors"
     assert path(new) == f"{old}/data-0123.safetensors"
+
+
+def test_files_of_a_run_that_were_moved_with_it_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the run's experiment.toml, or where the command is started; not in other files than a run's."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "runs" / "one").mkdir(parents=True)
+    pi = (bundled_folder() / "devices" / "pi-4.toml").read_text()
+    (old / "own.toml").write_text(pi.replace('id = "pi-4"', 'id = "own"'))
+    (old / "mine.safetensors").touch()
+    given = Experiment(
+        fleet=Fleet(devices={"./own.toml": 2}),
+        data=Data(name="arrays", path="mine.safetensors", partition="by-device", labels={"./own.toml": [0]}),
+        stop=Stop(versions=1),
+    )
+    text = config.dump(config.validate(given, old))
+    (old / "runs" / "one" / "experiment.toml").write_text(text)
+    with Store(old / "runs" / "one") as store:
+        store.set_meta(base=str(old))
+
+    def found_in(folder: Path) -> Experiment:
+        return config.load(folder / "runs" / "one" / "experiment.toml", recorded=True)
+
+    def text_in(folder: Path) -> str:
+        return text.replace(str(old), str(folder))
+
+    assert config.dump(found_in(old)) == text
+    old.rename(new)
+    with pytest.raises(ConfigError, match=f"{old}/own.toml"):
+        found_in(new)
+    monkeypatch.chdir(new)
+    assert config.dump(found_in(new)) == text_in(new)
+    with pytest.raises(ConfigError, match=f"{old}/own.toml"):
+        config.load(new / "runs" / "one" / "experiment.toml")
+    for name in ("own.toml", "mine.safetensors"):
+        shutil.copy(new / name, new / "runs" / "one")
+    assert config.dump(found_in(new)) == text_in(new / "runs" / "one")
