@@ -37,8 +37,11 @@ ABORTED: dict[int, str] = {
     pytest.ExitCode.INTERNAL_ERROR: "had an internal error",
 }
 """Maps each exit status of a session that ended before all of its tests had run to a phrase for messages."""
+NEEDS_LINUX = "edgefl needs Linux"
 RERUN = "rerun"
 """Outcome of a failed attempt in the report of pytest-rerunfailures, which runs the test once more."""
+RESULTS = ("against", "json", "report")
+"""Options that publish results even if no test ran on a device."""
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
     "sent_mib=, joules=, end='middle', tolerance=0, counted='python', like='interpreter'): run the test "
@@ -101,6 +104,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for option in ("json", "report"):
         if config.getoption(f"edgefl_{option}") == "":  # for example from an unset shell variable
             raise pytest.UsageError(f"--edgefl-{option}: must be the name of a file (got '')")
+    for option in RESULTS:
+        if sys.platform != "linux" and config.getoption(f"edgefl_{option}") is not None:
+            raise pytest.UsageError(f"--edgefl-{option}: {NEEDS_LINUX}")
     config.stash[_BASE] = _base(config)
 
 
@@ -130,7 +136,7 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if (mark := _mark_of(metafunc.definition)) is None:
+    if (mark := _mark_of(metafunc.definition)) is None or sys.platform != "linux":
         return
     _require_one_mark(metafunc.definition)
     from edgefl.errors import ConfigError
@@ -180,7 +186,12 @@ def _own_marks(node: Any) -> list[pytest.Mark]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test that has the mark but no device, because it would pass without being measured."""
+    """Fail a test that has the mark but no device, because it would pass without being measured.
+
+    Where nothing can be measured, skip all tests on devices.
+    """
+    if sys.platform != "linux" and _on_device(item):
+        pytest.skip(NEEDS_LINUX)
     if not isinstance(item, pytest.Function) or item.get_closest_marker("edge_device") is None:
         return
     given = item.callspec.params if hasattr(item, "callspec") else {}
@@ -393,9 +404,9 @@ class _SessionReport:
         self._worker = hasattr(config, "workerinput")
         self._placed: list[tuple[dict[str, Any], tuple[str, int | None]]] = []
         """Each row, with the file of its test (relative to the root folder) and the line number."""
-        self._lost: list[tuple[pytest.TestReport | pytest.CollectReport, str]] = []
-        """pytest's reports on files that could not be collected and on tests whose process crashed, each with
-        the reason. The files may contain device tests, and the tests may be device tests."""
+        self._lost: list[pytest.TestReport | pytest.CollectReport] = []
+        """pytest's reports on files that could not be collected and on tests whose process crashed. The files
+        may contain device tests, and the tests may be device tests."""
         self._notes: list[str] = []
         self._interrupted = False
 
@@ -405,14 +416,14 @@ class _SessionReport:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and not self._worker:
-            self._lost.append((report, f"could not be collected: {_reason(report)}"))
+            self._lost.append(report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.outcome == RERUN:
             self._placed = [(row, place) for row, place in self._placed if row["test"] != report.nodeid]
             return
         if report.when == CRASHED:
-            self._lost.append((report, str(report.longrepr)))
+            self._lost.append(report)
         self._placed += [(row, report.location[:2]) for row in getattr(report, "edgefl", ())]
 
     @pytest.hookimpl(tryfirst=True)
@@ -425,8 +436,7 @@ class _SessionReport:
             from edgefl.regression.table import save_all
 
             self._add(session, save_all(self._rows()))
-        wanted = ("edgefl_against", "edgefl_json", "edgefl_report")
-        if self._placed or any(map(self._config.getoption, wanted)):
+        if self._placed or any(self._config.getoption(f"edgefl_{option}") for option in RESULTS):
             self._add(session, self._published(session))
         if not self._placed and self._config.getoption("edgefl_against") and not session.exitstatus:
             self._notes.append("edgefl: no test with the mark edge_device ran, so nothing was compared")
@@ -451,7 +461,9 @@ class _SessionReport:
             PlacedRow(row, top / file, line)
             for row, (_, (file, line)) in zip(self._rows(), self._placed, strict=True)
         ]
-        for one, why in self._lost:
+        for one in self._lost:
+            crashed = one.when == CRASHED
+            why = str(one.longrepr) if crashed else f"could not be collected: {_reason(one)}"
             placed.append(PlacedRow(_failure(one.nodeid, one.nodeid, UNKNOWN, why), top / one.fspath, None))
         results = gate_results(
             placed,

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from edgefl.errors import NotMet
+from edgefl.errors import ConfigError, NotMet
 from edgefl.host.channel import Channel, Closed
 from edgefl.regression.checkout import Base, Checkout
 from edgefl.regression.counts import share_text
@@ -99,6 +99,8 @@ class AgainstBase:
     def __init__(self, base: Base, build: str | None = None) -> None:
         self.base, self._build = base, build
         self._checkout: Checkout | None = None
+        self._refused = ""
+        """Why the base could not be checked out or built, which is not tried again; empty if it could."""
         self._stems: list[Stem] = []
         self._modules: list[str] | None = None
         """Modules that are imported in a stem before it forks; None if they are not known yet. Empty if the
@@ -130,10 +132,16 @@ class AgainstBase:
                 f"its code is {file}, outside the repository {repository}, so base and head are the same code"
             )
             return Comparison(self.base.name, unjudged=f"{why}; {EDITABLE}")
+        if self._refused:
+            raise ConfigError(self._refused)
         with alone():
             if self._checkout is None:
                 tell(f"checking out {self.base.name}")
-                self._checkout = Checkout(self.base, self._build)
+                try:
+                    self._checkout = Checkout(self.base, self._build)
+                except ConfigError as error:
+                    self._refused = str(error)
+                    raise
             self._follow(file)
             try:
                 found = self._compared(label, call, tolerance, limit_s or LIMIT_S, tell)
@@ -175,7 +183,10 @@ class AgainstBase:
                 tell(f"comparing with {self.base.name}, {pair}")
                 found = self._pair(call, layout, turn, limit_s)
                 if isinstance(found, _Fault):
-                    self._end_branches()
+                    if found.failure.kind == "late":
+                        self._end_stems()  # a branch that still imports does not notice a closed channel
+                    else:
+                        self._end_branches()
                     return _faulty(label, self.base.name, found)
                 pairs.append(found)
                 last_s = time.monotonic() - began_s - (self._starting_s - starting_s)
@@ -279,15 +290,18 @@ class _RunningPair:
     """A running process of the base and a running process of the head, which take turns."""
 
     def __init__(self, both: tuple[Channel[BranchAnswer], Channel[BranchAnswer]], call: CallRequest) -> None:
-        self._both, self._limit_s = both, call.limit_s
+        self._both, self._limit_s, began_s = both, call.limit_s, time.monotonic()
         self.waited_s = 0.0
         """Time in seconds that the two processes have waited for a core during their turns."""
         for channel in both:
             channel.tell(call)
-        self._ready: list[Ready] = []
-        for side in (1, 0):  # the head first, so that its fault is reported if both sides fail
-            self._receive(side, Imported, limited=False)  # on a busy host, torch's import takes long
-            self._ready.insert(0, self._receive(side, Ready))
+        # The head first, so that its fault is reported if both sides fail. Its import has no limit, because
+        # torch's import takes long on a busy host. The base's import may take as long again, or `limit_s`.
+        self._receive(1, Imported, None)
+        again_s = time.monotonic() - began_s
+        head_ready = self._receive(1, Ready, call.limit_s)
+        self._receive(0, Imported, max(math.ceil(again_s), call.limit_s), "its import ")
+        self._ready = self._receive(0, Ready, call.limit_s), head_ready
         base, head = (one.modules for one in self._ready)
         self.modules = None if base is None or head is None else list(dict.fromkeys((*base, *head)))
         """Modules that a stem (the process from which such pairs are forked) may import before it forks; None
@@ -313,7 +327,7 @@ class _RunningPair:
             block = [0.0, 0.0]
             for side in order:
                 self._both[side].tell(ShotRequest(calls))
-                shot = self._receive(side, Shot)
+                shot = self._receive(side, Shot, self._limit_s)
                 self.waited_s += shot.waited_ns / 1e9
                 took_s = shot.cost_ns / 1e9
                 block[side] += took_s
@@ -322,7 +336,7 @@ class _RunningPair:
         for channel in self._both:
             channel.tell(EndRequest())
         for side in (0, 1):
-            self._receive(side, Ended)
+            self._receive(side, Ended, self._limit_s)
         base_s, head_s = map(statistics.median, shots)
         return ProcessPair(
             layout=layout,
@@ -335,11 +349,11 @@ class _RunningPair:
             head_sent_mib=head.sent_mib,
         )
 
-    def _receive(self, side: int, kind: type[A], *, limited: bool = True) -> A:
-        channel, limit_s = self._both[side], self._limit_s if limited else None
+    def _receive(self, side: int, kind: type[A], limit_s: float | None, what: str = "") -> A:
+        channel = self._both[side]
         try:
             if not channel.waiting and not select.select([channel], [], [], limit_s)[0]:
-                raise _Fault(side, Failure("late", f"{self._limit_s:g}"))
+                raise _Fault(side, Failure("late", f"{what}within {limit_s:g} s"))
             answer = channel.receive()
         except Closed:
             answer = Failure("signal", "its parent's exit")
@@ -358,7 +372,7 @@ def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
     if kind == "foreign":
         return Comparison(base, unjudged=f"{why}; {EDITABLE}")
     failed = {
-        "late": f"did not finish within {why} s; set a larger limit_s= in the mark",
+        "late": f"did not finish {why}; set a larger limit_s= in the mark",
         "memory": "ran out of memory",
         "signal": f"was ended by {why}",
         "refused": f"cannot be measured: {why}",

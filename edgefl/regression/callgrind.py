@@ -22,7 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.errors import ConfigError, NotMet
+from edgefl.errors import ConfigError, NotMet, as_config_error
+from edgefl.host.children import Exit
 from edgefl.host.process import child_environment
 from edgefl.regression import valgrind
 from edgefl.regression.calls import bound, seed, takes_device
@@ -81,13 +82,23 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         failed = Path(folder, "failed")
-        if failed.exists() or process.returncode:
-            why = failed.read_text() if failed.exists() else f"exit code {process.returncode}"
-            raise NotMet(f"{name} failed under Valgrind:\n{why}")
+        if failed.exists():
+            raise NotMet(f"{name} failed under Valgrind:\n{failed.read_text()}")
+        if process.returncode:
+            end = f"its process under Valgrind ended with {Exit(process.returncode)}"
+            raise NotMet(
+                f"{name}: {end} ('valgrind --tool=callgrind true' shows whether Valgrind works here)"
+            )
         found: Counter[str] = Counter()
-        for path in Path(folder).glob("out.*"):
-            if path.name != f"out.{process.pid}":  # this file counts the code after the measured call
-                found.update(_costs(path.read_text(errors="replace")))
+        unread, whole = f"{name}: Valgrind's counts cannot be read", False
+        with as_config_error(unread, OSError):
+            for path in Path(folder).glob("out.*"):
+                if path.name != f"out.{process.pid}":  # this file counts the code after the measured call
+                    text = path.read_text(errors="replace")
+                    found.update(_costs(text))
+                    whole |= path.stem == f"out.{process.pid}" and "\ntotals: " in text
+    if not whole:
+        raise ConfigError(f"{unread}: they are not complete; is there space in {Path(folder).parent}?")
     return _named(found)
 
 
@@ -140,7 +151,7 @@ def main(folder: str) -> None:
         valgrind.request(valgrind.STOP)
         valgrind.request(valgrind.DUMP)
     except BaseException as error:
-        Path(folder, "failed").write_text(failure_of(error).why)
+        Path(folder, "failed").write_text(failure_of(error).why or "out of memory")
     sys.stdout.flush()
     os._exit(0)
 

@@ -168,9 +168,10 @@ def _build(command: str, root: Path) -> None:
         env=_outside_hooks(),
     )
     if done.returncode:
+        line = shlex.quote(" ".join(command.split()))
         raise ConfigError(
-            f"--edgefl-build: {shlex.quote(command)} failed in the base's checkout with exit code "
-            f"{done.returncode}: {_last_line(done)}"
+            f"--edgefl-build: {line} failed in the base's checkout with exit code {done.returncode}: "
+            f"{_last_line(done)}"
         )
 
 

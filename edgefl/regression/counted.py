@@ -171,7 +171,9 @@ def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
 
     data, end = call_forked("edgefl-count", call)
     if not data:
-        return Failure("signal" if end.signal else "raised", str(end))
+        if end.signal:
+            return Failure("signal", str(end))
+        return Failure("raised", f"the function ended its process with {end}")
     return msgspec.msgpack.decode(data, type=_Part | Failure)
 
 

@@ -241,6 +241,12 @@ def leaves_a_thread() -> int:
     return sum(number for number in range(100))
 
 
+def exits_when_it_is_called_again() -> None:
+    CALLS.append(0)
+    if len(CALLS) > 1:
+        os._exit(3)
+
+
 def fails_when_it_is_called_again() -> None:
     CALLS.append(0)
     if len(CALLS) > 1:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from setuptools.command.editable_wheel import _finder_template
 
-from edgefl.errors import NotMet
+from edgefl.errors import ConfigError, NotMet
 from edgefl.regression import against
 from edgefl.regression.against import AgainstBase, Comparison, verdict_of
 from edgefl.regression.checkout import find_base
@@ -373,6 +374,22 @@ def test_the_limit_of_a_function_does_not_include_imports(
     assert len(compare(limited).pairs) == 1
 
 
+def test_an_import_that_hangs_at_the_base_is_not_judged_and_ends(repository: Path) -> None:
+    hangs = "import threading\nthreading.Event().wait()\n"
+    commit(repository, {"hangs.py": hangs, "steps.py": STEPS.format(mib=1)})
+    write(repository, {"hangs.py": STEPS.format(mib=1)})
+    with contextlib.closing(AgainstBase(find_base("HEAD", repository))) as made:
+        limited = msgspec.structs.replace(call("hangs", repository / "hangs.py"), limit_s=2.0)
+        found = made.compare("step", limited, 0.05, 1e-9, lambda _: None)
+        late = r"at HEAD \(\w+\) it did not finish its import within \d+ s; set a larger limit_s= "
+        assert re.match(late, found.unjudged)
+        assert "\n" not in found.unjudged
+        left = psutil.Process().children(recursive=True)
+        assert not [one for one in left if one.name() == "edgefl-branch" and one.status() != "zombie"]
+        steps = call("steps", repository / "steps.py")
+        assert len(made.compare("step", steps, 0.05, 1e-9, lambda _: None).pairs) == 1
+
+
 BROKEN = {
     "import nothing_of_this_name": "No module named 'nothing_of_this_name'",
     "def step():\n    raise ValueError('broken at base')": "ValueError: broken at base",
@@ -411,6 +428,23 @@ def test_the_base_has_the_files_of_its_build(
     steps = call("steps", repository / "steps.py")
     assert "No module named 'made'" in compare(steps).unjudged
     assert mib_of(compare(steps, "echo MIB = 10 > made.py")) == (10, 30)
+
+
+def test_a_build_that_fails_runs_once_and_each_test_says_so(
+    repository: Path, compare: Callable[..., Comparison], tmp_path: Path
+) -> None:
+    commit(repository, dict.fromkeys(("a.py", "b.py"), STEPS.format(mib=1)))
+    write(repository, {"other.py": ""})
+    whys = set()
+    for module in ("a", "b", "a"):
+        with pytest.raises(ConfigError) as caught:
+            compare(call(module, repository / f"{module}.py"), f"echo once >> {tmp_path}/ran\nexit 3")
+        whys.add(str(caught.value))
+    assert (tmp_path / "ran").read_text() == "once\n"
+    (why,) = whys
+    assert re.fullmatch(
+        "--edgefl-build: 'echo .* exit 3' failed in the base's checkout with exit code 3: .*", why
+    )
 
 
 def test_more_memory_is_a_regression_and_comes_first_in_the_verdict(

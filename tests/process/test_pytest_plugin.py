@@ -205,6 +205,64 @@ def test_other_tests_import_nothing_heavy_and_show_no_table(pytester: pytest.Pyt
     assert found.ret == 0
 
 
+WINDOWS = """
+import os
+import sys
+
+import pytest
+
+sys.modules.update(dict.fromkeys(("fcntl", "resource", "termios")))  # they cannot be imported
+del os.fork
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure():
+    sys.platform = "win32"
+"""
+
+
+def test_where_there_is_no_linux_tests_on_devices_are_skipped(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(
+        windows=WINDOWS,
+        test_broken="import nothing_of_this_name",
+        test_device="""
+        import unittest
+
+        import pytest
+
+        @pytest.mark.edge_device("pixel-4", "moto-g4")
+        def test_itself():
+            raise AssertionError
+
+        @pytest.mark.edge_device("pixel-4")
+        class TestSteps:
+            def test_step(self, edge_device):
+                raise AssertionError
+
+        @pytest.mark.edge_device("pixel-4")
+        class TestCase(unittest.TestCase):
+            def test_method(self):
+                raise AssertionError
+
+        def test_without_a_mark(edge_device):
+            raise AssertionError
+
+        def test_other():
+            pass
+        """,
+    )
+    options = ("-p", "windows", *OPTIONS, "--edgefl-save", "--continue-on-collection-errors")
+    found = pytester.runpytest_subprocess(*options, "-rs")
+    found.assert_outcomes(skipped=4, passed=1, errors=1)
+    found.stdout.fnmatch_lines(["SKIPPED [[]4[]] *: edgefl needs Linux"])
+    assert "INTERNALERROR" not in found.stdout.str() + found.stderr.str()
+    found = pytester.runpytest_subprocess(*options, "--edgefl-json=r.json")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["ERROR: --edgefl-json: edgefl needs Linux"])
+
+
 def test_under_xdist_the_main_process_saves_the_results_of_the_workers(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     pytester.makeconftest(

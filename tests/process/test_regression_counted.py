@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -241,10 +242,11 @@ def test_a_function_may_return_a_generator_that_it_has_started(process: Measurin
     ("function", "says"),
     [
         (steps.misses_a_file, r"FileNotFoundError: caf\\udce9"),
+        (steps.exits_when_it_is_called_again, "the function ended its process with exit code 3$"),
         (steps.fails_when_it_is_called_again, r"again failed on moto-g4:(.|\n)*ValueError: called again"),
     ],
 )
-def test_an_exception_of_the_function_is_shown(
+def test_an_exception_or_an_end_of_the_function_is_shown(
     process: MeasuringProcess, function: Callable[..., Any], says: str
 ) -> None:
     with pytest.raises(NotMet, match=says):
@@ -278,14 +280,17 @@ def test_native_instructions_are_exact_and_those_of_programs_count() -> None:
     assert sum(count for name, count in few.items() if many.get(name) == count) > 20 * 5000
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_a_failure_in_valgrind_is_reported_and_each_call_has_seeded_random_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command ``valgrind`` only starts the program here: a failure needs no counts."""
     (tmp_path / "valgrind").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
     (tmp_path / "valgrind").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.usefixtures("no_counts")
+def test_a_failure_in_valgrind_is_reported_and_each_call_has_seeded_random_numbers() -> None:
     drawn = random.Random(0).randrange(10**6)
     why = rf"fails_when_it_is_called_again failed under Valgrind:(.|\n)*called again: \[{drawn}, {drawn}\]"
     with pytest.raises(NotMet, match=why):
@@ -293,3 +298,29 @@ def test_a_failure_in_valgrind_is_reported_and_each_call_has_seeded_random_numbe
     late = msgspec.structs.replace(asked(natives.fails_when_it_is_called_again), limit_s=0.02)
     with pytest.raises(NotMet, match=r"took longer than 0\.02 s; set a larger limit_s= in the mark"):
         count_native(late)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.usefixtures("no_counts")
+@pytest.mark.parametrize(
+    ("function", "kind", "why"),
+    [
+        (natives.kills_its_process, NotMet, ": its process under Valgrind ended with signal 9 ('valgrind "),
+        (natives.has_no_memory, NotMet, " failed under Valgrind:\nout of memory"),
+        *(
+            (function, ConfigError, ": Valgrind's counts cannot be read: they are not complete; is there ")
+            for function in (natives.does_nothing, natives.leaves_half_of_its_counts)
+        ),
+    ],
+)
+def test_an_end_without_counts_says_why(
+    function: Callable[..., Any], kind: type[Exception], why: str
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(function.__name__ + why)}"):
+        count_native(asked(function))
+
+
+def test_a_missing_valgrind_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"needs Valgrind; install it \(apt-get install valgrind\)$"):
+        count_native(asked(natives.does_nothing))
