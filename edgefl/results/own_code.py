@@ -1,7 +1,6 @@
 """Finds which version of the user's own code made which part of a run that was resumed with changed code.
 
-The user's profiles, the files that they name, and the file ``data.path`` are treated as code; they are keyed by
-path.
+The user's profiles, the files that they name, and the file ``data.path`` are treated as code, keyed by path.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from edgefl import config, kernels
 from edgefl.core.strategy_calls import check_answers
 from edgefl.devices.fleet import any_exact, first_tasks, fleet_of
@@ -12,6 +14,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.host.capacity import TRIP_OVERHEAD_S, Burst, Demand, TimeScale, choose_time_scale
 from edgefl.parameters.buffer import FORMATS, Shape, blocks, ring_entries
+from edgefl.results.record import Record
 from edgefl.results.tail import TAIL_BYTES
 from edgefl.run import control
 from edgefl.run.hidden import check_secure, completed, rules_of
@@ -114,6 +117,18 @@ def wall_scale(
             f"clock.time_scale: must be 1 if a node joins with --as-is, got {scale.value:g} ({scale.why})"
         )
     return scale._replace(why=f"{scale.why} (node {host})") if host else scale
+
+
+def at_recorded_scale(experiment: Experiment, folder: Path) -> Experiment:
+    """Return the experiment of the run in ``folder`` with the time scale that was chosen when the run began.
+
+    A run has one time scale, so that its results are right for all of its parts.
+    """
+    if experiment.clock.kind == "virtual" or experiment.clock.time_scale != "auto":
+        return experiment
+    with Record(folder) as record:
+        clock = msgspec.structs.replace(experiment.clock, time_scale=record.meta.time_scale)
+    return msgspec.structs.replace(experiment, clock=clock)
 
 
 def _scale(experiment: Experiment, strategy: Strategy, prepared: control.Prepared, share: Share) -> TimeScale:

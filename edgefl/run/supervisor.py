@@ -55,7 +55,7 @@ from edgefl.results.rows import MemoryUse
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.run import control
-from edgefl.run.demands import checked, shape_of, wall_scale
+from edgefl.run.demands import at_recorded_scale, checked, shape_of, wall_scale
 from edgefl.run.hidden import phones_secret
 from edgefl.run.hosting import Hosts, ThisHost
 from edgefl.run.view import RunView, described, make_view, verdict_of
@@ -145,6 +145,7 @@ def resume(
         experiment = hosts.adapted(experiment, base)
         if begun:
             checkpoint.latest(folder / run_folder.CHECKPOINTS)
+            experiment = at_recorded_scale(experiment, folder)
             run_folder.remove_results(folder)
         else:
             run_folder.clear(folder)
@@ -535,8 +536,7 @@ class _Supervisor:
             scale = wall_scale(self._experiment, self._strategy, prepared, shares)
         changed = code_change(run_folder.code_of(self._folder), prepared.code) if self.resuming else ""
         mixed = mixed_runtimes(self._experiment, self._clients)
-        remarks = changed, mixed, self._strategy.remark, prepared.remark
-        remark = "\n".join(filter(None, remarks))
+        remark = "\n".join(filter(None, (changed, mixed, self._strategy.remark, prepared.remark)))
         self._view.describe(described(self._experiment, self._clients, prepared, scale, remark))
         self._plan = control.Serve(
             experiment=self._experiment,

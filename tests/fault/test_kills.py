@@ -17,6 +17,7 @@ from edgefl import Checkpoint, Experiment, Fleet, Server, Stop
 from edgefl.lab.outcome import log_problems, read_log
 from edgefl.programs.options import no_group
 from edgefl.results.record import Record
+from edgefl.results.store import Store
 from edgefl.run.client import WITNESS
 from tests.process.runs import (
     DEVICES,
@@ -116,9 +117,11 @@ def test_a_run_can_be_resumed_after_a_full_disk_two_interrupts_and_a_kill_of_all
     command.interrupt()
     command.interrupt()  # ends it at once
     command.ends(130)
+    with Store(folder) as store:
+        store.set_meta(time_scale=1.25)  # as if the host had been busier when the run began
     command = running(folder)
     command.kill_group()
-    command.finish()
+    assert "time_scale 1.25 was given" in "".join(map(str, command.finish()))
     check_every_update_counted_once(folder)
 
 
