@@ -248,7 +248,7 @@ class Clock(Settings, frozen=True, kw_only=True):
     do not depend on it."""
     time_scale: Positive | Literal["auto"] = "auto"
     """Number of wall seconds that an emulated second takes under the wall clock. ``auto`` is 1, or more if
-    the host is too slow for the fleet."""
+    the host is too slow for the fleet when the run begins; a resumed run keeps it."""
 
 
 class Secure(Settings, frozen=True, kw_only=True):

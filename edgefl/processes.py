@@ -22,8 +22,8 @@ def command_of(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs a module of edgefl as a program.
 
     The option -P keeps the current folder out of ``sys.path``, so that a file of the user with the name of an
-    installed module does not replace it. Unlike PYTHONSAFEPATH, programs that the user's code starts do not
-    inherit it. `edgefl.host.child` appends the current folder for the user's code.
+    installed module does not replace it. Programs that the user's code starts would inherit PYTHONSAFEPATH,
+    but not this option. `edgefl.host.child` appends the current folder for the user's code.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 

@@ -341,7 +341,8 @@ def _rows_of(item: pytest.Item, report: pytest.TestReport) -> list[dict[str, Any
     rows = item.stash.get(_ROWS, []) if report.when == "call" else []
     if report.skipped and hasattr(report, "wasxfail"):
         return [{**row, "expected": True} for row in rows]
-    if not report.failed or any(row["outcome"] != "PASS" for row in rows) or not _on_device(item):
+    failed_on_device = report.failed and sys.platform == "linux" and _on_device(item)
+    if not failed_on_device or any(row["outcome"] != "PASS" for row in rows):
         return rows
     # No row contains the failure: it happened in setup or teardown, or a test with a strict xfail passed.
     return [*({**row, "entry": None, "counted": None} for row in rows), _error_row(item, report)]

@@ -231,8 +231,8 @@ def say_unlimited(memory: str, phones: Sequence[Phone]) -> None:
     """Say which devices the chosen mechanism does not limit, because their profile has no memory limit."""
     from edgefl.devices import load_device
 
-    without = {phone.device for phone in phones if load_device(phone.device).app_limit_mib is None}
-    if without and memory in ("cgroup", "watch"):
+    devices = {phone.device for phone in phones if memory in ("cgroup", "watch")}
+    if without := [name for name in sorted(devices) if load_device(name).app_limit_mib is None]:
         why = "without app_limit_mib in its profile, a device has no memory limit"
         say(f"edgefl: --memory {memory} does not limit {listed(without)}: {why}", err=True)
 

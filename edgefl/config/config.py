@@ -286,12 +286,12 @@ def _find_moved(tables: dict[str, Any], folder: Path) -> None:
     """Correct the paths of a run's other files that are missing, if they were moved with the run."""
     from edgefl.results.run_folder import begun_in
 
-    base = begun_in(folder)
-
     def found(value: Any) -> Any:
         if isinstance(value, dict):
             return {found(key): found(item) for key, item in value.items()}
-        if not base or not isinstance(value, str) or not value.startswith("/") or os.path.exists(value):
+        if not isinstance(value, str) or not value.startswith("/") or os.path.exists(value):
+            return value
+        if not (base := begun_in(folder)):
             return value
         places = (os.path.join(place, os.path.relpath(value, base)) for place in (folder, Path.cwd()))
         return next(map(os.path.normpath, filter(os.path.exists, places)), value)

@@ -159,7 +159,7 @@ def _import_torch() -> tuple[float, float, float]:
     Return its import time in seconds, and its proportional and unshared memory in MiB.
     """
     with subprocess.Popen(
-        [sys.executable, "-c", _IMPORT],
+        [sys.executable, "-P", "-c", _IMPORT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

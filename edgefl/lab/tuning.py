@@ -94,7 +94,8 @@ def _refuse_other_runs(
 
     ``points`` lists the points of each arm's grid, keyed by the arm's label.
     """
-    base, plain = study.file(settings).parent, replace(study, changes=())
+    base = study.file(settings).parent
+    plain = replace(study, changes=())  # the user's changes come last, as in the study's own runs
     for arm, seed, folder in study.races(study.arms_of(settings), out, settings):
         errors = list[ConfigError]()
         for steps in points[arm.steps_of or arm.label]:

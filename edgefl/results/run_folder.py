@@ -266,7 +266,7 @@ def hinting_moved(folder: Path) -> Iterator[None]:
         yield
     except ConfigError as error:
         base = begun_in(folder)
-        if not base or base not in str(error) or Path(base).is_dir():
+        if not base or base not in str(error) or os.path.isdir(base):
             raise
         raise ConfigError(
             f"{error}; the run began in {base}, which does not exist now: start this command in the folder "

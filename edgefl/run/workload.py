@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -454,8 +453,8 @@ class Workload:
                 "leave out torch.set_num_threads"
             )
         np.copyto(self.flat.array, first)
-        held, path = self._labels(), self.experiment.data.path or ""
-        own = [*own_files(self.experiment.fleet), *filter(os.path.isfile, [path])]
+        held = self._labels()
+        own = filter(None, [*own_files(self.experiment.fleet), self.experiment.data.path])
         return Prepared(
             size=self.flat.size,
             buffers=self.flat.buffers,

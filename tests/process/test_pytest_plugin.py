@@ -246,16 +246,21 @@ def test_where_there_is_no_linux_tests_on_devices_are_skipped(
             def test_method(self):
                 raise AssertionError
 
+        @pytest.fixture(scope="module")
+        def fails_after_the_last_test():
+            yield
+            raise OSError
+
+        def test_other(fails_after_the_last_test):
+            pass
+
         def test_without_a_mark(edge_device):
             raise AssertionError
-
-        def test_other():
-            pass
         """,
     )
     options = ("-p", "windows", *OPTIONS, "--edgefl-save", "--continue-on-collection-errors")
     found = pytester.runpytest_subprocess(*options, "-rs")
-    found.assert_outcomes(skipped=4, passed=1, errors=1)
+    found.assert_outcomes(skipped=4, passed=1, errors=2)
     found.stdout.fnmatch_lines(["SKIPPED [[]4[]] *: edgefl needs Linux"])
     assert "INTERNALERROR" not in found.stdout.str() + found.stderr.str()
     found = pytester.runpytest_subprocess(*options, "--edgefl-json=r.json")
