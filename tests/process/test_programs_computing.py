@@ -34,7 +34,7 @@ def throttle(request: pytest.FixtureRequest) -> str:
 
 
 def test_all_processes_of_a_phone_share_its_share(throttle: str) -> None:
-    """The keeper corrects, except for a slice, what they got while it had to wait for a core."""
+    """While the keeper waits for a core, they may get too much CPU time. It corrects all but a slice."""
     busy = "while :; do :; done"
     two = phone("sh", "-c", f"({busy}) & {busy}", share=0.2)
     with start([two], options(throttle=throttle)) as running:

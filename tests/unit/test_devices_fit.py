@@ -116,7 +116,7 @@ def test_intervals_are_wide_only_for_operations_whose_cost_varies_between_networ
 
 
 def test_few_rows_leave_the_variations_of_costs_to_the_prior() -> None:
-    """Mutant: variations of 0, with which the interval of a step is the narrow one of a cost without them."""
+    """Mutant: the fit sets the variations to 0, which makes the intervals of predicted steps too narrow."""
     prior = msgspec.structs.replace(TRUE, error_factor=1.05, cost_variations=(0.5,) * (len(TERMS) + 1))
     found = fit(rows(TRUE, 5, noise=0.02), prior, spread=1.3)
     assert found.model.cost_variations == pytest.approx(prior.cost_variations, abs=1e-3)

@@ -36,7 +36,7 @@ PARTS = [f"{workload}/{name}" for workload, parts in kit.workloads().items() for
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The result of the kit's file, with batches of one example, run without edgefl."""
+    """Run the kit's file without edgefl, with batches of one example; return the path of its result."""
     folder = tmp_path_factory.mktemp("device")
     before, batch, after = Path(kit.__file__).read_text().partition(f"\nBATCH = {kit.BATCH}\n")
     assert batch
@@ -70,7 +70,7 @@ def test_the_parts_cover_each_term_of_a_time_model(result: Path) -> None:
 
 
 def parts_of(model: TimeModel, slower: Mapping[str, float] = MappingProxyType({})) -> list[Row]:
-    """The rows of a device with these costs, on which the parts in ``slower`` take so many times as long."""
+    """Return the rows of a device with this model's costs. ``slower`` multiplies the times of some parts."""
     parts = dict.fromkeys(PARTS, Timed(wall_s=1.0, cpu_s=1.0))
     blank = KitResult(kit=kit.VERSION, device="", runtime="torch", threads=1, cores=1, parts=parts)
     times = {r.network: model.seconds(r.work) * slower.get(r.network, 1.0) for r in blank.rows()}
