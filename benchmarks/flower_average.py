@@ -110,7 +110,7 @@ def show_limits(turns: list[list[float]], page_faults: int) -> None:
     share = statistics.median((turn[3] + turn[4]) / turn[1] for turn in turns)
     print(
         f"    lower limit: reading the replies {all_of:.1f} ms ({one:.1f} with one thread), creating the "
-        f"result {result:.1f} ms; together {share:.0%} of our time; we have {page_faults:,} page faults"
+        f"result {result:.1f} ms; together {share:.0%} of our time ({page_faults:,} page faults)"
     )
 
 

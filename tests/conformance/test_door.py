@@ -1,4 +1,4 @@
-"""A run's door on real TCP lets in only admitted keys, each under its own name."""
+"""Tests that a run's TCP port (its door) accepts only admitted keys, each under its own name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with secure aggregation: the results of plain runs, dropouts, costs, refused experiments."""
+"""Tests of secure aggregation in runs: equality with plain runs, dropouts, costs, refused experiments."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_phone_slows_down_as_it_heats_up(profile: str) -> None:
     world = World(experiment(profile, battery=False, network="none"), clients=1).run()
     arrivals = [event.at_s for event in world.of(Arrived)]
     assert arrivals[0] == pytest.approx(4.0)
-    # At 45 °C the phone dissipates half of 4 W, which is the mean of its power at both speeds.
+    # At 45 °C it dissipates 2 W: the mean of 4 W at full speed (1/3 of the time) and 1 W at half speed.
     assert arrivals[-1] - arrivals[-2] == pytest.approx(4.0 * 1.5)
 
 

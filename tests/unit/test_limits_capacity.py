@@ -407,7 +407,7 @@ def test_a_programs_rate_is_the_median_over_fast_and_slow_rounds(monkeypatch: py
 
 
 def test_a_slow_step_is_repeated_only_as_often_as_necessary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: a fixed number of rounds, which takes minutes."""
+    """Mutant: the number of rounds is fixed, which takes minutes."""
     readings = readings_of([1.0], [3.0] * host_operations.REPETITIONS)
     monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
     assert len(host_operations.usual_rate(lambda: None, work=1.0).samples) == host_operations.REPETITIONS

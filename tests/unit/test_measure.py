@@ -92,7 +92,7 @@ def test_intervals_contain_90_percent_of_the_parts_however_badly_they_fit() -> N
 
 
 def test_intervals_are_wide_only_for_operations_whose_parts_fit_badly() -> None:
-    """Mutant: the same larger ``error_factor`` for all operations."""
+    """Mutant: all operations get the same larger ``error_factor``."""
     slower = {part: 2.5 ** (-1) ** at for at, part in enumerate(PARTS) if part.startswith("memory/")}
     model = fit_kit(parts_of(TYPICAL, slower)).model
     products, bytes_moved = StepWork(matmul_flop=1e12), StepWork(elementwise_bytes=1e12)
@@ -115,7 +115,7 @@ def test_pooling_has_a_cost_of_its_own() -> None:
 
 
 def test_times_that_no_model_fits_are_refused() -> None:
-    """Mutant: a profile that edgefl refuses, because a variation is above 5."""
+    """Mutant: the fit returns a profile that edgefl refuses, because a variation is above 5."""
     rows = parts_of(TYPICAL, {part: 1e4 ** (-1) ** at for at, part in enumerate(PARTS)})
     with pytest.raises(
         ConfigError, match="no time model fits these steps within a factor of 100; check their"

@@ -137,7 +137,7 @@ def test_ca2fl_has_the_steps_of_its_paper() -> None:
     [(None, 99, 3), (2.5, 99, 3), (None, 1, 3), (0.8, 2, 3), (None, 1, 1), (None, 0, 2), (None, 2, 1)],
 )
 def test_safa_has_the_models_of_its_paper(limit_s: float | None, lag: int, size: int) -> None:
-    """Against the paper's cache, its picked clients and its bypass.
+    """Compares with the paper's cache, its picked clients and its bypass.
 
     The entry of a client that has delivered is not deprecated, however stale its model was.
     """
@@ -183,7 +183,7 @@ def model_after(run: MemoryRun, event: Arrived) -> float:
 
 @pytest.mark.parametrize(("tiers", "cohort"), [(1, 9), (2, 9), (3, 2), (3, 1), (7, 1)])
 def test_fedat_mixes_the_models_of_its_tiers_last_rounds(tiers: int, cohort: int) -> None:
-    """Against an oracle for the members, models and numbers of the tiers' rounds."""
+    """Compares with an oracle for the members, models and numbers of the tiers' rounds."""
     rng, examples = np.random.default_rng(5), (10, 20, 30, 5, 15, 40, 25)
     latency_s = [3.0, 1.0, 9.0, 0.5, 6.0, 2.0, 4.0]
     devices = [Client(i, "a", examples[i], 1, 0.0, latency_s[i]) for i in range(7)]

@@ -142,7 +142,7 @@ def test_the_children_of_an_ended_orphan_count_once(monkeypatch: pytest.MonkeyPa
 def test_a_process_without_its_environment_is_of_the_phone_of_its_control_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Mutant: the control group of another run."""
+    """Mutant: the control group of another run is accepted, too."""
     files = {"environ": b"A=1\0", "cgroup": f"0::/x/edgefl-{os.getpid()}-77/0-phone-3\n".encode()}
     for module in (tree, groups):
         monkeypatch.setattr(module, "read_kernel_file", lambda path: files[Path(path).name])
