@@ -37,7 +37,7 @@ from agreed_functions import BATCH, FUNCTIONS, MODEL, SHAPE
 HERE = Path(__file__).parent
 STEP = f"torch:{MODEL}@{BATCH}"
 CLASS = {"loop": "interpreter", "numpy": "interpreter", "gzip": "integer", "half": "interpreter"}
-"""Class of code to which a function's code outside torch belongs."""
+"""Class of each function's code, not counting the code in torch."""
 TEST = """
 import pytest, agreed_functions
 @pytest.mark.edge_device({device!r}, like={like!r}, time_scale=0)
@@ -88,9 +88,10 @@ def by_plugin(device: str, name: str) -> float:
 
 
 def one_round(name_of_device: str, names: list[str], calls: int, awake: bool) -> dict[str, tuple[float, ...]]:
-    """Return the times of a call of each function in seconds.
+    """Return four times in seconds for a call of each function.
 
-    They are the CPU time on this host, and the times by ``exec``, a device test and ``predict``.
+    They are the CPU time on this host, and the times on the device according to ``exec``, a device test and
+    ``predict``.
     """
     device, host = load_device(name_of_device), calibrate()
     module, _ = model_to_trace(MODEL)

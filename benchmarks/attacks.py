@@ -27,8 +27,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "krum": {"attackers": 6, "selected": 14},
     "rfa": {"iterations": 8},
 }
-"""Fields of each strategy that differ from the defaults. They assume up to 6 attackers; a buffer of 20
-updates has 4 attackers on average, rarely more than 6."""
+"""Fields of each strategy that differ from the defaults. They assume up to 6 attackers per buffer: of its 20
+updates, 4 are from attackers on average, and rarely more than 6."""
 ATTACKS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "sign-flip, scale 4": {"kind": "sign-flip", "scale": 4.0},

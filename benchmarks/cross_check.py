@@ -4,8 +4,8 @@
 
 This needs the cross compiler and the emulator (on Debian: gcc-aarch64-linux-gnu, qemu-user). The test cases
 are sums with norms and checksums, quantisation to all types, and updates with their checksums. The inputs
-include lengths that are not a multiple of a SIMD vector's, denormals, infinities and NaNs. The payload bits
-of NaNs are not compared. The exit code is 1 if there is a difference.
+include denormals, infinities, NaNs, and lengths that are not a multiple of a SIMD vector's length. The
+payload bits of NaNs are not compared. The exit code is 1 if there is a difference.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "int8": 
 PAGE = 4096
 LARGE = 1 << 30
 CODED = (468_458, 25_000_000)
-"""Numbers of parameters of an update that is masked, and of a sum that is unmasked."""
+"""Numbers of parameters for which `encode` (masking) and `decode` (unmasking) are measured."""
 
 
 def paged(size: int, dtype: Any = np.float32) -> Any:

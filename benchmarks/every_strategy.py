@@ -40,9 +40,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pisces": {"concurrency": 12},
     "quafl": {"participants": 10, **POLLED},
 }
-"""Fields of strategies that differ from their defaults. The interval between polls is near the time of a
-trip, the size of server steps suits an adaptive optimiser or a sum, and the concurrency is below the fleet's
-size, so that Pisces can choose clients."""
+"""Fields of strategies that differ from their defaults. Polls are about the time of one trip apart. Server
+learning rates suit an adaptive optimiser, momentum or a sum of updates. The concurrency of Pisces is below
+the fleet's size, so that it can choose clients."""
 
 
 def seconds(runs: Sequence[Run]) -> str:

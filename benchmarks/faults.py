@@ -33,9 +33,9 @@ def small_run(clock: str, versions: int) -> Experiment:
 
 
 def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
-    """Check several states of the disk after each file change of a recorded run.
+    """Check several states that a power cut may leave on disk after each file change of a recorded run.
 
-    Some of the states are resumed with the command ``edgefl resume``.
+    Some of the states are also resumed with the command ``edgefl resume``.
     """
     wanted = small_run(asked.clock, 60)
     changes = power_cut.record(wanted, place / "files", shim.build(place))

@@ -71,8 +71,8 @@ def compare(layers: list[int], given: argparse.Namespace) -> None:
 def turn(calls: list[Callable[[], object]], number: int) -> list[float]:
     """Return the time of each call in seconds.
 
-    Flower's call runs first. The other calls take turns in being the next one, because the caches then still
-    contain data of Flower's call.
+    Flower's call runs first and leaves its data in the caches. The next call may profit from this, so the
+    other calls take turns in being the next one.
     """
     rest = len(calls) - 1
     order = [0, *(1 + (number + k) % rest for k in range(rest))]
@@ -109,8 +109,8 @@ def show_limits(turns: list[list[float]], page_faults: int) -> None:
     one, all_of, result = (statistics.median(turn[i] for turn in turns) * 1e3 for i in (2, 3, 4))
     share = statistics.median((turn[3] + turn[4]) / turn[1] for turn in turns)
     print(
-        f"    its limit: reading the replies {all_of:.1f} ms ({one:.1f} with one thread), making the result "
-        f"{result:.1f} ms; together {share:.0%} of ours, which takes {page_faults:,} page faults"
+        f"    lower limit: reading the replies {all_of:.1f} ms ({one:.1f} with one thread), creating the "
+        f"result {result:.1f} ms; together {share:.0%} of our time ({page_faults:,} page faults)"
     )
 
 

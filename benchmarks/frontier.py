@@ -1,4 +1,4 @@
-"""Prints two tables of docs/findings.md: the weights of slow clients if the server's step is bounded.
+"""Print two tables of docs/findings.md: the weights of slow clients if the server's step is bounded.
 
     python -m benchmarks.frontier
 
@@ -35,7 +35,10 @@ def main(versions: int = 4_000, seeds: Sequence[int] = (1, 2, 3)) -> None:
 
 
 def waiting(restart: str, form: str, versions: int, seeds: Sequence[int]) -> str:
-    """Return a row with the weights of FedStaleWeight's running form without a cap, under a restart rule."""
+    """Return a table row with a fast and a slow client's mean weight under a restart rule.
+
+    The weights are those of FedStaleWeight with ``normalize="running"`` and without a bound on the step.
+    """
     fields: dict[str, Any] = {"buffer_size": 5, "restart": restart, "form": form}
     strategy = FedStaleWeight(**fields, normalize="running", max_step=1e9)
     runs = [simulate(strategy, versions, seed).applied() for seed in seeds]

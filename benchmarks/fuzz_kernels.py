@@ -26,8 +26,8 @@ from edgefl.strategies import ServerOptimizer
 TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
 EDGES = (0, 1, 7, 8, 9, 15, 16, 17, BLOCK - 1, BLOCK, BLOCK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 3)
 LARGE = 5 * 65536 + 5
-"""Number of elements that are divided among several threads and written with non-temporal stores. One case in
-500 has about this size; these cases take half of the time."""
+"""Number of elements of a large array, which is divided among several threads and written with non-temporal
+stores. One case in 500 has about this size; these cases take half of the time."""
 OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
 _LARGEST, _HALVES = (
     (65504, 65520, 3.4028235e38, np.inf, np.nan),
@@ -214,7 +214,7 @@ def _field_case(rng: np.random.Generator) -> Any:
 
 
 def _words(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw numbers below p. Some arrays consist only of the numbers near 0, p/2 and p."""
+    """Draw numbers below p = 2^32 − 5. Some arrays consist only of numbers near 0, p/2 and p."""
     edges = np.array([0, 1, PRIME // 2, PRIME // 2 + 1, PRIME - 1], np.uint32)
     made = rng.choice(edges, size) if rng.random() < 0.2 else rng.integers(0, PRIME, size, dtype=np.uint32)
     return _placed(made, rng)

@@ -114,7 +114,7 @@ def repository(folder: Path) -> Path:
 
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """Run ``loops`` processes that compute all the time in this context."""
+    """Keep ``loops`` processes computing without a pause while the context is open."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
     try:

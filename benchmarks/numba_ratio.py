@@ -2,9 +2,9 @@
 
     python benchmarks/numba_ratio.py [--turns 41]
 
-Prints the ratio of the time in C to the time in numba (below 1: C is faster) as the median over turns. In
-each turn, both back ends sum the same updates for about 20 ms, and they alternate in which one starts.
-`edgefl bench aggregate` also measures both, but beside other libraries, whose threads disturb them.
+The benchmark prints the ratio of the time in C to the time in numba (below 1: C is faster) as the median over
+turns. In each turn, both back ends sum the same updates for about 20 ms, and they take turns in going first.
+`edgefl bench aggregate` also measures both, but together with other libraries, whose threads disturb them.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@
 The speeds of a plausible fleet are drawn from the intervals in the device profiles. There are two
 distributions of the data (worlds). In ``mixed``, the classes of each phone are drawn (Dirichlet, α = 0.3),
 regardless of its speed. In ``slow-hold``, only the slowest third of the phones holds classes 0 to 2. The step
-sizes of each strategy are tuned first: the values of `GRID` with the best mean accuracy over a run, with two
-other seeds. The table in docs/findings.md compares the emulated time and the energy until the target in each
-world: in how many plausible fleets FedStaleWeight is ahead, and the ratio over seeds. With ``--mutants``,
-wrong implementations of FedStaleWeight (`edgefl.lab.mutants`) are compared with FedBuff as well, with the
-same step sizes and fleets. Runs that the folder already contains are not repeated.
+sizes of each strategy are tuned first, with two other seeds: of the values in `GRID`, those with the best
+accuracy, averaged over a run, are used. The table in docs/findings.md compares the emulated time and the
+energy until a strategy reaches the target in each world. It shows in how many plausible fleets FedStaleWeight
+is ahead, and the ratio of the costs over seeds. With ``--mutants``, wrong implementations of FedStaleWeight
+(`edgefl.lab.mutants`) are compared with FedBuff as well, with the same step sizes and fleets. Runs that the
+folder already contains are not repeated.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ def raced(experiment: Experiment, world: str, name: str, steps: Steps, out: Path
 def compared(world: str, target: float, fedbuff: list[Record], other: list[Record]) -> Iterator[str]:
     """Yield one table row for the time and one for the energy until the target accuracy.
 
-    A row has the means for FedBuff and for the ``other`` strategy, how often the other is ahead, and the
-    other's cost over FedBuff's.
+    A row contains the means for FedBuff and for the ``other`` strategy, how often the other strategy is
+    ahead, and the ratio of its cost to FedBuff's.
     """
     goal = RaceTarget(target, "given")
     for cost in ("time", "energy"):

@@ -6,8 +6,8 @@ For a busy loop and for ``sha256sum`` of 100 MB, the ratio of CPU time to wall t
 process, is compared with the phone's share of a core. ``curl`` downloads 10 MB (1 MB with --quick) from a
 server on this machine, over the networks lte and 3g-slow. The time that it reports is compared with the time
 that a handshake, the request and the response take according to the network profile. The benchmark prints
-medians of the absolute errors, the range of the errors (below 0: less CPU time, or less time), and the errors
-that edgefl itself measured.
+medians of the absolute errors, the range of the errors (below 0: too little CPU time, or too fast a
+download), and the errors that edgefl itself measured.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from edgefl.secure.pairwise import Participant, RoundRules, least_threshold, unm
 
 HOLDERS, RECOVER, PRIVATE = 10, 7, 2
 LOST = (0, 1, 3)
-"""Numbers of the ten holders that do not answer. With pairwise masks, tenths of the clients that drop out."""
+"""How many of the ten holders do not answer. With pairwise masks, how many tenths of the clients drop out."""
 STALENESS, RESOLUTION, CLIP = 20, 256, 1.0
 DEVIATION = 0.1
 """Standard deviation of the elements of updates: a tenth of `CLIP`, so that no element is clipped."""

@@ -72,9 +72,10 @@ class Trend(NamedTuple):
 
 
 def look(command: Command, folder: Path) -> Sample:
-    """Sample the resources of the run: the maximum over the processes of each kind; the median over clients.
+    """Sample the resources of the run: the maximum over the processes of each kind.
 
-    A client has one more descriptor while it reads a file in /proc, but a leak would affect all clients.
+    For clients, the median is used: a client has one more descriptor while it reads a file in /proc, but a
+    leak would affect all clients.
     """
     found: dict[str, list[float]] = defaultdict(list)
     for process, kind in command.family().items():

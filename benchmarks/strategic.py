@@ -1,4 +1,4 @@
-"""Prints the table in docs/findings.md about clients that slow themselves down to gain weight.
+"""Print the table in docs/findings.md about clients that slow themselves down to gain weight.
 
     python -m benchmarks.strategic
 
@@ -69,7 +69,8 @@ def run(
 def gain(
     form: str, restart: Restart, clients: int, emulated_s: float, seed: int, count: int, slowed: float
 ) -> tuple[float, float]:
-    """Return the ratios of weight and of trips after and before the first ``count`` clients slow down."""
+    """Return the weight and the trips of the first ``count`` clients after they slow down, as ratios to the
+    values at full speed."""
     before, after = (
         run(form, restart, clients, emulated_s, seed, *how) for how in ((0, 1.0), (count, slowed))
     )

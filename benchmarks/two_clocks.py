@@ -47,7 +47,7 @@ class Agreement(NamedTuple):
     unexplained_s: float
     """Largest part of a difference between arrival times that the delays of the client do not explain."""
     inverted: int
-    """Number of pairs of trips that arrived in different orders; a missing trip counts as the last."""
+    """Number of pairs of trips whose order of arrival differs between the runs; a missing trip is last."""
     inverted_gap_s: float
     """Largest difference between the virtual arrival times of a pair that arrived in different orders."""
     stale_otherwise: int

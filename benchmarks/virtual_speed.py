@@ -116,7 +116,8 @@ def registered(clients: int, given: argparse.Namespace) -> Experiment:
 
 
 def look_at(process: psutil.Process) -> tuple[float, float, float]:
-    """Return the time, the memory in MiB of a process and its descendants, and the server's CPU time in s."""
+    """Return the current time in s, the memory of a process and its descendants in MiB, and the server's CPU
+    time in s."""
     mib = cpu_s = 0.0
     for each in [process, *process.children(recursive=True)]:
         try:

@@ -100,7 +100,7 @@ def run_in_memory(
     accuracy: Callable[[Vector], float] | None = None,
     max_events: int = 1_000_000,
 ) -> MemoryRun:
-    """Run ``core`` until it stops, in a discrete-event simulation that computes real but small vectors.
+    """Run ``core`` until it stops, in a discrete-event simulation that trains small vectors.
 
     ``durations`` gives the emulated seconds of a trip: one number for each client, or a function
     ``durations(client, trip)``. ``train(client, model, trip)`` takes one local step and returns the resulting

@@ -1,4 +1,4 @@
-"""Shared by all tests: markers by folder, real data, and a check that a test leaves nothing behind."""
+"""Hooks and fixtures of all tests: markers by folder, real data, a check that tests leave nothing behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
 collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]
 gc.disable()  # until the tests are collected, since imported modules stay anyway
 BOUND_S = 20.0
-"""Maximum time for what a test has stopped to end."""
+"""Maximum time in seconds until the processes and threads that a test has stopped end."""
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:  # as under ``&`` or nohup; tests send these signals
         signal.signal(number, handler)
@@ -56,7 +56,7 @@ def pytest_configure() -> None:
     ]
     if any(found) and not any('"editable": true' in each for each in found):
         raise pytest.UsageError(
-            "edgefl is installed as a copy, not as these files: make check makes a .venv with these"
+            "the installed edgefl is a copy, not these files: make check creates a .venv that uses them"
         )
 
 
@@ -79,7 +79,7 @@ SHARING = {
     "tests/fault/test_injected_errors.py": "recorded",
     "tests/fault/test_power_cuts.py": "recorded",
 }
-"""Modules whose tests share a slow fixture, with its name."""
+"""Maps each module whose tests share a slow fixture to the fixture's name."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -101,7 +101,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection() -> Iterator[None]:
     """Exclude imported modules from later garbage collections, each of which would take 0.25 s longer.
 
-    Collections are rarer than Python's, which would take a twentieth of the CPU time of all tests.
+    Garbage is collected less often than by default, which would take a twentieth of all tests' CPU time.
     """
     found = yield
     gc.enable()
@@ -166,7 +166,7 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def fork_server(_adopt_orphans: None) -> Iterator[ForkServer]:
-    """Fork runs, sweeps, commands and programs from one server: most of their time is the import of torch.
+    """Fork runs, sweeps, commands and programs from one server: they spend most time on importing torch.
 
     If a test has changed something that only a new interpreter reads, a new one is started.
     """
@@ -257,7 +257,7 @@ class Held(NamedTuple):
 
 
 def _settle(before: Held, folder: str) -> list[str]:
-    """Return what is left once all that is ending has ended, or after `BOUND_S`."""
+    """Wait until all new resources are gone, for at most `BOUND_S`; describe those that are left."""
     _reap(before.processes)
     if not Held.now(folder).beyond(before):
         return []
@@ -320,7 +320,7 @@ def _descriptors() -> Iterator[tuple[str, str]]:
 
 
 def _shared() -> Iterator[str]:
-    """Find named shared memory, except what processes that are not of this session map or other users own."""
+    """Find this user's named shared memory, except memory that processes outside this session have mapped."""
     names = set(_entries("/dev/shm"))
     if not names:
         return
@@ -338,7 +338,10 @@ def _shared() -> Iterator[str]:
 
 
 def _groups() -> Iterator[str]:
-    """Find control groups of this process or of ended ones, not those of tests that run at the same time."""
+    """Find control groups of this process and of processes that have ended.
+
+    The groups of tests that run at the same time are left out.
+    """
     for controller in ("cpu", "memory"):
         try:
             outer = hierarchy.find(controller).folder

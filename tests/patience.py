@@ -27,7 +27,7 @@ class Patience:
         self._looked_s, self._known = time.monotonic(), _ran_and_waited()
 
     def over(self) -> bool:
-        """Count the time since the last call; return True if none is left."""
+        """Count the time since the last call; return True if no time is left."""
         now_s, now = time.monotonic(), _ran_and_waited()
         before = [self._known.get(pid, (0.0, 0.0)) for pid in now]
         ran_s, waited_s = (sum(one[k] for one in now.values()) - sum(b[k] for b in before) for k in (0, 1))

@@ -20,7 +20,7 @@ from edgefl.results.store import Store
 
 EVIL = '<script>alert("x")</script>&amp;"\'$\\frac{1}{2}$ </title></style>'
 FLEET = {"pixel-4": (0.1, (4, 5, 6, 7, 8, 9)), "moto-g4": (1.0, (0, 1, 2, 3))}
-"""Each profile's seconds for a step, and classes."""
+"""Maps each profile to the seconds that a step takes and the classes that its clients hold."""
 
 
 def client(number: int, profile: str = "pi-4", step_s: float | None = None, *labels: int) -> ClientRow:

@@ -201,7 +201,7 @@ class Core(Ledger):
 
     @property
     def unmasking(self) -> bool:
-        """True while clients exchange messages for the pending sum (`Unmasking`), until a ``Wake`` is due."""
+        """True while clients exchange messages for the pending sum (`Unmasking`); it ends with a ``Wake``."""
         from_s = None if self._sum is None else self._sum[0].from_s
         return from_s is not None and self.now_s < min(from_s, self._end_s)
 

@@ -260,7 +260,7 @@ def in_phase(experiment: Experiment, strategy: Strategy) -> str:
 
 
 def any_exact(clients: Sequence[ClientInfo]) -> bool:
-    """Return True if a profile of the fleet is from a paper; its clients start without a random wait."""
+    """Return True if any profile of the fleet is from a paper. Clients with such a profile start at once."""
     return any(_profile(profile).exact for profile, _ in kinds_of(clients))
 
 

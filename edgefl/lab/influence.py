@@ -115,7 +115,7 @@ def gains_of_slowing(
 
 
 class Stale(NamedTuple):
-    """The first updates that arrive in a run, in the order of their arrival."""
+    """Staleness of the first updates of a run, and when their trips started; in the order of arrival."""
 
     staleness: npt.NDArray[np.int64]
     """Staleness of each update, or −1 if the update was not applied."""

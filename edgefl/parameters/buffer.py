@@ -99,7 +99,7 @@ class Shape:
     """Number of running statistics, at the end of the model, that are stored with each slot."""
     exact: int = 0
     """Number of running statistics that each update contains as float32 numbers, after its rounded numbers.
-    The rounded numbers contain zeros in their places."""
+    The rounded numbers are 0 at the positions of these statistics."""
 
     @property
     def possible(self) -> bool:

@@ -461,7 +461,7 @@ def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[
 
 
 def cut_off(counts: Mapping[str, int]) -> dict[str, int]:
-    """Cut off names that are too long for a baseline, such as those of C++ templates, and add up equal ones.
+    """Truncate names that are too long for a baseline, such as C++ templates; sum the counts of equal names.
 
     >>> long = "std::map<" * 100
     >>> [(len(name), count) for name, count in cut_off({"f": 1, long + "1": 2, long + "2": 3}).items()]

@@ -108,7 +108,7 @@ def _branch(stem: Channel[sides.StemRequest], descriptor: int, files: sides.Side
 
 
 class SideBranch:
-    """A branch: imports the functions of one side, and forks a process for each call request."""
+    """A process that imports the functions of one side, and forks a process for each call request."""
 
     def __init__(self, channel: Channel[sides.BranchRequest], files: sides.SideFiles) -> None:
         self._channel, self._files = channel, files

@@ -56,9 +56,10 @@ class SumResult(msgspec.Struct):
     """The weights that `Strategy.combine` chose; empty if it returned a combined vector instead, or if the
     strategy does not read individual updates."""
     refused: str = ""
-    """Reason why a sum of hidden (masked or encrypted) updates was refused. None of them is then used."""
+    """Reason why a sum of hidden (masked or encrypted) updates was refused, so none of them is used. Empty
+    if it was not refused."""
     rounded: str = ""
-    """Warning if rounding distorted the first sum of masked updates."""
+    """Warning if rounding distorted the first sum of masked updates; empty if not."""
 
 
 @dataclass

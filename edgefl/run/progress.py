@@ -66,7 +66,7 @@ class Gauge:
         self.loss, self.metrics = answer.loss, answer.metrics
 
     def remember(self, last: Evaluated) -> None:
-        """Store the results of the last evaluation before this process was started."""
+        """Store the results of the last evaluation that an earlier part of this run made."""
         self.accuracy = None if math.isnan(last.accuracy) else last.accuracy
         self.loss = last.metrics.get("loss")
         self.metrics = {name: value for name, value in last.metrics.items() if name != "loss"}

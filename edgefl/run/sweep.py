@@ -153,7 +153,7 @@ def sweep(
 def drawn_fleets(experiment: Experiment) -> Experiment:
     """Return the experiment, changed so that each seed draws compute times from the profiles' 90% intervals.
 
-    Raises `ConfigError` under the wall clock.
+    Raises `ConfigError` if the experiment uses the wall clock.
     """
     if experiment.clock.kind != "virtual":
         raise ConfigError("--fleets needs the virtual clock; add --clock virtual")

@@ -46,8 +46,8 @@ class SAFA(Strategy):
 
     Differences from the paper: (1) A cache entry that is not the client's own model (at the start, or after
     too much lag) is the current global model. In the paper it is the global model at the time when the entry
-    was made, which needs one more model per client. As a result, the trajectories of the global model differ
-    by up to 110%. (2) A client that goes offline loses its undelivered work.
+    was made, which needs one more model per client. The two forms give different global models.
+    (2) A client that goes offline loses its undelivered work.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"

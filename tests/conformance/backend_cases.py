@@ -1,4 +1,4 @@
-"""Arrays with which back ends are compared, and the comparison."""
+"""Test arrays for comparisons of back ends, and the function that compares the results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def unaligned(array: np.ndarray, offset: int) -> np.ndarray:
 
 
 def random_update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -> tuple[Any, Any]:
-    """An update and its scales. A wild one has random bits: also denormals, infinities and NaNs."""
+    """An update and its scales. A wild update has random bits, including denormals, infinities and NaNs."""
     if dtype == "int8":
         scale = rng.standard_normal(-(-size // BLOCK)).astype(np.float32)
         return rng.integers(-128, 128, size, dtype=np.int8), scale
@@ -97,7 +97,8 @@ def random_update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -
 def random_case(
     dtype: str, size: int, count: int, *, wild: bool = False, offset: int = 0, vectors: int = 0
 ) -> dict[str, Any]:
-    """Arguments of a sum, or of a step whose optimiser keeps ``vectors``: the second is not negative."""
+    """Arguments of a sum, or of a step of an optimiser that keeps ``vectors`` state vectors. Only the first
+    of these may have negative elements."""
     rng = np.random.default_rng([size, count, wild])
     names = itertools.cycle(DTYPES[:4] if dtype == "mixed" else [dtype])
     pairs = [random_update(next(names), size, rng, wild) for _ in range(count)]

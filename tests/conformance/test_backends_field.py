@@ -1,4 +1,4 @@
-"""Arithmetic modulo p = 2^32 − 5 gives the numbers of Python's integers with every back end."""
+"""Every back end computes modulo p = 2^32 − 5 with the same results as Python's integers."""
 
 from __future__ import annotations
 

@@ -76,8 +76,10 @@ def test_a_mean_of_negative_zeros_is_positive_zero(backend: str) -> None:
 
 
 def test_the_values_of_a_single_element_are_added_in_ascending_order(backend: str) -> None:
-    """Mutant: numpy adds eight or more values of one column pairwise, and the mean is 16. In order, each 50
-    is lost, because the numbers next to −2^60 are 128 away."""
+    """In ascending order, each 50 is lost, because the floats next to −2^60 are at least 128 away.
+
+    Mutant: numpy adds eight or more values of one column pairwise, which gives a mean of 16.
+    """
     out, values = np.empty(1, np.float32), [-(2.0**60), *[50.0] * 6, 2.0**60]
     kernels.trimmed_mean(out, [np.array([value], np.float32) for value in values], 0, backend)
     assert out.tolist() == [0.0]
@@ -85,7 +87,8 @@ def test_the_values_of_a_single_element_are_added_in_ascending_order(backend: st
 
 @pytest.mark.parametrize("count", [*range(1, 12), 16, 31, 64, 100])
 def test_a_sorting_network_sorts_all_zeros_and_ones(count: int) -> None:
-    """A network that sorts all columns of zeros and ones sorts everything; with a trim, only the middle."""
+    """A network that sorts all columns of zeros and ones sorts everything. With a trim, only the middle rows
+    must be sorted."""
     rng = np.random.default_rng(count)
     columns = (rng.random((count, 4000)) < rng.random(4000)).astype(np.int8)
     if count <= 11:

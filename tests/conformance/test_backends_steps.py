@@ -65,7 +65,7 @@ def test_steps_of_denormals_infinities_and_nans(fast: str, optimizer: ServerOpti
 
 @each_optimizer
 def test_a_step_is_the_sum_and_then_the_optimizer(optimizer: ServerOptimizer) -> None:
-    """The case is so large that kernels use several threads and write around the caches."""
+    """The case is so large that kernels use several threads and bypass the caches when they write."""
     case = _step_case("float32", 300_007, 4, optimizer)
     base, updates, weights = case["base"], case["updates"], case["weights"]
     total, out, *new = (np.empty_like(base) for _ in range(2 + len(case["old_state"])))

@@ -47,7 +47,7 @@ def address(server: ServerSocket, name: bytes) -> str:
 
 
 def joined(server: ServerSocket, name: bytes) -> Dealer:
-    """A peer to which the server connects, or which it admits, and which has the password of its name."""
+    """Create a peer with the password of its name; the server connects to it or admits it."""
     if server.listening.door:
         server.admit(name)
         return caller(server, name)
@@ -65,7 +65,7 @@ def caller(server: ServerSocket, name: bytes) -> CallerSocket:
 
 
 def spawn(server: ServerSocket, name: bytes, role: control.Role) -> control.Spawn:
-    """The order to start the process of this name."""
+    """The control message that starts the process with this name."""
     about, password = server.listening, control.password(server.secret, name)
     if not about.door:
         return control.Spawn(role, 0, 0, address(server, name), password, os.getpid(), 1.0)
@@ -86,7 +86,7 @@ def client(server: ServerSocket, heartbeat_s: float = 1e6) -> Iterator[Connectio
 
 @pytest.fixture
 def connect(server: ServerSocket) -> Iterator[Connect]:
-    """Makes a peer of this name. If the peer says something, the server receives it first."""
+    """A function that creates a peer with this name. The server has received the message ``says``, if any."""
     with ExitStack() as closing:
 
         def one(name: bytes = b"one", says: bytes = b"ready") -> Dealer:
@@ -101,7 +101,7 @@ def connect(server: ServerSocket) -> Iterator[Connect]:
 
 
 def heard(server: ServerSocket | DoorSocket, count: int) -> list[tuple[bytes, list[bytes]]]:
-    """The next ``count`` messages."""
+    """Receive the next ``count`` messages, each as the name of its sender and its frames."""
     got: list[tuple[bytes, list[bytes]]] = []
     for _ in range(1000):
         if len(got) >= count:
@@ -112,7 +112,8 @@ def heard(server: ServerSocket | DoorSocket, count: int) -> list[tuple[bytes, li
 
 
 def say(server: ServerSocket, peer: Dealer, message: bytes) -> None:
-    """Send when there is room. ZeroMQ connects in the background, and the server must let the peer in."""
+    """Send a message as soon as there is room: ZeroMQ connects in the background, and the server must poll to
+    admit the peer."""
     for _ in range(BOUND_MS):
         try:
             return peer.send([message])
@@ -353,7 +354,8 @@ def test_a_peer_without_the_password_of_its_name_is_refused(server: ServerSocket
 
 
 def greetings(where: str, times: int, user: int) -> list[bytes]:
-    """The length of each answer to a process of ``user`` that connects so many times and greets first."""
+    """The length of each answer to a process of ``user`` that connects ``times`` times and sends its greeting
+    first."""
     seen, told = os.pipe()
     pid = os.fork()
     if pid == 0:

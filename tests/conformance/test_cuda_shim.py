@@ -28,7 +28,7 @@ FLAGS = shlex.split(
     "-x c++ -std=c++17 -O2 -ffp-contract=off -U_FORTIFY_SOURCE -shared -fPIC "
     "-Wall -Werror -Wno-unknown-pragmas -Wno-sign-compare -DEF_CHUNK_BYTES=65536"
 )
-"""The chunks are so small that small sums have several."""
+"""The chunk size is so small that even small sums consist of several chunks."""
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
@@ -101,7 +101,7 @@ def test_sums_of_several_chunks(size: int) -> None:
 @pytest.mark.usefixtures("_shim")
 @pytest.mark.parametrize("size", [4095, 4097, 16_384, 16_385, 50_003])
 def test_masks_of_several_chunks(size: int) -> None:
-    """With many vectors, as in the second sum, chunks are smaller. The third sum is p."""
+    """Chunks are smaller for many vectors, as in the second sum. In the third sum, elements add up to p."""
     rng = np.random.default_rng(size)
     update, mask = rng.standard_normal(size, np.float32), rng.integers(0, PRIME, size, dtype=np.uint32)
     made, opposite = [], (PRIME - mask.astype(np.int64)).astype(np.uint32) % np.uint32(PRIME)

@@ -1,4 +1,4 @@
-"""A run's door on real TCP lets in only admitted keys, each under its own name."""
+"""Tests that a run's TCP port (its door) accepts only admitted keys, each under its own name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVER = bytes(range(2, 34))
 LARGEST = 2**20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory and descriptors are read in /proc")
 LONG_COMMAND = 6
-"""Flags of a ZMTP frame with a length of 8 bytes."""
+"""Flags of a ZMTP command frame whose length field has 8 bytes."""
 
 
 @pytest.fixture

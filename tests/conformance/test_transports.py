@@ -72,7 +72,7 @@ Model = npt.NDArray[np.float32]
 
 
 def any_bits(draw: st.DrawFn, size: int) -> Model:
-    """Any float32 numbers, also NaNs with payloads, infinities, denormals and negative zeros."""
+    """Any float32 numbers, including NaNs with payloads, infinities, denormals and negative zeros."""
     seed = draw(st.integers(0, 2**32 - 1))
     bits = np.random.default_rng(seed).integers(0, 2**32, size, dtype=np.uint32)
     special = [0x7FC00001, 0xFF800000, 0x00000001, 0x80000000]

@@ -1,7 +1,7 @@
-"""A device that torch takes for a GPU, unless CUDA_VISIBLE_DEVICES hides all at the first backward pass.
+"""A device that torch takes for a GPU, unless CUDA_VISIBLE_DEVICES is empty at the first backward pass.
 
 With a GPU, torch's first backward pass starts threads, and every process that is forked later fails at its
-own first backward pass. Processes whose PYTHONPATH contains this folder do so on a machine without a GPU.
+own first backward pass. If PYTHONPATH contains this folder, the same happens on a machine without a GPU.
 """
 
 import importlib.abc

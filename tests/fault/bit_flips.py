@@ -34,7 +34,7 @@ class Flip(NamedTuple):
 
 
 def flips(folder: Path, count: int, seed: int = 0) -> Iterator[Flip]:
-    """Draw ``count`` bits: alternately from a random file, and from a file with a probability by its size."""
+    """Draw ``count`` bits, alternately from a random file and from a file drawn in proportion to its size."""
     rng = seeds.stream(seed, "bit-flips")
     sizes = {str(path.relative_to(folder)): 8 * path.stat().st_size for path in files(folder)}
     names, whole = list(sizes), sum(sizes.values())
@@ -96,7 +96,7 @@ class Reader:
         return str(kinds[kind]() if kind else self._check_results())
 
     def _check_results(self) -> None:
-        """Check results like `edgefl verify`, which computes the expected texts only once here."""
+        """Check results as `edgefl verify` does, but compute the expected texts only in the first call."""
         with Record(self._place) as record:
             for name in ("summary_text", "trace_text"):
                 if name not in self._made:

@@ -67,7 +67,7 @@ def _apply(content: bytearray, change: Change, pieces: Iterable[tuple[int, int]]
 
 
 Names = dict[str, File | None]
-"""Files by path. A folder has None."""
+"""Maps each path to its file, or to None if it is a folder."""
 
 
 class Disk:

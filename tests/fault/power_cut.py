@@ -1,7 +1,7 @@
 """Simulates power cuts: records a run, and judges the states of its files that a cut may leave.
 
-A state is good if ``edgefl resume`` continues from it, at the latest flushed checkpoint or a later one, with
-the run's own numbers and rows of that moment; or if the run had not begun.
+A state is good if ``edgefl resume`` continues from the latest flushed checkpoint or a later one, and if its
+numbers and rows are those that the recorded run had at that moment. It is also good if the run had not begun.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ class Judge:
             return f"goes on from event {state.journal_seq}, not from {cut.floor}"
         if plain(state) not in self._saved[state.journal_seq]:
             return f"goes on from other numbers at event {state.journal_seq}"
-        # A pending evaluation is repeated, and so is that of version 0 before the first event.
+        # Pending evaluations, and before the first event also that of version 0, may have no row: the resumed
+        # run repeats them.
         expected = there["evaluations"]
         there["evaluations"] = {
             version: row

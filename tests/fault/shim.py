@@ -83,7 +83,10 @@ for file, out, environment in json.loads(sys.argv[1]):
 
 
 def run(library: Path, runs: Sequence[Run]) -> list[tuple[int, str]]:
-    """Fork all runs from one process under the shim, which imports torch; return exit codes and stderr."""
+    """Fork all runs from one process that has the shim loaded and has imported torch.
+
+    Return the exit code and stderr of each run.
+    """
     given = json.dumps([(str(one.file), str(one.out), one.environment) for one in runs])
     environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", FORKED, given]

@@ -20,7 +20,7 @@ from edgefl.run import messages
 from tests.wire_samples import ALL
 
 CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "30000"))
-"""Total number of cases; `WAYS` has the shares."""
+"""Total number of cases. `WAYS` contains the share of each generator."""
 
 SEEDS = [messages.encode(message) for message in ALL]
 EDGES: list[Any] = [

@@ -37,7 +37,7 @@ def cases() -> list[str]:
 
 
 def machine() -> dict[str, str]:
-    """Return what the last bits of trained numbers depend on."""
+    """Return the processor and the package versions, on which the last bits of trained numbers depend."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     name = ", ".join(cpu.get(key, "?") for key in ("model name", "cpu family", "model"))
@@ -85,7 +85,8 @@ def _compared(folder: Path, warm: Any) -> dict[str, Any]:
 
 
 def flat(value: Any, path: str = "", depth: int = 3) -> Facts:
-    """Return nested facts by their paths. Short facts are kept; long innermost facts become digests."""
+    """Flatten nested facts to a dict keyed by path. Short facts are kept; facts that are long at the
+    innermost level become digests."""
     if len(json.dumps(value, ensure_ascii=False)) <= CLEAR:
         return {path: value}
     if not depth or not isinstance(value, dict | list | tuple):
@@ -96,7 +97,8 @@ def flat(value: Any, path: str = "", depth: int = 3) -> Facts:
 
 
 def different(name: str, golden: Mapping[str, Any], found: Mapping[str, Any], here: bool) -> list[str]:
-    """Return the facts that are not the recorded ones; if not ``here``, only those that hold everywhere."""
+    """Describe the facts that differ from the recorded ones. If the recording machine is not ``here``, only
+    facts that are equal on all machines are compared."""
     case = runs.CASES.get(name, {})
     if not here and runs.CASES.get(runs.golden_name(name), {}).get("learned"):
         return []
@@ -149,7 +151,7 @@ def record(names: Sequence[str]) -> Iterator[str]:
     """Write the facts of these cases; yield a line for each that failed."""
     known = recorded()
     if len(names) < len(cases()) and known["machine"] not in ({}, machine()):
-        raise SystemExit(f"golden.json is of {known['machine']}: record all")
+        raise SystemExit(f"golden.json was recorded on {known['machine']}: record all cases")
     found = dict(facts_of([name for name in names if runs.golden_name(name) == name]))
     for name, facts in found.items():
         if ("error" in facts) is not bool(runs.CASES.get(name, {}).get("refused")):

@@ -25,16 +25,16 @@ REPLACED = ("strategy", "training", "stop")
 """Tables of an experiment that a case replaces; its other tables are merged with those of the base."""
 MEASURED = {
     "aggregation", "memory", "nodes", "processes", "server", "server_time", "server_trip_us", "wall_s",
-    # of tables
+    # columns of tables
     "cpu_s", "id", "lateness_s", "process_grew_mib", "sum_s",
 }  # fmt: skip
-"""Measurements of this machine, and the order in which failures were noticed: they vary between runs."""
+"""Fields that vary between runs: measurements of this machine, and the order in which failures were seen."""
 TRAINED = {
     "accuracy", "accuracy_by_profile_labels", "applied_weight", "best_accuracy", "curve", "loss", "metrics",
     "model_sha256", "no_progress", "on_clients", "per_class", "slow_phones", "trained", "weight",
     "weight_sum",
 }  # fmt: skip
-"""What follows from trained numbers, whose last bits depend on the processor and on torch."""
+"""Fields that depend on trained numbers, whose last bits depend on the processor and on torch."""
 TABLES = ("clients", "evaluations", "incidents", "trips", "versions", "weights")
 Facts = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""No result has changed: `python -m tests.golden compare` finds none of the recorded facts different."""
+"""Tests that no result has changed: `python -m tests.golden compare` finds no difference in any fact."""
 
 from __future__ import annotations
 

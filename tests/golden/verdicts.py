@@ -62,7 +62,7 @@ BUDGETS: tuple[dict[str, float], ...] = (
 
 
 def plugin() -> Any:
-    """Judge measurements by budgets and by their pace, and compare them with others as baselines."""
+    """Judge measurements by budgets and by their pace, and compare them with each other as baselines."""
     found: dict[str, Any] = {}
     for (name, repetitions), doubt in itertools.product(MEASURED.items(), ("", "the host is overloaded")):
         for budget in (*BUDGETS, None):

@@ -52,7 +52,8 @@ def says_twice() -> None:
 
 
 def _write_checkpoints_often() -> None:
-    """On a slow host the only checkpoint before a kill would otherwise be the first, without an update."""
+    """Do not limit the time for checkpoints. Otherwise, the only checkpoint before a kill on a slow host
+    would be the first one, which contains no update."""
     from edgefl.run import server
 
     server.CHECKPOINT_SHARE = 1.0

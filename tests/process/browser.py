@@ -81,7 +81,7 @@ class Browser:
         return found["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """Wait until the expression is true, and return its value; fail after 1,000 looks, 50 ms apart."""
+        """Wait until the expression is true, and return its value; fail after 1,000 tries, 50 ms apart."""
         return self.value(
             "new Promise((done, fail) => { let looks = 1000; const look = () => {"
             f" let found = null; try {{ found = {script}; }} catch (error) {{}}"

@@ -99,11 +99,11 @@ def made_in(folder: Path) -> Model:
 
 
 def plan(folder: Path, deeds: dict[int, str]) -> None:
-    """Plan the deed of the first worker that reaches its n-th step, for each number n.
+    """Plan disturbances (deeds): the first worker that reaches its n-th step does the deed for n.
 
-    "die", "interrupt" the whole group, "kill the server" or "kill the zygote", "wait" for a file "go", or
-    "kill it", "interrupt it" or "stop it", where "it" is the leader of the session. " of PID" replaces the
-    leader by this process.
+    The deeds are "die", "interrupt" (the worker's process group), "kill the server", "kill the zygote",
+    "wait" (for a file "go"), and "kill it", "interrupt it" and "stop it", where "it" is the leader of the
+    session. If " of PID" is added, the process PID takes the place of the leader.
     """
     for step, deed in deeds.items():
         (folder / f"at-{step}").write_text(deed)

@@ -138,7 +138,7 @@ class Command:
         return self.process.returncode, out, err
 
     def ends(self, expected: int = 0, *says: str) -> str:
-        """Check exit code and stderr, which has these words and no traceback; return stderr."""
+        """Check the exit code, and that stderr contains these words and no traceback; return stderr."""
         code, _, err = self.finish()
         assert code == expected, err
         assert "Traceback" not in err
@@ -188,12 +188,12 @@ def incidents(folder: Path, kind: str) -> list[IncidentRow]:
 
 
 def wait_for_versions(folder: Path, versions: int, command: Command) -> None:
-    """Wait until the record on disk has so many versions."""
+    """Wait until the record on disk has at least this many versions."""
     wait_for(lambda: versions_of(folder) >= versions, f"version {versions}", command)
 
 
 def wait_for(there: Callable[[], bool], what: str, command: Command) -> None:
-    """Poll the condition until it is true; fail if the run ends before."""
+    """Poll the condition until it is true; fail if the run ends first."""
     while not there():
         try:
             command.process.wait(timeout=0.05)

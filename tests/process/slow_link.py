@@ -23,7 +23,7 @@ async def carry(
     loss: float,
     rng: random.Random,
 ) -> None:
-    """Relay one direction: segments arrive in order, ``delay_s`` late, and never before a lost one."""
+    """Relay one direction. Segments arrive in order, ``delay_s`` late or, after a loss, even later."""
     loop, queue, last_s = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](), 0.0
 
     async def deliver() -> None:

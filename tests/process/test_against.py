@@ -97,7 +97,7 @@ def call(module: str, file: Path, name: str = "step") -> CallRequest:
 
 @pytest.fixture
 def compare(repository: Path) -> Iterator[Callable[..., Comparison]]:
-    """Compares with HEAD for the time of one pair of processes; checks HEAD out once per build."""
+    """A function that compares with HEAD in one pair of processes. HEAD is checked out once per build."""
     with contextlib.ExitStack() as stack:
         made: dict[tuple[str | None, ...], AgainstBase] = {}
 
@@ -303,7 +303,7 @@ def test_each_test_gives_its_path_to_both_sides(
 def test_a_module_that_changes_the_environment_when_a_function_runs_stays_preloaded(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example, a training step with torch does so. No stem is restarted for it."""
+    """For example, a training step with torch does so. No stem (the process that is forked) is restarted."""
     monkeypatch.setattr(against, "SCHEDULE", ((1, 1),))
     monkeypatch.setattr(against, "MIN_LAYOUTS", 1)
     started: list[int] = []

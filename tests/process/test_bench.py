@@ -195,7 +195,7 @@ def test_clients_of_a_limit_end_when_its_process_is_killed() -> None:
 
 
 def test_an_interrupted_measurement_of_a_limit_leaves_no_folder(tmp_path: Path) -> None:
-    """Its folder was that of the process that measures, which is killed."""
+    """Ctrl-C kills the measuring process, so the process that started it must remove the folder."""
     case = bare.LimitCase("socket", "shm", 9, clients=1, updates=1, seconds=1e4)
     code = f"from edgefl.lab.bare import LimitCase; from edgefl.lab import ingest; ingest.limit_of({case})"
     process = psutil.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})

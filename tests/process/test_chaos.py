@@ -90,7 +90,7 @@ HIDDEN: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @needs_cryptography
 def test_masked_updates_survive_kills_of_servers_and_holders(tmp_path: Path) -> None:
-    """Every acknowledged update of FedBuff with the server's noise is in one sum."""
+    """Under FedBuff with noise that the server adds, each acknowledged update is in exactly one sum."""
     wanted = wall("shm", **HIDDEN["masks"], privacy=PRIVATE, stop=Stop(trips=600))
     only = ("--kills", "4", "--every", "0.1", "--only", "server,secure")
     code, err, found = chaos(wanted, tmp_path / "c", *only)
@@ -102,7 +102,7 @@ def test_masked_updates_survive_kills_of_servers_and_holders(tmp_path: Path) -> 
 @needs_cryptography
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_any_process_may_be_killed_with_hidden_updates(kind: str, tmp_path: Path) -> None:
-    """Kills are at random times, and at each failpoint of the server and of those that sum updates."""
+    """Kills are at random times, and at each failpoint of the server and of secure aggregation."""
     hidden = HIDDEN[kind] | ({"privacy": PRIVATE} if kind != "pairwise" else {})
     phones = virtual(4, **TINY | hidden, stop=Stop(trips=4000))
     clients = wall("shm", **hidden, stop=Stop(trips=2000))

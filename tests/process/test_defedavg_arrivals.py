@@ -1,4 +1,4 @@
-"""Tests that DeFedAvg's delays in the theory's simulation are those of a real run."""
+"""Tests that the simulation for the theory of DeFedAvg has the same delays as a real run."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ CHURN = Churn(mean_online_s=0.8, mean_offline_s=0.3, die_per_trip=0.1)
 
 
 def check_every_task_has_one_fate(folder: Path, figures: dict[str, Any], online: float = 0.2) -> None:
-    """``online`` is a share of the time for which the clients were online longer."""
+    """The clients must have been online for a larger share of the time than ``online``."""
     assert figures["integrity"]["checksum_mismatches"] == 0
     there = figures["availability"]
     assert online < there["online_share"] < 1

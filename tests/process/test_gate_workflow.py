@@ -71,7 +71,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def run(script: str, clone: Path) -> subprocess.CompletedProcess[str]:
-    """Run a step like GitHub does, with a tolerance above the noise of any machine."""
+    """Run a step as GitHub does, with a tolerance above the noise of any machine."""
     options = "-p edgefl.pytest_plugin -p no:cacheprovider --edgefl-tolerance=90 --edgefl-limit=100"
     environment = {
         **os.environ,

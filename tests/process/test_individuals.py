@@ -1,4 +1,4 @@
-"""Tests that the phones of a default fleet act independently, and that phones in phase are found."""
+"""Tests that the phones of a default fleet act independently, and that phones in phase are detected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def phase(folder: Path, *given: Any, **fleet: Any) -> dict[str, Any]:
 
 
 def independent(found: Mapping[str, Any]) -> bool:
-    """Return whether both shares are within the 99% intervals of independent phones."""
+    """Return True if both shares are within the 99% intervals of independent phones."""
     names = ("one_profile_buffers", "coincident_arrivals")
     return all(found[name]["low"] <= found[name]["share"] <= found[name]["high"] for name in names)
 
@@ -57,7 +57,7 @@ def test_a_default_fleet_acts_like_independent_phones(seed: int, tmp_path: Path)
 
 
 def test_a_default_fleet_acts_like_independent_phones_under_the_wall_clock(tmp_path: Path) -> None:
-    """Delays of a busy host change the shares of a run, so that one of three seeds is enough."""
+    """Delays of a busy host change the shares of a run, so it is enough if one of three seeds passes."""
     assert any(independent(phase(tmp_path / str(seed), "wall", seed)) for seed in (1, 2, 3))
 
 

@@ -73,7 +73,7 @@ def test_a_busy_process_gets_its_share_until_the_throttle_is_closed(
 
     throttle = host.open(kind, busy.pid, SHARE)
     until(lambda: throttle.achieved().cpu_s > 0.2)
-    # The governor corrects what the process got while it had to wait for a core itself.
+    # While the governor waits for a core, the process may exceed its share; the governor corrects this later.
     until(within_its_share)
     found = throttle.achieved()
     assert found.declared_cpu_s == pytest.approx(SHARE * found.wall_s, rel=1e-6)

@@ -174,7 +174,7 @@ def test_a_node_that_joins_later_has_its_own_workers_and_those_of_a_lost_node(
             return False
 
         def later() -> None:
-            # Until one node is lost and a worker waits.
+            # Wait until one node is lost, a worker waits for "go", and the other node has two workers.
             while left(tmp_path) or not any(map(two_workers, joined)):
                 time.sleep(0.05)
             joined.append(join(nodes.address, tmp_path, workers=2))

@@ -1,6 +1,6 @@
 """Tests of edgefl exec with real commands: their output, signals and absences, and that nothing is left.
 
-A host may stall, so no assertion needs a duration in seconds.
+A host may stall, so no assertion depends on a duration in seconds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_the_output_of_a_single_phone_has_no_prefix(capfdbinary: pytest.CaptureF
 def test_a_script_without_a_first_line_is_run_by_the_shell(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shell, env and timeout do this, too. A program of another machine is still no script."""
+    """A shell, env and timeout do this, too. A program for another processor type is not run as a script."""
     for name, content in (("true", b'echo "$0 $1"'), ("arm", b"\x7fELF\2\1\1\0\0")):
         (tmp_path / name).write_bytes(content)
         (tmp_path / name).chmod(0o755)

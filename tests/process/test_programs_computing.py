@@ -34,7 +34,7 @@ def throttle(request: pytest.FixtureRequest) -> str:
 
 
 def test_all_processes_of_a_phone_share_its_share(throttle: str) -> None:
-    """The keeper corrects, except for a slice, what they got while it had to wait for a core."""
+    """They may get too much CPU time while the keeper waits for a core. It corrects all but a slice."""
     busy = "while :; do :; done"
     two = phone("sh", "-c", f"({busy}) & {busy}", share=0.2)
     with start([two], options(throttle=throttle)) as running:
@@ -96,7 +96,7 @@ def test_a_phone_that_sleeps_wants_no_core(throttle: str) -> None:
     (one,) = run([phone("sleep", "1")], options(throttle=throttle)).phones
     assert one.wall_s >= 1.0
     assert one.wanting_s < one.wall_s
-    # a host that stands still may add to the CPU time of the start
+    # if the host stalls, the start of the phone may be charged with more CPU time
     assert one.cpu_error is None or one.cpu_s >= MIN_CPU_S
 
 

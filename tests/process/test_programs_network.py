@@ -126,7 +126,8 @@ def test_bytes_sent_before_the_end_of_a_command_arrive() -> None:
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_bytes_sent_before_a_server_resets_the_connection_arrive(ended: bool) -> None:
-    """A server does so when it rejects an upload before it has read all of it, with or without an end."""
+    """A server does so when it rejects an upload before it has read all of it. If ``ended``, it ends its
+    stream first."""
     code = (
         "import contextlib, socket\n"
         "peer, got, reset = socket.create_connection(('127.0.0.1', {port})), b'', False\n"

@@ -282,7 +282,7 @@ def test_native_instructions_are_exact_and_those_of_programs_count() -> None:
 
 @pytest.fixture
 def no_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command ``valgrind`` only starts the program here: a failure needs no counts."""
+    """Here, the command ``valgrind`` only starts the program, because a failure needs no counts."""
     (tmp_path / "valgrind").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
     (tmp_path / "valgrind").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -203,7 +203,8 @@ BAD_VALUES = ("x", "", None, -1, 2**62, 1e308, float("-inf"), b"\xff\x00", "[1, 
 def test_a_record_with_a_damaged_cell_is_read_or_refused_in_one_line(
     apart: int, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One cell of each table, also of the journal. ``apart`` = 4 tries one of the four commands for each."""
+    """One cell of each table, including the journal, is damaged in turn. With ``apart`` = 4, only one of the
+    four commands reads each damaged record."""
     rng = np.random.default_rng(3)
     shutil.copytree(runs / "fedbuff", tmp_path / "whole")
     (tmp_path / "whole" / "record.sqlite-seal").unlink()

@@ -1,4 +1,4 @@
-"""Whole runs and their folders: the record of any algorithm, data, transport and end of a run."""
+"""Tests of whole runs and their folders: the record for each algorithm, data set, transport and end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ RUNS = [
 
 
 def check_record(folder: Path) -> Record:
-    """The invariants of every finished run."""
+    """Check the invariants of every finished run; return its record."""
     record, figures = Record(folder), summary(folder)
     trips = record.trips
     arrived = ~np.isnan(trips["arrived_s"])
@@ -184,8 +184,8 @@ def test_training_ends_at_a_poll_with_the_steps_that_the_device_finished(kind: A
         trips = {name: record.trips[name][done] for name in TripRow.__struct_fields__}
         published_s = np.append(0.0, record.versions["at_s"])
         step_s = {row.client: row.step_s for row in record.clients}
-    # The server plans a task between the publication of its version and its sending, which is late on a busy
-    # host; the planned time ends at a poll.
+    # The server publishes a version, plans a task, and sends it, which may be late on a busy host. The
+    # planned time of the task ends at a poll.
     earliest_s = published_s[trips["base_version"]] + trips["compute_declared_s"]
     latest_s = trips["sent_s"] + trips["compute_declared_s"]
     polls = np.floor(latest_s / INTERVAL_S + 1e-6)

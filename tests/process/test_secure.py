@@ -1,4 +1,4 @@
-"""Runs with secure aggregation: the results of plain runs, dropouts, costs, refused experiments."""
+"""Tests of secure aggregation in runs: equality with plain runs, dropouts, costs, refused experiments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TIMED = Fleet(devices={"paper-exponential": 8}, network="none")
 
 WALL = [(MASKED, {"name": "fedbuff", "buffer_size": 3}), (PAIRS, ROUNDS)]
 SLOW = pytest.mark.slow
-"""Mark of cases whose code runs in other cases of the same test."""
+"""Marks cases whose code is also covered by other cases of the same test."""
 
 
 def made(wanted: Experiment, folder: Path) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def test_a_run_under_the_wall_clock(
 
 
 def test_checksums_of_hidden_updates_are_compared_while_their_keys_exist(tmp_path: Path) -> None:
-    """An interrupted run has its keys. Without them, other masks give other checksums and the same sums."""
+    """An interrupted run keeps its keys. Without them, new masks change the checksums, but not the sums."""
     folder = tmp_path / "run"
     command = Command.run(virtual(server=MASKED, stop=Stop(versions=100_000)), folder)
     wait_for_versions(folder, 5, command)

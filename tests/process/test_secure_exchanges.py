@@ -46,7 +46,7 @@ AWAY = Fleet(
 def test_sums_wait_until_enough_clients_can_unmask_them(
     server: Server, strategy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if servers are killed meanwhile, with the same bits for any number of workers and both transports.
+    """The bits do not depend on the number of workers, the transport, or kills of servers meanwhile.
 
     Mutants: holders answer while they are offline; a sum that waits is refused, or is forgotten on resume.
     """
@@ -74,7 +74,7 @@ def test_sums_wait_until_enough_clients_can_unmask_them(
 
 
 def holders_online(events: list[Any], clients: int) -> list[int]:
-    """Number of holders that were online at each sum, according to the journal."""
+    """Return the number of holders that were online at each sum, according to the journal."""
     rules = rules_of(virtual(server=MASKED), resolve({"name": "fedbuff"}), 10, clients)
     assert isinstance(rules, Rules)
     holders, online, found = set(holders_of(virtual().seed, clients, rules)), set(), []
@@ -96,9 +96,9 @@ def exchanges(folder: Path) -> list[Unmasking]:
 
 @pytest.mark.parametrize("recover", [4, 5])
 def test_a_version_is_made_when_enough_replies_have_arrived(recover: int, tmp_path: Path) -> None:
-    """All six clients hold shares: four on a fast link, two on a slow one, without headers or delays.
+    """All six clients hold shares: four on a fast link, two on a slow one. Links add no headers or delays.
 
-    Mutants: no exchange; replies of one link; the mean or the last of all replies.
+    Mutants: no exchange; one link's time for all replies; the mean or the latest time of all replies.
     """
     fleet = Fleet(
         devices={"pixel-4": 4, "moto-g4": 2},
@@ -167,7 +167,7 @@ def test_the_staleness_of_an_update_counts_the_version_whose_sum_waits_for_clien
 
 
 def test_arrivals_while_a_sum_waits_for_clients_are_lost(tmp_path: Path) -> None:
-    """Also if its exchange takes no time. Mutant: they all start together when the sum is made."""
+    """This holds even if the exchange takes no time. Mutant: they all start together when the sum is made."""
     process = {"arrival_process": "constant", "arrival_rate_per_s": 5.0}
     strategy = {"name": "fedbuff", "buffer_size": 3, **process}
     found = made(virtual(**away("none"), strategy=strategy, stop=Stop(versions=6)), tmp_path / "run")

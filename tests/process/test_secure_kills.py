@@ -86,8 +86,8 @@ def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, A
 def test_a_killed_run_is_resumed_under_the_wall_clock(
     server: Server, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Only updates whose sum was released after the checkpoint may be refused, and rounds that lost half of
-    their members because the kill ended their trips."""
+    """Only two things may be refused: updates whose sum was released after the checkpoint, and rounds that
+    lost half of their members because the kill ended their trips."""
     folder = tmp_path / "run"
     often, end = edgefl.Checkpoint(every_s=0.1), Stop(versions=100)
     wanted = experiment(server=server, strategy=strategy, checkpoint=often, stop=end)

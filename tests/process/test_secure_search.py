@@ -87,10 +87,10 @@ def memory_of(process: psutil.Process) -> bytes:
 
 
 def places_of_updates(folder: Path, server: Server, strategy: dict[str, Any], places: set[str]) -> set[str]:
-    """Return whether a client's update is in the server's memory, in files of the run, or both.
+    """Return where a client's update was found: in the server's "memory", in "files" of the run, or both.
 
-    Searches until the update was in all ``places``, since a checkpoint may have an empty buffer, and the next
-    one may be late, because the server pauses after a slow one; without places, searches twice.
+    Search until updates were found in all ``places``, because a checkpoint may have an empty buffer, and the
+    next one may be late: the server pauses after a slow one. If ``places`` is empty, search twice.
     """
     scope: dict[str, Any] = {}
     exec(CODE, scope)
@@ -141,8 +141,8 @@ def summary_versions(folder: Path) -> int:
 def test_the_server_holds_no_readable_update(
     server: Server, strategy: dict[str, Any], places: set[str], tmp_path: Path
 ) -> None:
-    """Memory, journal and checkpoints are searched. The same search finds updates of plain runs; with rounds
-    at least in memory, since a checkpoint between two rounds has no update.
+    """Memory, journal and checkpoints are searched. The same search finds the updates of plain runs. With
+    rounds, it must find them only in memory, because a checkpoint between two rounds contains no update.
 
     With pairwise masks the clients' weight is 1, so that an update without masks would be in the server's
     sums. Mutant: a client that leaves out the masks.

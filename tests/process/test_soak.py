@@ -102,7 +102,7 @@ def test_kills_of_workers_change_no_bits(strategy: str, tmp_path: Path) -> None:
         time.sleep(float(draw.uniform(0.0, 0.05)))
         killed.append(_kill_one(command, killed, draw))
     command.ends()
-    # The last kill may come after the end.
+    # The last kill may happen after the end of the run, which then does not record it.
     assert summary(tmp_path / "killed")["incidents"]["death"] >= KILLS - 1
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
 

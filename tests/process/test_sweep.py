@@ -1,4 +1,4 @@
-"""Sweeps: the runs of ``edgefl run``, made by one fork server, and resumed by the same command."""
+"""Tests of sweeps: one fork server makes the runs of ``edgefl run``; the same command resumes a sweep."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def interrupt_finished_runs(patch: pytest.MonkeyPatch) -> None:
 
 
 def interrupt_results(patch: pytest.MonkeyPatch) -> None:
-    """Send two SIGINT to this process when the results of a run are being written."""
+    """Send SIGINT twice to this process when the results of a run are being written."""
 
     def write_results(folder: Path, *which: Any) -> Any:
         signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""docs/sweeps.md: its files and its command; and objects of a script."""
+"""Tests of the files and the command in docs/sweeps.md, and of a sweep over objects of a script."""
 
 from __future__ import annotations
 

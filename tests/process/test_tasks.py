@@ -1,4 +1,4 @@
-"""The tasks of docs/tasks.md without classes: regression, the next token, personal models."""
+"""Tests of the tasks in docs/tasks.md that have no classes: regression, the next token, personal models."""
 
 from __future__ import annotations
 

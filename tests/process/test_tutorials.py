@@ -1,4 +1,4 @@
-"""docs/tutorials.md: its files and commands, with fewer seeds and seconds."""
+"""Tests of the files and commands in docs/tutorials.md, with fewer seeds and seconds."""
 
 from __future__ import annotations
 

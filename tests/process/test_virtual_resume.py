@@ -147,7 +147,7 @@ CASES = [
             "strategy": {"name": "fedbuff", "buffer_size": 2, "concurrency": 4, "momentum": 0.5},
             "stop": Stop(versions=70),
         },
-        # Also while it saves: a server writes a checkpoint when it starts and when the run ends.
+        # Also kill servers while they save: they write a checkpoint when they start and when the run ends.
         ["event:0:45", "torn:0:9", "unnamed:0:1", "renamed:0:1", "named:0:1"],
         id="momentum",
         marks=pytest.mark.slow,

@@ -261,7 +261,7 @@ def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
 
 def _child(wanted: Wanted) -> int:
     """Do what ``python -m MODULE FD PID ARGUMENTS`` does after its imports."""
-    # Until the process between has ended, since this one must not die with it.
+    # Wait until the intermediate process has ended, because this process must not die with it.
     while os.getppid() != wanted.parent:
         time.sleep(1e-3)
     fork_server.set_up(wanted.environment, wanted.folder)

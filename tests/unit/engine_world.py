@@ -89,7 +89,7 @@ class World:
         wall: bool = False,
         left: ParameterBuffer | None = None,
     ) -> None:
-        """``wall``: write ahead, as under the wall clock. ``left``: the buffer of a killed server."""
+        """If ``wall``, write ahead, as under the wall clock. ``left`` is the buffer of a killed server."""
         self.faults = faults or Faults()
         self.now = 0.0
         self.clock = SimpleNamespace(now_s=lambda: self.now, wall_s=lambda: self.now * 2)

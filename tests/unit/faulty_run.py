@@ -1,7 +1,7 @@
 """A run over a simulated network that drops, repeats, delays and reorders messages.
 
-All parts of the server and each client's `Connection` are real. Sockets are queues, time is a number, and all
-elements of an update have one known value.
+All parts of the server and each client's `Connection` are real, but queues replace the sockets and the tests
+advance the clock. All elements of an update have the same known value.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ TICK_S = 0.25
 STALL_S = 600.0
 """Emulated seconds without a new version after which the run counts as stalled."""
 FAULT = 0.2
-"""The share of messages that are dropped, and of the others those repeated, delayed and overtaken."""
+"""Probability of each fault: a message is dropped or, if not, repeated; each copy is delayed or, if not,
+overtaken."""
 
 
 class Broken(AssertionError):
@@ -147,7 +148,7 @@ class FaultyRun(Parts):
         self._sum, self.aggregator.sum = self.aggregator.sum, self._watched_sum  # type: ignore[method-assign]
 
     def served(self, wanted: Experiment) -> tuple[WallTimeline, Engine]:
-        """The timeline and its engine."""
+        """Return the timeline of the wall clock and the engine that applies its events."""
         peers = (self.peers, self.lifecycle, self.gate)
         parts = (self.core, None, self.aggregator, self.evaluation, *peers, self.store)
         trips: Any = FixedTrips([1.0])  # used in private runs only
@@ -164,7 +165,7 @@ class FaultyRun(Parts):
         return result
 
     def summed(self, action: Sum) -> None:
-        """Note that this sum was made into a version."""
+        """Add the updates in this sum, which became a version, to the expected model."""
         pairs = zip(action.tasks, action.weights, strict=True)
         self.model += sum(weight * self.values.pop(task) for task, weight in pairs)
 
@@ -273,7 +274,7 @@ class FaultyRun(Parts):
         connection.report(messages.Trained([done(task.task, lease, checksum)]))
 
     def check(self) -> Counter[str]:
-        """Check that each task has ended once or is leased; return the number of tasks by fate."""
+        """Check the model and that no task ended twice or was lost. Return the numbers of tasks by fate."""
         if twice := {task: ends for task, ends in self.store.ends.items() if len(ends) > 1}:
             raise Broken(f"ended twice: {twice}")
         open_ = {
@@ -291,7 +292,7 @@ class FaultyRun(Parts):
 
 @contextmanager
 def faulty_run(folder: Path, transport: str) -> Iterator[FaultyRun]:
-    """Start a run over such a network, and use its sockets and time in the clients' connections."""
+    """Start a run over a `Network`, and replace the sockets and the clock of the clients' connections."""
     made = FaultyRun(folder, transport)
     Line.network, Line.lines = made.network, {}
     clock = SimpleNamespace(monotonic_ns=lambda: int(made.hand.at * 1e9))

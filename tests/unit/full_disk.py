@@ -1,4 +1,4 @@
-"""A disk without space, for tests of writing."""
+"""Simulates a full disk, for tests of functions that write files."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ KINDS = {each.__name__: each for each in (femnist, numbers, sent140, shakespeare
 
 
 def write_leaf(folder: Path, kind: str, users: int = 6, files: int = 2) -> Path:
-    """User i has 4 + i training examples and 2 test examples; every file holds ``users/files`` users."""
+    """Write ``users/files`` users per file; user i has 4 + i training examples and 2 test examples."""
     rng = random.Random(0)
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)

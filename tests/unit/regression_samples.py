@@ -1,4 +1,4 @@
-"""Measurements and baselines with given figures."""
+"""Makes measurements and baselines from figures that a test chooses."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TRIAL = TrialRun(
     flop=4e6, model_s=0.0, rest=1.0, rest_s=0.0, pace=3.0, error_factor=1.3,
     pairs=4, imported=[],
 )  # fmt: skip
-"""A function without torch, on a device that takes 1/1750 s for a unit of the reference."""
+"""Trial run of a function that does not use torch. The device needs 1/1750 s per unit of the reference."""
 
 
 def counted(executed: int | None = 100, **figures: int) -> CountedRun:
-    """A run that counts these figures; None stands for too many instructions."""
+    """Return a run with these counts. ``executed`` is None if there were too many instructions to count."""
     one = Counts(figures=figures, instructions=None if executed is None else {"steps.step": executed})
     return CountedRun(first=one, second=one, model_s=0.01, python_s=0.001, error_factor=1.3, processes=False)
 
@@ -82,7 +82,7 @@ def noisy(
 
 
 def draws(purpose: int, spread: float = 0.05) -> list[float]:
-    """Fifteen factors around 1, the same ones for each purpose."""
+    """Return 15 random factors around 1; the same ``purpose`` always gives the same factors."""
     return [float(x) for x in np.random.default_rng((7, purpose)).lognormal(0.0, spread, 15)]
 
 

@@ -231,7 +231,7 @@ def test_finite_updates_that_make_the_model_overflow_are_bad(make: Make, name: s
 
 
 def test_a_combined_vector_that_is_not_finite_or_too_large_makes_no_version(make: Make) -> None:
-    """Its size is not bounded by that of the updates. Mutant: the next model is not finite."""
+    """``combine`` may return numbers larger than the updates'. Mutant: the next model is not finite."""
     aggregator = make(ServerOptimizer(lr=2.0))
     before = numbers(aggregator.buffer, 0)
     deliver(aggregator, 0, 1.0)
@@ -390,7 +390,7 @@ def test_a_lack_of_free_slots_is_an_error_until_one_is_released(make: Make) -> N
 
 
 class RingMachine(RuleBasedStateMachine):
-    """Any order of leases, reads, pins, steps and releases, with a list of the versions being read."""
+    """Makes leases, reads, pins, steps and releases in any order; lists the versions that are being read."""
 
     def __init__(self) -> None:
         super().__init__()

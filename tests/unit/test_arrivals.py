@@ -54,7 +54,7 @@ def test_intervals_of_a_poisson_process_are_exponential() -> None:
 
 
 def test_a_run_ends_if_arrivals_find_only_clients_that_wait_for_a_step() -> None:
-    """The client that may still train waits for a step with two others, which have used up their trips."""
+    """One client may train again after the next step, but no client that this step needs has a trip left."""
     fields: dict[str, Any] = {"arrival_process": "constant", "arrival_rate_per_s": 1.0}
     strategy = FedBuff(buffer_size=3, restart="after-step", **fields)
     rules = experiment.Privacy(clip_norm=1.0, max_participations=2)

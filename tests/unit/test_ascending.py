@@ -1,4 +1,4 @@
-"""`Ascending` equals a sorted list, `PatchedSequence` a changed one; `sample` draws a few numbers of many."""
+"""Tests of `Ascending` and `PatchedSequence` against sorted and changed lists, and of draws by `sample`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ascending_numbers_equal_a_sorted_list(moves: list[int]) -> None:
 
 
 def test_numpys_integers_are_found() -> None:
-    """A strategy may draw clients with numpy and start those in ``view.idle``, which had none of them."""
+    """Regression: ``in view.idle`` was False for clients that a strategy had drawn with numpy."""
     mine = Ascending(BOUND)
     for number in (3, BLOCK + 1):
         mine.add(number)

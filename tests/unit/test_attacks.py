@@ -140,7 +140,7 @@ def test_settings_without_effect_are_refused(settings: dict[str, Any], clock: An
 
 @pytest.mark.parametrize(("clients", "attackers"), [(50, 24), (100, 20), (51, 12), (31, 6)])
 def test_z_is_that_of_the_papers_formula(clients: int, attackers: int) -> None:
-    """Of n − m honest normal numbers, s are expected beyond z. With the m attackers they are a majority."""
+    """If the n − m honest updates are normal, s are expected beyond z, and s + m clients are a majority."""
     z, honest = alie_z(clients, attackers), clients - attackers
     beyond = honest * math.erfc(z / math.sqrt(2)) / 2
     assert beyond == pytest.approx(math.floor(clients / 2 + 1) - attackers, rel=1e-9)

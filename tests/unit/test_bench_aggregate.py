@@ -1,4 +1,4 @@
-"""`bench aggregate`: its contenders, counted bytes, omitted sizes, doubts and files."""
+"""`bench aggregate`: its contenders, counted bytes, omitted sizes, doubtful rows and files."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_without_the_c_extension_no_instruction_set_is_shown(
 
 
 def test_a_back_end_that_cannot_be_used_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA may be available only in appearance; here a back end of another name is."""
+    """A back end may be listed as available and still fail, as CUDA may. Here an unknown one is listed."""
     known = {name: status for name, status in kernels.backends().items() if name != "cuda"}
     monkeypatch.setattr(kernels, "backends", lambda: known | {"tpu": "ok"})
     said: list[str] = []

@@ -73,7 +73,7 @@ def test_fitted_steps_are_grouped_apart_and_also_predicted_unseen(rows: Path) ->
 def compared(
     profile: str, runtime: str, kind: str, *factors: float, fitted: bool = False
 ) -> list[truth.ComparedStep]:
-    """Measured steps of one second, predicted as ``factors`` seconds within a factor of 1.5."""
+    """Return steps that took 1 s and were predicted as ``factors`` seconds within a factor of 1.5."""
     row = Row(network="n", work=StepWork(conv_flop=1.0), seconds=1.0)
     found = [HeldOutPrediction(row=row, predicted_s=factor, error_factor=1.5) for factor in factors]
     return [

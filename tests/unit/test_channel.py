@@ -1,4 +1,4 @@
-"""The channel between two processes of a run, and demands of a process on Linux."""
+"""The channel between two processes of a run, page faults of a process, and its limit on descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster as reported by the driver: the door's address, absent nodes, and their end."""
+"""Nodes of a Ray cluster, as the driver reports them: the server's address, absent nodes and ended nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgefl.zeromq.keys import public
 
 
 def test_a_run_that_only_lacks_its_results_needs_no_cluster(tmp_path: Path) -> None:
-    """Regression: "there is nothing to resume"."""
+    """Regression: it was refused with "there is nothing to resume"."""
     with Store(tmp_path) as store:
         store.set_meta(status="done")
     with _cluster_for("auto", tmp_path, quiet=True) as nodes:

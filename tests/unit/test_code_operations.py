@@ -43,7 +43,7 @@ def test_equal_work_has_an_equal_result_and_more_work_another(name: str) -> None
 
 
 def test_the_match_finder_finds_matches() -> None:
-    """Each match has 4 to 32 bytes. The mean of an empty tree would be 1."""
+    """A match has 4 to 32 bytes. If the trees stayed empty, the mean length would be 1."""
     programs = pytest.importorskip("edgefl.host._code")
     assert 4 < programs.memory(20_000) / 20_000 <= 32
 
@@ -101,6 +101,6 @@ def test_without_the_c_extension_the_hosts_rate_is_unknown() -> None:
 
 
 def test_python_on_a_raspberry_pi_4_is_three_to_six_times_slower_than_on_zen_3() -> None:
-    """Zen 3 of 2021: 160,000 steps/s of five bodies in Python 3.11."""
+    """A Zen 3 core (2021) makes 160,000 steps/s of the five-body problem in Python 3.11."""
     found = relative(clusters_of(load_device("pi-4")), "interpreter", 1, calibrated(interpreter=160_000.0))
     assert 1 / 6 < found.value < 1 / 3

@@ -1,4 +1,4 @@
-"""A run's tables as columns and files, and the figure of them."""
+"""A run's tables as columns and as files, and the figure that is plotted from them."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_result_is_shown_as_its_run_printed_it(tmp_path: Path, monkeypatch: py
 
 
 def test_a_result_whose_record_was_read_can_be_pickled_and_copied(tmp_path: Path) -> None:
-    """A process of a pool returns a result, or a study caches it."""
+    """For example, a worker process returns a result, or a study caches it."""
     result = Result(write_run(tmp_path / "run", trips=20))
     assert len(result.record.trips["task"]) == 20
     pickled = pickle.loads(pickle.dumps(result))  # noqa: S301 (its own bytes)

@@ -132,7 +132,7 @@ def test_set_of_one_interval_of_evaluations_replaces_the_files_other_one(toml: P
 
 @pytest.mark.parametrize("other", ["every_trips = 7", "every_s = 2.0"])
 def test_an_interval_in_versions_beside_another_one_is_refused(toml: Path, other: str) -> None:
-    """It had no effect. A run's file has its default, and an older run's may have another value."""
+    """``every_versions`` would have no effect. In the file of an older run it is reset to its default."""
     toml.write_text(f"{MINIMAL}[evaluation]\nevery_versions = 5\n{other}\n")
     name = other.split()[0]
     assert f"evaluation: give every_versions or {name}, not both; got every_versions = 5" in fault(toml)
@@ -440,7 +440,7 @@ def test_two_profiles_of_one_id_are_refused(toml: Path, tmp_path: Path) -> None:
 
 
 def test_removed_keys_are_ignored_only_at_their_defaults_in_a_runs_file(tmp_path: Path) -> None:
-    """At their defaults they have no effect; other values ask for what no longer exists."""
+    """At their defaults these keys have no effect. Other values ask for features that no longer exist."""
     path = tmp_path / "experiment.toml"
     path.write_text(MINIMAL + '[server]\ndurability = "memory"\npartial_sums = false\n')
     assert config.load(path, recorded=True).server == Server()

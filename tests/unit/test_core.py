@@ -223,7 +223,7 @@ def test_max_staleness_cancels_tasks_during_training() -> None:
         Release(1, "discarded", "cancelled"),
         Train(1, 5, 2, 1),
     ]
-    # the other client had finished before it was told: its update is discarded, not lost
+    # the other client finished before it received the cancellation: its update is discarded, not lost
     assert core.handle(arrived(2, 2))[0] == Release(2, "discarded")
     assert (core.discarded, core.trips, core.failed) == (2, 4, 0)
 
@@ -441,7 +441,7 @@ def test_a_run_ends_at_its_time_and_uses_no_later_update() -> None:
 
 
 def evaluations(core: Core, *accuracies: float, loss: float = 1.0) -> list[str]:
-    """The reasons of the core to end the run during these evaluations."""
+    """Evaluate versions with these accuracies; return the reasons for which the core ends the run."""
     found = []
     for number, accuracy in enumerate(accuracies):
         actions = core.handle(Evaluated(number, 1.0, accuracy, {"loss": loss / (1 + number)}))
@@ -490,7 +490,7 @@ def test_a_run_of_only_failures_ends() -> None:
 
 @pytest.mark.parametrize(("how", "tasks"), [("failed", 121), ("invalid", 122)])
 def test_a_private_run_of_only_failures_ends(how: str, tasks: int) -> None:
-    """Failed trips count as zero and fill versions. A single valid update is progress."""
+    """A failed trip is an update of zero, so versions are still made. A valid update resets the count."""
     core = started(2, privacy=experiment.Privacy(clip_norm=1.0), versions=10_000)
 
     def end(*, valid: int = -1) -> Action:
@@ -531,7 +531,7 @@ def test_a_run_with_only_an_accuracy_to_reach_ends_after_equal_evaluations() -> 
     ("given", "versions"),
     [
         (5, [0, 5, 10]),
-        # Trips of 1 s by four clients at once, two a version: versions come in pairs, at 1, 1, 2, 2, … s.
+        # Four clients make trips of 1 s at once, and two updates make a version: versions at 1, 1, 2, 2, … s.
         (experiment.Evaluation(every_trips=6), [0, 3, 6, 9, 12]),
         (experiment.Evaluation(every_s=1.5), [0, 3, 5, 9, 11]),
         (experiment.Evaluation(every_versions=5), [0, 5, 10]),

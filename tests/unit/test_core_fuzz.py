@@ -40,7 +40,7 @@ from edgefl.strategies import names, resolve
 from edgefl.testing import fleet
 
 EXAMPLES = settings.default.max_examples // 10
-"""Number per strategy; more under HYPOTHESIS_PROFILE=explore."""
+"""Number of Hypothesis examples per strategy; larger under HYPOTHESIS_PROFILE=explore."""
 CLIENTS = 5
 TABLES: list[dict[str, Any]] = [
     {"name": "fedbuff", "buffer_size": 3},
@@ -89,7 +89,8 @@ def moves_of(seed: int, count: int) -> list[Move]:
 
 
 MOVES = st.builds(moves_of, st.integers(0, 2**32), st.integers(0, 150))
-"""75 moves on average, which a failure shrinks to the first ones. Hypothesis's own lists have five."""
+"""Lists of 75 moves on average, of which only the first ones are left when Hypothesis shrinks a failure.
+Hypothesis's own lists have five elements on average."""
 LONG = [(13 * k % 21, 3 * k % 7 - 1, 17 * k % 41) for k in range(150)]
 
 
@@ -112,7 +113,7 @@ class Rules:
         self.limited = core.privacy is not None
 
     def rests(self, client: int) -> bool:
-        """Tell whether a client must not start: its updates may be used twice, not in successive versions."""
+        """True if a client must not start. Its updates may be used twice, but not in successive versions."""
         used, held = self.used.get(client, []), {self.owners[update.task] for update in self.core.held}
         return self.limited and (
             client in held or len(used) == 2 or self.core.version + 1 - max(used, default=-1) < 2

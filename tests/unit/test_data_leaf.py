@@ -116,7 +116,10 @@ def test_photos_are_cropped_to_the_middle_and_normalised(tmp_path: Path) -> None
 
 
 def test_users_without_examples_are_ignored(tmp_path: Path) -> None:
-    """LEAF's split keeps unlisted entries of users with too few examples; one of the two here is listed."""
+    """LEAF's split keeps the entries of users with too few examples, but removes them from the list of users.
+
+    Of the two empty users here, one is in the list and the other is not.
+    """
     write_leaf(tmp_path, "numbers", users=2, files=1)
     file, content = first_file(tmp_path)
     content["user_data"] |= {name: {"x": [], "y": []} for name in ("left-over", "empty")}

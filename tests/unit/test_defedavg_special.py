@@ -27,7 +27,7 @@ def trained(client: int, model: Vector, trip: int) -> Vector:
 
 
 def run(strategy: Strategy, *, equal: bool = False, clients: int = CLIENTS) -> MemoryRun:
-    """Run with float32 numbers. If ``equal``, all trips take the same time; otherwise each takes another."""
+    """Run with float32 numbers. If ``equal``, all trips take 1 s; otherwise each takes a random time."""
 
     def duration(client: int, trip: int) -> float:
         return 1.0 if equal else float(stream(1, "time", client, trip).uniform(0.5, 3.0 + client))

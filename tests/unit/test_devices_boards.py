@@ -56,7 +56,8 @@ def test_a_known_soc_gives_the_number_of_cores(tmp_path: Path, soc: str, known: 
 
 
 def test_aes_values_are_those_of_each_second_cluster(tmp_path: Path, boards: Boards) -> None:
-    """1ET4 is the Minisforum MS-R1: 520 and 1234 MB/s are 0.29 of a Cortex-A520's MHz, 0.56 of a -A720's."""
+    """In result 1ET4 (Minisforum MS-R1), 520 and 1234 MB/s are 0.29 MB/s per MHz of the Cortex-A520 and 0.56
+    of the Cortex-A720."""
     (two,) = read_boards(written(tmp_path, RK3399))
     assert two.aes_row(0).core == "Cortex-A72"
     four = next(each for each in boards if each.result == "1ET4")

@@ -174,7 +174,7 @@ def test_a_phone_slows_down_as_it_heats_up(profile: str) -> None:
     world = World(experiment(profile, battery=False, network="none"), clients=1).run()
     arrivals = [event.at_s for event in world.of(Arrived)]
     assert arrivals[0] == pytest.approx(4.0)
-    # At 45 °C the phone loses half of 4 W: the mean of the power of both speeds.
+    # At 45 °C it dissipates 2 W: the mean of 4 W at full speed (1/3 of the time) and 1 W at half speed.
     assert arrivals[-1] - arrivals[-2] == pytest.approx(4.0 * 1.5)
 
 
@@ -182,7 +182,7 @@ def test_a_phone_with_a_low_battery_returns_when_it_is_full(profile: str) -> Non
     world = World(experiment(profile, thermal=False, network="none"), clients=1).run()
     first, low, full = world.of(Joined, Left)[:3]
     assert [type(event) for event in (first, low, full)] == [Joined, Left, Joined]
-    # 10 mAh at 4 V are 144 J; down to a fifth at 0.2 W idle + 4 W, then charged with 5 W.
+    # 10 mAh at 4 V are 144 J. They fall to a fifth at 0.2 W idle + 4 W, and are then charged with 5 W.
     assert low.at_s == pytest.approx(0.8 * 144 / 4.2)
     assert full.at_s - low.at_s == pytest.approx(0.8 * 144 / 5)
 
@@ -205,7 +205,7 @@ def test_a_dead_device_returns_after_rejoin_s(profile: str) -> None:
 
 
 def test_a_device_that_dies_while_it_finishes_its_last_task_dies_once_and_returns(profile: str) -> None:
-    """It never returned, and after a resume it died again, at another time."""
+    """Regression: it never returned, and after a resume it died again, at another time."""
     churn = Churn(mean_online_s=8.0, mean_offline_s=2.0, die_per_trip=0.5)
     world = World(experiment(profile, churn=churn, on_leave="finish", battery=False)).run()
     seen = 0

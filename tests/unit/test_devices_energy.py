@@ -27,7 +27,7 @@ RADIOS: dict[str, Radio] = {"5G low band": "5g-low-band", "5G mmWave": "5g-mmwav
 @pytest.mark.parametrize("hot", [False, True])
 @pytest.mark.parametrize("budget_s", [math.inf, 200.0, 5000.0])
 def test_a_trip_uses_the_energy_that_its_battery_loses(hot: bool, budget_s: float) -> None:
-    """Fails if a throttled phone has its full power, or one that rests after its last step computes."""
+    """Fails if throttled computing is counted at full power, or the rest after the last step as computing."""
     phone, network = load_device("pixel-2"), load_network("lte")
     heat, rng = thermal_model(phone), np.random.default_rng(0)
     trip = plan_trip(

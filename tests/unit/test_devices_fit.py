@@ -116,7 +116,7 @@ def test_intervals_are_wide_only_for_operations_whose_cost_varies_between_networ
 
 
 def test_few_rows_leave_the_variations_of_costs_to_the_prior() -> None:
-    """Mutant: variations of 0, with which the interval of a step is the narrow one of a cost without them."""
+    """Mutant: the fit sets the variations to 0, which makes the intervals of predicted steps too narrow."""
     prior = msgspec.structs.replace(TRUE, error_factor=1.05, cost_variations=(0.5,) * (len(TERMS) + 1))
     found = fit(rows(TRUE, 5, noise=0.02), prior, spread=1.3)
     assert found.model.cost_variations == pytest.approx(prior.cost_variations, abs=1e-3)
@@ -190,7 +190,7 @@ def test_an_error_names_a_missing_column(tmp_path: Path, edgefl: Shell, column: 
 
 
 def test_an_error_names_an_unknown_workload(tmp_path: Path) -> None:
-    """Mutant: "list index out of range" for a workload of MNN without a network."""
+    """Mutant: for a workload of MNN without a network, the error is "list index out of range"."""
     head = "device,profile,runtime,network,workload,kind,batch,measured_s,source"
     path = written(tmp_path, head, "Pixel 4,pixel-4,mnn,,MNN,train,1,0.5,mine")
     with pytest.raises(ConfigError, match=r"steps\.csv, line 2: unknown workload 'MNN'"):
@@ -198,7 +198,7 @@ def test_an_error_names_an_unknown_workload(tmp_path: Path) -> None:
 
 
 def test_times_that_no_model_fits_are_refused(tmp_path: Path, edgefl: Shell) -> None:
-    """Mutant: a profile that edgefl refuses, because its ``error_factor`` is above 100."""
+    """Mutant: the fit returns a profile that edgefl refuses, because its ``error_factor`` is above 100."""
     path = written(tmp_path, FIRST, STEP.replace("1,0.5", "1,1e6"), STEP.replace("1,0.5", "2,1e-3"))
     said = "no time model fits these steps within a factor of 100; check their measured_s"
     assert refusal(edgefl, path) == said

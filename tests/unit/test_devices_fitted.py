@@ -130,7 +130,7 @@ def test_a_fit_needs_the_kits_results_of_one_device(tmp_path: Path) -> None:
 
 
 def test_steps_in_tflite_are_refused(tmp_path: Path) -> None:
-    """Mutant: a profile whose costs are of work that `edgefl predict` counts in another way."""
+    """Mutant: they are fitted, but `edgefl predict` counts the work of TFLite in another way."""
     path = layers(tmp_path, "nexus-6")
     path.write_text(path.read_text().replace("DL4J", "TFLite"))
     with pytest.raises(ConfigError, match="line 2: runtime: must not be 'tflite'"):

@@ -255,7 +255,7 @@ def test_layers_of_a_module_are_found() -> None:
 def test_the_operations_of_a_layer_are_those_of_its_products(
     module: nn.Module, shape: tuple[int, ...], products: int
 ) -> None:
-    """A transposed convolution makes its products for each input, and not all shapes are squares."""
+    """A transposed convolution multiplies each input element. Some kernels are not square."""
     found = counts(inference_layers(module, shape, np.float32))
     assert sum(amount for name, amount in found.items() if name.endswith("_flop")) == 2 * products
 
@@ -302,7 +302,7 @@ def test_one_measured_time_sets_the_speed_of_a_profile_and_narrows_its_interval(
     ],
 )
 def test_a_core_of_any_spelling_is_that_of_the_measured_phones(given: str, core: str, family: str) -> None:
-    """Mutant: a phone with one of these cores is predicted without the phones that have the same one."""
+    """Mutant: a prediction for one of these spellings ignores the measured phones with the same core."""
     assert known_core(TABLE, given) == core
     assert About(core).family == family
 

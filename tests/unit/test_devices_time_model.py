@@ -159,7 +159,8 @@ def test_a_slowdown_applies_to_every_runtime(tmp_path: Path) -> None:
 
 
 def unsure(**errors: tuple[float, ...]) -> TimeModel:
-    """`MODEL` with errors of costs by field of work: those shared with earlier terms, then the own error."""
+    """Return `MODEL` with these errors of costs, by field of `StepWork`. The last number is the cost's own
+    error; those before it are shared with earlier terms."""
     rows = [[0.0] * (at + 1) for at in range(len(TERMS) + 1)]
     for name, said in errors.items():
         at = next(at for at, term in enumerate((*TERMS, ("fixed",))) if name in term)

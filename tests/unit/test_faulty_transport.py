@@ -20,7 +20,7 @@ MESSAGES = int(os.environ.get("EDGEFL_FAULTY_MESSAGES", "5000"))
 
 
 def after(run: FaultyRun, messages: int) -> Counter[str]:
-    """Count the fates of updates after this many messages. Raises `Broken` if a fate is wrong."""
+    """Run until this many messages were sent; return the number of ended tasks by fate. Raises `Broken`."""
     while run.network.sent < messages:
         run.turn()
     return run.check()

@@ -93,7 +93,7 @@ def test_only_a_partitioner_takes_arguments_and_is_not_code_of_the_user(tmp_path
 
 
 class Made:
-    """A partitioner with the interface of the package's."""
+    """A partitioner with the interface of those in Flower Datasets."""
 
     def __init__(self, num_partitions: int, seed: int = 0) -> None:
         self.num_partitions, self.seed, self.dataset = num_partitions, seed, {}

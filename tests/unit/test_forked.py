@@ -1,4 +1,4 @@
-"""Calls in a forked child: results of any size, ends without a result, processes that the call leaves."""
+"""Calls in a forked child: results of any size, children without a result, surviving processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY = 10 << 20
 
 
 def leave_a_process() -> bytes:
-    """Return the id of a process that keeps the pipe open; a second process returns here, too."""
+    """Return the id of a process that keeps the pipe open. A second forked process returns another result."""
     if (pid := os.fork()) == 0:
         time.sleep(60)
     if os.fork() == 0:

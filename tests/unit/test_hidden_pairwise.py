@@ -89,7 +89,7 @@ def test_the_masked_sum_is_the_plain_sum_to_the_step(lost: tuple[int, ...], worl
 
 
 def test_half_of_a_round_is_not_summed(world: World) -> None:
-    """Mutant: a threshold of half of the round, which permits two disjoint sums."""
+    """Mutant: the threshold is half of the round, which permits two disjoint sums."""
     world.write(1, 3)
     world.refused("2 clients uploaded; at least 3 are required", 1, 3)
     reply = world.ask([(1, 1, 1.0), (3, 3, 1.0)], [1, 3])  # a server that asks anyway

@@ -81,7 +81,7 @@ def test_a_stale_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_failed_call_is_an_error_of_one_line_in_a_run_and_a_runtime_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Mutant: a RuntimeError alone, which ends a run with a traceback."""
+    """Mutant: it is only a RuntimeError, which ends a run with a traceback."""
     library = SimpleNamespace(efc_error=lambda: b"cudaMalloc(&memory, bytes): out of memory")
     monkeypatch.setattr(backend_cuda, "_library", library)
     with pytest.raises(RunError, match=r"^CUDA: cudaMalloc.* out of memory$") as caught:

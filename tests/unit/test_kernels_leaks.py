@@ -78,8 +78,8 @@ def _resident_bytes() -> int:
 
 
 def _grows(call: Callable[[], None], count: int) -> tuple[int, int]:
-    """Return by how many bytes and Python blocks ``count`` calls make the process grow: the least of three
-    times, since a leak grows each time, but caches and other threads do not."""
+    """Return the bytes and the Python blocks by which ``count`` calls make the process grow. Each is the
+    minimum of three attempts: a leak grows in every attempt, but caches and other threads do not."""
     for _ in range(200):
         call()
     grown = []

@@ -166,7 +166,7 @@ def test_clip_factors_in_the_weights_clip_the_updates() -> None:
 
 
 def test_the_checksum_of_the_words_1_2_3_is_the_documented_one(backend: str) -> None:
-    """Their sums are 6 and 14. Checksums in files must stay valid."""
+    """The plain sum of the words is 6, the weighted sum 14. Checksums in files must stay valid."""
     data = np.array([1, 2, 3], dtype="<u4")
     h = (6 + 0x9E3779B97F4A7C16 * 14 + 0xD1B54A32D192ED03 * 13) % 2**64
     h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -202,7 +202,7 @@ def test_checksums_of_zeros_depend_on_their_number() -> None:
     "size", [0, 1, 3, 17, 31, 32, 33, 63, 64, 65, 127, 4095, 4096, 1 << 18, (1 << 18) + 4099, 300_001]
 )
 def test_delta_has_the_bits_of_a_difference_and_of_its_checksum(backend: str, size: int) -> None:
-    """All bits except NaN, whose bits are not specified. The largest sizes bypass the caches."""
+    """Inputs have any bits except NaN, whose bits are not specified. The largest sizes bypass the caches."""
     bits = np.random.default_rng(size).integers(0, 2**32, (2, size), dtype=np.uint32).view(np.float32)
     trained, base = np.where(np.isfinite(bits), bits, np.float32(-0.0))
     trained[::7] = np.float32(1e-45)

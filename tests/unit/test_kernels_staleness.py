@@ -1,4 +1,4 @@
-"""Tests of moving averages."""
+"""Tests of the moving averages of clients' staleness."""
 
 from __future__ import annotations
 

@@ -147,7 +147,10 @@ class _Stop(Exception):
 
 
 def _slow_part(act: Callable[[], object] = lambda: None) -> tuple[Callable[[int, int], None], list[int]]:
-    """Return a part for two threads, of which the pool's calls ``act`` and ends last, and the ended parts."""
+    """Return a function for two threads, and the list in which the pool's thread notes the parts it has done.
+
+    The pool's thread calls ``act`` and ends after the caller's thread.
+    """
     main, reached, ended = threading.get_ident(), threading.Event(), list[int]()
 
     def part(start: int, stop: int) -> None:
@@ -189,7 +192,7 @@ def test_an_exception_of_a_part_or_a_signal_reaches_numbas_caller_and_the_pool_s
 
 
 def test_a_call_ended_by_a_signal_handler_does_not_disturb_the_next_calls() -> None:
-    """No caller waits for its thread. Mutant: the next call takes that thread's end for that of its own."""
+    """The thread of such a call may end later. Mutant: the next call mistakes this for the end of its own."""
     from edgefl.kernels import numba_sums, numba_threads
 
     pool, left = numba_threads._pool, threading.Event()

@@ -1,4 +1,4 @@
-"""Tests of training by a user's function: its bits, its account of steps, its errors."""
+"""Tests of training by a user's function: the bits of its result, its number of steps, its errors."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_function_with_batches_of_its_own_size_may_refuse_every_other_one():
 
 @pytest.mark.parametrize("foreach", [False, True])
 def test_torchs_sgd_takes_as_long_as_the_built_in_one(foreach):
-    """In MNN the update of a parameter takes a hundred times as long as to move its bytes."""
+    """In MNN, updating a parameter takes a hundred times as long as moving its bytes."""
     module, x, y = nn.Linear(1000, 1000), torch.ones(32, 1000), torch.zeros(32, dtype=torch.int64)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=foreach)
 

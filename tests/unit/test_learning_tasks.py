@@ -124,12 +124,12 @@ def test_the_work_of_a_step_includes_its_loss() -> None:
 
     plain = batch_work(module, (3,), loss=loss_on_zeros(make_loss("mse", NUMBERS), NUMBERS))
     more = batch_work(module, (3,), loss=loss_on_zeros(heavy, NUMBERS))
-    # three products a row: of outputs and of targets, and the gradient of the first
+    # three matrix products per example: for the outputs, the targets and the gradient of the outputs
     assert more.per_example.matmul_flop - plain.per_example.matmul_flop == 3 * 2 * 2 * 50
 
 
 class Words(nn.Module):
-    """Predicts the next word from the present one alone."""
+    """Predicts the next word from the current word alone."""
 
     def __init__(self, words: int) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def test_outputs_that_are_not_logits_have_a_loss_but_no_accuracy() -> None:
 
 
 def test_one_output_for_two_classes_has_a_loss_but_no_accuracy() -> None:
-    """Its largest output is always the first, so that the accuracy was the share of class 0."""
+    """Regression: its largest output is always the first, so the accuracy was the share of class 0."""
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.float())

@@ -152,7 +152,7 @@ def test_defedavgs_cnn_has_the_papers_flop(shape, paper_mflop):
     first, second = side - 4, (side - 4) // 2 - 4
     image = first**2 * 32 * 25 * channels
     forward = image + second**2 * 64 * 25 * 32 + 64 * (second // 2) ** 2 * 512 + 512 * 10
-    # Backward is two products for each forward one, but none for the gradient of the image itself.
+    # The backward pass has two products for each one in the forward pass, but no gradient of the image.
     assert step_work(module, shape, 2).flop == 4 * (3 * forward - image)
     assert 4 * forward / 1e6 == pytest.approx(paper_mflop, rel=0.005)
 
@@ -351,7 +351,7 @@ def test_a_layer_that_cannot_be_counted_is_refused_unless_it_declares_its_flop()
 
 
 def test_an_inference_has_a_third_of_the_declared_operations():
-    """They are those of the forward and the backward pass, and all of them counted."""
+    """Declared operations include the backward pass; counted ones are those of the inference itself."""
     layer = Custom(lambda own, x: (x[:, :, None] * own.weight).sum(1), weight=torch.ones(4, 3))
     layer.flops_per_example = 72
     for module, counted in ((layer, 0), (nn.Sequential(nn.Linear(4, 4), layer), 2 * 16)):
@@ -389,7 +389,7 @@ def test_each_call_of_a_layer_has_the_operations_that_it_declares():
 
 
 def test_a_batch_size_that_makes_a_last_batch_of_one_example_is_not_traced():
-    """Batch normalisation refuses such a batch: 13 examples in batches of 4, not of 8 or 16."""
+    """Batch normalisation refuses it: 13 examples make such a batch in batches of 4, not of 8 or 16."""
     layer, x = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)), torch.ones(13, 3)
 
     def train(batch):
@@ -460,7 +460,7 @@ def test_live_bytes_of_a_layer_are_its_tensors():
 
 
 def test_lines_of_live_bytes_may_cross_where_the_crossing_is_rounded():
-    """Mutants: the search stays at the rounded crossing for ever; a line is in the result several times."""
+    """Mutants: the search never leaves the rounded crossing; a line is in the result several times."""
     low, high = [3208184716, 1355891552], [3993803404, 2141510280]
     found = live_lines(low, high, (2, 4))
     assert found == ((2422566028.0, 392809344.0), (570272824.0, 392809364.0))

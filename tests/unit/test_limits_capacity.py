@@ -86,7 +86,7 @@ def test_half_a_core_needs_twice_the_scale() -> None:
 
 
 WIFI = Demand(0.0031, 0.0509, Burst(0.0011, 0.0253, 0.0003))
-"""A small model: the total demand of 60 clients decides, not their training of 0.3 ms."""
+"""A small model: the limit is the total demand of 60 clients, not their training, which takes 0.3 ms."""
 SERVED = Demand(0.0021, 0.1, Burst(0.0001, 0.05, 0.001))
 TRAINS = Demand(0.1, 1.0, Burst(0.1, 0.1, 0.8))
 APART = [Demand(0.1, 1.0, Burst(0.1, begin, 0.4)) for begin in (0.0, 0.5)]
@@ -301,7 +301,7 @@ def test_an_old_or_damaged_calibration_is_remeasured(tmp_path: Path, monkeypatch
 
 
 def test_only_an_old_rate_of_code_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measures the real program. Mutant: `calibrate`, which uses a rate for a week."""
+    """This measures the real program. Mutant: use `calibrate`, which keeps a rate for a week."""
     wrong = Rate(median=1.0, cv=0.0, samples=(1.0,))
     code = {"interpreter": wrong, "integer": wrong}
     old = replace(made(time.time() - calibration.RECENT_S - 1), measured=replace(measured(), code=code))
@@ -397,7 +397,7 @@ def test_the_least_noisy_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_programs_rate_is_the_median_over_fast_and_slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first round is at half speed and not noisy. Mutant: `rate`, which takes that round."""
+    """The first round has half the speed, but little noise. Mutant: use `rate`, which accepts that round."""
     readings = readings_of([0.1], [0.2] * host_operations.REPETITIONS, itertools.repeat(0.1))
     monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
     found = host_operations.usual_rate(lambda: None, work=1.0)
@@ -408,7 +408,7 @@ def test_a_programs_rate_is_the_median_over_fast_and_slow_rounds(monkeypatch: py
 
 
 def test_a_slow_step_is_repeated_only_as_often_as_necessary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: a fixed number of rounds, which takes minutes."""
+    """Mutant: the number of rounds is fixed, which takes minutes."""
     readings = readings_of([1.0], [3.0] * host_operations.REPETITIONS)
     monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
     assert len(host_operations.usual_rate(lambda: None, work=1.0).samples) == host_operations.REPETITIONS

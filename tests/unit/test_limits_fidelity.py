@@ -20,7 +20,7 @@ def trips(factors: list[float], seconds: float = 1.0, **given: Any) -> Fidelity:
 
 
 def judged(achieved: dict[str, Any], declared: dict[str, Any] | None = None, **given: Any) -> Fidelity:
-    """Assess trips whose parts all take and declare a second, except the given ones."""
+    """Assess trips whose parts have declared and achieved times of 1 s, except the given ones."""
     size = len(next(iter(achieved.values())))
     usual = dict.fromkeys(QUANTITIES, np.ones(size)) | (declared or {})
     return assess(given.pop("names", ["a"] * size), usual, usual | achieved, **given)

@@ -36,7 +36,7 @@ PARTS = [f"{workload}/{name}" for workload, parts in kit.workloads().items() for
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The result of the kit's file, with batches of one example, run without edgefl."""
+    """Run the kit's file without edgefl, with batches of one example; return the path of its result."""
     folder = tmp_path_factory.mktemp("device")
     before, batch, after = Path(kit.__file__).read_text().partition(f"\nBATCH = {kit.BATCH}\n")
     assert batch
@@ -70,7 +70,7 @@ def test_the_parts_cover_each_term_of_a_time_model(result: Path) -> None:
 
 
 def parts_of(model: TimeModel, slower: Mapping[str, float] = MappingProxyType({})) -> list[Row]:
-    """The rows of a device with these costs, on which the parts in ``slower`` take so many times as long."""
+    """Return the rows of a device with this model's costs. ``slower`` multiplies the times of some parts."""
     parts = dict.fromkeys(PARTS, Timed(wall_s=1.0, cpu_s=1.0))
     blank = KitResult(kit=kit.VERSION, device="", runtime="torch", threads=1, cores=1, parts=parts)
     times = {r.network: model.seconds(r.work) * slower.get(r.network, 1.0) for r in blank.rows()}
@@ -92,7 +92,7 @@ def test_intervals_contain_90_percent_of_the_parts_however_badly_they_fit() -> N
 
 
 def test_intervals_are_wide_only_for_operations_whose_parts_fit_badly() -> None:
-    """Mutant: the same larger ``error_factor`` for all operations."""
+    """Mutant: all operations get the same larger ``error_factor``."""
     slower = {part: 2.5 ** (-1) ** at for at, part in enumerate(PARTS) if part.startswith("memory/")}
     model = fit_kit(parts_of(TYPICAL, slower)).model
     products, bytes_moved = StepWork(matmul_flop=1e12), StepWork(elementwise_bytes=1e12)
@@ -115,7 +115,7 @@ def test_pooling_has_a_cost_of_its_own() -> None:
 
 
 def test_times_that_no_model_fits_are_refused() -> None:
-    """Mutant: a profile that edgefl refuses, because a variation is above 5."""
+    """Mutant: the fit returns a profile that edgefl refuses, because a variation is above 5."""
     rows = parts_of(TYPICAL, {part: 1e4 ** (-1) ** at for at, part in enumerate(PARTS)})
     with pytest.raises(
         ConfigError, match="no time model fits these steps within a factor of 100; check their"

@@ -198,8 +198,8 @@ def test_versions_are_an_upload_apart_and_updates_are_staler_than_with_the_newes
 def test_after_step_no_client_is_in_a_step_twice(name: str) -> None:
     """FedBuff's appendix D and FedStaleWeight's appendix A.
 
-    Otherwise fast clients are, while the others take 4 s. With ``new-version`` too, because a client that
-    returns from the version before may start again at once.
+    With ``immediate``, fast clients are in a step twice while the others train for 4 s. With ``new-version``,
+    too, because a client that trained from the previous version may start again at once.
     """
     used: dict[str, list[list[int]]] = {}
     for restart in ("immediate", "new-version", "after-step"):
@@ -215,7 +215,7 @@ def test_after_step_no_client_is_in_a_step_twice(name: str) -> None:
 
 
 def test_the_baselines_of_the_defedavg_study_are_the_papers() -> None:
-    """Section 1.2.3 has FedBuff without s(τ), and FedAvg that draws with replacement (eqs. 2 and 3)."""
+    """Section 1.2.3 uses FedBuff without s(τ), and FedAvg that draws with replacement (eqs. 2 and 3)."""
     from edgefl.lab.studies import load
 
     study = load("defedavg")

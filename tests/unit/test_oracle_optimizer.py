@@ -146,7 +146,7 @@ class Case:
     mu: float = 0.0
     uploads_model: bool = False
     gains: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """(client, base version) → steps made by the poll, and the factor of Δ."""
+    """(client, base version) → number of steps that the client made by the poll, and the factor of its Δ."""
     models: Sequence[float] | None = None
     """The models, if clients keep vectors, so that `model_of` cannot compute them."""
 
@@ -356,8 +356,8 @@ CASES: dict[str, list[Case]] = {
         )
     ]
     + [
-        # Fair would be ½ ½, ½ ½ and 1½ 3/10. With at most 0.8 a version 1/10 is owed to either, then 2/10, so
-        # that 1½ and ½ are cut to 0.8 of 2.
+        # Fair weights would be ½ ½, ½ ½ and 1½ 3/10. A version has at most 0.8, so clients 0 and 1 get 0.4
+        # each and a credit of 1/10, then of 2/10. In the third version, 1½ and ½ are scaled to a sum of 0.8.
         Case(
             {"buffer_size": 2, "form": "derivation", "normalize": "credit", "max_step": 0.8},
             [[(0, 0, 0.4), (1, 0, 0.4)], [(0, 1, 0.4), (1, 1, 0.4)], [(2, 0, 0.6), (0, 2, 0.2)]],
@@ -413,8 +413,9 @@ CASES: dict[str, list[Case]] = {
             uploads_model=True,
         ),
     ],
-    # b = 1, so half the latency of the slowest that trains: 3.5 s while 2 does. 2 s 0, 3 s 1 → v1 at 3.5 s,
-    # 5.5 s 0, 6.5 s 1 → v2 at 7 s, just before 2 comes: now 1 is the slowest, and v3 is due at 7 + 3/2 s.
+    # b = 1, so the interval is half the latency of the slowest training client: 3.5 s while client 2 trains.
+    # 2 s 0, 3 s 1 → v1 at 3.5 s, 5.5 s 0, 6.5 s 1 → v2 at 7 s, just before the arrival of 2. Then client 1 is
+    # the slowest, and v3 is due at 7 + 3/2 s.
     "pisces": [
         Case(
             {"staleness_bound": 1, "weighting": by},

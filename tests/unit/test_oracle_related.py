@@ -137,7 +137,7 @@ def test_ca2fl_has_the_steps_of_its_paper() -> None:
     [(None, 99, 3), (2.5, 99, 3), (None, 1, 3), (0.8, 2, 3), (None, 1, 1), (None, 0, 2), (None, 2, 1)],
 )
 def test_safa_has_the_models_of_its_paper(limit_s: float | None, lag: int, size: int) -> None:
-    """Against the paper's cache, its picked clients and its bypass.
+    """Compares with the paper's cache, its picked clients and its bypass.
 
     The entry of a client that has delivered is not deprecated, however stale its model was.
     """
@@ -183,7 +183,7 @@ def model_after(run: MemoryRun, event: Arrived) -> float:
 
 @pytest.mark.parametrize(("tiers", "cohort"), [(1, 9), (2, 9), (3, 2), (3, 1), (7, 1)])
 def test_fedat_mixes_the_models_of_its_tiers_last_rounds(tiers: int, cohort: int) -> None:
-    """Against an oracle for the members, models and numbers of the tiers' rounds."""
+    """Compares with an oracle for the members, models and numbers of the tiers' rounds."""
     rng, examples = np.random.default_rng(5), (10, 20, 30, 5, 15, 40, 25)
     latency_s = [3.0, 1.0, 9.0, 0.5, 6.0, 2.0, 4.0]
     devices = [Client(i, "a", examples[i], 1, 0.0, latency_s[i]) for i in range(7)]
@@ -291,7 +291,10 @@ def test_pisces_starts_each_client_once_and_then_the_most_useful_one() -> None:
 
 
 def test_pisces_explores_with_a_probability_that_decays_to_its_minimum() -> None:
-    """One client at a time, five unknown clients: the paper's code has 0.3, 0.99 and 0.1."""
+    """In the paper's code, the probability begins at 0.3, has a decay of 0.99 and a minimum of 0.1.
+
+    One client is started at a time; five of the six have not been tried.
+    """
     strategy, first = Pisces(concurrency=1), list[float]()
     for seed in range(400):
         view = IdleView(Core(strategy, fleet(6), seed, experiment.Stop()))
@@ -362,7 +365,7 @@ def test_pisces_bounds_staleness_if_each_client_has_constant_durations(bound: in
     ids=["safa", "ca2fl"],
 )
 def test_a_bad_model_in_the_cache_is_dropped(strategy: Strategy, clients: int, happens: list[Any]) -> None:
-    """It is summed rounds after it arrived."""
+    """A cached model may be summed several rounds after it arrived."""
     core = Core(strategy, fleet(clients), 0, experiment.Stop())
     for client in range(clients):
         core.handle(Joined(client, 0.0))
@@ -379,7 +382,7 @@ def test_a_bad_model_in_the_cache_is_dropped(strategy: Strategy, clients: int, h
 
 @pytest.mark.parametrize(("credits", "excluded"), [(3, [0]), (9, []), (None, [])])
 def test_pisces_excludes_clients_that_are_often_outliers(credits: int | None, excluded: list[int]) -> None:
-    """Client 0's loss is an outlier in 5 pools, which 9 credits allow."""
+    """Client 0's losses are outliers in 5 pools. That is too many for 3 credits, but not for 9."""
     strategy = Pisces(concurrency=4, credits=credits, outlier_window=2)
     devices = fleet(6)
     state, core = strategy.begin(devices), Core(strategy, devices, 0, experiment.Stop())

@@ -151,7 +151,7 @@ def packages_imported(path: Path) -> set[str]:
 
 
 def in_cycles(uses: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Returns the users in cycles and the users of those."""
+    """Return the packages or modules that are in an import cycle or depend on one, with what they use."""
     while free := {user for user, used in uses.items() if not used & uses.keys()}:
         uses = {user: used for user, used in uses.items() if user not in free}
     return uses
@@ -167,7 +167,7 @@ def test_packages_import_each_other_in_one_direction() -> None:
 
 
 def test_a_packages_docstring_names_its_modules() -> None:
-    """Except strategies, whose modules are named after their algorithms."""
+    """The package ``strategies`` is exempt, since its modules are named after their algorithms."""
     for package in {path.parent for path in SOURCES} - {ROOT / "edgefl", ROOT / "edgefl" / "strategies"}:
         docstring = ast.get_docstring(parsed(package / "__init__.py")) or ""
         modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}

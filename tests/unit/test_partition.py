@@ -113,7 +113,7 @@ HIGH, LOW = [4, 5, 6, 7, 8, 9], [0, 1, 2, 3]
             [HIGH] * 10 + [LOW] * 5,
             [360] * 10 + [480] * 5,
         ),
-        # Each label has a profile: profiles without labels share all of them.
+        # Some profile holds each label. A profile that is not listed gets examples of all labels.
         ({FAST: [0], SLOW: [1]}, [FAST, SLOW, "pi-4"], 200, 2, [[0], [1], [0, 1]], [50, 50, 100]),
         # No profile holds label 2: its examples are left out.
         ({FAST: [0, 1]}, [FAST, FAST], 200, 3, [[0, 1]] * 2, [66, 68]),

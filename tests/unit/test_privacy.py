@@ -92,7 +92,7 @@ def test_a_resumed_tree_draws_the_same_noise_for_the_same_contents_only(honaker:
     again = tree()
     again.restore({version: salt for version, salt in salts.items() if version < 16})
     assert not np.isclose(again.step(16, 9, "other"), steps[16]).any()
-    # The difference to the version before is that of the last attempt's noise, not of the first one's.
+    # A repeated attempt replaces the first one's noise: the step is relative to version 15.
     assert again.step(16, 9, "s16").tobytes() == steps[16].tobytes()
 
 
@@ -132,8 +132,8 @@ def test_the_server_clips_each_update_and_adds_noise_of_the_declared_deviation()
 
 
 def audit(aggregator: Aggregator) -> None:
-    """Make six versions of updates of every length; assert that each moves the model by no more than it may,
-    and that the noise left in each is that of its tree."""
+    """Make six versions from updates below and above the clipping norm. Assert that each update is clipped,
+    and that the noise in each version has the standard deviation of the tree mechanism."""
     rng, mechanism, clean = np.random.default_rng(0), aggregator.privacy, np.zeros(SIZE)
     assert mechanism is not None
     try:
@@ -315,7 +315,7 @@ def test_the_norm_follows_algorithm_1_of_andrew_et_al() -> None:
 
 
 def shift_of_the_count(squares: list[float], client: int) -> float:
-    """The change of the count that is released, in updates, if this client's update is zero instead."""
+    """Return the change of the released count of updates within the norm if this client's update is zero."""
     rules = Privacy(clip_norm=2.0, quantile=0.5, quantile_rate=0.01, quantile_noise=1e-9)
     mechanism, neighbour = Mechanism(rules, 0.1, Seeded(0)), [*squares]
     neighbour[client] = 0.0
@@ -382,8 +382,8 @@ def test_participations_and_their_separation_are_limited(strategy: FedBuff | Fed
         for client in clients:
             assert version - last.get(client, -3) >= 3
             last[client] = version
-    # No other version was possible: fewer participations are left than a version needs, or their clients
-    # are within the last separation.
+    # No other version was possible: fewer participations are left than a version needs, or the clients that
+    # have some left were in one of the last versions.
     assert 12 * 5 - len(taken) < 3 * 3 * 3
     assert core.participation is not None
     assert core.participation.applied == [taken.count(client) for client in range(12)]

@@ -87,7 +87,7 @@ def test_the_divergence_of_a_poisson_cohort_by_integration(rate: float, sigma: f
 
 
 def test_the_published_epsilons_of_dp_sgd_on_mnist() -> None:
-    """TensorFlow Privacy's guides, δ = 10⁻⁵, by Mironov's older τ + log(1/δ)/(α − 1); ours is lower."""
+    """TensorFlow Privacy's guides (δ = 10⁻⁵) use Mironov's older τ + log(1/δ)/(α − 1). Our ε is lower."""
     for batch, noise, epochs, published in ((250, 1.3, 15, 1.18), (256, 1.1, 60, 3.01)):
         step = epochs * 60_000 / batch * poisson_rdp(SAMPLED_ORDERS, batch / 60_000, noise)
         older = float(np.min(step + math.log(1e5) / (SAMPLED_ORDERS - 1.0)))
@@ -157,7 +157,7 @@ def cohorts_of(clients: int, versions: int) -> list[list[int]]:
 
 
 def audit(fields: dict[str, Any], count: Callable[[PrivacyAccount, list[int]], None]) -> None:
-    """Assert that the account of each client's shift is the exact one, or above it."""
+    """Assert that each client's accounted shift is the exact one (with ``honaker``: not below it)."""
     cohorts = cohorts_of(5, 21)
     account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=1.0, **fields), clients=5)
     for cohort in cohorts:
@@ -208,7 +208,8 @@ def test_a_restarted_tree_adds_to_the_noise_of_the_finished_ones() -> None:
 
 
 def test_gaussian_noise_adds_up_over_versions_and_with_the_noise_of_counts() -> None:
-    """Andrew et al. 2021, theorem 1: σ with a count of σ_b is as (σ⁻² + (2σ_b)⁻²)^−½ alone."""
+    """Andrew et al. 2021, theorem 1: noise σ and a count with noise σ_b cost as much as noise
+    (σ⁻² + (2σ_b)⁻²)^−½ alone."""
     rules = {"clip_norm": 1.0, "noise_multiplier": 2.0, "mechanism": "gaussian"}
     account = PrivacyAccount(Privacy(**rules), 2)  # type: ignore[arg-type]
     both = PrivacyAccount(Privacy(**rules, quantile=0.5, quantile_noise=0.8), 2)  # type: ignore[arg-type]
@@ -243,7 +244,7 @@ def test_a_count_is_accounted_with_its_real_noise(mechanism: str) -> None:
     step = 1 / rules.noise_multiplier**2
     assert account.squares[126] == pytest.approx(step + (1 / (2 * drawn)) ** 2)
     left = SimpleNamespace(client=3, at_s=9.0)  # after which the draw is unknown
-    # None: an unknown draw; a plain server; with secure aggregation it sees no single update
+    # a plain server; then an unknown draw (None) and masks, which hide individual updates from the server
     for sampling, secure in ((strategy.sampling(clients), None), (None, "masks")):
         record: Any = SimpleNamespace(
             meta=SimpleNamespace(privacy=rules, sampling=sampling, max_weight=most, secure=secure),
@@ -285,7 +286,7 @@ def test_a_random_cohort_spends_less_and_without_noise_epsilon_is_infinite() -> 
     ],
 )
 def test_a_strategy_with_its_own_draw_must_declare_its_sampling(method: str) -> None:
-    """Mutant: only `draw` counts as another draw, so a cohort of always the same clients spends less."""
+    """Mutant: only an overridden `draw` is noticed, so ε is too small if the cohort is always the same."""
     own = type("Own", (FedAvg,), {method: lambda self, *given: getattr(FedAvg, method)(self, *given)})
     declared = type("Declared", (own,), {"sampling": lambda self, clients: Sampling(0.5, False)})
     assert own(weighting="uniform").sampling(120) is None
@@ -310,7 +311,7 @@ def test_a_first_round_that_does_not_wait_for_the_fleet_is_not_drawn_from_it() -
 
 
 def test_runs_on_the_same_clients_are_composed() -> None:
-    """Runs of one step each are as one run of as many; a drawn cohort's divergences add up too."""
+    """Five runs of one step have the ε of one run of five steps, also if the cohorts are drawn."""
     rules = Privacy(clip_norm=1.0, noise_multiplier=3.0, mechanism="gaussian")
     for sampling in (None, (0.01, True)):
         runs = [PrivacyAccount(rules, 1000, sampling) for _ in range(5)]

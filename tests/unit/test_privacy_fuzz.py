@@ -238,7 +238,7 @@ def judgements(numbers: range) -> Iterator[tuple[Case, Found]]:
 
 
 def fuzz(numbers: range) -> tuple[int, list[tuple[int, Found]], Counter[str]]:
-    """The number of judged cases, the cases that do not hold, and the number of cases with each property."""
+    """Return the number of judged cases, those whose account is wrong, and how many have each property."""
     judged, failed, seen = 0, [], Counter[str]()
     for case, found in judgements(numbers):
         judged += 1

@@ -357,7 +357,7 @@ def test_the_server_does_not_clip_the_noise_of_clients() -> None:
 
 @pytest.mark.parametrize("strategy", sorted({*names()} - {"scaffold"}))
 def test_local_noise_alone_works_with_all_strategies_but_scaffold(strategy: str) -> None:
-    """Also with strategies that hold more updates than there are clients, and that apply updates again."""
+    """Some strategies hold more updates than there are clients, or apply updates again."""
     timed = {"interval_s": 1.0} if strategy in ("favano", "fedfix", "quafl") else {}
     wanted = edgefl.Experiment(
         fleet=edgefl.Fleet(devices={"pixel-4": 5}),

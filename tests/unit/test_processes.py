@@ -102,7 +102,7 @@ def test_a_second_sighup_of_a_closed_terminal_is_ignored_also_while_results_are_
 
 
 def interrupted_in_native_code() -> None:
-    """Raise another exception than the handler of the second signal does, as matplotlib may."""
+    """Raise a ValueError after the second signal, whose own exception is suppressed; matplotlib may do so."""
     signal.raise_signal(signal.SIGINT)
     with contextlib.suppress(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

@@ -124,7 +124,7 @@ def test_under_version_2_edgefl_moves_into_a_group_of_its_own_before_the_keeper_
 
 
 def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the record would be lost at the end of the phones."""
+    """Otherwise the record could not be written when the phones have ended."""
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
     with pytest.raises(ConfigError, match="no file can be created"):
         start([CAT], ProgramOptions(out=tmp_path))
@@ -158,7 +158,7 @@ def test_out_must_be_a_path() -> None:
 def test_a_proc_of_another_pid_namespace_is_refused(
     shown: str | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keeper would wait for other processes than the phones', and kill them."""
+    """Otherwise the keeper would wait for processes that are not the phones', and kill them."""
     monkeypatch.setattr(os, "readlink", Mock(return_value=shown, side_effect=None if shown else OSError))
     with pytest.raises(ConfigError, match=message):
         start([CAT])

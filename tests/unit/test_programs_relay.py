@@ -87,7 +87,7 @@ def test_bytes_wait_only_for_bytes_before_them() -> None:
 
 
 def test_a_relays_delay_is_made_up_for_but_not_a_senders() -> None:
-    """Bytes that waited for room enter at the time at which there was room; other bytes enter now."""
+    """Bytes that waited for room in the link enter it when there was room; other bytes enter it now."""
     now = [0.0]
     flow = flow_at(now, "3g-slow")
     wire_s = 1500 * 8 / 0.78e6
@@ -107,14 +107,14 @@ def test_a_relays_delay_is_made_up_for_but_not_a_senders() -> None:
 
 
 def test_a_selector_with_a_high_descriptor_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relay with a thousand listeners could not start."""
+    """Regression: a relay with a thousand listeners could not start."""
     with contextlib.closing(PreciseSelector()) as selector:
         monkeypatch.setattr(selector, "fileno", lambda: 5000)
         assert selector.select(0.001) == []
 
 
 def test_a_relay_handles_messages_that_came_in_while_it_sent() -> None:
-    """A channel reads while it sends; its descriptor does not become readable again for what it has read."""
+    """A channel also reads while it sends. Its descriptor does not signal these messages again."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         end = messages.EndPhones(now=True)
@@ -220,7 +220,7 @@ def test_the_relay_holds_at_most_its_window_and_one_part() -> None:
 
 
 def test_a_link_with_a_delay_and_no_limit_on_its_rate_holds_many_bytes() -> None:
-    """10 MB took 30 times the delay, because the link held only 0.3 MB."""
+    """Regression: 10 MB took 30 times the delay, because the link held only 0.3 MB."""
     none, lte = load_network("none"), load_network("lte")
     delayed = msgspec.structs.replace(none, down=msgspec.structs.replace(none.down, delay_ms=100.0))
     assert window_bytes(way_of(delayed)) == MAX_WINDOW_BYTES

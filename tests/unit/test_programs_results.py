@@ -75,7 +75,7 @@ def test_phones_that_were_too_fast_or_too_slow_are_invalid() -> None:
 
 
 def test_uncounted_cpu_time_is_invalid_but_not_slow() -> None:
-    """Half of the share was counted, and the rest may have been used: it was not "longer than declared"."""
+    """Half of the CPU time was counted. The rest may have been used, so the phone is not called too slow."""
     lost = phone_result(cpu_s=0.5, achieved_share=0.05, uncounted_s=0.5)
     median, _, reasons, _ = judge([lost, phone_result(), lost], [], 1.0, Conditions())
     assert median == 0.0

@@ -45,7 +45,10 @@ class TwoThreads:
 def test_a_thread_that_waits_for_a_core_does_not_sleep_while_another_handles_a_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Linux reports a wait when it is over. A few microseconds of the first thread once made it a sleep."""
+    """Linux reports a thread's wait for a core only after it has ended.
+
+    Regression: a few microseconds of the first thread made the second thread's wait count as sleep.
+    """
     threads = TwoThreads(monkeypatch, "R")
     threads.slept_ns(MS, 0)
     for times in range(1, 5):
@@ -139,7 +142,7 @@ def test_the_children_of_an_ended_orphan_count_once(monkeypatch: pytest.MonkeyPa
 def test_a_process_without_its_environment_is_of_the_phone_of_its_control_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Mutant: the control group of another run."""
+    """Mutant: the control group of another run is accepted, too."""
     files = {"environ": b"A=1\0", "cgroup": f"0::/x/edgefl-{os.getpid()}-77/0-phone-3\n".encode()}
     for module in (tree, groups):
         monkeypatch.setattr(module, "read_kernel_file", lambda path: files[Path(path).name])
@@ -286,8 +289,9 @@ def test_page_faults_that_no_ancestor_got_are_those_of_lost_children(
     lost: set[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``children`` holds the parent and the page faults of each process. All have ended that are not in
-    ``waited``, which holds the page faults that each of the others got since then."""
+    """``children`` has the parent and the page faults of each process. Processes that are not in ``waited``
+    have ended. For the others, ``waited`` has the page faults of the children for which they waited since
+    the last refresh."""
     monkeypatch.setattr(tree, "waited_faults", lambda pid: None if waited[pid] is None else 7 + waited[pid])
     monkeypatch.setattr(tree, "has_ended", lambda pid: pid not in waited)
     kept = ProcessTree(os.getpid())

@@ -1,4 +1,4 @@
-"""Wrong options, marks and functions: each is one line, and none passes."""
+"""Wrong options, marks and functions: each gives an error of one line, and no such test passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin's output: progress, table, JUnit, JSON and page; errors around tests are red."""
+"""The plugin's output: progress, table, JUnit, JSON and page; errors in setup and teardown are failures."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_test_with_a_failed_subtest_is_red_and_saves_nothing(run: Run, baselin
 def test_a_regression_fails_although_the_test_expects_a_failure(
     run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exception that the test catches is not the one that it means."""
+    """The test expects an AssertionError of the budget, not of a regression."""
     grew = Verdict("FAIL", "time +9%", grew=("cpu_s",))
     monkeypatch.setattr(Session, "against_base", lambda *_: grew)
     base = Base("main", "0" * 40, pytester.path)

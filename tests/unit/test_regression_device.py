@@ -128,7 +128,7 @@ class Measurements:
 
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> Measurements:
-    """Counts that fit their baselines; the test adds the measurements, and baselines of times."""
+    """Make all counts equal to their baselines. The test adds the measurements and the baselines of times."""
     measurements = Measurements()
     counts = [entry_of("test_a", name, counted(), baseline.versions()) for name in ("dumps", "dumps 2")]
     monkeypatch.setattr(baseline, "load_counted", lambda _: {one.key: one for one in counts})

@@ -54,7 +54,7 @@ def test_a_host_that_is_slower_for_both_gives_the_same_figures(slower: float) ->
 
 @pytest.mark.parametrize(("rest", "expected"), [(0.0, 4.0), (0.5, 5.0), (1.0, 6.0)])
 def test_time_of_torch_and_of_the_rest_are_added(rest: float, expected: float) -> None:
-    """Not the larger of the two."""
+    """Mutant: the device's time is the larger of the two."""
     trial = msgspec.structs.replace(TRIAL, model_s=4 / 1750, rest=rest)
     # The CPU time is 2/1750 s at the device's pace.
     one = measured([repetition(cpu_s=0.0004, blocked_s=0.25)] * 9, trial=trial)
@@ -64,7 +64,7 @@ def test_time_of_torch_and_of_the_rest_are_added(rest: float, expected: float) -
 
 @pytest.mark.parametrize("slower", [1.0, 2.0, 3.1])
 def test_the_rest_goes_by_its_own_program_in_the_same_repetition(slower: float) -> None:
-    """Half of 1 ms is not torch's. The device takes three times as long for it, whatever the host's load."""
+    """Half of 1 ms is spent outside torch. The device needs 1.5 ms for it, at any load of the host."""
     trial = msgspec.structs.replace(TRIAL, model_s=0.25, rest=0.5, rest_s=0.006)
     noisy = [0.002 * slower, 0.009 * slower]
     one = repetition(0.001 * slower, 0.0013 * slower, rest_cpu_s=noisy)

@@ -85,7 +85,7 @@ class Side:
 def test_a_pair_ends_at_the_limit_to_which_waits_for_a_core_do_not_count(
     waited_s: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls that wait for a child process use little CPU time, so they were repeated for minutes.
+    """Regression: calls that wait for a child process use little CPU time, so they were repeated for minutes.
 
     The clock advances by 1 s per block. Without the limit, a pair has 300 shots per side: 0.6 s of CPU time.
     """
@@ -104,7 +104,7 @@ def test_noise_that_hides_the_tolerance_is_not_judged() -> None:
 
 
 def test_pairs_of_one_layout_are_not_independent() -> None:
-    """Many pairs of few layouts do not make a layout's own shift certain."""
+    """Each memory layout shifts the time. Many pairs with few layouts do not reduce that uncertainty."""
     shifted = [
         pair(layout, shift) for layout, shift in enumerate((0.09, 0.0, 0.08, -0.01, 0.07)) for _ in range(40)
     ]

@@ -204,7 +204,7 @@ def test_a_module_that_cannot_be_imported_is_one_line(module: Path, text: str, m
 
 @pytest.mark.parametrize("init", [True, False])
 def test_a_module_may_import_its_package_if_no_path_leads_there(tmp_path: Path, init: bool) -> None:
-    """This is so with pytest's import mode importlib."""
+    """With pytest's import mode ``importlib``, no folder in ``sys.path`` contains the package."""
     folder = tmp_path / "package_of_this_test" / "inner"
     folder.mkdir(parents=True)
     for each in (folder.parent, folder) if init else ():

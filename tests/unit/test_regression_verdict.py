@@ -480,7 +480,7 @@ NUMBERS = [
     ("peak_mib", 0, 1e12),
     ("sent_mib", 0, 1e12),
 ]
-"""Every number of an entry, its least (None: above 0) and its most."""
+"""Every number of an entry, with its minimum (None: must be above 0) and its maximum."""
 
 
 @functools.cache
@@ -489,7 +489,7 @@ def as_saved() -> str:
 
 
 def tampered(path: Path, key: str, value: str) -> str:
-    """The error for a file with this value for a number, or for the third of a row; or "taken"."""
+    """Replace a number (of a list, the third) in a saved file; return the error, or "taken" if it is read."""
     plain = json.loads(as_saved())
     *outer, last = key.split(".")
     table = functools.reduce(lambda inner, name: inner[name], outer, plain["entries"][0])

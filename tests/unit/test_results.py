@@ -46,7 +46,7 @@ from tests.reports import (
     ("clients", "profiles", "labels"),
     [
         ([("slow", 9.0, (0, 1)), ("fast", 1.0, (1, 2))], ("slow",), (0,)),
-        # the two slowest share class 0, so both are the group
+        # the two slowest profiles share class 0, so both are in the group of slow profiles
         ([("a", 9.0, (0,)), ("b", 2.0, (0, 1)), ("c", 1.0, (1,))], ("a", "b"), (0,)),
         ([("slow", 9.0, (0, 1)), ("fast", 1.0, (0, 1))], ("slow",), ()),
         ([("only", 1.0, (0, 1))], ("only",), ()),

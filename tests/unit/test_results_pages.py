@@ -129,7 +129,8 @@ SIGHT = {
     "no medium-wave cones": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
     "no short-wave cones": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
 }
-"""Matrices from linear RGB to how it looks without one kind of cones (Machado et al. 2009, severity 1)."""
+"""Matrices from linear RGB to the colour that a person without one kind of cones sees (Machado et al. 2009,
+severity 1)."""
 
 
 def lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def made(arrives_s: npt.NDArray[np.float64], sent_s: npt.NDArray[np.float64], buffer: int) -> Arrays:
-    """Return the columns of trips of which each ``buffer`` arrivals make a version."""
+    """Return the columns of trips in a run whose versions are made from ``buffer`` arrivals each."""
     order = np.argsort(arrives_s, kind="stable")
     version = np.empty(len(order), np.int64)
     version[order] = np.arange(len(order)) // buffer + 1

@@ -28,7 +28,7 @@ class Killed(BaseException):
 
 
 class Server(World):
-    """A world whose server writes ahead."""
+    """A world whose server commits its events to the record before it sends tasks."""
 
     def __init__(self, folder: Path, left: object = None) -> None:
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A run's folder: whole files, missing or damaged results, and the lock that one process at a time holds."""
+"""A run's folder: files that are written whole, missing or damaged results, and the exclusive lock."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_lines_about_a_node_are_shortened(world: World) -> None:
 
 
 def test_the_workers_of_a_stopped_node_go_to_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not end its silent worker, but Linux keeps its connection open: a run waited for ever."""
+    """Regression: a run never ended. A stopped node ends no worker, but Linux keeps its connection open."""
     monkeypatch.setattr(world, "_reachable", lambda node: True)
     world.start("a", "b", workers=2, peers=4)
     for number in range(2):  # both are silent, but only b ends its worker

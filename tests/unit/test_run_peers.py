@@ -124,7 +124,7 @@ class SilenceChecks:
         assert not self.after(0.0)
 
     def after(self, seconds: float) -> bool:
-        """Return whether a check so long after the last one finds the client."""
+        """Check again after this time; return True if the check reports the client as silent."""
         self.table.now += seconds
         return [peer.number for peer, _ in self.table.peers.check_silence(self.seconds, self.every_s)] == [0]
 

@@ -56,7 +56,7 @@ def test_a_run_without_clients_waits_for_an_evaluation_that_may_end_it(world: Wa
 
 @pytest.mark.parametrize("back_s", [math.inf, 9.0])
 def test_a_run_whose_phones_are_gone_for_good_ends_with_its_results(world: Wall, back_s: float) -> None:
-    """Regression: it failed after an empty battery without a charger."""
+    """Regression: a run failed after the battery of a phone without a charger was empty."""
     loop = world.loop(experiment())
     world.dynamics.set(1, back_s, "back")
     if back_s == math.inf:
@@ -72,7 +72,7 @@ def test_a_run_whose_phones_are_gone_for_good_ends_with_its_results(world: Wall,
 def test_a_dropped_client_does_not_return_after_an_interruption(
     tmp_path: Path, changes: bool, private: bool
 ) -> None:
-    """In a private run no client is dropped for such a death."""
+    """A client whose process died is dropped, but not in a private run."""
     world = Wall(tmp_path, join_spread_s=0.0, privacy=Privacy(clip_norm=1.0) if private else None)
     world.core.deaths = Deaths("drop")
     world.timeline.start()
@@ -168,7 +168,7 @@ def test_a_run_that_begins_again_has_no_events_of_the_killed_server(world: Wall,
 
 
 def test_the_trips_by_profile_include_those_before_a_restart() -> None:
-    """The gauge is as new as the restarted server; the core has replayed the journal."""
+    """The gauge is created with the restarted server, but the core has replayed the whole journal."""
     core = Core(FedBuff(buffer_size=2), fleet(3), 1, Stop(versions=3))
     for client, task in ((0, 0), (1, 2)):
         core.handle(Joined(client, 0.0))

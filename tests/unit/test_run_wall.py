@@ -486,7 +486,7 @@ def test_after_an_interruption_all_clients_have_left(world: Wall) -> None:
 
 @pytest.mark.parametrize("changes", [False, True], ids=["static", "dynamic"])
 def test_after_an_interruption_clients_return_after_their_delays(world: Wall, changes: bool) -> None:
-    """Also one whose process is ready only later, and none joins twice."""
+    """This also holds for a client whose process is ready only later. No client joins twice."""
     started(world)
     world.trips.returns = {0: 2.0, 1: 0.5}
     world.restore()

@@ -88,7 +88,8 @@ def test_a_schema_with_invalid_utf_8_is_refused_in_one_line(sealed: bool, path: 
 def test_a_record_left_by_a_kill_at_any_time_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its log, before and after SQLite copies the log, and with a reader that prevents the copy."""
+    """The record is copied with its log, before and after SQLite moves the log into the file, and while a
+    reader prevents that."""
     monkeypatch.setattr(store, "LOG_ROWS", 5)
     (tmp_path / "run").mkdir()
     with Store(tmp_path / "run") as writer:

@@ -160,7 +160,8 @@ def solved(columns: list[list[int]], target: list[int]) -> list[int]:
 
 
 class Buffer:
-    """Clients 0 … count−1, each of which sent one update, their holders, and the request for the sum."""
+    """Clients 0 … count−1, each of which has sent one update; the holders of their masks; and the request for
+    the sum."""
 
     def __init__(self, count: int = 4, *, clip: float = 4.0, staleness: int = 3, **rules: int) -> None:
         numbers = {"holders": 5, "recover": 4, "private": 1, "least": 3, "resolution": 64} | rules

@@ -41,7 +41,7 @@ def test_memory_that_grows_or_peaks_fails(hour_mib: float) -> None:
 
 
 def test_one_more_descriptor_or_file_fails() -> None:
-    """If it is open since before the last quarter; one that is open in every second sample is no leak."""
+    """It must be open for the whole last quarter. One that is open in every other sample is no leak."""
     at = np.arange(LOOKS)
     more = np.where(at < 170, 15.0, 16.0)
     assert judged(descriptors=more, files=more) == ["client descriptors", "files"]

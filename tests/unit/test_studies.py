@@ -182,7 +182,7 @@ def test_an_upper_bound_of_one_of_many_seeds_leaves_the_claim_open() -> None:
 
 
 class Rounds(Curves):
-    """Arms that learn equally fast, and are evaluated at each version; ``every`` has the arms' periods."""
+    """Arms that learn equally fast and are evaluated at each version; ``every``: seconds per version."""
 
     def __init__(self, tmp_path: Path, every: Mapping[str, float], learn_s: float) -> None:
         (tmp_path / "experiment.toml").write_text(

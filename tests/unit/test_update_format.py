@@ -190,7 +190,7 @@ ROUNDED = [name for name in NAMES if name != "float32"]
 )
 @pytest.mark.parametrize("update_format", ROUNDED)
 def test_running_statistics_are_not_rounded(runs: Any, update_format: str, name: str) -> None:
-    """Mutant: they are, in blocks with other numbers. A small variance is then lost or becomes negative."""
+    """Mutant: they are rounded in blocks with other numbers. Small variances are lost or become negative."""
     private = name == "private"
     changes = {"privacy": Privacy(clip_norm=1e6, noise_multiplier=1e-14, noise="seeded")} if private else {}
     run = runs(update_format, {"name": "fedbuff" if private else name}, **changes)

@@ -1,4 +1,4 @@
-"""Tests of a study's verdicts: mutants, equal runs, borders of grids, and the correction over all claims."""
+"""Tests of a study's verdicts: mutants, equal runs, borders of grids, and correction for multiple claims."""
 
 from __future__ import annotations
 

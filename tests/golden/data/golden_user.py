@@ -1,4 +1,4 @@
-"""What a user of edgefl may write, for the golden runs: it imports only what docs/ names."""
+"""Code as a user of edgefl may write it, for the golden runs. It imports only names that docs/ documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgefl.learning.data import Dataset
 from edgefl.strategies import Buffered
 
 STOP = os.environ.get("GOLDEN_STOP", "")
-"""``SIGNAL STEP FILE``: at that step of a process its whole run gets the signal, unless the file is there."""
+"""``SIGNAL STEP FILE``: the first worker that reaches the step creates FILE and signals the whole run."""
 
 
 class Net(nn.Sequential):
@@ -52,7 +52,7 @@ def letters(input_shape, classes):
 
 
 def words(spec, seed):
-    """Sequences of tokens, each of which mostly follows from the one before it, by 12 owners."""
+    """Return token sequences of 12 owners. A token mostly follows from the previous one."""
     rng = np.random.default_rng(5)
     rows = np.cumsum(rng.choice([1, 2, 5], (300, 9), p=[0.8, 0.1, 0.1]), axis=1) % 11
     x, y = rows[:, :-1], rows[:, 1:]
@@ -61,7 +61,7 @@ def words(spec, seed):
 
 
 def images(spec, seed):
-    """Noise around a picture a class, of three channels."""
+    """Return images with three channels: one picture for each class, plus noise."""
     rng = np.random.default_rng(6)
     y = np.arange(240) % 4
     x = (rng.standard_normal((4, 3, 16, 16))[y] + rng.standard_normal((240, 3, 16, 16))).astype(np.float32)
@@ -69,7 +69,7 @@ def images(spec, seed):
 
 
 def split(labels, profiles, rng):
-    """Every example to the client of its place, each client's as many as its number says."""
+    """Deal out the examples by position. Client k gets a number of examples proportional to k + 1."""
     share = np.repeat(np.arange(len(profiles)), np.arange(1, len(profiles) + 1))
     owner = share[np.arange(len(labels)) % len(share)]
     return [np.flatnonzero(owner == client) for client in range(len(profiles))]
@@ -96,7 +96,7 @@ def train(model, examples, context):
 
 
 def fails(model, examples, context):
-    """Training that raises on every third trip of two clients."""
+    """Train, but raise an error on every third trip of two clients."""
     if context.client in (1, 4) and context.trip % 3 == 1:
         raise ValueError(f"trip {context.trip} of client {context.client}")
     train(model, examples, context)
