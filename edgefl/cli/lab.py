@@ -36,7 +36,7 @@ bench = typer.Typer(
 
 @bench.command()
 def aggregate(json: Json = None, quick: Quick = False) -> None:
-    """Compare the speed of the server's weighted sums with the memory's."""
+    """Compare the speed of the server's sums with that of memory."""
     _measure("aggregate", json, quick)
 
 
