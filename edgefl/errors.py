@@ -166,9 +166,17 @@ def nearest(got: str, allowed: Iterable[str], least: float = 0.6) -> str | None:
     return None
 
 
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception; "" if the user's own class cannot make one."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def described(error: BaseException) -> str:
     """Return the name of an exception's class, followed by its message if it has one, in one line."""
-    return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+    return ": ".join(filter(None, (type(error).__name__, " ".join(message_of(error).split()))))
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
             os.fsync(file.fileno())
         failpoints.pass_by("unnamed")
         os.replace(partial, path)
-    except OSError:
+    except BaseException:  # also Ctrl-C
         with contextlib.suppress(OSError):
             partial.unlink()
         raise

@@ -132,10 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _say(2, f"this command needs {name}, which is not installed: pip install {name}")
     except UnicodeEncodeError as error:  # the name of a file or folder
-        if sys.getfilesystemencoding() == "utf-8" or os.environ.get("EDGEFL_TRACEBACK"):
+        if os.environ.get("EDGEFL_TRACEBACK"):
             raise
-        name = shortened(error.object)
-        return _say(2, f"{name}: this locale cannot write the name; set LC_ALL=C.UTF-8")
+        if sys.getfilesystemencoding() != "utf-8":
+            name = shortened(error.object)
+            return _say(2, f"{name}: this locale cannot write the name; set LC_ALL=C.UTF-8")
+        if error.reason != "surrogates not allowed":
+            raise
+        return _say(2, f"{shortened(_unencodable(error))}: is not UTF-8; use another name")
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # the name comes from the user
             name = shortened(os.fsdecode(error.filename))
@@ -188,6 +192,12 @@ def _say(code: int, text: str) -> int:
     say(f"edgefl: {printable(' '.join(text.splitlines()))}", err=True)
     _flush()
     return code
+
+
+def _unencodable(error: UnicodeEncodeError) -> str:
+    """Return the name that cannot be encoded; the text that holds it may be that of a whole file."""
+    odd = error.object[error.start]
+    return next(word for word in error.object.split() if odd in word).strip("\"',")
 
 
 def _misused(error: Any) -> int:

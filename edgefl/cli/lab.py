@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.paths import figures_file, folder_option
+from edgefl.cli.paths import figures_file, folder_option, require_finite
 from edgefl.cli.run import Changes, ClockKind, ExperimentFile, Interrupted
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.lab import PAPERS
@@ -86,6 +86,7 @@ def peers(
 
     pip installs each framework into an environment of its own.
     """
+    require_finite("--seconds", seconds)
     _measure("peers", json, quick, only=only, settings=settings, seconds=seconds, venvs=venvs)
 
 
@@ -141,7 +142,7 @@ def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str
     If ``file`` is given, write the result to it, and pictures of the result to files beside it. No pictures
     are written if ``file`` is a device or a pipe.
     """
-    from edgefl.files import is_replaceable
+    from edgefl.files import is_replaceable, write_text
 
     module = import_module(f"edgefl.lab.{what}")
     draws = hasattr(module, "draw") and file is not None and is_replaceable(file)
@@ -150,7 +151,7 @@ def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str
     result: dict[str, Any] = module.run(quick, **more, say=lambda text: say(f"{text} …", err=True))
     module.show(result)
     if file is not None:
-        file.write_text(json.dumps(result, indent=2) + "\n")
+        write_text(file, json.dumps(result, indent=2) + "\n")
         pictures = [file.with_suffix(ending) for ending in PICTURES if draws]
         if pictures:
             module.draw(result, pictures)
@@ -293,6 +294,7 @@ def chaos(
     from edgefl.lab.chaos import Plan, disturb
     from edgefl.results.tables import progress_bar, show
 
+    require_finite("--every", every)
     plan = Plan(
         file=file,
         changes=tuple(set_ or ()),

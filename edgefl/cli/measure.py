@@ -70,7 +70,7 @@ def calibrate(
 ) -> None:
     """Measure this machine's compute rates."""
     from edgefl.devices.code import UNITS
-    from edgefl.host.calibration import EXPIRES_S
+    from edgefl.host.calibration import EXPIRES_S, stored_calibration
     from edgefl.host.calibration import calibrate as measure
 
     found = measure(force=fresh)
@@ -88,7 +88,9 @@ def calibrate(
     title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
     show(table(("operations", ">median", "unit", ">variation, %"), rows, title=title))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
-    say(f"rates are per second of CPU time; valid until {until}")
+    stored = stored_calibration() is not None
+    valid = f"valid until {until}" if stored else "not stored: no cache folder can be written"
+    say(f"rates are per second of CPU time; {valid}")
     cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
     if arrays_mib < 2 * cache_mib:
         say(f"the triad's arrays ({arrays_mib:.0f} MiB) are less than twice the cache ({cache_mib:.0f} MiB),")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def run_folder(text: str) -> Path:
     """Parse an argument that names a run's folder. Raises `ConfigError` if it contains no run."""
     from edgefl.results.run_folder import EXPERIMENT_FILE, refuse_sweep
 
-    folder = Path(text)
+    folder = _open_to_user(Path(text))
     if not folder.exists():
         raise ConfigError(f"{folder}: no such folder")
     if not folder.is_dir():
@@ -34,8 +35,19 @@ def run_or_sweep(text: str) -> Path:
     """Parse an argument that names the folder of a run or a sweep. Raises `ConfigError` for other folders."""
     from edgefl.results.run_folder import is_sweep
 
-    folder = Path(text)
+    folder = _open_to_user(Path(text))
     return folder if is_sweep(folder) else run_folder(text)
+
+
+def _open_to_user(path: Path) -> Path:
+    """Return the path. Raises `ConfigError` if the permissions of a folder hide it or its files."""
+    try:
+        hidden = path.is_dir() and not os.access(path, os.X_OK)
+    except PermissionError:
+        hidden = True
+    if hidden:
+        raise ConfigError(f"{path}: permission denied; is it another user's?")
+    return path
 
 
 def named_folder(text: str) -> Path:
@@ -55,6 +67,12 @@ def new_file(text: str) -> Path:
     if Path(text).exists() and is_replaceable(Path(text)):
         raise ConfigError(f"--out {text}: the file exists; remove it or name another file")
     return Path(text)
+
+
+def require_finite(option: str, number: float | None) -> None:
+    """Raise `ConfigError` if an option's number is infinite or NaN, which is within all of typer's bounds."""
+    if number is not None and not math.isfinite(number):
+        raise ConfigError(f"{option} {number:g}: must be a finite number")
 
 
 def put(path: Path, content: bytes) -> None:
@@ -92,6 +110,7 @@ def figures_file(text: str) -> Path:
 
     Raises `ConfigError` if the file could not be written then.
     """
+    from edgefl.files import is_replaceable
     from edgefl.results.run_folder import EXPERIMENT_FILE
 
     json, folder = Path(text), Path(text).absolute().parent
@@ -101,6 +120,9 @@ def figures_file(text: str) -> Path:
         raise ConfigError(f"--json {json}: {json.parent} is not an existing folder")
     if (folder / EXPERIMENT_FILE).is_file():
         raise ConfigError(f"--json {json} is in the folder of a run, where only edgefl writes; name another")
-    if not os.access(json if json.exists() else folder, os.W_OK):
+    written = [json] if json.exists() else []
+    if is_replaceable(json):
+        written.append(folder)
+    if not all(os.access(path, os.W_OK) for path in written):
         raise ConfigError(f"--json {json}: cannot be written")
     return json

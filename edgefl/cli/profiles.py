@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from edgefl.cli.paths import AsJson, file_option, put, put_or_print
+from edgefl.cli.paths import AsJson, file_option, put, put_or_print, require_finite
 from edgefl.errors import ConfigError, ProfileError, unknown
 from edgefl.terminal import say
 
@@ -209,6 +209,8 @@ def fit(
     from edgefl.devices import fitted
     from edgefl.devices.fit import SPREAD, predicted, summary
 
+    require_finite("--spread", spread)
+    require_finite("--apart", apart)
     _check_name(out)
     recipe = fitted.Recipe(
         files=tuple(file.name for file in rows),
@@ -286,6 +288,8 @@ def from_(
     """
     from edgefl.devices.phone_estimate import Measured, estimated_profile, measured_work
 
+    require_finite("--mhz", mhz)
+    require_finite("--ram-gib", ram_gib)
     if (network is None) != (ms is None):
         raise ConfigError("--network MODEL and --ms MS are needed together")
     measured = None

@@ -100,6 +100,8 @@ class Core(Ledger):
         self.strategy = strategy
         self.stopped: str | None = None
         """Reason why the run is over; None while the run continues."""
+        self.stopped_s: float | None = None
+        """Emulated time at which the run was over, in seconds; None while the run continues."""
         central = self.privacy
         self._clip_norm = None if central is None else central.clip_norm
         self._max_weight = math.inf if central is None else strategy.max_weight(len(self.devices)) or 0.0
@@ -112,7 +114,6 @@ class Core(Ledger):
         self._begun = False
         self._sum: tuple[Sum, Step] | None = None
         self._late: list[Update] = []  # updates that the strategy discarded while they were being summed
-        self._kept: set[int] = set()  # tasks whose updates were used at least once and are still held
         self._zero: dict[int, str] = {}  # task → reason why its held update is treated as zero
         self.learned = False
         """True once a version contains a valid update of a trip that did not fail."""
@@ -288,7 +289,7 @@ class Core(Ledger):
             update = self.hold(event, self.arrival_version)
             try:
                 discard = calls.updates(self.strategy.arrive(self._state, update, self))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise calls.raised(self.strategy, "arrive", error) from error
             if discard:
                 self._discard(discard, actions)
@@ -419,7 +420,7 @@ class Core(Ledger):
         """Request the sum for the next version; return False if the strategy returns no step."""
         try:
             step = calls.step(self.strategy.step(self._state, self))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise calls.raised(self.strategy, "step", error) from error
         if step is None:
             return False
@@ -438,14 +439,14 @@ class Core(Ledger):
             self._evaluate(actions)
         actions.extend([self._release(update.task, OVER) for update in self.held])
         self.forget(tuple(self._updates))
-        self.stopped = reason
+        self.stopped, self.stopped_s = reason, self.now_s
         actions.append(events.Finish(reason))
 
     def _start_clients(self, actions: list[Action]) -> None:
         """Start the clients that the strategy selects."""
         try:
             assigned = calls.clients(self.strategy.assign(self._state, self))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise calls.raised(self.strategy, "assign", error) from error
         if len(assigned) > self.openings:
             allowed = f"at most {self.openings} clients now"

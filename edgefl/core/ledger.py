@@ -62,8 +62,10 @@ class Ledger:
         """Number of tasks lost because their client disconnected."""
         self.applied = 0
         """Number of applied updates; an update that was applied in two versions counts twice."""
+        self.used = 0
+        """Number of applied updates; an update that was applied in two versions counts once."""
         self.staleness_sum = 0
-        """Sum of the staleness of all applied updates; divided by ``applied``, it is the mean staleness."""
+        """Sum of the staleness of all ``used`` updates; divided by their number, it is the mean staleness."""
         self.staleness_max = 0
         self.applied_weight: npt.NDArray[np.float64] = np.zeros(count)
         """Total weight of each client's applied updates."""
@@ -75,6 +77,7 @@ class Ledger:
         self.cancelled: set[int] = set()
         self._leaving: set[int] = set()  # clients that disconnect when their task ends
         self._updates: dict[int, Update] = {}  # task → held update, in order of arrival
+        self._kept: set[int] = set()  # tasks whose updates were used at least once and are still held
         self._trips = array("i", [0]) * count
         self.finished = array("i", [0]) * count
         """Number of each client's finished trips, counted as in `trips`."""
@@ -240,6 +243,9 @@ class Ledger:
         for task, weight in zip(tasks, weights, strict=True):
             update = self._updates[task]
             self.applied_weight[update.client] += weight
+            if task in self._kept:  # it was counted at its first use
+                continue
+            self.used += 1
             self.staleness_sum += update.staleness
             if update.staleness > self.staleness_max:
                 self.staleness_max = update.staleness

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError, RunError, described
 from edgefl.kernels.steps import KINDS, ServerOptimizer
 from edgefl.strategies.base import Arrivals, LocalTerms, Step, Strategy, Until, Update, Vector, VectorSum
 from edgefl.strategies.rows import Rows
@@ -25,17 +25,17 @@ def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any]
     try:
         result = getattr(strategy, method)(*args)
         return result if read is None else read(result)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit would end the process silently
         raise raised(strategy, method, error) from error
 
 
-def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
+def raised(strategy: Strategy, method: str, error: BaseException) -> RunError:
     """Return the `RunError` for an exception that a strategy raised.
 
     The error gives the place of the exception in the file that defines the strategy's class: the last line of
     the traceback that is in this file. If there is none, the file of a base class is used instead.
     """
-    what = f"strategy {type(strategy).__name__}.{method} raised {type(error).__name__}: {error}"
+    what = f"strategy {type(strategy).__name__}.{method} raised {described(error)}"
     frames = traceback.extract_tb(error.__traceback__)
     for kind in type(strategy).__mro__:
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -61,7 +61,7 @@ def check_answers(strategy: Strategy, clients: int) -> None:
             return getattr(strategy, method)(*args)
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(str(raised(strategy, method, error))) from error
 
     def check(method: str, found: Any, valid: bool, allowed: str) -> None:

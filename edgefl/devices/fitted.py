@@ -58,10 +58,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         found = re.match(rf"fitted: {COMMAND} (.*?) on \d+ steps of ", source)
         if found is None:
             return None
-        files, *options = re.split(r" ?--", found[1])
-        given = dict(option.split(" ", 1) for option in options)
+        words = shlex.split(found[1])
+        first = next((at for at, word in enumerate(words) if word in _USUAL), len(words))
+        options = zip(words[first::2], words[first + 1 :: 2], strict=False)
+        given = {option.removeprefix("--"): value for option, value in options}
         numbers = {name: float(given[name]) for name in ("spread", "apart") if name in given}
-        return convert({**given, **numbers, "files": shlex.split(files)}, cls)
+        return convert({**given, **numbers, "files": words[:first]}, cls)
 
     def fit(self, measured: Sequence[MeasuredStep]) -> Fit:
         """Fit a time model to these steps, which must all be from one device and runtime."""
@@ -118,7 +120,7 @@ def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe
     source = f"fitted: {recipe.command} on {steps}: {_several({m.source for m in measured})}{_errors(found)}"
     if first.profile in bundled_names("devices"):
         file = bundled_folder() / "devices" / f"{first.profile}.toml"
-        text = file.read_text() if file.exists() else toml.write(phone_tables(first.profile))
+        text = file.read_text("utf-8") if file.exists() else toml.write(phone_tables(first.profile))
         text = re.sub(r"^id = .*$", f"id = {toml.literal(out.stem)}", text, count=1, flags=re.MULTILINE)
     else:
         about = f"derived: geometric mean of {steps}"

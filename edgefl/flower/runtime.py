@@ -59,7 +59,7 @@ class FlowerResult(NamedTuple):
 def check(app: Path) -> None:
     """Raise `ConfigError` if ``app`` is not the folder of a Flower app, or if Flower is not installed."""
     try:
-        tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+        tomllib.loads((app / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"]["components"]
     except (OSError, KeyError, TypeError, ValueError) as error:
         missing = "with a pyproject.toml that has [tool.flwr.app.components]"
         raise ConfigError(
@@ -77,7 +77,7 @@ def run(
 
     The app's ServerApp starts once all SuperNodes are online. ``run_config`` contains values for the option
     ``--run-config`` of ``flwr run``. Raises `ConfigError` if an argument is invalid, and `RunError` if a
-    SuperNode ends before the app starts.
+    SuperNode ends before the app starts, or if all of them end before the app.
     """
     check(app)
     with ExitStack() as stack:
@@ -101,9 +101,10 @@ def run(
             theirs.turn(0.0)
             for log in logs:
                 log.read()
-            if running.ended and not any(log.active for log in logs):
-                number = running.ended[0]
-                raise RunError(f"the SuperNode of phone {number} ended: {logs[number].last_line()}")
+            ended = running.ended  # without any SuperNode, the app would wait forever
+            if ended and (len(ended) == len(logs) or not any(log.active for log in logs)):
+                why = running.why(ended[0]) or logs[ended[0]].last_line()
+                raise RunError(f"the SuperNode of phone {ended[0]} ended: {why}")
     messages = tuple(message for log in logs for message in log.messages)
     return FlowerResult(theirs.result().exit_code, running.result(), messages)
 

@@ -154,7 +154,7 @@ def stored_calibration(folder: Path | None = None) -> Calibration | None:
     """Return this host's stored calibration; None if there is no valid one."""
     try:
         stored = msgspec.json.decode(_path(folder).read_bytes(), type=Calibration)
-    except (OSError, ConfigError, msgspec.DecodeError):
+    except (OSError, ConfigError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return None if stored.expired(time.time()) else stored
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from edgefl.host.process import become_child, ignore_stopped_children, read_kern
 
 OUT_OF_MEMORY_EXIT = 77
 """Exit code of a forked child that ran out of memory."""
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Error numbers that mean that this process, or the system, has too many open files."""
 
 
 class Exit(NamedTuple):
@@ -184,13 +187,18 @@ def has_children() -> bool:
 
 
 def children_of(pid: int) -> list[int] | None:
-    """Return the children of all threads of a process; None if the process has ended."""
+    """Return the children of all threads of a process; None if the process has ended.
+
+    Raises OSError if too many files are open.
+    """
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
                 found += map(int, read_kernel_file(f"/proc/{pid}/task/{task}/children").split())
-    except OSError:
+    except OSError as error:
+        if error.errno in OUT_OF_FILES:
+            raise
         return None
     return found
 

@@ -168,15 +168,13 @@ class Governor:
         self._queue = TurnQueue()
 
     def handle(self, request: HoldRequest) -> None:
-        """Start, change or end the throttle of one client; drop a client that has ended."""
+        """Start, change or end the throttle of one client."""
         held = self._held.get(request.pid)
-        if held is not None and (request.share == 0.0 or held not in self._queue):
-            # the phase is over, or an earlier process had this pid
-            self._queue.drop(held)
-            held.close()
-            del self._held[request.pid]
-            held = None
         if request.share == 0.0:
+            if held is not None:
+                self._queue.drop(held)
+                held.close()
+                del self._held[request.pid]
             return
         account = Account(request.share, request.at_ns, request.used_ns)
         with contextlib.suppress(ProcessLookupError):
@@ -187,13 +185,16 @@ class Governor:
             self._queue.add(held, request.at_ns)
 
     def run_due(self, now_ns: int) -> int | None:
-        """Run the throttles that are due; return the time in ns at which the next one is due, or None.
+        """Run the throttles that are due, and drop clients that have ended.
 
-        Raises `RunError` if a throttle fails.
+        Return the time in ns at which the next throttle is due, or None. Raises `RunError` if one fails.
         """
         due_ns = self._queue.run_due(now_ns)
         for why in self._queue.trouble.values():
             raise RunError(f"a phone can no longer be limited to its CPU share: {why}")
+        if len(self._held) > len(self._queue):  # each throttle holds a descriptor
+            for pid in [pid for pid, held in self._held.items() if held not in self._queue]:
+                self._held.pop(pid).close()
         return due_ns
 
 

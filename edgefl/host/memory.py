@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import psutil
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, message_of
 from edgefl.host.groups import Groups, NoGroup, Place, process_stat, read_counters, read_words, write
 from edgefl.host.process import read_kernel_file
 
@@ -22,7 +22,9 @@ _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 def is_no_memory(error: BaseException) -> bool:
     """Return True if ``error`` means that Python, numpy or torch could not allocate memory."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY in str(error))
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _NO_MEMORY in message_of(error)
+    )
 
 
 class Growth:

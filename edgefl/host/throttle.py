@@ -503,6 +503,15 @@ SAVED_NS = 2_000_000  # CPU time that a sleeping process may save up
 _thread = ThrottleThread()
 
 
+def _begin_fork() -> None:
+    """Replace the thread in a forked process, in which the threads of its parent do not run."""
+    global _thread
+    _thread = ThrottleThread()
+
+
+os.register_at_fork(after_in_child=_begin_fork)
+
+
 def open(kind: str, pid: int, share: float) -> Throttle:
     """Limit process ``pid`` to ``share`` cores of this host (0.2 is a fifth of one) until `Throttle.close`.
 

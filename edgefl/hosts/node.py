@@ -170,7 +170,11 @@ class _Node:
                 raise ConfigError(f"the run rejected this node: {message.message}")
             case control.Prepare():
                 say(f"edgefl: joined {self._address}: loading data and model", err=True)
-                enforcement = self._stack.enter_context(enforced(message.experiment))
+                try:
+                    enforcement = self._stack.enter_context(enforced(message.experiment))
+                except ConfigError as error:  # this node cannot limit clients, for example
+                    self._report_leaving(str(error))
+                    raise
                 self._start_zygote()
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
             case control.Adopt():

@@ -354,6 +354,9 @@ class Nodes:
     # ---- nodes that join and leave --------------------------------------------------------------
 
     def _join(self, name: str, join: messages.Join) -> None:
+        if self._closed:  # `close` would wait for the node, which would load data and model for nothing
+            self._answer(name, "the run has ended")
+            return
         here, names = software(), ("edgefl", *(BITS_DEPEND_ON if self._same_bits else ()))
         differ = [f"{what} {join.software.get(what)}, but this host has {here[what]}" for what in names
                   if join.software.get(what) != here[what]]  # fmt: skip
@@ -550,6 +553,7 @@ class Nodes:
         self._unplaced.clear()
         for node in self.agreed:
             node.peers.clear()
+            node.moved.clear()
             node.ending = {None: time.monotonic()}
             node.outbox.append(control.Clear(restarts))
         yield from self._all_clear()

@@ -144,7 +144,9 @@ def _layer(name: Any, layers: list[Any], shares: list[float], backend: str | Non
 def _in_float64(layers: list[Any], arrays: list[NDArray[Any]], shares: list[float]) -> NDArray[Any]:
     total = np.zeros(arrays[0].shape)
     for layer, array, share in zip(layers, arrays, shares, strict=True):
-        total += share * (layer.detach().cpu().double().resolve_neg().numpy() if _is_tensor(layer) else array)
+        wide = layer.detach().cpu().double().resolve_neg().numpy() if _is_tensor(layer) else array
+        # A product of a Python float and a float16 or float32 array would be rounded to the array's type.
+        total += share * wide.astype(np.float64, copy=False)
     whole = arrays[0].dtype.kind in "iub" and not _is_bfloat16(layers[0])
     return _whole(total, arrays[0].dtype) if whole else total
 

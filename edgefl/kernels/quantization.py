@@ -115,6 +115,6 @@ def clip_factors(sq_norms: Sequence[float] | Doubles, max_norm: float) -> Double
     if not (math.isfinite(max_norm) and max_norm > 0):
         raise ValueError(f"max_norm must be a finite number above 0 (got {max_norm!r})")
     squares = np.asarray(sq_norms, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         factors = np.minimum(1.0, max_norm / np.sqrt(squares))
     return np.where(np.isfinite(squares), factors, np.nan)

@@ -12,6 +12,7 @@ The error is |predicted ÷ measured − 1|.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from edgefl.results.tables import percent
 
 Works = dict[str, StepWork]
 NUMBERS = ("max_ghz", "ram_gib", "first_ms", "median_ms", "p10_ms", "p90_ms")
-"""Columns whose values are converted to numbers."""
+"""Columns whose values are converted to numbers, if they are finite numbers."""
 
 
 def run(quick: bool = False, *, rows: Path, networks: Path, say: Say = silent) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _models(
 
 def _judged(row: PhoneRow, basis: str, model: TimeModel, work: StepWork) -> dict[str, Any]:
     found = model.predict(work)
-    keys = {name: float(text) if name in NUMBERS and text else text for name, text in row.keys.items()}
+    keys = {name: _number_in(text) if name in NUMBERS else text for name, text in row.keys.items()}
     return {
         **keys,
         "quantity": "median",
@@ -87,6 +88,15 @@ def _judged(row: PhoneRow, basis: str, model: TimeModel, work: StepWork) -> dict
         "high": found.high_s,
         "basis": basis,
     }
+
+
+def _number_in(text: str) -> float | str:
+    """Return the number in a field, or the field if it is not a finite number."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text
 
 
 def groups(judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ waiting.
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -215,9 +216,10 @@ class _Replay:
         order, base = self._trained.pop(task)
         client, until = order.client, order.until
         np.copyto(self._workload.flat.whole, base)
-        trained = self._update.train(
-            client, order.trip, order.version, base, None, until, None if until is None else event.steps
-        )
+        steps = None
+        if until is not None:  # which steps a time allows depends on the trip's plan, which is not made again
+            steps = until.steps if until.at_s == math.inf else event.steps
+        trained = self._update.train(client, order.trip, order.version, base, None, until, steps)
         raw = self.buffer.raw(self._aggregator.leases[task].slot)
         self._update.write(raw, client, task, base, cohort=order.cohort)
         checksum = self._update.checksum(raw)

@@ -65,7 +65,7 @@ def save_arrays(data: Any, folder: Path) -> Path:
     if owners is not None:
         parts["owners"] = np.ascontiguousarray(owners)
     for name, array in parts.items():
-        if array.dtype.kind not in "fiu":
+        if array.dtype.kind not in "fiu" or array.dtype.itemsize > 8:  # safetensors has no long double
             raise ConfigError(f"data: {name} must be an array of numbers, got one of {array.dtype}")
     if isinstance(data, Dataset) and (data.classes is None) != (parts["train_y"].dtype.kind == "f"):
         kind = "floats" if data.classes is None else "whole numbers"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.errors import ConfigError, TrainingError, unknown
+from edgefl.errors import ConfigError, TrainingError, described, unknown
 from edgefl.experiment import Attackers
 from edgefl.loading import load_attribute
 from edgefl.seeds import stream
@@ -150,9 +150,9 @@ class Attack:
         if self._function is not None:
             try:
                 returned: object = self._function(delta, client, trip, rng)
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-                raise TrainingError(f"fleet.attackers.kind: {rules.kind!r} raised {why}") from error
+            except (Exception, SystemExit) as error:
+                what = f"{rules.kind!r} raised {described(error)}"
+                raise TrainingError(f"fleet.attackers.kind: {what}") from error
             if isinstance(returned, np.ndarray) and returned is not delta:
                 must = "must change delta in place, but returned another array"
                 raise TrainingError(f"fleet.attackers.kind: {rules.kind!r} {must}")

@@ -197,8 +197,8 @@ def run_config(module: str | None) -> dict[str, Any]:
     """Return the app's table ``[tool.flwr.app.config]``, flattened as Flower does; {} if there is none."""
     for folder in Path(module or "").resolve().parents:
         try:
-            app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-        except (OSError, KeyError, ValueError):
+            app = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"]
+        except (OSError, KeyError, TypeError, ValueError):
             continue
         return dict(flat(app.get("config", {})))
     return {}

@@ -101,7 +101,7 @@ def _own(function: Any, name: str) -> Loss:
     def checked(outputs: Any, targets: Tensor) -> Tensor:
         try:
             loss = function(outputs, targets)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"{KEY}: {name!r} raised {described(error)}") from error
         if not isinstance(loss, Tensor) or loss.dim():
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

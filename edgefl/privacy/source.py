@@ -105,7 +105,8 @@ def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> S
     """Return the noise source of an experiment, which uses the experiment's seed or the secret key in the
     run's ``folder``.
 
-    If ``fresh`` is True, a new key is generated; otherwise, a missing key raises `ConfigError`.
+    If ``fresh`` is True, a new key is generated; otherwise, a key that is missing or cannot be read raises
+    `ConfigError`.
     """
     rules, path = experiment.privacy, folder / KEY_FILE
     if rules is None or rules.noise == "seeded" or not rules.noise_multiplier:
@@ -115,6 +116,8 @@ def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> S
         create_secret(path, KEY_BYTES)
     try:
         return Secret(read(path, KEY_BYTES))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         missing = f"{folder}: the secret noise key {KEY_FILE} is missing (a run deletes it when it is done)"
         raise ConfigError(f"{missing}; without it, the run cannot be resumed or verified") from None
+    except OSError as error:  # only the user who started the run may read it
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

@@ -27,7 +27,7 @@ from edgefl.errors import EdgeflError, RunError
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import ChildWatch, children_of, collect, end_children, fork
 from edgefl.host.groups import ACCOUNTING, PHONE_GROUP, ControlGroup, GroupCpuTime, Groups, NoGroup
-from edgefl.host.memory import GroupMemory
+from edgefl.host.memory import GroupMemory, is_fork
 from edgefl.host.pacing import set_time_slice, set_timer_slack
 from edgefl.host.process import (
     STOPS,
@@ -65,6 +65,8 @@ class KeptPhone:
         self.leaving = False
         """True if the processes were killed because the phone went offline. The command is started again when
         the phone returns."""
+        self.signals: list[int] = []
+        """Signals that arrived before the new process had become the command; they are still to be sent."""
         self.stops = 0
         self.why = ""
         self._account: Account | None = None
@@ -246,13 +248,7 @@ class Keeper:
             case messages.Launch():
                 self._phones[message.phone] = self._keep(message)
             case messages.Begin():
-                self._begin = message
-                for number, phone in self._phones.items():
-                    phone.presence = message.presence(number)
-                    phone.present = phone.presence is None or phone.presence.on(0.0)
-                    if phone.present:
-                        self._start(phone)
-                    phone.begun_ns = time.monotonic_ns()
+                self._start_all(message)
             case messages.Pass():
                 for phone in self._phones.values():
                     self._pass(phone, message.number)
@@ -264,6 +260,23 @@ class Keeper:
                 for phone in self._phones.values():
                     self._kill(phone)
 
+    def _start_all(self, begin: messages.Begin) -> None:
+        """Start the phones that are online.
+
+        This takes seconds for hundreds of phones, so throttles run meanwhile, for at most half of the time.
+        """
+        self._begin = begin
+        turns_ns = 0
+        for number, phone in self._phones.items():
+            phone.presence = begin.presence(number)
+            phone.present = phone.presence is None or phone.presence.on(0.0)
+            if phone.present:
+                self._start(phone)
+            phone.begun_ns = time.monotonic_ns()
+            if phone.begun_ns >= turns_ns:
+                self._queue.run_due(phone.begun_ns)
+                turns_ns = 2 * time.monotonic_ns() - phone.begun_ns
+
     def _pass(self, phone: KeptPhone, number: int) -> None:
         """Send a signal to a phone's command.
 
@@ -273,8 +286,8 @@ class Keeper:
             if not phone.over:  # the command is not running, but would restart: end it for good
                 self._finish(phone, -number)
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(phone.tree.root, number)
+        phone.signals.append(number)
+        _send_signals(phone)
         phone.presence = None
         if phone.leaving:  # its processes are being killed; do not start them again
             phone.leaving = False
@@ -352,12 +365,13 @@ class Keeper:
             phone.suspend()
 
     def _check(self) -> None:
-        """Check the phones' memory, and assign orphans to their phones."""
+        """Check the phones' memory, send the signals that wait, and assign orphans to their phones."""
         for why in self._queue.trouble.values():
             raise RunError(f"a phone's CPU share can no longer be enforced: {why}")
         strangers = set(children_of(os.getpid()) or [])
         for phone in self._phones.values():
             phone.watch()
+            _send_signals(phone)
             if phone.tree is not None:
                 strangers -= {phone.tree.root, *phone.tree.orphans}
         for pid in strangers:
@@ -437,6 +451,18 @@ class Keeper:
         for phone in self._phones.values() if self._begin is not None else ():
             if not phone.over and not self._unreported and self._channel.has_room:
                 self._channel.send(phone.state())
+
+
+def _send_signals(phone: KeptPhone) -> None:
+    """Send the signals that wait to the phone's command, unless its process has not become the command yet.
+
+    Until then, the process has no process group of its own, or ignores signals.
+    """
+    if phone.signals and phone.tree is not None and not is_fork(phone.tree.root):
+        for number in phone.signals:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(phone.tree.root, number)
+        phone.signals.clear()
 
 
 def _can_enter(group: ControlGroup) -> bool:

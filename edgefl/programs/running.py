@@ -92,9 +92,8 @@ def start(
 class _Output:
     """Output stream of a phone (stdout or stderr)."""
 
-    def __init__(self, fd: int, prefix: bytes, printed: IO[bytes] | None, file: Path | None) -> None:
-        self.fd, self._prefix, self._printed = fd, prefix, printed
-        self._file = file.open("wb", buffering=0) if file is not None else None
+    def __init__(self, fd: int, prefix: bytes, printed: IO[bytes] | None, file: IO[bytes] | None) -> None:
+        self.fd, self._prefix, self._printed, self._file = fd, prefix, printed, file
         self._rest = b""
 
     def read(self, write: Callable[[IO[bytes], bytes], bool], ended: bool) -> bool:
@@ -162,6 +161,7 @@ class RunningPhones:
 
     def _start(self) -> None:
         self._open_files = allow_open_files()
+        self._stack.callback(self._close_outputs)
         self._stack.enter_context(own_groups(self.options))
         with contextlib.ExitStack() as ours:  # descriptors that only the child processes need
             # The relay's selector needs a low descriptor, so reserve one before the listeners take them.
@@ -249,14 +249,15 @@ class RunningPhones:
         device, out = self._held[number].device.id, self.options.out
         writers = []
         for ending, stream in (("out", sys.stdout), ("err", sys.stderr)):
+            file: IO[bytes] | None = None
+            if out is not None:
+                path = out / OUTPUTS / f"{number}-{device}.{ending}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = path.open("wb", buffering=0)
+            printed = getattr(stream, "buffer", None) if self.options.print_lines else None
             read, write = os.pipe()
             theirs.callback(os.close, write)
             writers.append(write)
-            file = None
-            if out is not None:
-                file = out / OUTPUTS / f"{number}-{device}.{ending}"
-                file.parent.mkdir(parents=True, exist_ok=True)
-            printed = getattr(stream, "buffer", None) if self.options.print_lines else None
             output = _Output(read, f"[{number} {device}] ".encode(), printed, file)
             self._outputs[read] = output
         return stdin, writers[0], writers[1]
@@ -278,6 +279,10 @@ class RunningPhones:
     def ended(self) -> list[int]:
         """Phones whose commands have ended."""
         return sorted(self._ended)
+
+    def why(self, phone: int) -> str:
+        """Return why the emulation ended a phone whose command has ended; "" if the command ended itself."""
+        return self._ended[phone].why
 
     def wait(self, until_readable: int | None = None) -> None:
         """Wait until all phones have ended, or until the given descriptor (such as a pidfd) is readable."""
@@ -458,11 +463,13 @@ class RunningPhones:
         try:
             code = end_child(process, ENDING_S).code
         finally:
-            for output in self._outputs.values():
-                output.close()
-            self._outputs.clear()
             if code:
                 end_marked(self._run_id)
+
+    def _close_outputs(self) -> None:
+        for output in self._outputs.values():
+            output.close()
+        self._outputs.clear()
 
     def _end_awake(self, process: subprocess.Popen[bytes], channel: Channel[Any]) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 from edgefl.errors import ConfigError
-from edgefl.host.children import children_of, kill_marked
+from edgefl.host.children import OUT_OF_FILES, children_of, kill_marked
 from edgefl.host.groups import (
     ACCOUNTING,
     GroupCpuTime,
@@ -95,7 +95,7 @@ class ProcessTree:
         return pid in self._members
 
     def refresh(self) -> None:
-        """Update the list of processes."""
+        """Update the list of processes. Raises OSError if too many files are open."""
         self._refreshed_ns = self._checked_ns = time.monotonic_ns()
         self._last_pid = last_pid()
         before_ns, self._awake_ns = (
@@ -111,10 +111,15 @@ class ProcessTree:
                 continue
             target = self._members.get(pid)
             if target is None:
-                with contextlib.suppress(OSError, ConfigError):  # it has ended, or belongs to another user
+                try:
                     target = Target(pid)
                     if self.stopped:
                         target.stop()
+                except ConfigError:  # it belongs to another user
+                    pass
+                except OSError as error:  # it has ended, unless this process cannot see it
+                    if error.errno in OUT_OF_FILES:
+                        raise
             if target is not None:
                 children = children_of(pid)
                 if children is None:

@@ -352,7 +352,7 @@ class _RunningPair:
     def _receive(self, side: int, kind: type[A], limit_s: float | None, what: str = "") -> A:
         channel = self._both[side]
         try:
-            if not channel.waiting and not select.select([channel], [], [], limit_s)[0]:
+            if not channel.waiting and not _arrives(channel, limit_s):
                 raise _Fault(side, Failure("late", f"{what}within {limit_s:g} s"))
             answer = channel.receive()
         except Closed:
@@ -361,6 +361,13 @@ class _RunningPair:
             return answer
         # The process ends too early without a failure if the function calls ``os._exit(0)``.
         raise _Fault(side, answer if isinstance(answer, Failure) else Failure("signal", "exit code 0"))
+
+
+def _arrives(channel: Channel[BranchAnswer], limit_s: float | None) -> bool:
+    """Wait up to ``limit_s`` seconds; return True if the channel can be read, or is closed."""
+    poller = select.poll()  # select() accepts no descriptor above 1023
+    poller.register(channel, select.POLLIN)
+    return bool(poller.poll(None if limit_s is None else 1e3 * limit_s))
 
 
 def _faulty(label: str, base: str, fault: _Fault) -> Comparison:

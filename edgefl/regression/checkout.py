@@ -156,22 +156,26 @@ class Checkout:
 
 
 def _build(command: str, root: Path) -> None:
-    done = subprocess.run(
-        command,
-        shell=True,
-        cwd=root,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        env=_outside_hooks(),
-    )
+    # A program that the command leaves in the background would keep pipes open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            check=False,
+            env=_outside_hooks(),
+        )
+        output.seek(0)
+        errors.seek(0)
+        text = b"\n".join((output.read(), errors.read())).decode(errors="replace")
     if done.returncode:
         line = shlex.quote(" ".join(command.split()))
         raise ConfigError(
             f"--edgefl-build: {line} failed in the base's checkout with exit code {done.returncode}: "
-            f"{_last_line(done)}"
+            f"{_last_line(text)}"
         )
 
 
@@ -202,11 +206,11 @@ def _outside_hooks() -> Mapping[str, str]:
 def _why(done: subprocess.CompletedProcess[str]) -> str:
     """Return git's error message; if another user owns the repository, also the remedy that git prints."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    reason = next((line for line in lines if line.startswith(("fatal:", "error:"))), _last_line(done))
+    reason = next((line for line in lines if line.startswith(("fatal:", "error:"))), _last_line(done.stderr))
     way = next((line for line in lines if line.startswith("git config")), "")
     return reason.partition(": ")[2] + (f"; run: {way}" if way else "")
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip() if lines else "no message"

@@ -163,13 +163,18 @@ def _ask(
     device, name, why = plan.device.id, plan.request.function.qualname, answer.why
     match answer.kind:
         case "memory":
-            raise OutOfDeviceMemory(f"out of memory on {device}: {plan.device.app_limit_mib:g} MiB allowed")
+            allowed_mib = plan.device.app_limit_mib  # None: the function used up this host's memory
+            allowed = "no memory was left" if allowed_mib is None else f"{allowed_mib:g} MiB allowed"
+            raise OutOfDeviceMemory(f"out of memory on {device}: {allowed}")
         case "signal":
             raise NotMet(f"{name} on {device}: its process was ended by {why}")
         case "late" if limit is not None and limit.seconds < plan.request.limit_s:
             raise Invalid(f"{name} on {device}: not finished in the {why} s that --edgefl-limit allows")
         case "late":
-            raise NotMet(f"{name} on {device}: not finished in {why} s; set a larger limit_s= in the mark")
+            late = f"not finished in {why} s"
+            if isinstance(request, CountRequest):
+                late = f"not counted in {why} s, {COUNTED_CALLS} times limit_s"
+            raise NotMet(f"{name} on {device}: {late}; set a larger limit_s= in the mark")
         case "skipped":
             pytest.skip(why)
         case "expected":

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
 
 import msgspec
 
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError, RunError, described
 from edgefl.files import encodable
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import Exit, end_child, kill_tree
@@ -283,6 +283,7 @@ def alone() -> Iterator[None]:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(folder, fcntl.LOCK_UN)  # a process that another thread has forked keeps the folder open
         os.close(folder)
 
 
@@ -383,8 +384,8 @@ def find(where: FunctionLocation) -> Callable[..., Any]:
             found = getattr(owner(), last)
         return cast(Callable[..., Any], found)
     except BaseException as error:  # also SystemExit, and pytest's exception for a skipped module
-        line = " ".join(str(error).split())
-        raise ConfigError(f"{where.file}: cannot be imported: {type(error).__name__}: {line}") from error
+        why = encodable(described(error))
+        raise ConfigError(f"{where.file}: cannot be imported: {why}") from error
 
 
 def _module(where: FunctionLocation) -> ModuleType:

@@ -52,6 +52,7 @@ DEVICE_MODULE = "edgefl.regression.repetition"
 
 def serve_stem(channel: Channel[sides.StemRequest]) -> None:
     """Answer requests until the channel is closed."""
+    branches = list[int]()
     with contextlib.suppress(Closed):
         while True:
             request = channel.receive()
@@ -59,9 +60,18 @@ def serve_stem(channel: Channel[sides.StemRequest]) -> None:
                 _preload(request.modules)
                 channel.send(sides.Preloaded())
                 continue
+            branches = [pid for pid in branches if not _reaped(pid)]  # each file of tests has its own
             mine = channel.descriptor()
-            fork("edgefl-branch", partial(_branch, channel, mine, request.files))
+            branches.append(fork("edgefl-branch", partial(_branch, channel, mine, request.files)))
             os.close(mine)
+
+
+def _reaped(pid: int) -> bool:
+    """Reap a child if it has ended; return True if it has."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:  # a preloaded module handles SIGCHLD
+        return True
 
 
 _SET: dict[str, str | None] = {}

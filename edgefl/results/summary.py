@@ -491,7 +491,8 @@ def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
             joined[move.client] += 1
             since.setdefault(move.client, move.at_s)
         else:
-            online_s += move.at_s - since.pop(move.client, move.at_s)
+            began_s = since.pop(move.client, move.at_s)
+            online_s += max(0.0, min(move.at_s, emulated_s) - began_s)  # it may leave after the run has ended
             reasons[move.reason] += 1
     online_s += sum(max(0.0, emulated_s - at_s) for at_s in since.values())
     clients_s = len(record.fleet["client"]) * emulated_s
@@ -520,14 +521,16 @@ BUSY = 0.9
 
 
 def breakdown(record: Record) -> dict[str, Any]:
-    """Return the server's time since its first task, by stage, and the run's bottleneck in one sentence.
+    """Return the server's time by stage, and the run's bottleneck in one sentence.
+
+    The time counts from the first task; the wait for the last evaluation after the run is left out.
 
     ``busy`` is the share of the time during which the server did not wait, and ``us_a_trip`` is a stage's
     wall time per completed trip, in microseconds. ``limited_by`` is ``server`` if the server is the
     bottleneck, and otherwise ``phones`` (wall clock) or ``training`` (virtual clock); it is None if nothing
     was recorded.
     """
-    seconds = {row.stage: row.seconds for row in record.costs if row.stage != "start"}
+    seconds = {row.stage: row.seconds for row in record.costs if row.stage not in ("start", "end")}
     total = sum(seconds.values())
     if not total > 0.0:
         return {"busy": None, "limited_by": None, "says": "", "stages": {}}

@@ -6,7 +6,7 @@ import io
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -24,6 +24,11 @@ from edgefl.terminal import printable
 
 class PlainConsole(Console):
     """A ``rich.console.Console`` that prints ``?`` instead of control characters in text."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.width < 1:  # rich takes COLUMNS=0 as a width, in which nothing fits
+            self.width = shutil.get_terminal_size().columns
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for text, style, control in super().render(renderable, options):

@@ -51,6 +51,7 @@ class ClientProcess:
         experiment = workload.experiment
         self._workload, self._buffer = workload, buffer
         self._mortal = experiment.fleet.churn.die_per_trip > 0
+        self._own_pace = spec.as_is
         self._server = Connection(spec, experiment.server.heartbeat_s, lifeline)
         self._witness = Witness(spec.peer)
         self._transport = CLIENT_ENDS[experiment.server.transport](buffer, self._server.send)
@@ -112,6 +113,7 @@ class ClientProcess:
             lateness_s=up.lateness_s,
             process_grew_mib=self._growth.peak_mib(),
             busy_s=plan.busy_s,
+            own_pace=self._own_pace,
         )
         finished = self._update.result(task, result, checksum, cpu_s, times)
         self._watch_memory()

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 import zmq
 
 from edgefl.devices.link import Disconnected
-from edgefl.errors import SlotError, WireError
+from edgefl.errors import SlotError, WireError, message_of
 from edgefl.host.memory import is_no_memory
 from edgefl.run import control, messages
 from edgefl.terminal import printable
@@ -187,7 +187,7 @@ def of_training(error: Exception) -> bool:
 
 def reason(error: Exception) -> str:
     """Describe a training error in one line."""
-    return printable(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+    return printable(f"{type(error).__name__}: {message_of(error)}".partition("\n")[0][:300])
 
 
 class Connection:

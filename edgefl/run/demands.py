@@ -109,7 +109,10 @@ def shape_of(
 def wall_scale(
     experiment: Experiment, strategy: Strategy, prepared: control.Prepared, shares: Sequence[Share]
 ) -> TimeScale:
-    """Return the time scale under the wall clock: the largest that any host needs for its clients."""
+    """Return the time scale under the wall clock: the largest that any host needs for its clients.
+
+    A node that joined with ``--as-is`` is its client's device, so it needs no scale, however busy it is.
+    """
     scales = [(_scale(experiment, strategy, prepared, share), share.host) for share in shares if share.peers]
     scale, host = max(scales, key=lambda one: (one[0].value, one[0].load))
     if scale.value != 1.0 and any(share.as_is for share in shares):
@@ -136,7 +139,8 @@ def _scale(experiment: Experiment, strategy: Strategy, prepared: control.Prepare
     waits = first_tasks(experiment, strategy, len(clients)) and not any_exact(clients)
     spread = experiment.fleet.join_spread_s or waits
     demands = []
-    for trip in (prepared.first_trips[client] for client in share.peers):
+    paced = () if share.as_is else share.peers
+    for trip in (prepared.first_trips[client] for client in paced):
         cpu_s = trip.steps * share.step_s
         burst = Burst(cpu_s, trip.down_s, trip.compute_s)
         demands.append(Demand(cpu_s + TRIP_OVERHEAD_S, trip.total_s, burst))

@@ -95,6 +95,8 @@ class TripTimes(_Message, frozen=True, tag=4):
     """Memory growth of the client's process so far, in MiB; None under the virtual clock."""
     busy_s: Amount = 0.0
     """Planned seconds of computing at full power (`TripPlan.busy_s`)."""
+    own_pace: bool = False
+    """True if the client is a real device, whose speed is not controlled (`Spawn.as_is`)."""
 
     @property
     def trip(self) -> Spent:

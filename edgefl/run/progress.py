@@ -49,8 +49,11 @@ class Gauge:
         self.metrics: dict[str, float] = {}
 
     def trip(self, times: messages.TripTimes) -> None:
-        """Add the planned and the measured times of a trip whose update has arrived."""
-        if not self._wall:  # the virtual clock computes times, so there is no error
+        """Add the planned and the measured times of a trip whose update has arrived.
+
+        The trips of a real device are left out, as in the summary.
+        """
+        if not self._wall or times.own_pace:  # the virtual clock computes times, so there is no error
             return
         trip = times.trip
         self._declared_s += trip.declared_s
@@ -105,12 +108,12 @@ class Gauge:
         shares = {"steal": self._steal.share(), "throttled": self._throttle.share()}
         held = verdict.judge([self._errors], {"trips": error}, Conditions(load=self._load, **shares))
         return control.Progress(
-            emulated_s=clock.now_s(),
+            emulated_s=clock.now_s() if core.stopped_s is None else core.stopped_s,
             wall_s=clock.wall_s(),
             version=core.version,
             trips=core.trips,
             connected=connected,
-            staleness_mean=core.staleness_sum / core.applied if core.applied else 0.0,
+            staleness_mean=core.staleness_sum / core.used if core.used else 0.0,
             staleness_max=core.staleness_max,
             accuracy=self.accuracy,
             loss=self.loss,

@@ -19,7 +19,7 @@ import msgspec
 from edgefl import failpoints
 from edgefl.errors import RunError
 from edgefl.experiment import Experiment
-from edgefl.host.channel import Channel, Closed
+from edgefl.host.channel import Channel, Closed, Refused
 from edgefl.host.children import end_child, exit_of
 from edgefl.host.process import become_child, start_process
 from edgefl.parameters.buffer import ParameterBuffer
@@ -64,12 +64,13 @@ class SecureProcess:
         self._begin = Begin(experiment, str(folder), clients, rules, failpoints.restarts)
         self._buffer = buffer
         self._child: Any = None
-        self._channel: Channel[SumReply]
+        self._channel: Channel[SumReply | Refused]
 
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
         """Request the sum of ``members``, and return the reply.
 
-        Raises `RunError` if the process ends `MAX_STARTS` times before it replies.
+        Raises `RunError` if the process ends `MAX_STARTS` times before it replies, or if it cannot continue,
+        for example because the disk is full.
         """
         end = None
         for _ in range(MAX_STARTS):
@@ -77,14 +78,18 @@ class SecureProcess:
                 if self._child is None:
                     self._start()
                 self._channel.send(SumRequest(list(members), list(online)))
-                return self._channel.receive()
+                reply = self._channel.receive()
+                if isinstance(reply, Refused):
+                    raise RunError(reply.message)
+                return reply
             except Closed:
                 end = exit_of(self._child, GRACE_S)
                 self.close()
         raise RunError(f"the process that unmasks sums ended early {MAX_STARTS} times ({end})")
 
     def _start(self) -> None:
-        self._child, self._channel = start_process("edgefl.run.secure_process", SumReply, dict(os.environ))
+        incoming, module = SumReply | Refused, "edgefl.run.secure_process"
+        self._child, self._channel = start_process("edgefl.host.child", incoming, dict(os.environ), module)
         self._channel.send(self._begin, self._buffer.fd)
         self._begin = msgspec.structs.replace(self._begin, failpoints_of=-1)
 

@@ -90,7 +90,7 @@ class ServerLoop:
         self._conclude()
 
     def _turn(self) -> None:
-        self._watch.to("wait" if self._started else "start")
+        self._watch.to("start" if not self._started else "wait" if self._stopped is None else "end")
         patience_ms = 0 if self._channel.waiting else self._timeline.wait_ms()
         news = self._gate.wait(self._alarms.wait_ms(patience_ms))
         for peer, message in self._gate.receive():
@@ -279,11 +279,12 @@ class ServerLoop:
         model_sha256 = aggregator.buffer.digest()
         no_progress = "" if interrupted else self._no_progress(reason)
         together_s = (watch.ns.get("record", 0) + watch.ns.get("send", 0)) / 1e9
+        ended_s = self._core.stopped_s  # the wall clock ran on while the last evaluation was awaited
         self._store.set_meta(
             status="interrupted" if interrupted else "done",
             stop_reason=reason,
             wall_s=self._clock.wall_s(),
-            emulated_s=self._clock.now_s(),
+            emulated_s=self._clock.now_s() if ended_s is None else ended_s,
             no_progress=no_progress,
             model_sha256=model_sha256,
             aggregation=aggregator.cost(),

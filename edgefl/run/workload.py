@@ -20,7 +20,7 @@ from edgefl.devices.condition import Condition
 from edgefl.devices.fleet import ClientInfo, KnownClients, Trips, device_of, kinds_of
 from edgefl.devices.plan import End, TripPlan
 from edgefl.devices.profiles import own_files
-from edgefl.errors import ConfigError, EdgeflError, TrainingError
+from edgefl.errors import ConfigError, EdgeflError, TrainingError, described
 from edgefl.experiment import Experiment, Training
 from edgefl.learning.arithmetic import Arithmetic
 from edgefl.learning.attacks import Attack, Floats
@@ -107,7 +107,7 @@ def _refusing_model(name: str, task: str = "run a training step") -> Iterator[No
         frames = reversed(traceback.extract_tb(error.__traceback__))
         own = (f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(package))
         at = f" ({Path(frame.filename).name}:{frame.lineno})" if (frame := next(own, None)) else ""
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        what = described(error)[:300]
         raise ConfigError(f"model.name: {name!r} cannot {task}{at}: {what}") from error
 
 

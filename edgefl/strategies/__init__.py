@@ -111,7 +111,7 @@ did you mean 'buffer_size'? available: arrival_process, ...
         return cls(**values)
     except ConfigError:
         raise
-    except Exception as error:  # the user's class may have a ``__post_init__`` of its own
+    except (Exception, SystemExit) as error:  # from the user's own ``__post_init__``
         raise ConfigError(f"strategy {name!r} cannot be created: {described(error)}") from error
 
 

@@ -374,6 +374,17 @@ def test_the_limit_of_a_function_does_not_include_imports(
     assert len(compare(limited).pairs) == 1
 
 
+def test_branches_that_have_ended_are_reaped(repository: Path, compare: Callable[..., Comparison]) -> None:
+    """A session may have hundreds of files of tests, each with branches of its own."""
+    commit(repository, dict.fromkeys(("a.py", "b.py"), STEPS.format(mib=1)))
+    write(repository, {"other.py": ""})
+    for module in "abab":
+        assert compare(call(module, repository / f"{module}.py")).pairs
+    children = psutil.Process().children(recursive=True)
+    # Of eight, the last two, and perhaps the two before, which may have been ending when those were forked.
+    assert 2 <= sum(child.name() == "edgefl-branch" for child in children) < 8
+
+
 def test_an_import_that_hangs_at_the_base_is_not_judged_and_ends(repository: Path) -> None:
     hangs = "import threading\nthreading.Event().wait()\n"
     commit(repository, {"hangs.py": hangs, "steps.py": STEPS.format(mib=1)})

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 import edgefl
 from edgefl import ConfigError, Stop, Training
+from edgefl.lab.verify import verify
 from edgefl.results.record import Record
 from tests.process.runs import experiment, virtual
 
@@ -106,6 +107,10 @@ def train(model, examples, context):
         context.step(len(y), loss)
 """
 """Trains without torch's optimizers, whose import takes 2 s."""
+HALF = TRAIN.replace(
+    "for x, y in examples.batches():", "for _, (x, y) in zip(range(context.left // 2), examples.batches()):"
+)
+"""Makes half of the steps that it may make."""
 STARTING = f"""
 import multiprocessing
 import subprocess
@@ -186,3 +191,11 @@ def test_a_failure_of_a_training_function_costs_a_trip_or_at_the_start_the_run(g
     ):
         edgefl.run(virtual(training=forgets), guide / "never")
     assert not (guide / "never").exists()
+
+
+def test_a_run_is_verified_whose_function_makes_fewer_steps_than_its_strategy_sets(guide: Path) -> None:
+    """Regression: it was repeated with the steps that were made as its limit, and made half of these."""
+    (guide / "half.py").write_text(HALF)
+    training = Training(steps=8, function="half:train")
+    result = run(guide / "run", training=training, strategy={"name": "asyncfeded", "max_growth": 2})
+    assert verify(guide / "run", code=guide).model_sha256 == result.summary()["model_sha256"]

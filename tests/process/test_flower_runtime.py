@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from unittest.mock import MagicMock, Mock, PropertyMock
 
 import pytest
 from msgspec.structs import replace
@@ -114,6 +115,18 @@ def test_a_supernode_that_ends_before_the_start_ends_the_run(app: Path, tmp_path
     broken = replace(broken, environment={"PYTHONHOME": str(tmp_path)})  # so that Python cannot start
     with pytest.raises(RunError, match="the SuperNode of phone 1 ended: "):
         runtime.run(app, [whole, broken], OPTIONS)
+
+
+def test_a_run_without_supernodes_ends(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example if all phones ran out of memory. The app would wait for them forever."""
+    nodes, server = MagicMock(ended=[0, 1], why=lambda phone: "out of memory"), MagicMock()
+    type(server).running = PropertyMock(side_effect=[True, False])
+    for started in (nodes, server):
+        started.__enter__.return_value = started
+    monkeypatch.setattr(runtime, "start", Mock(side_effect=[nodes, server]))
+    monkeypatch.setattr(runtime._NodeLog, "active", True)
+    with pytest.raises(RunError, match="the SuperNode of phone 0 ended: out of memory"):
+        runtime.run(app, phones(), OPTIONS)
 
 
 def test_connections_to_this_host_use_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

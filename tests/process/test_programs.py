@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -318,6 +319,16 @@ def test_a_process_of_edgefl_that_ends_at_its_start_is_an_error(monkeypatch: pyt
     monkeypatch.setattr("edgefl.programs.running.start_process", ended)
     with pytest.raises(RunError, match="failed to start"):
         start([phone("true")], options())
+
+
+def test_a_start_that_fails_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixture `nothing_left` finds the pipes of the phones' output."""
+    (tmp_path / "phones").touch()
+    with pytest.raises(FileExistsError):
+        start([phone("true"), phone("true")], options(out=tmp_path))
+    monkeypatch.setattr(RunningPhones, "_process", Mock(side_effect=RunError("no process")))
+    with pytest.raises(RunError, match="no process"):
+        start([phone("true"), phone("true")], options())
 
 
 def test_modules_of_the_current_folder_are_not_edgefls(

@@ -84,6 +84,9 @@ def test_a_users_function_can_be_the_attack(tmp_path: Path) -> None:
     (tmp_path / "own_attack.py").write_text(
         "def attack(delta, client, trip, rng):\n    delta[:] = client + trip\n"
         "def fails(delta, client, trip, rng):\n    raise ValueError('no')\n"
+        "def exits(delta, client, trip, rng):\n    raise SystemExit('no')\n"
+        "class Silent(Exception):\n    def __str__(self):\n        raise KeyError\n"
+        "def silent(delta, client, trip, rng):\n    raise Silent\n"
         "def both(delta, client, trip, rng):\n    delta[:] = 2\n    return float(delta[0])\n"
         "def returns(delta, client, trip, rng):\n    return -delta\n"
         "number = 7\n"
@@ -92,6 +95,10 @@ def test_a_users_function_can_be_the_attack(tmp_path: Path) -> None:
     np.testing.assert_allclose(changed(rules, 4, tmp_path), np.full(400, 6.0))
     with pytest.raises(TrainingError, match="'own_attack:fails' raised ValueError: no"):
         changed(Attackers(share=0.9, kind="own_attack:fails"), 4, tmp_path)
+    with pytest.raises(TrainingError, match="'own_attack:exits' raised SystemExit: no"):
+        changed(Attackers(share=0.9, kind="own_attack:exits"), 4, tmp_path)
+    with pytest.raises(TrainingError, match=r"'own_attack:silent' raised Silent$"):
+        changed(Attackers(share=0.9, kind="own_attack:silent"), 4, tmp_path)
     both = Attackers(share=0.9, kind="own_attack:both")
     np.testing.assert_allclose(changed(both, 4, tmp_path), np.full(400, 2.0))
     with pytest.raises(TrainingError, match="must change delta in place, but returned another array"):

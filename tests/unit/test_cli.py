@@ -241,6 +241,32 @@ def test_a_wrong_number_on_the_command_line_is_named(here: Path, edgefl: Shell, 
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "chaos e.toml --every",
+        "bench peers --seconds",
+        "profiles from --core cortex-a76 --mhz",
+        "profiles from --core cortex-a76 --mhz 2000 --ram-gib",
+        "profiles fit rows.csv --out p.toml --apart",
+        "profiles fit rows.csv --out p.toml --spread",
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused(here: Path, edgefl: Shell, command: str) -> None:
+    *words, option = shlex.split(command)
+    assert option in edgefl.refuses(2, *words, option, "nan")
+    assert not (here / "p.toml").exists()
+
+
+def test_a_run_of_another_user_is_refused_in_one_line(
+    here: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "theirs").mkdir()
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    for command in ("report", "compare"):
+        assert edgefl.refuses(2, command, "theirs").startswith("theirs: permission denied")
+
+
+@pytest.mark.parametrize(
     ("error", "code", "words"),
     [
         (ConfigError("strategy.name: 'x' not found"), 2, "strategy.name: 'x' not found"),
@@ -356,6 +382,18 @@ def test_bench_refuses_a_file_that_a_picture_would_replace(
     calls.assert_not_called()
 
 
+def test_a_full_disk_leaves_the_earlier_result_of_bench_alone(
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
+) -> None:
+    (here / "f.json").write_text("earlier")
+    stand_in(monkeypatch, "edgefl.lab.ingest", run=Mock(return_value={}), show=Mock())
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    assert edgefl.refuses(1, "bench", "ingest", "--json", "f.json") == (
+        "f.json cannot be written: No space left on device"
+    )
+    assert (here / "f.json").read_text() == "earlier"
+
+
 def test_bench_draws_no_pictures_beside_a_device(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, run = Mock(), Mock(return_value={})
     stand_in(monkeypatch, "edgefl.lab.aggregate", run=run, show=Mock(), draw=drawn)
@@ -382,6 +420,15 @@ def test_bench_checks_its_output_file_before_it_measures(
     assert said.startswith(f"--json {file}")
     assert says in said
     calls.assert_not_called()
+
+
+def test_bench_needs_a_folder_in_which_it_can_replace_the_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
+) -> None:
+    (here / "f.json").touch()
+    stand_in(monkeypatch, "edgefl.lab.ingest", run=Mock(return_value={}), show=Mock())
+    monkeypatch.setattr("os.access", lambda place, _: Path(place).suffix == ".json")
+    assert edgefl.refuses(2, "bench", "ingest", "--json", "f.json") == "--json f.json: cannot be written"
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"]])

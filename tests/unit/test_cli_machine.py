@@ -37,6 +37,9 @@ def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -
     shown = json.loads(edgefl.shows("calibrate", "--fresh", "--json"))
     assert shown["measured"]["gemm_gflops"]["64"]["median"] == 50.0
     assert forced == [False, True]
+    for stored, words in ((found, "valid until"), (None, "not stored")):
+        monkeypatch.setattr(calibration, "stored_calibration", lambda stored=stored: stored)
+        assert words in edgefl.fits("calibrate")
 
 
 def test_doctor_describes_the_machine(edgefl: Shell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -114,6 +115,14 @@ def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
     assert "exists; remove it" in edgefl.refuses(2, *exports(folder / "hill.toml", out))
     assert "cannot be written" in edgefl.refuses(2, *imports("--out", str(out)))
     assert "under cannot be written: File exists" in edgefl.refuses(2, *exports("lte", out / "under"))
+
+
+def test_a_name_that_is_not_utf_8_is_one_line(tmp_path: Path, edgefl: Shell) -> None:
+    file, out = tmp_path / os.fsdecode(b"caf\xe9.ini"), tmp_path / "made"
+    file.write_bytes(Path(CONNECTIVITY).read_bytes())
+    said = edgefl.refuses(2, "profiles", "import", "webpagetest", str(file), "--out", str(out))
+    assert said == "caf?.ini: is not UTF-8; use another name"
+    assert not out.exists()
 
 
 def test_a_failed_import_leaves_nothing(

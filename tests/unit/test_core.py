@@ -351,6 +351,18 @@ def test_a_kept_update_may_be_used_again() -> None:
     assert (core.applied, core.discarded) == (2, 0)
 
 
+def test_the_mean_staleness_counts_an_update_once_that_is_used_again() -> None:
+    """Regression: the live views showed another mean than the summary, such as with ca2fl."""
+    keep = {"step": lambda view: Step(view.held, [1.0] * len(view.held), keep=True)}
+    core = started(3, strategy=Scripted(answers=keep), versions=9)
+    core.handle(arrived(0, 0))
+    core.handle(Summed(1, 1.0))
+    core.handle(arrived(1, 1))
+    for version in (2, 3, 4):
+        core.handle(Summed(version, 1.0))
+    assert (core.applied, core.used, core.staleness_sum) == (6, 2, 1)
+
+
 def test_a_step_releases_the_held_updates_that_it_names() -> None:
     def step(view: View) -> Step | None:
         last = view.held[-1:]
@@ -471,6 +483,14 @@ def test_a_run_ends_at_its_accuracy() -> None:
         assert core.handle(Evaluated(0, 1.0, low)) == []
     assert core.handle(Evaluated(0, 1.0, 0.8)) == [Finish("accuracy")]
     assert started().handle(Evaluated(0, 1.0, 1.0)) == []
+
+
+def test_a_run_is_not_longer_because_its_last_evaluation_takes_time() -> None:
+    core = started(accuracy=0.8)
+    assert core.stopped_s is None
+    assert core.handle(Evaluated(0, 3.0, 0.8)) == [Finish("accuracy")]
+    core.handle(Evaluated(0, 9.0, 0.9))
+    assert (core.stopped_s, core.now_s) == (3.0, 9.0)
 
 
 def test_a_run_halted_during_a_sum_ends_after_it() -> None:

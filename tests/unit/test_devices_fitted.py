@@ -92,6 +92,11 @@ def test_every_fitted_profile_has_its_command() -> None:
     assert Recipe.of("derived: by hand") is None
 
 
+def test_the_command_in_a_source_is_read_with_the_names_of_any_files() -> None:
+    recipe = Recipe(files=("a b--2.csv", "c.csv"), runtime="DL4J, training", prior="./x y.toml", apart=2.0)
+    assert Recipe.of(f"fitted: {recipe.command} on 4 steps of Mine: page 3") == recipe
+
+
 def test_the_json_of_the_measurement_kit_becomes_a_new_profile(tmp_path: Path) -> None:
     parts = {f"p{n}": {"wall_s": n / 2, "cpu_s": n, "work": {"conv_flop": n * 1e9}} for n in (1, 2, 3)}
     kit = {"kit": 1, "device": "My board", "runtime": "c", "threads": 4, "cores": 4, "parts": parts}

@@ -192,7 +192,7 @@ def test_the_command_compares_predictions_with_a_file(
         lines = [[net, at, *(getattr(each, name) for name in names)]
                  for net, layers in NETWORKS.items() for at, each in enumerate(layers)]  # fmt: skip
         csv.writer(file).writerows([["network", "layer", *names], *lines])
-    rows = [f"{model},{model}_0,Cortex-A76,2.2,6,{net},9,30,29,31"
+    rows = [f"{model},{model}_0,Cortex-A76,2.2,6,{net},9,30,n/a,31"
             for model in ("HD1901", "new") for net in ("1", phone_fit.REFERENCE)]  # fmt: skip
     (tmp_path / "rows.csv").write_text("\n".join([HEAD, *rows]) + "\n")
     files = [str(tmp_path / name) for name in ("rows.csv", "networks.csv", "out.json")]
@@ -208,6 +208,7 @@ def test_the_command_compares_predictions_with_a_file(
     ]
     assert {*HEAD.split(","), "quantity", "measured", "predicted", "low", "high"} <= judged[0].keys()
     assert judged[0]["measured"] == 0.03
+    assert (judged[0]["p10_ms"], judged[0]["p90_ms"]) == ("n/a", 31.0)
     (tmp_path / "networks.csv").write_text((tmp_path / "networks.csv").read_text().replace("\n1,", "\nx,"))
     assert main(command) == 2
     assert "no layers of network '1'" in capsys.readouterr().err

@@ -46,6 +46,20 @@ def test_writing_to_a_pipe_does_not_replace_it(tmp_path: Path) -> None:
     assert path.is_fifo()
 
 
+def test_ctrl_c_during_a_write_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "a.txt").write_text("old")
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.replace(tmp_path / "a.txt", [b"new"])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "old"
+
+
 def test_writing_to_an_open_file_does_not_replace_it(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+") as log:
         log.write("before ")

@@ -26,7 +26,7 @@ from edgefl.strategies.base import TripInputs
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'edgefl[flower]'")
 
-from edgefl.learning.flower_client import FlowerTraining
+from edgefl.learning.flower_client import FlowerTraining, run_config
 
 HEAD = """
 import random
@@ -218,3 +218,8 @@ def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
     result = trainer.run(x, y, np.arange(9), 0, 0, given, np.random.default_rng(0))
     assert (result.steps, result.counted) == (training.steps, 5)
     np.testing.assert_array_equal(flat.array, given.start + 1)
+
+
+def test_a_project_file_of_another_kind_configures_nothing(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('tool = "café"\n', "utf-8")
+    assert run_config(str(tmp_path / "app.py")) == {}

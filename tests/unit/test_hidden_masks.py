@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment, Fleet, Secure, Server, Stop
+from edgefl.host.channel import Channel, Refused, pair
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.strategies.fedbuff import FedBuff
 
 pytest.importorskip("cryptography", reason="needs edgefl[secure]")
 
+from edgefl.run import secure_process
 from edgefl.run.hidden import HiddenSums, Members, Phones, Trip, phones_secret, rounding_warning
 from edgefl.run.hidden_masks import Holders, MaskWriter, holders_of, rules_of
 from edgefl.run.secure_parties import SumReply, Used
@@ -98,3 +102,21 @@ def test_a_line_that_a_crash_truncated_is_dropped_and_written_again(tmp_path: Pa
     again.of[2].update(second)
     again.save()
     assert Used(path, [1, 2]).of == {1: first, 2: second}
+
+
+def test_a_process_that_cannot_continue_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the process is started again, which cannot help if the disk is full."""
+    ours, theirs = pair()
+    with theirs, (tmp_path / "buffer").open("wb") as file:
+        monkeypatch.setattr(
+            secure_process,
+            "start_process",
+            lambda module, incoming, *_: (None, Channel[Any](ours, incoming)),
+        )
+        Channel[Any](theirs, Any).tell(Refused("no space left", config=False))
+        unknown: Any = None
+        buffer: Any = SimpleNamespace(fd=file.fileno())
+        process = secure_process.SecureProcess(unknown, tmp_path, 2, unknown, buffer)
+        with pytest.raises(RunError, match="no space left"):
+            process.ask([], [])
+    ours.close()

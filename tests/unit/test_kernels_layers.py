@@ -97,6 +97,14 @@ def test_other_types_are_averaged_as_numbers_and_keep_their_type(dtype: Any) -> 
     np.testing.assert_allclose(found, [5 / 8 if dtype is np.float64 else 1, 0, 1, 1])
 
 
+@pytest.mark.parametrize("first", [np.float64, ">f2"])
+def test_small_numbers_of_mixed_types_are_not_rounded_before_they_are_added(first: Any) -> None:
+    small = np.full(3, 1e-4, np.float16)  # a thousandth of it has two significant bits in float16
+    (found,) = kernels.average([[small.astype(first)], *[[small]] * 999])
+    assert found.dtype == first
+    np.testing.assert_allclose(found.astype(np.float64), small.astype(np.float64), rtol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.int8, np.uint8])
 @pytest.mark.parametrize("end", ["min", "max"])
 def test_the_ends_of_an_integer_type_are_their_own_average(dtype: Any, end: str) -> None:

@@ -160,6 +160,7 @@ def test_clip_factors_in_the_weights_clip_the_updates() -> None:
     kernels.weighted_sum(b, None, clipped, [1 / 3] * 3)
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert np.isnan(kernels.clip_factors([np.inf, np.nan], 1.0)).all()
+    assert kernels.clip_factors([1e-80], 1e300).tolist() == [1.0]  # L / norm is above float64's range
     for wrong in (0.0, -1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match=r"^max_norm must be a finite number above 0 \(got "):
             kernels.clip_factors(norms, wrong)

@@ -89,6 +89,7 @@ def fails(outputs: Tensor, targets: Tensor) -> Tensor:
     ("function", "message"),
     [
         (fails, "training.loss: 'tried:loss' raised KeyError: 'wrong'"),
+        (lambda outputs, targets: sys.exit("no"), "'tried:loss' raised SystemExit: no"),
         (lambda outputs, targets: 1.0, r"tensor with one number and no dimensions \(got float\)"),
         (lambda outputs, targets: outputs, r"\(got shape \(2, 2\)\)"),
     ],

@@ -293,8 +293,9 @@ def test_an_old_or_damaged_calibration_is_remeasured(tmp_path: Path, monkeypatch
     path.write_bytes(msgspec.json.encode(old))
     assert stored_calibration(tmp_path) is None
     assert calibrate(folder=tmp_path).at_unix_s > old.at_unix_s
-    for broken in ("{", "[]", '{"fingerprint": "x", "cpu": "x", "cores": 2, "gemm_gflops": {}}'):
-        path.write_text(broken)
+    wrong = '{"fingerprint": "x", "cpu": "x", "cores": 2, "gemm_gflops": {}}'
+    for broken in ("{", "[]", wrong, '{"fingerprint": "\udcff"}'):
+        path.write_bytes(broken.encode(errors="surrogateescape"))
         assert stored_calibration(tmp_path) is None
     assert calibrate(folder=tmp_path).measured == measured()
     assert made(at_unix_s=time.time() + 3600).expired(time.time())

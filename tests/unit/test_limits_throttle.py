@@ -17,6 +17,7 @@ from trip_parts import device, network, paced, plan, rng
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.host import held, throttle
+from edgefl.host.forked import call_forked
 from edgefl.host.groups import NoGroup, Place
 from edgefl.host.held import EARLY, MAX_SHARE, Cost, Governor, HeldPhase, HoldRequest
 from edgefl.host.pacing import Pacer
@@ -467,6 +468,7 @@ def test_a_dead_client_is_released_and_its_pid_can_be_reused(governor: Governor,
     governor.handle(HoldRequest(7, S, 0, 0.1, S))
     made[0].fails = ProcessLookupError()
     assert governor.run_due(S) is None
+    assert made[0].closed == 1
     governor.handle(HoldRequest(7, 2 * S, 0, 0.3, S))
     assert (len(made), made[0].closed, made[1].account.share) == (2, 1, 0.3)
 
@@ -524,6 +526,13 @@ def test_dropping_the_last_throttle_does_not_wait_if_another_one_was_added() -> 
     leaving.join(60.0)
     assert not leaving.is_alive()
     thread.join.assert_not_called()
+
+
+def test_a_forked_process_throttles_in_a_thread_of_its_own() -> None:
+    """Its parent's thread does not run in it, even if a throttle is open."""
+    parents = throttle._thread
+    data, _ = call_forked("edgefl-test", lambda: b"same" if throttle._thread is parents else b"another")
+    assert (data, throttle._thread) == (b"another", parents)
 
 
 def test_a_client_that_ended_before_its_first_request_is_ignored() -> None:

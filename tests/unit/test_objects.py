@@ -255,6 +255,8 @@ def test_files_and_objects_without_arrays_are_refused(tmp_path: Path) -> None:
         save_arrays([1, 2], tmp_path)
     with pytest.raises(ConfigError, match="data: train_y must be an array of numbers, got one of <U1"):
         save_arrays((*arrays()[:1], np.array(["a"]), *arrays()[2:]), tmp_path)
+    with pytest.raises(ConfigError, match="data: train_y must be an array of numbers, got one of float128"):
+        save_arrays((*arrays()[:1], np.ones(3, np.longdouble), *arrays()[2:]), tmp_path)
 
 
 SPLITS = """

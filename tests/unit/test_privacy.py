@@ -552,6 +552,10 @@ def test_a_fresh_run_makes_a_key_and_a_resumed_one_needs_it(tmp_path: Path) -> N
     (tmp_path / KEY_FILE).unlink()
     with pytest.raises(ConfigError, match=f"the secret noise key {KEY_FILE} is missing"):
         source_of(secret, tmp_path)
+    (tmp_path / KEY_FILE).mkdir()
+    with pytest.raises(ConfigError, match=f"{KEY_FILE}: cannot be read: Is a directory"):
+        source_of(secret, tmp_path)
+    (tmp_path / KEY_FILE).rmdir()
     for seeded in (wanted({}), wanted({"noise_multiplier": 1.0, "noise": "seeded"})):
         assert isinstance(source_of(seeded, tmp_path, fresh=True), Seeded)
     assert not (tmp_path / KEY_FILE).exists()

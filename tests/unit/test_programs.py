@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -297,10 +298,52 @@ def test_reading_memory_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytes
 def test_a_signal_to_another_users_command_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example to a command under ``sudo``."""
     kept = keeper.Keeper(Mock())
-    kept._phones[0] = Mock(tree=SimpleNamespace(root=7), leaving=False)
+    kept._phones[0] = Mock(tree=SimpleNamespace(root=7), leaving=False, signals=[])
+    monkeypatch.setattr(keeper, "is_fork", lambda pid: False)
     monkeypatch.setattr(keeper.os, "killpg", refused := Mock(side_effect=PermissionError))
     kept._handle(messages.Pass(2))
     assert refused.call_args == call(7, 2)
+
+
+@pytest.mark.parametrize(("turn_ns", "turns"), [(0, 2), (10**9, 1)])
+def test_phones_are_throttled_for_up_to_half_of_the_time_while_others_start(
+    turn_ns: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, clock = list[str](), SimpleNamespace(ns=0)
+
+    def now() -> int:
+        clock.ns += 1_000
+        return int(clock.ns)
+
+    def turn(number: int, now_ns: int) -> int:
+        order.append(f"throttle {number}")
+        clock.ns += turn_ns
+        return now_ns + 10**12
+
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic_ns=now))
+    kept = keeper.Keeper(Mock())
+    for number in range(2):
+        start = partial(order.append, f"start {number}")
+        kept._phones[number] = Mock(start=start, throttled=Mock(turn=partial(turn, number)))
+    kept._handle(Begin(0, 1.0, 0))
+    assert order == ["start 0", "throttle 0", "start 1", "throttle 1"][: 2 + turns]
+
+
+def test_a_signal_waits_until_a_new_process_has_become_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that, the process is not in a group of its own, or ignores the signal."""
+    kept = keeper.Keeper(Mock())
+    processes = SimpleNamespace(root=7, orphans=set())
+    kept._phones[0] = Mock(tree=processes, leaving=False, present=True, signals=[])
+    monkeypatch.setattr(keeper.os, "killpg", sent := Mock())
+    monkeypatch.setattr(keeper, "children_of", lambda pid: [7])
+    monkeypatch.setattr(keeper, "is_fork", lambda pid: True)
+    kept._handle(messages.Pass(15))
+    kept._check()
+    assert not sent.called
+    monkeypatch.setattr(keeper, "is_fork", lambda pid: False)
+    kept._check()
+    kept._check()
+    assert sent.mock_calls == [call(7, 15)]
 
 
 def test_a_process_that_has_become_one_of_another_user_does_not_delay_the_end(
@@ -328,7 +371,7 @@ def test_a_phone_does_not_go_offline_after_a_signal(
     kept = keeper.Keeper(Mock())
     kept._begin = Begin(time.monotonic_ns(), 1.0, 0, messages.Absence(1.0, 1.0, leave))  # type: ignore[arg-type]
     presence = Mock(on=Mock(return_value=False), changes_s=Mock(return_value=1e6))
-    phone = Mock(presence=presence, present=False, leaving=leaving, over=False, throttled=None)
+    phone = Mock(presence=presence, present=False, leaving=leaving, over=False, throttled=None, signals=[])
     phone.resume = order.resume
     kept._phones[0] = phone
     kept._handle(messages.Pass(15))

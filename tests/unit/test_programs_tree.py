@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import subprocess
@@ -108,6 +109,27 @@ def test_processes_are_listed_again_only_if_one_was_started_or_has_ended(
         first.communicate()
         with pytest.raises(ProcessLookupError):
             kept.cpu_ns()
+        kept.close()
+
+
+@pytest.mark.parametrize("place", ["edgefl.programs.tree.Target", "os.listdir"])
+def test_too_many_open_files_do_not_make_a_process_look_ended(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Such a process would run without limit."""
+    too_many = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as first,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as second,
+    ):
+        kept = ProcessTree(first.pid)
+        kept.orphans.add(second.pid)
+        with monkeypatch.context() as full:
+            full.setattr(place, Mock(side_effect=too_many))
+            with pytest.raises(OSError, match="Too many open files"):
+                kept.refresh()
+        first.communicate()
+        second.communicate()
         kept.close()
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from edgefl.errors import ConfigError
@@ -123,7 +124,18 @@ def test_a_build_that_fails_is_named_with_its_last_line(top: Path) -> None:
     for output, shown in (("no compiler", "no compiler"), (r"caf\351", "caf\N{REPLACEMENT CHARACTER}")):
         with pytest.raises(ConfigError, match=f"^--edgefl-build: .* with exit code 3: {shown}$"):
             Checkout(find_base("main", top), f"printf '{output}'; exit 3")
+    with pytest.raises(ConfigError, match=r"with exit code 3: no compiler$"):
+        Checkout(find_base("main", top), "echo no compiler >&2; echo compiling; exit 3")
     assert git(top, "worktree", "list").count("\n") == 0
+
+
+def test_a_program_that_a_build_leaves_in_the_background_is_not_waited_for(top: Path) -> None:
+    checkout = Checkout(find_base("main", top), "sleep 30 & echo $! > pid")
+    program = psutil.Process(int((checkout.root / "pid").read_text()))
+    assert program.status() != psutil.STATUS_ZOMBIE
+    program.kill()
+    program.wait()
+    checkout.close()
 
 
 def test_a_build_does_not_use_the_index_of_the_hook_that_runs_the_tests(

@@ -15,9 +15,9 @@ from regression_samples import TRIAL, draws, measured, noisy, repetition
 from edgefl.devices import load_device, load_network
 from edgefl.devices.energy import draw_of
 from edgefl.devices.profiles import bundled_folder
-from edgefl.errors import Invalid, NotMet, ProfileError
+from edgefl.errors import Invalid, NotMet, OutOfDeviceMemory, ProfileError
 from edgefl.regression import measure as measuring
-from edgefl.regression.measure import Tell, TimeLimit, measure
+from edgefl.regression.measure import Tell, TimeLimit, count, measure
 from edgefl.regression.measurement import Interval, Measurement, median_interval, profile_sha256
 from edgefl.regression.process import Failure, PrepareRequest, RepeatRequest, Repetition, TrialRun
 
@@ -257,3 +257,19 @@ def test_a_function_that_takes_longer_than_the_limit_of_the_session_is_not_judge
     with pytest.raises(error) as raised:
         made(late, limit_s)
     assert str(raised.value) == why
+
+
+def test_a_function_that_uses_up_the_hosts_memory_fails_on_a_device_without_a_limit() -> None:
+    plan = measured().plan._replace(device=load_device("paper-defedavg"))
+    process: Any = SimpleNamespace(ask=lambda request: Failure("memory", ""))
+    with pytest.raises(OutOfDeviceMemory) as raised:
+        measure(process, plan, TimeLimit())
+    assert str(raised.value) == "out of memory on paper-defedavg: no memory was left"
+
+
+def test_a_function_that_hangs_while_its_work_is_counted_names_the_limit_of_the_mark() -> None:
+    process: Any = SimpleNamespace(ask=lambda request: Failure("late", f"{request.limit_s:g}"))
+    with pytest.raises(NotMet) as raised:
+        count(process, measured().plan)
+    why = "not counted in 600 s, 10 times limit_s; set a larger limit_s= in the mark"
+    assert str(raised.value) == f"step on pixel-3a: {why}"

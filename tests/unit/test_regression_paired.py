@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from edgefl.host.channel import Channel
 from edgefl.regression import against, paired, sides
 from edgefl.regression.against import Comparison, due, verdict_of
 from edgefl.regression.paired import ProcessPair, decide, estimate
@@ -95,6 +98,17 @@ def test_a_pair_ends_at_the_limit_to_which_waits_for_a_core_do_not_count(
     running = against._RunningPair((base, head), SimpleNamespace(limit_s=60.0))
     assert running.measure(0, 10.0, reverse=False).log_ratio == 0.0
     assert least <= base.shots == head.shots <= most
+
+
+def test_an_answer_may_arrive_on_any_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """select() accepts none above 1023, and a session may have more open files."""
+    monkeypatch.setattr("select.select", Mock(side_effect=ValueError))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel[sides.BranchAnswer](ours, sides.BranchAnswer)
+        assert not against._arrives(channel, 0.001)
+        theirs.send(b"1")
+        assert against._arrives(channel, None)
 
 
 def test_noise_that_hides_the_tolerance_is_not_judged() -> None:

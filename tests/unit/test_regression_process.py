@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import abc
 import array
+import fcntl
 import functools
+import os
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,7 +24,7 @@ from edgefl.devices.link import Disconnected
 from edgefl.errors import ConfigError
 from edgefl.regression import worker
 from edgefl.regression.memory import kib
-from edgefl.regression.process import Failure, FunctionLocation, Surroundings, failure_of, find, locate
+from edgefl.regression.process import Failure, FunctionLocation, Surroundings, alone, failure_of, find, locate
 from edgefl.regression.repetition import DeviceClock, DeviceHandle, ProcessUsage, nbytes
 
 
@@ -187,6 +190,7 @@ def test_a_module_comes_from_its_file_and_not_from_another_of_its_name(
         ("def step(:\n", "cannot be imported: SyntaxError: "),
         ("raise SystemError('two\\nlines')\n", "cannot be imported: SystemError: two lines"),
         ("raise SystemExit(3)\n", "cannot be imported: SystemExit: 3"),
+        (r"raise OSError('caf\udce9')", r"cannot be imported: OSError: caf\udce9"),
         ("import pytest\npytest.skip('off', allow_module_level=True)\n", "cannot be imported: Skipped: off"),
         ("", "cannot be imported: AttributeError: "),
     ],
@@ -327,3 +331,19 @@ def test_a_module_is_refused_for_its_own_threads_only(monkeypatch: pytest.Monkey
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_process_that_is_forked_during_a_measurement_does_not_keep_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like a copy of the descriptor, the process holds the same open folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with alone():
+        found = {fd: os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+        (copy,) = [os.dup(int(fd)) for fd, path in found.items() if path == os.path.realpath(tmp_path)]
+    again = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(copy)
+        os.close(again)

@@ -463,6 +463,8 @@ def test_a_death_counts_once_as_a_departure(tmp_path: Path) -> None:
         ([Joined(0, 0.0), Left(0, 5.0, "offline", finishes=True), Left(0, 7.0, "died")], 10.0, 0.5, 2),
         ([], 10.0, 0.0, 0),
         ([Joined(0, 0.0)], 0.0, None, 0),  # a run of no duration
+        # a client that leaves while the last evaluation is awaited
+        ([Joined(0, 5.0), Left(0, 90.0, "interrupted")], 10.0, 0.5, 1),
     ],
 )
 def test_the_online_share_of_unusual_journals(
@@ -483,7 +485,7 @@ def costs(clock: str, **seconds: float) -> Record:
 
 
 def test_a_server_that_waits_is_limited_by_phones_or_under_the_virtual_clock_by_training() -> None:
-    wall = summary.breakdown(costs("wall", start=50.0, wait=9.0, sum=0.6, decide=0.4))
+    wall = summary.breakdown(costs("wall", start=50.0, wait=9.0, sum=0.6, decide=0.4, end=50.0))
     assert wall["limited_by"] == "phones"
     assert wall["busy"] == pytest.approx(0.1)
     assert wall["says"] == (
@@ -504,7 +506,12 @@ def test_a_busy_server_is_the_limit() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "limit"),
-    [({}, None), ({"start": 3.0}, None), ({"wait": 0.0}, None), ({"wait": 3.0, "sum": 0.0}, "phones")],
+    [
+        ({}, None),
+        ({"start": 3.0, "end": 3.0}, None),
+        ({"wait": 0.0}, None),
+        ({"wait": 3.0, "sum": 0.0}, "phones"),
+    ],
 )
 def test_a_breakdown_of_few_costs_does_not_divide_by_zero(
     seconds: dict[str, float], limit: str | None

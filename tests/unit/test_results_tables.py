@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from io import StringIO
+
 import pytest
 
 from edgefl.cli import main
-from edgefl.results.tables import table
+from edgefl.results.tables import PlainConsole, table
 from tests.reports import printed
 
 COLUMNS = ("run", ">accuracy", ">slow*", ">client trips", "network", "")
@@ -40,6 +43,15 @@ def test_in_a_narrow_terminal_each_row_becomes_a_block_of_lines() -> None:
     assert lines[at + 2].rstrip() == "  client trips 2,317 · network wifi"
     assert "─" in "".join(shown(80))
     assert "─" not in "".join(lines)
+
+
+@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("60", 60)])
+def test_columns_of_0_do_not_hide_the_output(
+    monkeypatch: pytest.MonkeyPatch, columns: str, width: int
+) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setenv("COLUMNS", columns)
+    assert PlainConsole(file=StringIO()).width == width
 
 
 def test_a_table_is_not_stretched_to_a_wide_terminal() -> None:

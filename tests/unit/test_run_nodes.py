@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -28,7 +29,10 @@ from edgefl.parameters.buffer import Shape
 from edgefl.run import control
 from edgefl.run.client import ClientProcess
 from edgefl.run.connection import Cancelled
+from edgefl.run.demands import wall_scale
+from edgefl.run.hosting import Share
 from edgefl.run.messages import Task
+from edgefl.strategies.fedbuff import FedBuff
 from edgefl.zeromq import keys
 
 OTHER = keys.Key("other", bytes(32), keys.public(bytes(32)))
@@ -163,6 +167,17 @@ def test_a_new_server_does_not_wait_for_a_stopped_node(world: World, monkeypatch
     assert [node.name for node in world.agreed] == ["b"]
 
 
+def test_a_move_that_a_new_server_makes_needless_is_forgotten(world: World) -> None:
+    """Otherwise a later crash of the same worker would look like its move."""
+    world.start("a", peers=2)
+    world.ready("b", joining())
+    assert [*world._nodes["a"].moved] == [("worker", 1)]
+    assert list(world.clear(1)) == []
+    world.spawn(spawn(1, epoch=1))
+    crash = control.Departed("worker", 1, 1, "signal 9")
+    assert world.handle("a", crash) == [crash]
+
+
 def test_time_for_which_edgefl_serve_was_stopped_does_not_count(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +263,19 @@ def test_a_node_of_another_edgefl_gets_the_reason(world: World, monkeypatch: pyt
     assert world.lines == []  # a node could repeat this without limit
 
 
+def test_a_node_that_joins_when_the_run_has_ended_is_not_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop in a shell may start it again while other nodes are still ending."""
+    answers: list[tuple[str, str]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "_closed", True)
+        patch.setattr(world, "_answer", lambda name, why: answers.append((name, why)))
+        assert world.ready("a", joining()) == []
+    assert answers == [("a", "the run has ended")]
+    assert not world._nodes
+
+
 def test_clients_are_distributed_by_the_cores_and_the_step_time_of_each_node(prepare: Prepare) -> None:
     """Nodes on one machine share its cores."""
     world = prepare(same_bits=False)
@@ -287,6 +315,15 @@ def test_a_node_at_its_own_pace_is_rejected_by_a_run_with_another_time_scale(pre
     assert world.lines[-1] == "node pi was rejected: it joined with --as-is, which needs a time scale of 1"
     world.ready("other", joining(device="pi-4"))
     assert [type(one) for one in world.sent_to("other")] == [control.Prepare, control.Adopt, control.Spawn]
+
+
+def test_a_node_at_its_own_pace_needs_no_time_scale() -> None:
+    """Regression: its training takes its whole trip, so the run was refused, or its host was overloaded."""
+    prepared: Any = SimpleNamespace(first_trips=[control.FirstTrip(10, 0.0, 1.0, 1.0)] * 2)
+    own, host = Share("pi", [0], 0.1, 1.0, as_is=True), Share("host", [1], 0.001, 1.0)
+    for shares, load in (([own], 0.0), ([own, host], 0.012)):
+        scale = wall_scale(WANTED, FedBuff(), prepared, shares)
+        assert (scale.value, scale.verdict, scale.load) == (1.0, "fits", pytest.approx(load))
 
 
 def test_a_device_at_its_own_pace_waits_before_its_first_trip() -> None:
@@ -384,6 +421,17 @@ def test_a_node_without_the_right_key_states_what_it_needs(key: keys.Key | None,
             RunError, match=rf"^{address}: the server there requires {wants}, or is not a run$"
         ):
             outside._turn()
+
+
+def test_a_run_gets_the_reason_why_a_node_cannot_limit_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    why, told = "fleet.throttle: 'cgroup' cannot be used here", list[str]()
+    monkeypatch.setattr(node, "enforced", Mock(side_effect=ConfigError(why)))
+    parts: Any = SimpleNamespace(
+        _address="tcp://there:7000", _stack=contextlib.ExitStack(), _report_leaving=told.append
+    )
+    with pytest.raises(ConfigError, match=why):
+        node._Node._carry_out(parts, control.Prepare(WANTED, "", fingerprint=True))
+    assert told == [why]
 
 
 def test_an_explicit_shm_transport_is_reported_as_changed_to_wire(

@@ -18,7 +18,7 @@ from edgefl.core import Core
 from edgefl.core.deaths import Deaths
 from edgefl.core.events import Arrived, Died, Evaluate, Evaluated, Halted, Joined, Left, Ticked
 from edgefl.errors import RunError
-from edgefl.experiment import Privacy, Stop
+from edgefl.experiment import Clock, Privacy, Stop
 from edgefl.run import control, resume, server_process, supervisor
 from edgefl.run.clock import WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, Departed
@@ -26,6 +26,7 @@ from edgefl.run.progress import Gauge
 from edgefl.run.supervisor import State
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet
+from tests.wire_samples import TIMES
 
 world = test_run_wall.world
 
@@ -52,6 +53,20 @@ def test_a_run_without_clients_waits_for_an_evaluation_that_may_end_it(world: Wa
     assert world.evaluation.complete(0)
     with pytest.raises(RunError, match="no client is training and none will start: 0 of 3 are connected"):
         loop._find_silent()
+
+
+def test_the_emulated_time_of_a_run_is_that_of_its_end(world: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: it included the time in which the server waited for the last evaluation."""
+    loop = world.loop(experiment())
+    monkeypatch.setattr(resume, "save", lambda *_, final: world.store.sync())
+    monkeypatch.setattr(loop, "_report", lambda: None)
+    monkeypatch.setattr(world.gauge, "trip_us", lambda together_s, trips: None, raising=False)
+    world.hand.at += 5.0
+    ended_s = world.clock.now_s()
+    loop._handle_all(iter([Halted(ended_s, "wall_s")]))
+    world.hand.at += 7.0
+    loop._conclude()
+    assert (world.store.meta("stop_reason"), world.store.meta("emulated_s")) == ("wall_s", ended_s)
 
 
 @pytest.mark.parametrize("back_s", [math.inf, 9.0])
@@ -190,3 +205,22 @@ def test_the_last_evaluation_before_a_restart_is_shown() -> None:
     gauge.remember(replay.evaluated)
     progress = gauge.progress(core, WallClock(1.0), None, 0)
     assert (progress.accuracy, progress.loss, progress.metrics) == (0.5, 2.0, {"f1": 0.5})
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_the_live_verdict_leaves_out_the_trips_of_a_real_device(real: bool) -> None:
+    """Regression: a run with a device that joined with --as-is was shown as INVALID until it ended."""
+    wall = msgspec.structs.replace(experiment(), clock=Clock(kind="wall"))
+    plan: Any = SimpleNamespace(experiment=wall, time_scale=1.0, load=0.0)
+    gauge, core = Gauge(plan), Core(FedBuff(buffer_size=2), fleet(3), 1, Stop(versions=3))
+    gauge.trip(msgspec.structs.replace(TIMES, own_pace=real))
+    progress = gauge.progress(core, WallClock(1.0), None, 0)
+    assert (progress.fidelity_median is None, "error" in progress.invalid) == (real, not real)
+
+
+def test_the_live_views_show_the_emulated_time_of_the_end_of_the_run() -> None:
+    core = Core(FedBuff(buffer_size=2), fleet(3), 1, Stop(versions=3))
+    core.handle(Halted(5.0, "wall_s"))
+    plan: Any = SimpleNamespace(experiment=experiment(), time_scale=1.0, load=0.0)
+    progress = Gauge(plan).progress(core, WallClock(1.0, emulated_s=12.0), None, 0)
+    assert progress.emulated_s == 5.0

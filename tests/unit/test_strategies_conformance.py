@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -107,6 +108,12 @@ class Raises(FedBuff):
         return [1 / 0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exits(FedBuff):
+    def weights(self, state: Any, updates: Sequence[Any], view: View) -> Sequence[float]:
+        sys.exit("not good enough")
+
+
 @pytest.mark.parametrize(
     ("strategy", "error", "message"),
     [
@@ -115,6 +122,7 @@ class Raises(FedBuff):
         (HoldsMore(buffer_size=3), AssertionError, "are held, more than max_held"),
         (HoldsHalves(buffer_size=3), ConfigError, r"max_held must return an int of at least 1, got 6\.0"),
         (Raises(buffer_size=3), RunError, "strategy Raises.step raised ZeroDivisionError"),
+        (Exits(buffer_size=3), RunError, "strategy Exits.step raised SystemExit: not good enough"),
     ],
 )
 def test_check_strategy_detects_faults(strategy: Strategy, error: type[Exception], message: str) -> None:

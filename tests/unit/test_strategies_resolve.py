@@ -273,6 +273,7 @@ def mine(**members: Any) -> type[Strategy]:
         ({"sampling": lambda self, n: 0.1}, "Mine.sampling must return None, or Sampling with a rate"),
         ({"sampling": lambda self, n: (1.5, True)}, "and at most 1, and True or False, got (1.5, True)"),
         ({"check": lambda self, clients: 1 // 0}, "strategy Mine.check raised ZeroDivisionError"),
+        ({"check": lambda self, clients: sys.exit("no")}, "strategy Mine.check raised SystemExit: no"),
         ({"upload": "gradient"}, "Mine.upload must be 'delta' or 'model', got 'gradient'"),
         ({"reads": "update"}, "Mine.reads must be 'metadata' or 'updates', got 'update'"),
         ({"combine": lambda self, rows, weights: weights}, "Mine defines combine, which needs reads = 'upd"),
