@@ -58,7 +58,7 @@ def build(folder: Path) -> Path:
 
 
 class Run(NamedTuple):
-    """``edgefl run`` of a file into ``out``, with environment variables for the shim."""
+    """An ``edgefl run`` of the experiment ``file`` into ``out``, with environment variables for the shim."""
 
     file: Path
     out: Path

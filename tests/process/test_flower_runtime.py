@@ -117,7 +117,7 @@ def test_a_supernode_that_ends_before_the_start_ends_the_run(app: Path, tmp_path
 
 
 def test_connections_to_this_host_use_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC uses the proxy in ``http_proxy`` even for 127.0.0.1, so no SuperNode could come online."""
+    """gRPC would use the proxy in ``http_proxy`` even for 127.0.0.1, and no SuperNode could connect."""
     for name in ("no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     assert runtime._environment(tmp_path)["no_grpc_proxy"] == "127.0.0.1"
