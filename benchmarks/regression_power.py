@@ -87,7 +87,7 @@ class Bench:
         self.before: baseline.BaselineEntry | None = None
 
     def save(self) -> None:
-        """Measure the unchanged step, and save it as the baseline. Raises `Invalid` if it is unreliable."""
+        """Measure the unchanged step as the baseline. Raises `Invalid` if the measurement is unreliable."""
         with contextlib.closing(Session(SessionOptions(save=True))) as session:
             device = self._device(session)
             entry = device.entry(device.run(training_step, setup=prepared))

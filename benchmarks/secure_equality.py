@@ -42,7 +42,7 @@ from edgefl.secure.pairwise import Participant, RoundRules, least_threshold, unm
 
 HOLDERS, RECOVER, PRIVATE = 10, 7, 2
 LOST = (0, 1, 3)
-"""Numbers of the ten holders that do not answer. With pairwise masks, tenths of the clients that drop out."""
+"""How many of the ten holders do not answer. With pairwise masks, how many tenths of the clients drop out."""
 STALENESS, RESOLUTION, CLIP = 20, 256, 1.0
 DEVIATION = 0.1
 """Standard deviation of the elements of updates: a tenth of `CLIP`, so that no element is clipped."""
@@ -181,7 +181,7 @@ class RoundTrial:
         return [Participant(name, self._rules, secret) for name, secret in self._secrets.items()]
 
     def errors(self, lost: Collection[int]) -> Errors:
-        """Unmask the sum of the updates of all but the ``lost`` clients; compare it with unmasked sums."""
+        """Unmask the sum of the updates of all but the ``lost`` clients; compare it with sums without masks."""
         arrived = frozenset(self._secrets.keys() - set(lost))
         revealed = []
         for one in self._participants():

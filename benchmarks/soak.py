@@ -110,7 +110,7 @@ def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
 def soak(
     file: Path, changes: Sequence[str], folder: Path, seconds: float, every_s: float, samples: Path
 ) -> list[tuple[float, Sample]]:
-    """Run the experiment for at least ``seconds``, until there are `MIN_SAMPLES` samples of its resources.
+    """Run the experiment for at least ``seconds`` and until there are `MIN_SAMPLES` samples of its resources.
 
     Return the samples, and write them to the file ``samples``. The first sample is taken when the run has
     written as many checkpoints as a run keeps.

@@ -52,7 +52,7 @@ class RawCaller:
         self._mine, self._theirs, self._count = os.urandom(32), b"", 0
 
     def greet(self, properties: bytes) -> None:
-        """Do the handshake and claim these properties. Meanwhile, another thread must serve the socket."""
+        """Do the handshake and claim these properties. Meanwhile, another thread must run the server."""
         self.socket.sendall(GREETING)
         self._take(len(GREETING))
         short, public = self._number(), keys.public(self._mine)

@@ -242,7 +242,7 @@ MODELS = {"mlp": 32, "cnn-femnist": 16, "cnn-fedbuff": 32, "cnn-groupnorm": 10, 
 
 
 def predictions() -> Any:
-    """Return predicted steps of five models on eight devices, and one case with inference and with MNN."""
+    """Return predicted steps of five models on eight devices, and of one also for inference and with MNN."""
     on = [word for name in DEVICES for word in ("-d", name)]
     asked = [("predict", model, "--batch", str(batch), *on) for model, batch in MODELS.items()]
     one = ("predict", "cnn-femnist", "-d", "pixel-4")

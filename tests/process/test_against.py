@@ -232,7 +232,7 @@ def test_an_installed_copy_of_the_repository_is_not_judged(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """A copy is recognized by its name in the repository's ``src``, or by pip's record of its origin."""
+    """A copy is recognised by its name in the repository's ``src``, or by pip's record of its origin."""
     monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
     installed = tmp_path / "user/lib/python{}.{}/site-packages".format(*sys.version_info)
     package = {"pkg/__init__.py": "", "pkg/steps.py": STEPS.format(mib=1)}

@@ -75,7 +75,7 @@ def test_bits_do_not_depend_on_workers_transport_and_back_end(
 
 
 def test_running_statistics_are_averaged_under_each_optimizer_of_the_server(tmp_path: Path) -> None:
-    """In the first round, all cohorts compute the same statistics, so their averages are equal."""
+    """After one step from the same model, all cohorts have the same statistics, so the averages are equal."""
     (tmp_path / "normed.py").write_text(BATCH_NORMALISED)
     found, models = {}, set()
     for name, fields in {

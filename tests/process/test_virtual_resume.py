@@ -105,7 +105,7 @@ def disturbed(
 
 
 def changing(folder: Path, on_leave: str) -> dict[str, Any]:
-    """Clients that heat up, run out of battery, leave, return and die."""
+    """Clients that heat up, run low on battery, leave, return and die."""
     fields = {"thermal": True, "battery": True, "charge": 0.5, "churn": CHURN, "rejoin_s": 0.2}
     fleet = phones(folder, **fields, on_leave=on_leave)
     return {"fleet": fleet, "training": Training(steps=12), "stop": Stop(versions=45)}

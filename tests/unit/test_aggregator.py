@@ -475,7 +475,7 @@ TestRing.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_negative_weight_is_no_share_of_the_statistics(make: Make) -> None:
-    """CA2FL, for example, subtracts older updates. Mutant: the mean of these variances is negative."""
+    """CA2FL, for example, subtracts older updates. Mutant: the weighted sum of the variances is negative."""
     aggregator = make(statistics=2)
     buffer = aggregator.buffer
     buffer.model(0)[-2:] = 1.0

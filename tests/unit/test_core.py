@@ -490,7 +490,7 @@ def test_a_run_of_only_failures_ends() -> None:
 
 @pytest.mark.parametrize(("how", "tasks"), [("failed", 121), ("invalid", 122)])
 def test_a_private_run_of_only_failures_ends(how: str, tasks: int) -> None:
-    """A failed trip gives an update of zero, so versions are made. A valid update resets the count."""
+    """A failed trip gives an update of zero, so versions are still made. A valid update resets the count."""
     core = started(2, privacy=experiment.Privacy(clip_norm=1.0), versions=10_000)
 
     def end(*, valid: int = -1) -> Action:

@@ -56,8 +56,8 @@ def test_norms_of_the_largest_values_and_of_scaled_ones(backend: str) -> None:
 
 
 def test_norms_of_int8_tiles_are_added_in_order(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: Python's `sum` adds the norms. Since Python 3.12, it rounds like math.fsum and would give
-    10^16 + 2 here."""
+    """Mutant: Python's `sum` adds the norms. Since Python 3.12, it rounds here as math.fsum does, to
+    10^16 + 2."""
     monkeypatch.setattr(backend_reference, "sum", lambda numbers, *_: math.fsum(numbers), raising=False)
     update, scales = np.zeros(3 * kernels.TILE, np.int8), np.zeros(24, np.float32)
     update[:: kernels.TILE], scales[::8] = 1, [1e8, 1.0, 1.0]

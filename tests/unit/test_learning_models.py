@@ -48,7 +48,7 @@ def user_module(tmp_path):
         # LEAF: conv 3→32 and three of 32→32, four norms, and 32·6·6 → 10.
         ("cnn-celeba", (3, 84, 84), 896 + 3 * 9248 + 4 * 64 + 11530),
         ("cnn-femnist", MNIST, 832 + 51264 + 3136 * 2048 + 2048 + 20490),
-        # FedBuff: 10,002 words in 300 dimensions, two LSTM layers of 100 units, dense layers 128 and 10.
+        # FedBuff: 10,000 words and two more in 300 dimensions, two LSTM layers of 100, dense 128 and 10.
         ("lstm-sent140", (25,), 3_000_600 + 400 * 402 + 400 * 202 + 12_928 + 1290),
         ("lstm-shakespeare", (80,), 80 + 1024 * 266 + 1024 * 514 + 2570),
     ],

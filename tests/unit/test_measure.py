@@ -195,7 +195,7 @@ def fake_ssh(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_over_ssh_the_kit_runs_and_returns_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kit runs without torch and does not measure its parts: this takes seconds and is tested above."""
+    """The kit runs without torch and without measuring its parts, which takes seconds and is tested above."""
     there = f'test "$1" = pi@board || exit 9; shift; PYTHONPATH={tmp_path} exec sh -c "$*"'
     fake_ssh(tmp_path, there, monkeypatch)
     (tmp_path / "torch.py").touch()

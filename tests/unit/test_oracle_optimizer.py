@@ -146,8 +146,7 @@ class Case:
     mu: float = 0.0
     uploads_model: bool = False
     gains: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """Keyed by client and base version: the number of steps of the trip, if it differs from `STEPS`, and the
-    factor by which its Δ is multiplied."""
+    """Keyed by client and base version: the number of steps that the client made, and the factor of its Δ."""
     models: Sequence[float] | None = None
     """The model of each version, if clients keep vectors, for which `model_of` has no equation."""
 
@@ -405,7 +404,7 @@ CASES: dict[str, list[Case]] = {
     "mifa": [Case({}, [[(i, k, 1 / 3) for i in range(3)] for k in range(3)])],
     # Two tiers, {0, 1} and {2}: at 3 and 6 s all weight is on the slow tier, which has not finished a round;
     # the current model is used in its place. At 7 s the slow tier finishes its first round. It has the weight
-    # 2/3, because two of the three rounds so far were of the fast tier. Three tiers: client 0 arrives at 2 s,
+    # 2/3, because two of the three rounds so far were the fast tier's. Three tiers: client 0 arrives at 2 s,
     # client 1 at 3 s, client 0 at 4 s; the current model is used in place of client 2's.
     "fedat": [
         Case(

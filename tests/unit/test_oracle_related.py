@@ -140,7 +140,7 @@ def test_ca2fl_has_the_steps_of_its_paper() -> None:
 def test_safa_has_the_models_of_its_paper(limit_s: float | None, lag: int, size: int) -> None:
     """Compare with an oracle for the paper's cache, picked clients and bypass.
 
-    A client's cache entry is not deprecated when it has just delivered, however stale its base version was.
+    A client that has just delivered keeps its cache entry, however stale its base version was.
     """
     rng, examples = np.random.default_rng(6), np.array([10.0, 20.0, 30.0, 5.0, 15.0, 40.0])
     devices = [Client(i, "a", int(count)) for i, count in enumerate(examples)]

@@ -234,7 +234,7 @@ SPEEDS = (1.0, 10.0)
 
 
 def run(strategy: FAVANO, durations: Sequence[float], versions: int, steps: int = 3, seed: int = 0) -> Any:
-    """Run with clients whose steps add SPEEDS[i] to the model, so that y − w_init is the number of steps
+    """Run with steps of client i that add SPEEDS[i] to the model, so that y − w_init is the number of steps
     times SPEEDS[i]."""
     devices = [Client(i, "a", 100, steps, 0.0, compute_s) for i, compute_s in enumerate(durations)]
     core = Core(strategy, devices, seed, experiment.Stop(versions=versions))

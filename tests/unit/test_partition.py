@@ -1,4 +1,4 @@
-"""Tests of partitions of the training examples, and of random streams that are keyed by seed and name."""
+"""Tests of partitions of the training examples among clients, and of random streams by seed and name."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_the_speed_of_equal_phones_is_computed_once(monkeypatch: pytest.MonkeyPa
 
 def test_the_class_decides_the_share() -> None:
     """A Raspberry Pi 4 has about half of the host's integer rate. But it has no AES instructions, so it
-    encrypts 36 MB/s, and the host 800 MB/s."""
+    encrypts only 36 MB/s; the host encrypts 800 MB/s."""
     integer, crypto = (
         core_shares(load_device("pi-4"), like, HOST)[0].value for like in ("integer", "crypto")
     )

@@ -36,7 +36,7 @@ class TwoThreads:
         return [self.state if which == "2" else "S", *["0"] * 16, "2"]
 
     def slept_ns(self, wall_ns: int, used_ns: int) -> int:
-        """Advance by ``wall_ns``, of which the threads use ``used_ns``; return their total sleep in ns."""
+        """Advance by ``wall_ns``, of which the threads use ``used_ns``; return the time both slept, in ns."""
         self.now_ns += wall_ns
         self.tree._used_ns += used_ns
         return self.now_ns - self.tree.wanting_ns(self.now_ns)
@@ -233,8 +233,7 @@ def test_children_that_no_process_waits_for_are_noticed(flags: int, lost: bool) 
 def test_a_short_time_between_two_lost_children_counts(
     unseen_ns: int, counted_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other children of the same parent may have started and ended without being seen by any refresh, which
-    here sees only the child 9 that stays."""
+    """Between refreshes that saw only child 9, other children of the parent may have started and ended."""
     monkeypatch.setattr(tree, "waited_faults", lambda pid: 0)
     monkeypatch.setattr(tree, "has_ended", lambda pid: True)
     kept, stays = ProcessTree(os.getpid()), {9: Child(1, 5, 5)}

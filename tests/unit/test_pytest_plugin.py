@@ -1,6 +1,6 @@
 """The pytest plugin: a test on each device, its budgets and its baselines.
 
-These measurements are made up. `tests/process/test_pytest_plugin.py` makes real ones.
+The measurements here are made up. `tests/process/test_pytest_plugin.py` makes real ones.
 """
 
 from __future__ import annotations

@@ -410,7 +410,7 @@ def test_a_failed_private_trip_ends_when_its_update_was_due(
 
 @pytest.mark.parametrize("how", ["raises", "dies", "dies and is given up"])
 def test_a_failed_private_trip_is_an_update_of_zero_when_its_update_was_due(private: Wall, how: str) -> None:
-    """No other client is started instead, and the client gets its next task."""
+    """No other client is started instead. The client gets its next task, which counts, too."""
     started(private)
     private.tasks(1)
     slot = private.aggregator.leases[1].slot

@@ -128,7 +128,7 @@ def test_any_shares_recover_a_weighted_sum_of_vectors() -> None:
 
 
 def test_t_shares_reveal_nothing_about_the_vector() -> None:
-    """For any T shares and any two vectors, there is noise with which both vectors have the same T shares."""
+    """Any T shares of a vector are also the shares of every other vector, with some other noise."""
     code = Code(size=2, holders=4, recover=3, private=2)
     zero, other = np.zeros(2, np.uint32), np.array([7, 9], np.uint32)
     for pair in ((0, 1), (1, 3), (2, 3)):

@@ -1,7 +1,4 @@
-"""Tests of the time to a target.
-
-They cover the choice of the target, when the smoothed curve passes it, ratios over seeds, and groups of runs.
-"""
+"""Tests of the time to a target: choice of target, smoothed passages, ratios over seeds, groups of runs."""
 
 from __future__ import annotations
 
