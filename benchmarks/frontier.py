@@ -3,8 +3,8 @@
     python -m benchmarks.frontier
 
 The first table shows by how many per cent the weight of slow clients is below the fair share 1/n if the
-server's step is bounded. The second table is for steps without a bound, and shows how the weights of fast and slow clients
-depend on when clients start their next trip.
+server's step is bounded. The second table is for an unbounded step, and shows how the weights of fast and
+slow clients depend on when clients start their next trip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CAPS = (2.0, 4.0)
 
 
 def main(versions: int = 4_000, seeds: Sequence[int] = (1, 2, 3)) -> None:
-    print("| slow clients | c | smallest shortfall possible | running | credit | maximum final credit, updates |")
+    print("| slow clients | c | smallest shortfall possible | running | credit | max final credit, updates |")
     print("|---|---|---|---|---|---|")
     for slow_by, cap in product(SLOW_BY, CAPS):
         print(_row(f"× {slow_by:g}", cap, measure(cap, slow_by, versions, seeds)), flush=True)

@@ -181,7 +181,7 @@ class RoundTrial:
         return [Participant(name, self._rules, secret) for name, secret in self._secrets.items()]
 
     def errors(self, lost: Collection[int]) -> Errors:
-        """Unmask the sum of the updates of all but the ``lost`` clients; compare it with sums without masks."""
+        """Unmask the sum of the updates of all but the ``lost`` clients; compare it with plain sums."""
         arrived = frozenset(self._secrets.keys() - set(lost))
         revealed = []
         for one in self._participants():

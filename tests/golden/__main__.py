@@ -26,7 +26,7 @@ from tests.golden import runs, verdicts
 COMPARED = "text-compare"
 FILE = runs.HERE / "golden.json"
 CLEAR = 180
-"""Maximum length of a fact's JSON, in characters; a longer fact is recorded as a digest."""
+"""Maximum length of a fact's JSON, in characters; a longer fact is split or becomes a digest (see `flat`)."""
 SHOWN = 4
 Facts = dict[str, Any]
 

@@ -97,7 +97,7 @@ def test_kills_of_workers_change_no_bits(strategy: str, tmp_path: Path) -> None:
     command = Command.run(wanted(strategy, 2, **work), tmp_path / "killed")
     draw, killed = np.random.default_rng(2), list[int]()
     for _ in range(KILLS):
-        # Kills are 40 trips apart so that they hit different tasks: a task that ends three workers ends its client.
+        # Kills are 40 trips apart to hit different tasks: a task that ends three workers ends its client.
         _wait_for_trips(tmp_path / "killed", 40, command)
         time.sleep(float(draw.uniform(0.0, 0.05)))
         killed.append(_kill_one(command, killed, draw))
