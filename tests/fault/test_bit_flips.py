@@ -53,7 +53,7 @@ def results(read: Reader, name: str, part: float = 1.0) -> Iterator[str]:
 def test_without_a_seal_of_its_header_a_flip_in_a_checkpoint_changes_a_result(
     recorded: Recorded, read: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The seal once did not cover the header's metadata, such as versions, times and places of updates."""
+    """Regression: the seal did not cover the header's metadata, such as the updates' versions and times."""
     newest = max((recorded.folder / "checkpoints").glob("journal-*"))
     with checkpoint.safe_open(newest, framework="numpy") as file:
         metadata = file.metadata()

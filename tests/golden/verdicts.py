@@ -34,7 +34,7 @@ NAN = math.nan
 
 
 def figures(count: int, middle: float = 1.0, spread: float = 0.05) -> list[float]:
-    """Return fixed figures around ``middle``, rounded so that they are the same with every library."""
+    """Return fixed figures around ``middle``, rounded so that they are the same on every machine."""
     return [round(middle * (1 + spread * ((k * 0.618034) % 1 - 0.5)), 9) for k in range(count)]
 
 
@@ -194,7 +194,7 @@ def claims() -> Any:
 
 def privacy() -> Any:
     """Return ε for tree and Gaussian noise, restarts, quantiles, cohorts that are sampled in two ways, and
-    clients that take part unequally often."""
+    clients that take part at different rates."""
     plain = {"clip_norm": 1.0, "noise_multiplier": 2.0}
     steps = [[k % 7, (3 * k + 1) % 7, k % 3] for k in range(40)]
     rules: list[tuple[dict[str, Any], Any]] = [

@@ -233,7 +233,7 @@ def test_a_record_with_a_damaged_cell_is_read_or_refused_in_one_line(
 
 
 def test_needed_memory_is_the_same_under_both_clocks_and_for_any_number_of_workers(runs: Path) -> None:
-    """The growth of processes is measured only under the wall clock."""
+    """The growth of the processes' memory is measured only under the wall clock."""
     found, weights_mib = [], 4 * (64 * 16 + 16 + 16 * 10 + 10) / 2**20
     for name in ("fair-0", "fedbuff", "wall"):
         with Record(runs / name) as record:

@@ -112,7 +112,7 @@ class Line:
 
 @dataclass
 class Client:
-    """A client's process with its real connection; its training only takes time."""
+    """A client's process with its real connection, whose training is only a wait."""
 
     connection: Connection
     task: messages.Task | None = None

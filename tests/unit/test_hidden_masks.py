@@ -72,9 +72,9 @@ def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
     ("deviation", "warns"), [(4.0, ""), (1.0, ""), (0.25, "an error of about"), (0.01, "a sum of zeros")]
 )
 def test_updates_that_are_small_beside_the_rounding_are_noted(deviation: float, warns: str) -> None:
-    """The elements of each update are normally distributed; ``deviation`` counts steps.
+    """The elements of each update are normally distributed; ``deviation`` is in rounding steps.
 
-    Mutant: the error of one update beside the sum of all.
+    Mutant: the rounding error of a single update is compared with the sum of all updates.
     """
     rules = rules_of(Secure(resolution=4), FedBuff(buffer_size=8), 10_000, 8)
     members = [(client, client, 0.5) for client in range(8)]

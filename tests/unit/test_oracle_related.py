@@ -368,7 +368,7 @@ def test_pisces_bounds_staleness_if_each_client_has_constant_durations(bound: in
     ids=["safa", "ca2fl"],
 )
 def test_a_bad_model_in_the_cache_is_dropped(strategy: Strategy, clients: int, happens: list[Any]) -> None:
-    """A cached model may be summed several rounds after it arrived."""
+    """A cached model may be added to a sum several rounds after it arrived."""
     core = Core(strategy, fleet(clients), 0, experiment.Stop())
     for client in range(clients):
         core.handle(Joined(client, 0.0))

@@ -1,4 +1,5 @@
-"""The virtual clock's timeline and its dispatch: events are in emulated order, whatever workers do."""
+"""The virtual clock's timeline and its dispatch: events happen in the order of emulated time, whatever
+the workers do."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ def test_a_wrong_answer_contradicts_the_others(change: int) -> None:
 
 
 def test_a_sum_whose_masks_do_not_cancel_is_not_returned() -> None:
-    """Either one of only U answers (the minimum) is wrong, or a masked update is not the requested one."""
+    """With the minimum of U answers, one is wrong; or a client sent another masked update than requested."""
     buffer = Buffer()
     answers = buffer.answers()
     noise = masks.expand(bytes(32), buffer.rules.code.share_size)
