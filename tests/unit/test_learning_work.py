@@ -305,7 +305,7 @@ def test_built_in_models_have_the_same_work_on_meta_and_on_real_tensors(name):
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": None}])
 def test_attention_in_one_operation_has_the_work_of_its_products(options, inference):
-    """On the CPU, torch fuses attention; on the meta device, with which time models are fitted, it does not."""
+    """On the CPU, torch fuses attention; on the meta device, which is used to fit time models, not."""
     module = attention(**options)
     real, meta = (
         step_work(module, (40, 16), 4, inference=inference, meta=on_meta) for on_meta in (False, True)
