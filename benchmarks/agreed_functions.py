@@ -1,8 +1,8 @@
-"""The functions that `agreement.py` compares.
+"""The functions that `agreement.py` times.
 
-``python agreed_functions.py NAME CALLS [CLOCK]`` calls a function CALLS times and prints the median time of a
-call in seconds. CLOCK is the name of a function of the module `time`, by default ``perf_counter``. Freed
-memory is kept for the next call, as in a device test.
+``python agreed_functions.py NAME CALLS [CLOCK]`` calls the function NAME once to warm up, then CALLS times,
+and prints the median time of these CALLS calls in seconds. CLOCK is the name of a clock function in the
+module `time`, by default ``perf_counter``. Freed memory is kept for the next call, as in a device test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare three methods of determining how long a device takes for a function.
+"""Compare three methods of estimating how long a function takes on a device.
 
     python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7] [--only step numpy] [--awake]
 
@@ -8,10 +8,10 @@ own clock, divided by the time scale), by a device test (`pytest` with the mark 
 `edgefl predict` (this host's CPU time divided by `relative`; for the training step, the predicted time). The
 benchmark prints the median of each method over the rounds, and its difference from the mean of the three.
 
-Run it on a quiet host. Each result depends on this host's CPU time, which other guests of the same machine
-can change by a third within seconds, so the three methods take turns. Each function is timed in its own
-process, which keeps freed memory as device tests do. Otherwise glibc would return large arrays to the system
-after each call, and every call would spend time on page faults.
+Run it on a quiet host. Each result depends on this host's CPU time, which other virtual machines on the same
+hardware can change by a third within seconds, so the three methods take turns. Each function is timed in its
+own process, which keeps freed memory as device tests do. Otherwise glibc would return large arrays to the
+system after each call, and every call would spend time on page faults.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agreed_functions import BATCH, FUNCTIONS, MODEL, SHAPE
 HERE = Path(__file__).parent
 STEP = f"torch:{MODEL}@{BATCH}"
 CLASS = {"loop": "interpreter", "numpy": "interpreter", "gzip": "integer", "half": "interpreter"}
-"""Class of each function's code, not counting the code in torch."""
+"""Code class of each function that is not pure torch; for ``half``, the class of the part outside torch."""
 TEST = """
 import pytest, agreed_functions
 @pytest.mark.edge_device({device!r}, like={like!r}, time_scale=0)
@@ -136,7 +136,7 @@ def main() -> None:
         off = [percent(answer / fmean(answers) - 1, 1) for answer in answers]
         rows.append((name, short_time(host_s), *map(short_time, answers), *off))
     heads = ("function", ">this host", ">exec", ">device test", ">predict", ">exec", ">test", ">predict")
-    show(table(heads, rows, f"{given.device}: seconds of a call, and each one's distance from the mean"))
+    show(table(heads, rows, f"{given.device}: time of a call, and each method's difference from the mean"))
 
 
 if __name__ == "__main__":

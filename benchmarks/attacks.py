@@ -2,9 +2,9 @@
 
     python benchmarks/attacks.py [--seeds 3] [--out runs/attacks] [--set KEY=VALUE …]
 
-The benchmark runs each of `STRATEGIES` against each of `ATTACKS` in the folder ``--out`` (`edgefl.sweep`) and
-prints the table in docs/strategies.md: the final accuracy on the test examples, as the mean over the seeds ±
-half of the 95% interval. Runs that the folder already contains are not repeated.
+The benchmark runs each of `STRATEGIES` against each of `ATTACKS` (`edgefl.sweep`), in the folder ``--out``.
+It prints the table in docs/strategies.md: the final accuracy on the test examples, as the mean over the seeds
+± half the width of its 95% confidence interval. Runs that the folder already contains are not repeated.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "krum": {"attackers": 6, "selected": 14},
     "rfa": {"iterations": 8},
 }
-"""Fields of each strategy that differ from the defaults. They assume up to 6 attackers per buffer: of its 20
-updates, 4 are from attackers on average, and rarely more than 6."""
+"""Fields of each strategy whose values differ from the defaults. The values allow for up to 6 attackers per
+buffer: of the 20 updates in a buffer, 4 are from attackers on average, and rarely more than 6."""
 ATTACKS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "sign-flip, scale 4": {"kind": "sign-flip", "scale": 4.0},

@@ -1,9 +1,9 @@
-"""Run kernels for another type of processor in an emulator, and compare the bits with those of the reference.
+"""Run the kernels in an emulator of another processor; compare the results bit for bit with the reference.
 
     python benchmarks/cross_check.py --cc aarch64-linux-gnu-gcc --run "qemu-aarch64"
 
 This needs the cross compiler and the emulator (on Debian: gcc-aarch64-linux-gnu, qemu-user). The test cases
-are sums with norms and checksums, quantisation to all types, and updates with their checksums. The inputs
+are sums with norms and checksums, quantisation to all types, and the computation of updates. The inputs
 include denormals, infinities, NaNs, and lengths that are not a multiple of a SIMD vector's length. The
 payload bits of NaNs are not compared. The exit code is 1 if there is a difference.
 """
@@ -37,7 +37,7 @@ def built(compiler: str, folder: Path) -> Path:
 
 
 def random_case(number: int, size: int) -> tuple[bytes, list[np.ndarray]]:
-    """Return a test case in the format of the program's input, and the results of the reference."""
+    """Return a test case, encoded as input for cross_check.c, and the reference's results."""
     rng = np.random.default_rng(number)
     kind, code, count = number % 3, number // 3 % 4, int(rng.integers(0, 9))
     blocks = -(-size // kernels.SCALE_BLOCK) if code == 3 else 0

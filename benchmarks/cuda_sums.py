@@ -1,13 +1,13 @@
-"""Compare the speed of sums and masks on the GPU with the rates at which this machine copies to and from it.
+"""Compare the speed of sums and masks on the GPU with the C back end and with the copies to the GPU.
 
     python benchmarks/cuda_sums.py [--json FILE]
 
 Updates are in host memory, so a call takes at least the time to copy its inputs to the GPU. The column `of
-copy` is this copy time (at the rate that was measured for page-locked memory in the same run) divided by the
-time of the call. The column `c` is the time of the C back end on the same arrays, with its default number of
-threads. The rows `masked` are the sum modulo 2^32 - 5 of secure aggregation; `encode` masks an update, and
-`decode` unmasks a sum. The bits of every result are compared with those of the C back end. Times are medians
-of nine or more calls. The benchmark needs a torch that was built for CUDA.
+copy` is this copy time (at the rate measured in the same run for page-locked memory) divided by the time of
+the call. The column `c ms` is the time of the C back end on the same arrays, with its default number of
+threads. In the rows `masked`, a call is the sum modulo 2^32 - 5 that secure aggregation uses; `encode` masks
+an update, and `decode` unmasks a sum. Every result is compared bit for bit with that of the C back end. Times
+are medians of nine or more calls. The benchmark needs a build of torch with CUDA support.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def median_s(call: Callable[[], object], least: int = 9) -> float:
 def copy_rates() -> dict[str, float]:
     """Return the rates in GB/s of copies to the GPU, from it, and within its memory.
 
-    Within its memory, bytes that are read and bytes that are written are both counted.
+    Copies to the GPU are measured from page-locked and from pageable memory. For copies within the GPU's
+    memory, the rate counts both the bytes read and the bytes written.
     """
     there = torch.empty(LARGE, dtype=torch.uint8, device="cuda")
     other = torch.empty_like(there)
@@ -123,7 +124,10 @@ def measured_masks(parameters: int, updates: int, kind: str, to_gpu: float) -> d
 
 
 def timed(call: Callable[[str], object], arrays: Sequence[Any], least_s: float) -> dict[str, float]:
-    """Time ``call`` with the C back end, with CUDA, and with CUDA and page-locked arrays."""
+    """Return the median time of ``call`` in seconds in C, in CUDA, and in CUDA with page-locked ``arrays``.
+
+    ``of_copy`` is the copy time ``least_s`` divided by the last of these times.
+    """
     row = {"c_s": median_s(lambda: call("c")), "cuda_pageable_s": median_s(lambda: call("cuda"))}
     with ExitStack() as locked:
         for array in arrays:

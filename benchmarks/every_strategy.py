@@ -2,7 +2,7 @@
 
     python benchmarks/every_strategy.py [NAME …] [--seeds 3] [--out runs/strategies]
 
-Each strategy runs with its default settings, except for its fields in `SETTINGS`. Nothing is tuned, so the
+Each strategy runs with its default settings, except for the fields in `SETTINGS`. Nothing is tuned, so the
 table shows how the algorithms behave on this fleet, but does not rank them. docs/strategies.md contains the
 table. The runs are a sweep in the folder ``--out`` (`edgefl.sweep`). Runs that the folder already contains
 are not repeated.
@@ -40,13 +40,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pisces": {"concurrency": 12},
     "quafl": {"participants": 10, **POLLED},
 }
-"""Fields of strategies that differ from their defaults. Polls are about the time of one trip apart. Server
-learning rates suit an adaptive optimiser, momentum or a sum of updates. The concurrency of Pisces is below
-the fleet's size, so that it can choose clients."""
+"""Fields of strategies whose values differ from the defaults. A polling interval is about as long as a trip.
+Server learning rates are changed for strategies that use an adaptive optimiser or momentum, or that add up
+updates instead of averaging them. The concurrency of Pisces is below the fleet's size, so that it can choose
+among the clients."""
 
 
 def seconds(runs: Sequence[Run]) -> str:
-    """Format the emulated seconds until the smoothed accuracy reached `TARGET`, estimated over all seeds."""
+    """Return the emulated seconds until the smoothed accuracy reached `TARGET`, as text.
+
+    It is the mean over the seeds, or a dash if a run did not reach the target.
+    """
     found = estimate([RaceTarget(TARGET, "given").reached(run.record, "at_s") for run in runs])
     return "–" if math.isnan(found.mean) else f"{found.mean:.1f}"
 

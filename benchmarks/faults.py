@@ -33,9 +33,10 @@ def small_run(clock: str, versions: int) -> Experiment:
 
 
 def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
-    """Check several states that a power cut may leave on disk after each file change of a recorded run.
+    """Check states that a power cut may leave on disk; return the number of times that each outcome occurred.
 
-    Some of the states are also resumed with the command ``edgefl resume``.
+    ``--states`` such states are drawn and checked after each file change of a recorded run. One more is drawn
+    after each of ``--resumes`` randomly chosen changes, and resumed with the command ``edgefl resume``.
     """
     wanted = small_run(asked.clock, 60)
     changes = power_cut.record(wanted, place / "files", shim.build(place))
@@ -53,7 +54,11 @@ def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
 
 
 def bit_flips(asked: argparse.Namespace, place: Path) -> Counter[str]:
-    """Flip single bits in the files of a finished run and of a killed run; read the run after each flip."""
+    """Flip single bits in the files of a finished run and of a killed run; return the number of each outcome.
+
+    After a flip, the run is read in this process or, for ``--commands`` flips, by ``edgefl verify`` (finished
+    run) or ``edgefl resume`` (killed run).
+    """
     changes = power_cut.record(small_run("virtual", 60), place / "files", shim.build(place))
     disk.write(flipped.killed(changes), place / "killed")
     said: Counter[str] = Counter()

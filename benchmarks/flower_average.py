@@ -2,10 +2,10 @@
 
     python benchmarks/flower_average.py [--replies 32] [--parameters 1000000] [--turns 15]
 
-This needs edgefl[flower]. The replies are whole messages, as a server receives them. The two averages
-alternate with operations that are a lower limit for the time of any average: a loop that only reads the bytes
-of the replies, with one thread and with all threads, and the creation of the bytes of the result. The
-remaining code of `aggregate_train` is Flower's: it checks the replies and averages their metrics.
+This needs edgefl[flower]. The replies are whole messages, as a server receives them. The two averages take
+turns with operations whose time is a lower limit for any average: a loop that only reads the bytes of the
+replies, with one thread and with all threads, and the creation of the bytes of the result. The remaining code
+of `aggregate_train` is Flower's: it checks the replies and averages their metrics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgefl.flower import fast
 
 
 def sizes(parameters: int, layers: int) -> list[int]:
-    """Return sizes of layers similar to a network's: each weight is followed by a bias of 1% of its size."""
+    """Return layer sizes that resemble a network's: a bias of 1% of the size follows each weight matrix."""
     share = [1.0 if i % 2 == 0 else 0.01 for i in range(layers)]
     found = [int(parameters * each / sum(share)) for each in share]
     return [parameters - sum(found[1:]), *found[1:]]
@@ -71,8 +71,8 @@ def compare(layers: list[int], given: argparse.Namespace) -> None:
 def turn(calls: list[Callable[[], object]], number: int) -> list[float]:
     """Return the time of each call in seconds.
 
-    Flower's call runs first and leaves its data in the caches. The next call may profit from this, so the
-    other calls take turns in being the next one.
+    Flower's call runs first and leaves its data in the caches. The call that runs second may profit from
+    this, so the other calls take turns in running second.
     """
     rest = len(calls) - 1
     order = [0, *(1 + (number + k) % rest for k in range(rest))]

@@ -1,9 +1,10 @@
-"""Print two tables of docs/findings.md: the weights of slow clients if the server's step is bounded.
+"""Print the table in docs/findings.md about slow clients' weight under a bounded step, and a second table.
 
     python -m benchmarks.frontier
 
-The first table shows by how many per cent the weight of slow clients is below the fair share 1/n. The second
-table shows how this weight changes if clients wait for the step before they start again.
+The first table shows by how many per cent the weight of slow clients is below the fair share 1/n if the
+server's step is bounded. The second table is for an unbounded step, and shows how the weights of fast and
+slow clients depend on when clients start their next trip.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CAPS = (2.0, 4.0)
 
 
 def main(versions: int = 4_000, seeds: Sequence[int] = (1, 2, 3)) -> None:
-    print("| slow clients | c | any form, at least | running | credit | owed at the end, updates |")
+    print("| slow clients | c | smallest shortfall possible | running | credit | max final credit, updates |")
     print("|---|---|---|---|---|---|")
     for slow_by, cap in product(SLOW_BY, CAPS):
         print(_row(f"× {slow_by:g}", cap, measure(cap, slow_by, versions, seeds)), flush=True)
@@ -35,9 +36,10 @@ def main(versions: int = 4_000, seeds: Sequence[int] = (1, 2, 3)) -> None:
 
 
 def waiting(restart: str, form: str, versions: int, seeds: Sequence[int]) -> str:
-    """Return a table row with a fast and a slow client's mean weight under a restart rule.
+    """Return a table row with the mean weights of a fast and of a slow client under a restart rule.
 
-    The weights are those of FedStaleWeight with ``normalize="running"`` and without a bound on the step.
+    Each weight is multiplied by the number of clients, so that 1 is the fair weight. The strategy is
+    FedStaleWeight with ``normalize="running"`` and without a bound on the step.
     """
     fields: dict[str, Any] = {"buffer_size": 5, "restart": restart, "form": form}
     strategy = FedStaleWeight(**fields, normalize="running", max_step=1e9)

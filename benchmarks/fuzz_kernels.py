@@ -2,11 +2,11 @@
 
     python benchmarks/fuzz_kernels.py --cases 1000000 --seconds 3600 --seed 0
 
-A case is one call of one kernel with random sizes, types, addresses (any byte) and values, which include
-denormals, infinities and NaNs. Its results are compared with those of the reference back end. A case is
-counted once, regardless of the number of back ends. At the first difference, the run prints the number of the
-case and ends with exit code 1; ``--only N`` repeats case N. ``--start`` is the number of the first case, so
-that a long run can be divided.
+A case is one call of one kernel with random sizes, types, addresses (aligned and unaligned) and values, which
+include denormals, infinities and NaNs. Its results are compared with those of the reference back end. A case
+is counted once, regardless of the number of back ends. At the first difference, the run prints the number of
+the case and ends with exit code 1; ``--only N`` repeats case N. ``--start`` is the number of the first case,
+so that a long run can be split into several.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
 EDGES = (0, 1, 7, 8, 9, 15, 16, 17, BLOCK - 1, BLOCK, BLOCK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 3)
 LARGE = 5 * 65536 + 5
 """Number of elements of a large array, which is divided among several threads and written with non-temporal
-stores. One case in 500 has about this size; these cases take half of the time."""
+stores. One case in 500 has about this size; these cases take half of the total time."""
 OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
 _LARGEST, _HALVES = (
     (65504, 65520, 3.4028235e38, np.inf, np.nan),
@@ -54,8 +54,10 @@ def _placed(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _place(rng: np.random.Generator) -> int:
-    """Draw the offset of an array from a multiple of 64 bytes. At least half of the offsets are 0, because
-    non-temporal stores are used only for aligned results."""
+    """Draw by how many bytes (0 to 63) an array's address exceeds a multiple of 64.
+
+    About half of the offsets are 0, because kernels use non-temporal stores only for aligned results.
+    """
     return int(rng.integers(0, 64)) * int(rng.random() < 0.5)
 
 
@@ -222,7 +224,7 @@ def _words(size: int, rng: np.random.Generator) -> np.ndarray:
 
 def _same(a: np.ndarray, b: np.ndarray, backend: str) -> bool:
     """Return True if the bits are equal. All NaNs are regarded as equal. Norms computed with CUDA may differ
-    by 1e-12 (relative), because CUDA adds them in another order."""
+    by 1e-12 (relative), because CUDA adds the squares in another order."""
     if a.dtype.kind == "f":
         nan = np.isnan(a)
         if not np.array_equal(nan, np.isnan(b)):

@@ -9,8 +9,8 @@ right for a function that does more work, and a false alarm for an unchanged fun
     python benchmarks/gate_against.py [--rounds N] [--busy N] [--only CHANGE] [--kinds KIND…] [--rows FILE]
     python benchmarks/gate_against.py --sum FILE…        print the table of the rounds in files
 
-Each comparison is appended to FILE as one line. If a run is stopped, the same command continues it: the table
-then counts the rows of all runs in FILE.
+Each comparison is appended to FILE as one line, and the table counts all lines of FILE. If a run is stopped,
+the same command adds more rounds to those that are already in FILE.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def one_round(top: Path, kind: str, changes: Sequence[str], rows: Path, note: di
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return a Markdown table with the number of outcomes for each function and load."""
+    """Return a Markdown table that counts each outcome, with a row per function and number of busy loops."""
     lines = [
         "| busy loops | function | change | runs | REGRESSION | OK | could not be judged | "
         "measured growth, 5% to 95% | wall, median |",

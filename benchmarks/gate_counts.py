@@ -7,12 +7,12 @@ random hash seeds and under each combination of
     cores       1 or 2 cores for all of these processes
     capability  ATEN_CPU_CAPABILITY: default or avx2
 
-Each count serves as a baseline for all other counts of the same function, under all conditions. Any growth
-is then a false alarm. Comparisons that could not be judged are counted, too. After that, 1% more work of one
-kind is planted, and compared with a baseline that was saved under another condition:
+Each count serves as a baseline for all counts of the same function, under all conditions. Any growth is then
+a false alarm. Comparisons that cannot be judged are counted, too. After that, counts with 1% more work of one
+kind are compared with a baseline that was saved under another condition:
 
     torch       a batch of 101 examples instead of 100
-    python      101 turns of a loop in Python instead of 100
+    python      101 iterations of a Python loop instead of 100
     memory      101 KiB of tensors kept instead of 100
     sent        101 kB sent instead of 100
 
@@ -94,7 +94,7 @@ PLANTED = {
     "memory": ("upload", {"kib": 101}, {"tensor_kept_bytes"}),
     "sent": ("upload", {"kb": 101}, {"sent_bytes"}),
 }
-"""Maps each kind of work to the function, its changed arguments, and the metrics that must have grown."""
+"""Maps each kind of planted work to the function, the changed arguments, and the metrics that must grow."""
 
 
 # ---- conditions ----------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def conditions() -> list[Condition]:
 
 
 def counted(process: MeasuringProcess, name: str, **changed: int) -> CountedRun:
-    """Count the work of one of the functions, with the arguments in ``changed``."""
+    """Count the work of one of the `FUNCTIONS`; ``changed`` overrides its usual arguments."""
     function, setup, kwargs = FUNCTIONS[name]
     request = PrepareRequest(
         function=locate(function), setup=None if setup is None else locate(setup), args=[],
@@ -155,13 +155,13 @@ class Counted(NamedTuple):
     planted: list[tuple[str, CountedRun]]
 
     def entries(self) -> dict[str, list[CountedEntry]]:
-        """Return each count as a baseline, keyed by function."""
+        """Return a baseline for each count, in one list per function."""
         here = baseline.versions()
         return {name: [entry_of("test", name, run, here) for run in runs] for name, runs in self.runs.items()}
 
 
 def count_all(condition: Condition, runs: int, planted: Sequence[str]) -> Counted:
-    """Count the work of all functions under one condition, without planted work and with it."""
+    """Under one condition, count each unchanged function ``runs`` times and each kind in ``planted`` once."""
     with condition.process() as process:
         plain = {name: [counted(process, name) for _ in range(runs)] for name in FUNCTIONS}
         more = [(kind, counted(process, PLANTED[kind][0], **PLANTED[kind][1])) for kind in planted]
@@ -172,7 +172,10 @@ def count_all(condition: Condition, runs: int, planted: Sequence[str]) -> Counte
 
 
 def false_alarms(found: Sequence[Counted], entries: dict[str, list[CountedEntry]]) -> Counter[str]:
-    """Compare every count with every baseline of its function; print differences, and return the outcomes."""
+    """Compare every count with every baseline of its function; return the number of each outcome.
+
+    Print the first five comparisons whose outcome is REGRESSION, and the first five that are NOT JUDGED.
+    """
     outcomes: Counter[str] = Counter()
     for one in found:
         for name, runs in one.runs.items():

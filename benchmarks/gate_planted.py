@@ -6,7 +6,7 @@ Each regression is a change of one function, whose test is `edge_device.run(step
 tiers:
 
     counted   `pytest --edgefl-compare` with a baseline that was saved for the previous commit on this host
-    elsewhere the same with the settings of another host: ATen without AVX, OpenBLAS for another processor
+    elsewhere the same, but with settings as on another host: ATen without AVX, OpenBLAS for another processor
     against   `pytest --edgefl-against=HEAD~1`, which needs no baseline
 
 For each regression, the table shows the tiers that detected it (REGRESSION), the tier that must detect it
@@ -148,7 +148,10 @@ def commit(top: Path, message: str) -> None:
 
 
 def judged(top: Path, options: list[str], changed: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """Run the device tests; return the outcome for each function and its reason."""
+    """Run the device tests with these pytest options and with the environment variables in ``changed``.
+
+    Return each function's outcome and the reason for it, keyed by function.
+    """
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--edgefl-json=out.json", *options,
     ]  # fmt: skip
@@ -190,7 +193,7 @@ def main() -> None:
             for tier, outcome in zip(TIERS, outcomes, strict=True)
         ]
         rows.append((one.name, *marked, found[one.tier][one.name][1] if one.tier in found else ""))
-    show(table(("plant", *TIERS, "line"), rows, "Outcome by gate; * has to catch it"))
+    show(table(("plant", *TIERS, "line"), rows, "Outcome by tier; * must detect the change"))
 
 
 if __name__ == "__main__":

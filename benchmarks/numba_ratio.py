@@ -1,4 +1,4 @@
-"""Compare the speed of weighted sums in the numba back end and in the C back end, which give the same bits.
+"""Compare the speed of weighted sums in the numba and C back ends, whose results are bit-identical.
 
     python benchmarks/numba_ratio.py [--turns 41]
 

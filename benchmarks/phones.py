@@ -81,7 +81,7 @@ WORLDS: dict[str, Callable[..., Any] | None] = {"mixed": None, "slow-hold": slow
 
 @cache
 def typical(network: str) -> PowerDraw:
-    """Return the median power on a network, over the bundled devices whose profiles state their power."""
+    """Return the median power draw on a network, over the bundled devices whose profiles give one."""
     stated = []
     for name in bundled_names("devices"):
         with suppress(ProfileError):
@@ -95,8 +95,8 @@ def typical(network: str) -> PowerDraw:
 def joules(record: Record, until_s: float) -> float:
     """Return the energy in joules of all trips that arrived by ``until_s``; NaN if ``until_s`` is NaN.
 
-    A phone whose profile states no power, such as most phones of phones-2020, is assumed to have the
-    `typical` power.
+    A phone whose profile does not give its power draw, such as most phones of phones-2020, is assumed to have
+    the `typical` one.
     """
     if math.isnan(until_s):
         return math.nan
@@ -124,7 +124,7 @@ def tuned(experiment: Experiment, world: str, strategy: str, out: Path) -> Steps
 
 
 def raced(experiment: Experiment, world: str, name: str, steps: Steps, out: Path, **how: Any) -> list[Record]:
-    """Run the experiment with each seed or fleet; return the records of the runs.
+    """Run the experiment with these step sizes for each seed or fleet in ``how``; return the runs' records.
 
     The folder of the runs is named after ``world`` and ``name``.
     """
@@ -136,10 +136,10 @@ def raced(experiment: Experiment, world: str, name: str, steps: Steps, out: Path
 
 
 def compared(world: str, target: float, fedbuff: list[Record], other: list[Record]) -> Iterator[str]:
-    """Yield one table row for the time and one for the energy until the target accuracy.
+    """Yield one table row for the time and one for the energy needed to reach the target accuracy.
 
-    A row contains the means for FedBuff and for the ``other`` strategy, how often the other strategy is
-    ahead, and the ratio of its cost to FedBuff's.
+    A row contains the means for FedBuff and for the ``other`` strategy, how often the other strategy needs
+    less, and the ratio of its cost to FedBuff's.
     """
     goal = RaceTarget(target, "given")
     for cost in ("time", "energy"):

@@ -1,12 +1,12 @@
-"""Measure how accurately `edgefl exec` limits programs on ten phones at once, with the programs' own clocks.
+"""Measure with the programs' own clocks how accurately `edgefl exec` limits programs on ten phones at once.
 
     python benchmarks/programs.py [--quick] [--phones 10] [--share 0.08] [--throttle sigstop|cgroup]
 
 For a busy loop and for ``sha256sum`` of 100 MB, the ratio of CPU time to wall time, as measured by the parent
 process, is compared with the phone's share of a core. ``curl`` downloads 10 MB (1 MB with --quick) from a
 server on this machine, over the networks lte and 3g-slow. The time that it reports is compared with the time
-that a handshake, the request and the response take according to the network profile. The benchmark prints
-medians of the absolute errors, the range of the errors (below 0: too little CPU time, or too fast a
+that a handshake, the request and the response should take according to the network profile. The benchmark
+prints medians of the absolute errors, the range of the errors (below 0: too little CPU time, or too fast a
 download), and the errors that edgefl itself measured.
 """
 

@@ -1,11 +1,11 @@
-"""Run well-known programs under `edgefl exec`, and compare their speed with published results of real boards.
+"""Run well-known programs under `edgefl exec`; compare their speed with published results on real devices.
 
     python benchmarks/published_programs.py [--device pi-4]… [--only TEXT] [--awake]
 
 7-zip (``7zz``), OpenSSL, sysbench and two Python programs run as phones, at the time scale that edgefl
 chooses for their number of threads. Rates are multiplied by the time scale, and times are divided by it. For
 each program, the benchmark prints the result, the published result, and their ratio (above 1: faster than the
-board). It reports programs that are not installed. Run it on a quiet host; it takes some minutes.
+device). It reports programs that are not installed. Run it on a quiet host; it takes some minutes.
 
 Sources of the published results: ThomasKaiser/sbc-bench (64-bit) for 7-zip and AES (for the Pixel 4, a core
 of the same type in a Snapdragon 7c, scaled from 2552 to 2840 MHz), leoncode.co.uk for sysbench,
@@ -50,7 +50,7 @@ print("took", time.perf_counter() - began_s)
 
 
 class Program(NamedTuple):
-    """A program, the result (a rate or a time) that it prints, and this result on real boards."""
+    """A program that prints a result (a rate or a time), and the published results on real devices."""
 
     name: str
     command: tuple[str, ...]

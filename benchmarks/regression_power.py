@@ -1,17 +1,18 @@
 """Measure the power of the regression tests: how often they detect planted regressions or raise false alarms.
 
 The measured function (the step) trains a perceptron with 784, 128 and 10 units on 10 batches of 32 examples
-with SGD. There are three kinds of runs. Each run is compared with a baseline of the unchanged step, as in
-`pytest --edgefl-compare`, by a real measuring process. A process serves three runs and does not wait for the
-device:
+with SGD. Each run is measured in a real measuring process and compared with a baseline of the unchanged step,
+as in `pytest --edgefl-compare`. A process serves three runs and computes at the host's full speed. There are
+three kinds of runs:
 
     unchanged           the step as it is; any alarm is false
     time +10%           11 batches instead of 10
     memory +20 MiB      a block of 20 MiB held during the step
 
 Only measured metrics are judged. The number of FLOP is ignored, because it always distinguishes 11 batches
-from 10. A run is an ALARM if the metric grew according to `edgefl.regression.verdict`, INVALID if its metrics
-are unreliable or not comparable, and OTHER if only a metric without a planted regression grew.
+from 10. A run is an ALARM if the metric of its planted regression grew according to
+`edgefl.regression.verdict` (of an unchanged step: if any metric grew), OTHER if only another metric grew,
+INVALID if its metrics are unreliable or not comparable, and otherwise CLEAN.
 
     python benchmarks/regression_power.py [--runs 100] [--baselines 10] [--json FILE]
     python benchmarks/regression_power.py --load [--runs 20]      baselines under one load, runs under another
@@ -128,7 +129,7 @@ class Bench:
 
 
 def circumstances(before: baseline.BaselineEntry, measured: Measurement) -> dict[str, float]:
-    """Return metrics of the host's load during a measurement."""
+    """Return metrics that show how busy the host was during a measurement."""
     reference = measured.reference_cpu_s
     return {
         "repetitions": len(measured.repetitions),
@@ -140,7 +141,8 @@ def circumstances(before: baseline.BaselineEntry, measured: Measurement) -> dict
 
 
 def power(runs: int, baselines: int) -> Iterator[dict[str, Any]]:
-    """Run every kind ``runs`` times, in turn; the runs are divided among ``baselines`` baselines."""
+    """Run the kinds in turn, each ``runs`` times; compare an equal part of the runs with each of
+    ``baselines`` baselines."""
     for count in range(baselines):
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder))
@@ -150,8 +152,7 @@ def power(runs: int, baselines: int) -> Iterator[dict[str, Any]]:
 
 
 def portability(runs: int) -> Iterator[dict[str, Any]]:
-    """Compare runs under load with baselines of the idle host, and runs on the idle host with baselines under
-    load."""
+    """Compare runs under load with baselines from the idle host, then vice versa, each ``runs`` times."""
     for saved, compared in (("idle", "loaded"), ("loaded", "idle")):
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder))

@@ -1,10 +1,10 @@
-"""Measure the error of time models that are scaled from one device to another, for pairs of measured devices.
+"""Measure the error of time models that are scaled from one measured device to another.
 
     python benchmarks/scaling.py
 
 This needs timm for the networks that were measured on Raspberry Pis. Each line shows the device from which
 the times were scaled, the device to which they were scaled, the median ratio of predicted to measured time,
-and the factor within which the predictions for 90% of the steps are.
+and the largest factor by which the best 90% of the predictions are wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def compare(base: Device, device: Device, runtime: str, how: str) -> None:
 
 
 def blind(device: Device) -> Device:
-    """Return a copy of the device without its memory bandwidth, so that only its GEMM rate is used."""
+    """Return a copy of the device without its memory bandwidth: times are then scaled by GEMM rate only."""
     return msgspec.structs.replace(device, memory=None)
 
 

@@ -2,17 +2,18 @@
 
     python benchmarks/secure_equality.py [--kind pairwise]
 
-There are 10 or 100 updates of 25,000,000 parameters, with weights for a staleness from 0 to 20. Their masks
+A sum has 10 or 100 updates of 25,000,000 parameters, weighted as if their staleness were 0 to 20. Their masks
 are created, shared among ten holders, summed, recovered and removed as in a run, while 0, 1 or 3 holders do
 not answer. With ``--kind pairwise``, the updates are from the clients of a round, and 0, 10 or 30 % of the
-clients drop out before they upload. Each result is compared with three sums of the same updates:
+clients drop out before they upload. Each result is compared with three sums of the same updates Δ, which have
+the weights w or, rounded to integers, n:
 
 - integers: Σ n·round(Δ/step), computed with numpy's int64, must be equal in every element;
 - exact: Σ n·Δ in float64 may differ by Σ n·step/2 and one rounding to float32;
 - plain: the kernel's Σ w·Δ in float32 may also differ by the rounding of the weights and of its additions.
 
 Sealed shares are stored in temporary files (20 GB for 100 updates), so that memory use stays below 8 GiB.
-With ``--kind pairwise``, the files contain the masked updates (10 GB), which are in memory while they are
+With ``--kind pairwise``, the files contain the masked updates (10 GB), which are all in memory while they are
 summed. The exit code is 1 if a sum is wrong.
 """
 
@@ -68,9 +69,9 @@ class Errors(NamedTuple):
     unequal: int
     """Number of elements that differ from those of the integer sum."""
     exact: float
-    """Largest difference from the exact sum, as a share of its bound."""
+    """Largest difference from the exact sum, divided by the bound on it."""
     plain: float
-    """Largest difference from the plain kernel's sum, as a share of its bound."""
+    """Largest difference from the plain kernel's sum, divided by the bound on it."""
 
 
 class Trial:
@@ -180,7 +181,7 @@ class RoundTrial:
         return [Participant(name, self._rules, secret) for name, secret in self._secrets.items()]
 
     def errors(self, lost: Collection[int]) -> Errors:
-        """Unmask the sum of all clients except the ``lost`` clients, and compare it."""
+        """Unmask the sum of the updates of all but the ``lost`` clients; compare it with plain sums."""
         arrived = frozenset(self._secrets.keys() - set(lost))
         revealed = []
         for one in self._participants():
@@ -210,7 +211,7 @@ def is_right(errors: Errors) -> bool:
 
 
 def of_holders(parameters: int, count: int, folder: Path) -> Iterator[tuple[str, Errors]]:
-    """Sum ``count`` updates with masks that holders share, for each number of lost holders."""
+    """Sum ``count`` updates whose masks are shared among holders, for each number of lost holders."""
     trial = Trial(parameters, count, folder)
     sums, answers = trial.sums(), list(trial.answers())
     for lost in LOST:
@@ -222,7 +223,7 @@ def of_holders(parameters: int, count: int, folder: Path) -> Iterator[tuple[str,
 
 
 def of_rounds(parameters: int, count: int, folder: Path) -> Iterator[tuple[str, Errors]]:
-    """Sum ``count`` updates with pairwise masks, for each number of clients that drop out."""
+    """Sum the updates of ``count`` clients with pairwise masks, for each number of clients that drop out."""
     trial = RoundTrial(parameters, count, folder)
     for tenths in LOST:
         lost = np.random.default_rng([count, tenths]).choice(count, tenths * count // 10, replace=False) + 1
@@ -250,10 +251,10 @@ def main() -> int:
                 right = right and is_right(errors)
                 unequal, exact, plain = errors
                 print(
-                    f"  {what}: {unequal} elements differ from the integer sum; error {exact:.2f} of its",
+                    f"  {what}: {unequal} elements differ from the integer sum; difference from the",
                     end="",
                 )
-                print(f" bound; difference from the plain sum {plain:.2f} of its bound", flush=True)
+                print(f" exact sum {exact:.2f} of its bound, from the plain sum {plain:.2f}", flush=True)
         peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"  {time.perf_counter() - started:.0f} s, peak memory {peak_gib:.1f} GiB", flush=True)
     return 0 if right else 1

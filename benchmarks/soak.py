@@ -72,10 +72,10 @@ class Trend(NamedTuple):
 
 
 def look(command: Command, folder: Path) -> Sample:
-    """Sample the resources of the run: the maximum over the processes of each kind.
+    """Return the resources that the run uses now: for each kind of process, the maximum over its processes.
 
-    For clients, the median is used: a client has one more descriptor while it reads a file in /proc, but a
-    leak would affect all clients.
+    For clients, it is the median: a client has one more descriptor while it reads a file in /proc, but a leak
+    would affect all clients.
     """
     found: dict[str, list[float]] = defaultdict(list)
     for process, kind in command.family().items():
@@ -110,10 +110,10 @@ def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
 def soak(
     file: Path, changes: Sequence[str], folder: Path, seconds: float, every_s: float, samples: Path
 ) -> list[tuple[float, Sample]]:
-    """Run the experiment for ``seconds`` and until there are `MIN_SAMPLES` samples of its resources.
+    """Run the experiment for at least ``seconds`` and until there are `MIN_SAMPLES` samples of its resources.
 
-    Return the samples, and write them to the file ``samples``. The first sample is taken when the run has as
-    many checkpoints as it keeps.
+    Return the samples, and write them to the file ``samples``. The first sample is taken when the run has
+    written as many checkpoints as a run keeps.
     """
     settings = [word for change in changes for word in ("--set", change)]
     arguments = ["run", str(file), *settings, "--out", str(folder), "--accept-invalid", "--quiet"]

@@ -4,8 +4,8 @@
 
 Two thirds of the clients are fast and the others are slow, as in section 6.2 of the FedStaleWeight paper.
 Some of the fast clients (``count``) take ``slowed`` times as long as they could. Nothing is trained. The
-table shows the weight and the number of trips of these clients, in per cent of the values at full speed in
-the same emulated time. The last line gives the energy that one phone saves at half its speed.
+table shows the weight and the number of trips of these clients, in per cent of those that they have at full
+speed in the same emulated time. The last line gives the energy that one phone saves at half its speed.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ class HalfSpeed(NamedTuple):
     """Energy of a phone that takes twice as long for its trips, because its cores wait half of the time."""
 
     idle: float
-    """Energy that the idle phone would use in the time of a trip, as a share of the trip's energy."""
+    """Energy that a phone uses when idle for the time of a trip, as a share of the trip's energy."""
     saved: float
-    """Share of its energy that the phone saves at half its speed, at which it makes half as many trips."""
+    """Energy that the phone saves at half its speed, with half as many trips in the same time, as a share of
+    its energy at full speed."""
 
 
 def half_speed(device: str = "pixel-4", network: str = "lte") -> HalfSpeed:
@@ -103,7 +104,7 @@ def half_speed(device: str = "pixel-4", network: str = "lte") -> HalfSpeed:
 
 
 def main(slowed: float = 2.0, seeds: tuple[int, ...] = (1, 2, 3)) -> None:
-    print("| clients | a contributor starts again | who slow down | " + " | ".join(FORMS) + " | trips |")
+    print("| clients | restart | slowed clients | " + " | ".join(FORMS) + " | trips |")
     print("|---|---|---|" + "---|" * (len(FORMS) + 1))
     for restart, clients, emulated_s in ((rule, *fleet) for rule in RULES for fleet in FLEETS):
         for count in (1, clients // 5, 2 * clients // 3):

@@ -1,9 +1,9 @@
-"""Run one experiment on 16 phones under both clocks, and compare the same trips.
+"""Run one experiment on 16 phones under the wall clock and the virtual clock, and compare each trip.
 
     python benchmarks/two_clocks.py [--trips 400] [--repetitions 3]
 
-Under the wall clock, the host delays the run. The benchmark prints these delays, as measured in the fidelity
-report, and the differences between the runs: arrival times, order of arrivals, and staleness.
+Under the wall clock, the host delays the run. The benchmark prints the errors of the trips' durations, as in
+the fidelity report, and how the runs differ in arrival times, order of arrivals, and staleness.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ class Agreement(NamedTuple):
     off_s: float
     """Largest difference between a trip's arrival times in the two runs."""
     off_share: float
-    """Largest ratio of this difference to the virtual arrival time."""
+    """Largest difference between a trip's arrival times in the two runs, divided by the virtual one."""
     early_s: float
-    """Largest time by which a trip arrived before its virtual arrival time, or was shorter than declared; 0
-    or less if no trip was early or short."""
+    """Largest time by which a trip arrived earlier than in the virtual run, or was shorter than declared; 0
+    or less if there is no such trip."""
     unexplained_s: float
-    """Largest part of a difference between arrival times that the delays of the client do not explain."""
+    """Largest part of a trip's difference in arrival time that the client's delays do not explain."""
     inverted: int
-    """Number of pairs of trips whose order of arrival differs between the runs; a missing trip is last."""
+    """Number of pairs of trips whose order of arrival differs between the runs. A trip that is missing in a
+    run is regarded as the last to arrive there."""
     inverted_gap_s: float
-    """Largest difference between the virtual arrival times of a pair that arrived in different orders."""
+    """Largest time between the virtual arrivals of two trips whose order differs between the runs."""
     stale_otherwise: int
     """Number of trips whose staleness differs between the runs."""
     staleness_moved: float
-    """Mean difference, in versions, between the sorted staleness values of the two runs."""
+    """Mean absolute difference, in versions, between the sorted staleness values of the two runs."""
 
 
 def agreement(wall: Record, virtual: Record) -> Agreement:
@@ -94,19 +95,20 @@ def agreement(wall: Record, virtual: Record) -> Agreement:
 def _since_first(values: Floats, first: NDArray[np.bool_]) -> Floats:
     """Return running sums of ``values`` that restart at each client's first trip.
 
-    The delay at the end of a trip is the sum of the delays of the client's start and of its trips so far, and
-    of the pauses between them, because under the virtual clock a trip starts when the previous one arrives.
+    Under the virtual clock, a client starts a trip when its previous trip arrives. Under the wall clock, a
+    trip therefore arrives later by the sum of the delay of the client's first start, the delays of its trips
+    so far, and the pauses between them.
     """
     parts = np.split(values, np.flatnonzero(first)[1:])
     return np.concatenate([np.cumsum(part) for part in parts])
 
 
 def _arrived(record: Record) -> dict[tuple[int, int], tuple[float, float, float, float]]:
-    """Map (client, trip number) of each trip that arrived to its start time, arrival time and declared
-    duration in seconds, and its staleness.
+    """Return each arrived trip's start time, arrival time and declared duration in seconds, and its
+    staleness, keyed by (client, trip number).
 
-    Trips that the end of the run discarded are left out, because the number of those that arrive after the
-    end depends on how long the server takes to end.
+    Trips that were discarded because the run had ended are left out: how many of them arrive depends on how
+    long the server takes to exit.
     """
     trips = record.trips
     rows = zip(trips["reason"].tolist(), *(trips[name].tolist() for name in COLUMNS), strict=True)

@@ -7,10 +7,10 @@ U(1, 2) s per trip and hold the labels 4 to 9, and 5 clients take U(8, 12) s and
 trip is one SGD step of a CNN with GroupNorm (468,458 parameters) on 32 MNIST images. There is a version every
 5 updates, and an evaluation on 2,000 test images every 500 versions.
 
-The limit is a torch loop that does the same step on batches of the same data, in one single-threaded process
-per core, without server, updates or evaluation. The experiment and the loop take turns. The loop is measured
-with the default allocator settings of the C library, and with freed memory kept as in workers
-(`edgefl.host.process.keep_freed_memory`).
+The machine's training speed is that of a torch loop that does the same step on batches of the same data, in
+one single-threaded process per core, without a server, updates or evaluation. The experiment and the loop
+take turns. The loop is measured twice: with the default allocator settings of the C library, and with freed
+memory kept for reuse, as in workers (`edgefl.host.process.keep_freed_memory`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def experiment(trips: int, workers: int) -> edgefl.Experiment:
 
 
 def whole(trips: int, workers: int) -> float:
-    """Run the experiment; return the number of trips per second from its start to its last version."""
+    """Run the experiment; return the applied trips per second from its start to its last version."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         subprocess.run(
@@ -74,7 +74,7 @@ edgefl.run(experiment(int(sys.argv[1]), int(sys.argv[2])), Path(sys.argv[3]))
 
 
 def bare(seconds: float, processes: int, *, keeping: bool) -> float:
-    """Run the torch loops; return their total steps per second. If ``keeping``, they keep freed memory."""
+    """Run the torch loops; return their total rate in steps/s. If ``keeping``, they keep freed memory."""
     command = [sys.executable, __file__, "--bare", str(seconds), "--processes", str(processes)]
     if keeping:
         command.append("--keeping")
@@ -84,7 +84,10 @@ def bare(seconds: float, processes: int, *, keeping: bool) -> float:
 
 
 def _bare(seconds: float, processes: int, keeping: bool) -> None:
-    """Load the data and the model once, then fork a process per core, each of which runs a torch loop."""
+    """Load the data and the model, then fork ``processes`` processes that each run a torch loop.
+
+    Print their total rate in steps/s.
+    """
     import torch
 
     from edgefl.learning.data import load_data

@@ -1,4 +1,4 @@
-"""Measure the time that edgefl itself needs for a trip under the virtual clock, for each stage of a trip.
+"""Measure the overhead of edgefl for each stage of a trip under the virtual clock.
 
 The run is complete (server, workers, evaluator, messages, parameter buffer, record), except that training is
 replaced by `IdleWorkload`, which changes one number. So the remaining time is edgefl's overhead.
@@ -6,7 +6,7 @@ replaced by `IdleWorkload`, which changes one number. So the remaining time is e
     python benchmarks/virtual_speed.py [--trips 50000] [--parameters 1000] [--workers 2] [--clients 200]
 
 With `--registered`, the size of the fleet varies. The benchmark prints one line for each number of registered
-phones, of which `CONCURRENCY` train at the same time. With `--train`, the phones really train on their own
+phones, of which `CONCURRENCY` train at the same time. With `--train`, each phone trains a model on its own
 examples (`load`, `split`).
 
     python benchmarks/virtual_speed.py --registered 1000 100000 1000000 [--train] [--trips 50000]
@@ -85,7 +85,7 @@ def measured(fleet: str, given: argparse.Namespace) -> dict[str, float]:
 
 
 def load(spec: Data, seed: int) -> tuple[Any, ...]:
-    """Return examples of two classes that are separated by a plane."""
+    """Return training and test examples of two classes that a hyperplane separates; 500 are in both sets."""
     x = np.random.default_rng(seed).standard_normal((EXAMPLES, 8), dtype=np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
     return x, y, x[:500], y[:500]
@@ -116,8 +116,8 @@ def registered(clients: int, given: argparse.Namespace) -> Experiment:
 
 
 def look_at(process: psutil.Process) -> tuple[float, float, float]:
-    """Return the current time in s, the memory of a process and its descendants in MiB, and the server's CPU
-    time in s."""
+    """Return the current time in s, the total PSS of a process and its descendants in MiB, and the server's
+    CPU time in s."""
     mib = cpu_s = 0.0
     for each in [process, *process.children(recursive=True)]:
         try:
@@ -159,11 +159,11 @@ def of_fleet(clients: int, given: argparse.Namespace) -> dict[str, float]:
 def _seconds(
     record: Record, started: float, ended: float, server: list[tuple[float, float]]
 ) -> dict[str, float]:
-    """Return the trips per second after the first version, the server's CPU time per trip, and the times in
-    seconds that the start and the end of the run take.
+    """Return the trips per second after the first version, the server's CPU time per trip in µs, and how many
+    seconds the start and the end of the run take.
 
-    At the first version, all phones have joined. ``server`` is a list of (time, CPU time of the server). The
-    CPU time per trip is accurate even on a busy host.
+    At the first version, all phones have joined. ``server`` is a list of (time, CPU time of the server so
+    far) in seconds. The CPU time per trip is accurate even on a busy host.
     """
     at_s, wall_s = record.versions["at_s"], record.versions["wall_s"]
     arrived = int((record.trips["arrived_s"] > at_s[0]).sum())
@@ -180,8 +180,8 @@ def _seconds(
 
 
 def _sizes(record: Record, clients: int) -> dict[str, float]:
-    """Return the size of the record in bytes per trip (with its events and sums) and per phone (with its join
-    event)."""
+    """Return the size of the record in bytes per trip (including its events and sums), the part of it that is
+    events, and the size per phone (including its join event)."""
     pages = dict(record.select("SELECT name, SUM(pgsize) FROM dbstat GROUP BY name"))
     ((joins,),) = record.select(
         "SELECT TOTAL(LENGTH(event)) FROM journal WHERE instr(event, ?)", (b"\xa6joined",)
@@ -228,7 +228,7 @@ def main() -> None:
         row = found[fleet] = rows[len(rows) // 2]
         stages = ", ".join(f"{name} {us:.0f}" for name, us in row.items() if name != "trips_per_s")
         print(
-            f"{fleet}: {row['trips_per_s']:,.0f} trips/s (median of {len(rows)}); µs a trip: {stages}",
+            f"{fleet}: {row['trips_per_s']:,.0f} trips/s (median of {len(rows)}); µs per trip: {stages}",
             flush=True,
         )
     if given.json is not None:
@@ -244,10 +244,10 @@ def _fleets(given: argparse.Namespace) -> None:
         print(
             f"{clients:,} registered: start {row['start_s']:.1f} s, {row['trips_per_s']:,.0f} trips/s "
             f"({row['trips_per_s'] / rows[0]['trips_per_s']:.2f}), "
-            f"{row['server_cpu_us']:.0f} µs of the server's CPU a trip, end {row['end_s']:.1f} s; "
-            f"PSS {row['pss_mib']:,.0f} MiB, {a_phone:,.0f} bytes more a phone; "
-            f"on record {row['record_bytes_a_trip']:.0f} bytes a trip "
-            f"({row['journal_bytes_a_trip']:.0f} of events), {row['record_bytes_a_phone']:.0f} a phone",
+            f"{row['server_cpu_us']:.0f} µs of server CPU time per trip, end {row['end_s']:.1f} s; "
+            f"PSS {row['pss_mib']:,.0f} MiB, {a_phone:,.0f} bytes per added phone; "
+            f"record: {row['record_bytes_a_trip']:.0f} bytes per trip "
+            f"({row['journal_bytes_a_trip']:.0f} of events), {row['record_bytes_a_phone']:.0f} per phone",
             flush=True,
         )
     if given.json is not None:

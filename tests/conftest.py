@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Before torch is imported: its thread pool would not survive a fork.
+# Set this before torch is imported: a pool of OpenMP threads would not survive a fork.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["EDGEFL_OFFLINE"] = "1"  # tests download only from servers that they start
 
@@ -33,12 +33,12 @@ from edgefl.run import supervisor
 from tests.patience import Patience, descendants
 from tests.process import warm
 
-# Modules that replace others when imported.
+# Importing these modules patches edgefl, so pytest must not collect them.
 collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
 collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]
 gc.disable()  # until the tests are collected, since imported modules stay anyway
 BOUND_S = 20.0
-"""Maximum time in seconds until the processes and threads that a test has stopped end."""
+"""Maximum time in seconds to wait until the processes, threads and other resources of a test are gone."""
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:  # as under ``&`` or nohup; tests send these signals
         signal.signal(number, handler)
@@ -99,9 +99,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Exclude imported modules from later garbage collections, each of which would take 0.25 s longer.
+    """Exclude imported modules from later garbage collections; they would add 0.25 s to each collection.
 
-    Garbage is collected less often than by default, which would take a twentieth of all tests' CPU time.
+    Also collect garbage less often: at the default rate, it takes a twentieth of the CPU time of all tests.
     """
     found = yield
     gc.enable()
@@ -113,7 +113,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
-    """Once half of a test's time limit has passed, count only time in which it did not wait for a core."""
+    """Once half of a test's time limit has passed, no longer count time that the test waits for a core."""
     if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
         return None
     rest: list[Patience] = []
@@ -148,7 +148,7 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.fixture(params=[name for name, status in kernels.backends().items() if status == "ok"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Each back end of the kernels that is available."""
+    """The name of a kernel back end; the test runs once for each available back end."""
     return request.param
 
 
@@ -166,9 +166,9 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def fork_server(_adopt_orphans: None) -> Iterator[ForkServer]:
-    """Fork runs, sweeps, commands and programs from one server: they spend most time on importing torch.
+    """Fork runs, sweeps, commands and programs from a process that has imported torch, to save the import.
 
-    If a test has changed something that only a new interpreter reads, a new one is started.
+    If a test has changed something that Python reads only when it starts, a new interpreter is started.
     """
     from edgefl.programs import running
     from edgefl.run import sweep
@@ -214,7 +214,7 @@ def nothing_left(
 ) -> Iterator[None]:
     """Check that the test leaves no process, thread, descriptor, shared memory, socket folder or group."""
     tmp_path_factory.getbasetemp()  # made on demand; it must be outside of the new temp folder
-    # all contents of this temp folder are the test's; paths of sockets must be short
+    # only this test writes into this folder; its name is short since paths of sockets must be short
     folder = tempfile.mkdtemp(prefix="t-")
     monkeypatch.setenv("TMPDIR", folder)
     monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -251,7 +251,7 @@ class Held(NamedTuple):
         )
 
     def beyond(self, before: Held) -> list[str]:
-        """Describe what is held now and was not ``before``."""
+        """Describe what is held now but was not held ``before``."""
         kinds = zip(self._fields, self, before, strict=True)
         return sorted(f"{kind}: {_named(item)}" for kind, now, then in kinds for item in now - then)
 

@@ -1,6 +1,6 @@
 """A Flower app with a model, data and a training loop, in both of Flower's APIs.
 
-``app`` uses the message API, ``client_fn`` the older one. Both train by SGD in the order of the examples.
+``app`` uses the message API, ``client_fn`` the older one. Both train by SGD on the examples in order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 def load_data(partition: int, partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every ``partitions``-th digit; partitions with an odd number have fewer."""
+    """Return every ``partitions``-th digit: the first 48, or 32 if ``partition`` is odd."""
     digits = load_digits()
     own = slice(partition, None, partitions)
     count = PARTITION - BATCH * (partition % 2)

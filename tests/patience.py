@@ -12,7 +12,8 @@ from pathlib import Path
 from edgefl.host.children import children_of
 
 MAX_S = 2.0
-"""Maximum time that one call of `Patience.over` counts; a longer gap means that the machine was suspended."""
+"""Maximum time in seconds that a call of `Patience.over` counts. A longer gap means that the machine was
+suspended."""
 
 
 class Patience:

@@ -1,4 +1,4 @@
-"""A peer that speaks ZeroMQ's protocol (ZMTP 3.0, CURVE) itself and can thus make false claims."""
+"""A peer that implements ZeroMQ's protocol (ZMTP 3.0, CURVE) itself, so that it can make false claims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG, COMMAND = 2, 4
 
 @cache
 def sodium() -> ctypes.CDLL | None:
-    """Load the library with the ciphers, which pyzmq's wheels contain; return None if there is none."""
+    """Load libsodium from the installed pyzmq wheel; return None if it is not there."""
     places = [*Path(zmq.__file__).parent.parent.glob("pyzmq.libs/libsodium*")]
     return ctypes.CDLL(str(places[0])) if places else None
 
@@ -31,19 +31,19 @@ def crypto(call: str, text: bytes, grows: int, nonce: bytes, key: bytes, secret:
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """A frame of a message, or a command, as it is on the wire."""
+    """Encode a message frame or a command as it is sent on the wire."""
     if len(body) < 256:
         return bytes([flags, len(body)]) + body
     return bytes([flags | LONG]) + len(body).to_bytes(8, "big") + body
 
 
 def named(name: bytes, value: bytes) -> bytes:
-    """A property of a greeting."""
+    """Encode a metadata property for the handshake."""
     return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
 
 
 class RawCaller:
-    """A caller with the ``secret`` key, which knows the door's public ``key``."""
+    """A client with the secret key ``secret`` that knows the server's public key ``key``."""
 
     def __init__(self, address: str, secret: bytes, key: bytes) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
@@ -52,7 +52,7 @@ class RawCaller:
         self._mine, self._theirs, self._count = os.urandom(32), b"", 0
 
     def greet(self, properties: bytes) -> None:
-        """Do the handshake and claim these properties; another thread must serve the door meanwhile."""
+        """Do the handshake and claim these properties. Meanwhile, another thread must run the server."""
         self.socket.sendall(GREETING)
         self._take(len(GREETING))
         short, public = self._number(), keys.public(self._mine)

@@ -1,4 +1,4 @@
-"""For tests of results: hand-written rows and records, and checkers of pages, traces and printed tables."""
+"""Helpers for tests of results: invented rows and records, checkers of pages, traces and printed tables."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_run(
     lost: int = 0,
     **meta: Any,
 ) -> Path:
-    """Record a run whose clients take turns, one trip a second. ``error`` is the enforcement error."""
+    """Record a run whose clients take turns, one trip a second. ``error``: achieved / declared time − 1."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in fleet for _ in range(-(-clients // len(fleet)))][:clients]
     held: list[int] = []
@@ -178,7 +178,7 @@ class Page(HTMLParser):
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """Return a trace's events, after a check of their fields. Slices of one thread do not partly overlap."""
+    """Return a trace's events, after checks of their fields and that no slices of a thread partly overlap."""
     events: list[dict[str, Any]] = read_json(path)["traceEvents"]
     threads: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -203,7 +203,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 def noisy_curve(
     rate: float, seed: int, swing: float = 0.05, period: float = 20.0
 ) -> tuple[list[float], list[float]]:
-    """Return a learning curve: evaluation times, and accuracies with noise of deviation ``swing``."""
+    """Return a learning curve: evaluation times, and accuracies with noise (standard deviation ``swing``)."""
     costs = np.arange(0.0, 2000.0, period)
     rng = np.random.default_rng(seed)
     true = 0.9 * (1 - np.exp(-rate * costs / 300))

@@ -1,4 +1,4 @@
-"""A message of each kind of the protocol."""
+"""Sample messages of each kind in the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test arrays for comparisons of back ends, and the function that compares the results."""
+"""Creates test arrays for comparing kernel back ends, and compares their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int8", "mixed")
 
 
 def fast_backends() -> list[tuple[str, str]]:
-    """Each back end that must give the reference's bits, with each of its instruction sets."""
+    """Return (name, instruction set) for each back end that must match the reference bit for bit."""
     found = []
     if kernels.backends()["c"] == "ok":
         from edgefl.kernels import _c
@@ -27,7 +27,7 @@ def fast_backends() -> list[tuple[str, str]]:
 
 @contextmanager
 def chosen(backend: str, isa: str) -> Iterator[str]:
-    """Use a back end with an instruction set. A failure names both."""
+    """Select a back end and an instruction set in this context; name both in failed assertions."""
     before = None
     if isa:
         from edgefl.kernels import _c
@@ -46,7 +46,7 @@ def chosen(backend: str, isa: str) -> Iterator[str]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let the kernels use ``count`` threads."""
+    """Let the kernels use ``count`` threads in this context."""
     kernels.set_threads(count)
     try:
         yield
@@ -55,7 +55,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def same_bits(a: Any, b: Any) -> None:
-    """Compare two arrays or two lists of arrays. Any NaN equals any other, whatever its sign and payload."""
+    """Assert that two arrays, or two lists of arrays, are bit-identical, except that all NaNs are equal."""
     if isinstance(a, list | tuple):
         for one, other in zip(a, b, strict=True):
             same_bits(one, other)
@@ -69,7 +69,7 @@ def same_bits(a: Any, b: Any) -> None:
 
 
 def unaligned(array: np.ndarray, offset: int) -> np.ndarray:
-    """A copy that begins ``offset`` bytes after a 64-byte boundary."""
+    """Return a copy that begins ``offset`` bytes after a 64-byte boundary."""
     raw = np.zeros(array.nbytes + 128, dtype=np.uint8)
     start = -raw.ctypes.data % 64 + offset
     view = raw[start : start + array.nbytes].view(array.dtype)
@@ -78,7 +78,10 @@ def unaligned(array: np.ndarray, offset: int) -> np.ndarray:
 
 
 def random_update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -> tuple[Any, Any]:
-    """An update and its scales. A wild update has random bits, including denormals, infinities and NaNs."""
+    """Return a random update and its scales (None unless its type is int8).
+
+    A wild update of a floating-point type has random bits, including denormals, infinities and NaNs.
+    """
     if dtype == "int8":
         scale = rng.standard_normal(-(-size // BLOCK)).astype(np.float32)
         return rng.integers(-128, 128, size, dtype=np.int8), scale
@@ -97,8 +100,10 @@ def random_update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -
 def random_case(
     dtype: str, size: int, count: int, *, wild: bool = False, offset: int = 0, vectors: int = 0
 ) -> dict[str, Any]:
-    """Arguments of a sum, or of a step of an optimiser that keeps ``vectors`` state vectors. Only the first
-    of these may have negative elements."""
+    """Return arguments of a sum, or of a step of an optimiser that keeps ``vectors`` state vectors.
+
+    Only the first state vector may have negative elements.
+    """
     rng = np.random.default_rng([size, count, wild])
     names = itertools.cycle(DTYPES[:4] if dtype == "mixed" else [dtype])
     pairs = [random_update(next(names), size, rng, wild) for _ in range(count)]

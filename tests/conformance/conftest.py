@@ -1,4 +1,4 @@
-"""The fixture of back ends that must give the reference's bits."""
+"""The fixture ``fast``: each back end and instruction set that must match the reference bit for bit."""
 
 from __future__ import annotations
 

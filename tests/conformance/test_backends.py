@@ -1,5 +1,8 @@
-"""Sums, norms, checksums and moving averages of all back ends have the bits of the reference, for all types,
-sizes, counts, alignments, instruction sets and numbers of threads. NaNs may differ in sign and payload."""
+"""Tests that sums, norms, checksums and moving averages in all back ends match the reference bit for bit.
+
+They must match for all types, sizes, counts, alignments, instruction sets and numbers of threads. NaNs may
+differ in sign and payload.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def _run(backend: str, case: dict[str, Any], offset: int = 0) -> tuple[np.ndarra
 
 
 def _check(fast: str, case: dict[str, Any], offset: int = 0, expected: Any = None) -> np.ndarray:
-    """Compare a back end's sum with the reference's. Returns the norms of the updates."""
+    """Compare a back end's weighted sum with the reference's; return the squared norms of the updates."""
     got, norms = _run(fast, case, offset)
     same_bits(expected or _run("reference", case), (got, norms))
     assert norms.dtype == np.float64
@@ -85,7 +88,7 @@ def test_the_base_may_be_the_output(fast: str) -> None:
 
 
 def test_products_and_sums_are_not_fused(fast: str) -> None:
-    """(1 + 2^-12)² − (1 + 2^-11) is 2^-24 exactly, and 0 if the product is rounded first."""
+    """(1 + 2^-12)² − (1 + 2^-11) is 2^-24, but 0 if the product is first rounded to float32."""
     x = np.full(64, 1 + 2**-12, dtype=np.float32)
     base = np.full(64, -(1 + 2**-11), dtype=np.float32)
     out = np.empty(64, dtype=np.float32)
@@ -168,8 +171,8 @@ def test_random_moving_averages(mode: Any, window: int, decay: float, batches: l
 
 
 def test_infinite_scales(fast: str) -> None:
-    """Kernels pad the last block with zeros, and zero times an infinite scale is NaN. The padding must not
-    reach the norm, but a block of zeros that belongs to the update makes it not finite."""
+    """Zero times an infinite scale is NaN. The zeros with which kernels pad the last block must not change
+    the norm, but zeros that belong to the update must make it NaN."""
     for size in (3, 5, BLOCK + 9, TILE + 3):
         scales = np.full(-(-size // BLOCK), np.inf, dtype=np.float32)
         case = {"base": np.zeros(size, np.float32), "updates": [np.full(size, 2, np.int8)] * 2}
@@ -190,7 +193,7 @@ def _check_halves(fast: str, updates: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("exponent", [-140, -75, -62, 0, 61, 65, 120])
 def test_norms_of_bfloat16_of_every_exponent(fast: str, exponent: int) -> None:
-    """Squares below 2^-126 or above 2^127 need float64."""
+    """In float32, squares below 2^-126 lose precision and squares above 2^128 overflow."""
     rng = np.random.default_rng(exponent + 200)
     values = np.ldexp(rng.standard_normal((3, 3 * TILE + 5)), exponent).clip(-3e38, 3e38)
     values[1, 100:] = rng.standard_normal(3 * TILE - 95)  # 100 numbers of this exponent among usual ones

@@ -1,4 +1,4 @@
-"""Every back end computes modulo p = 2^32 − 5 with the same results as Python's integers."""
+"""Tests that each back end's arithmetic modulo p = 2^32 − 5 agrees with Python's integers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (0, 1, 15, 33, TILE + 1, 16 * TILE + 5)
 
 
 def random_words(rng: np.random.Generator, size: int, offset: int = 0) -> Words:
-    """Numbers below p. The largest and the smallest are at the start."""
+    """Return random numbers below p that start with the largest, p − 1, and the smallest, 0."""
     made = rng.integers(0, PRIME, size, dtype=np.uint32)
     made[:3] = [PRIME - 1, 0, PRIME // 2][: min(size, 3)]
     return unaligned(made, offset)
@@ -47,7 +47,10 @@ def test_sums_of_all_sizes_counts_and_weights(fast: str, size: int) -> None:
 
 
 def test_sums_of_the_largest_numbers(backend: str) -> None:
-    """The totals of the weights are just inside and just above the range in which a sum fits 64 bits."""
+    """Up to a total weight of 2^32 − 1, the C kernel adds products in 64 bits without reducing them modulo p.
+
+    The first two totals are 2^32 − 1 and 2^32.
+    """
     vector = np.full(TILE + 3, PRIME - 1, np.uint32)
     for weights in ([2**31, 2**31 - 1], [2**31, 2**31], [PRIME - 1] * 9, [1] * 300):
         expected = sum(weights) * (PRIME - 1) % PRIME

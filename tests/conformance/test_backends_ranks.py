@@ -1,4 +1,4 @@
-"""Trimmed means and inner products have the same bits with every back end and the values of plain numpy."""
+"""Tests that trimmed means and inner products are bit-identical in all back ends and agree with numpy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_all_types_sizes_counts_and_trims(dtype: str, size: int) -> None:
 
 @cache
 def many() -> tuple[dict[str, Any], Any]:
-    """A case whose updates need several blocks, and its results with one thread."""
+    """Return a case of 130 updates, large enough for several threads, and its results with one thread."""
     case = random_case("float32", GRAIN + 3 * TILE + 7, 130)
     with threads(1):
         return case, results(fast_backends()[0][0], case, 60)
@@ -50,7 +50,7 @@ def test_many_updates_on_several_threads(fast: str) -> None:
 
 
 def test_inner_products_continue_from_one_window_of_grains_to_the_next(fast: str) -> None:
-    """The update has more than the 16 grains of one window."""
+    """The C kernel computes windows of 16 grains of `GRAIN` elements. Each of these updates has 19 grains."""
     case = random_case("int8", 18 * GRAIN + 300, 2)
     same_bits(results("reference", case, 0), results(fast, case, 0))
 
@@ -76,9 +76,10 @@ def test_a_mean_of_negative_zeros_is_positive_zero(backend: str) -> None:
 
 
 def test_the_values_of_a_single_element_are_added_in_ascending_order(backend: str) -> None:
-    """In ascending order, each 50 is lost, because the floats next to −2^60 are at least 128 away.
+    """In ascending order, adding a 50 to −2^60 changes nothing: the next float64 is at least 128 away.
 
-    Mutant: numpy adds eight or more values of one column pairwise, which gives a mean of 16.
+    Mutant: the values are added with numpy's sum, which adds eight or more values of one column pairwise. The
+    mean is then 16.
     """
     out, values = np.empty(1, np.float32), [-(2.0**60), *[50.0] * 6, 2.0**60]
     kernels.trimmed_mean(out, [np.array([value], np.float32) for value in values], 0, backend)
@@ -87,8 +88,8 @@ def test_the_values_of_a_single_element_are_added_in_ascending_order(backend: st
 
 @pytest.mark.parametrize("count", [*range(1, 12), 16, 31, 64, 100])
 def test_a_sorting_network_sorts_all_zeros_and_ones(count: int) -> None:
-    """A network that sorts all columns of zeros and ones sorts everything. With a trim, only the middle rows
-    must be sorted."""
+    """A network that sorts all columns of zeros and ones sorts all columns (the 0-1 principle). With a trim,
+    only the middle rows must be sorted."""
     rng = np.random.default_rng(count)
     columns = (rng.random((count, 4000)) < rng.random(4000)).astype(np.int8)
     if count <= 11:

@@ -1,4 +1,4 @@
-"""Fused optimiser steps and quantisation have the reference's bits with every back end."""
+"""Tests that fused optimiser steps and quantisation match the reference bit for bit in every back end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _step(backend: str, case: dict[str, Any], base_scale: float = 1.0, offset: i
 @each_optimizer
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_steps_of_all_types_sizes_and_counts(dtype: str, optimizer: ServerOptimizer) -> None:
-    """Each size and each count occurs with both scales of the base."""
+    """Each size and each count is tested with both values of ``base_scale``."""
     for (i, size), (j, count) in itertools.product(enumerate(SIZES), enumerate((0, 1, 5, 8))):
         case, base_scale = _step_case(dtype, size, count, optimizer), (1.0, 0.75)[(i + j) % 2]
         expected = _step("reference", case, base_scale)
@@ -65,7 +65,7 @@ def test_steps_of_denormals_infinities_and_nans(fast: str, optimizer: ServerOpti
 
 @each_optimizer
 def test_a_step_is_the_sum_and_then_the_optimizer(optimizer: ServerOptimizer) -> None:
-    """The case is so large that kernels use several threads and bypass the caches when they write."""
+    """The updates are so large that kernels use several threads and bypass the caches when they write."""
     case = _step_case("float32", 300_007, 4, optimizer)
     base, updates, weights = case["base"], case["updates"], case["weights"]
     total, out, *new = (np.empty_like(base) for _ in range(2 + len(case["old_state"])))
@@ -131,7 +131,7 @@ def test_quantisation_of_all_types_and_sizes(dtype: str, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_quantisation_of_every_16_bit_number_and_every_tie(fast: str, dtype: str) -> None:
-    """All 65,536 values, the numbers half-way between two of them, and both float32 neighbours of these."""
+    """Quantise all 65,536 values, the midpoints of adjacent values, and the midpoints' float32 neighbours."""
     bits = np.arange(1 << 16, dtype=np.uint16)
     exact = (bits.astype(np.uint32) << 16).view(np.float32)
     if dtype == "float16":

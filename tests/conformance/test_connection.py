@@ -1,4 +1,4 @@
-"""Guarantees of the connection between server and peers, on real sockets."""
+"""Tests what the connection between the server and its peers guarantees, on real sockets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def address(server: ServerSocket, name: bytes) -> str:
 
 
 def joined(server: ServerSocket, name: bytes) -> Dealer:
-    """Create a peer with the password of its name; the server connects to it or admits it."""
+    """Create a peer that has the password for its name. The server connects to it or, over TCP, admits it."""
     if server.listening.door:
         server.admit(name)
         return caller(server, name)
@@ -65,7 +65,7 @@ def caller(server: ServerSocket, name: bytes) -> CallerSocket:
 
 
 def spawn(server: ServerSocket, name: bytes, role: control.Role) -> control.Spawn:
-    """The control message that starts the process with this name."""
+    """Return the control message that starts the process with this name."""
     about, password = server.listening, control.password(server.secret, name)
     if not about.door:
         return control.Spawn(role, 0, 0, address(server, name), password, os.getpid(), 1.0)
@@ -74,7 +74,7 @@ def spawn(server: ServerSocket, name: bytes, role: control.Role) -> control.Spaw
 
 @contextmanager
 def client(server: ServerSocket, heartbeat_s: float = 1e6) -> Iterator[Connection]:
-    """The connection of client 0, whose parent process is running."""
+    """Open the connection of client 0. Its lifeline stays open, as if its parent process were running."""
     lifeline, other = os.pipe()
     name = control.routing_id(control.CLIENT, 0, 0)
     peer = Connection(spawn(server, name, control.CLIENT), heartbeat_s, lifeline)
@@ -86,7 +86,8 @@ def client(server: ServerSocket, heartbeat_s: float = 1e6) -> Iterator[Connectio
 
 @pytest.fixture
 def connect(server: ServerSocket) -> Iterator[Connect]:
-    """A function that creates a peer with this name. The server has received the message ``says``, if any."""
+    """Return a function that creates a peer with the given name and, unless ``says`` is empty, waits until
+    the server has received the message ``says`` from it."""
     with ExitStack() as closing:
 
         def one(name: bytes = b"one", says: bytes = b"ready") -> Dealer:
@@ -101,7 +102,7 @@ def connect(server: ServerSocket) -> Iterator[Connect]:
 
 
 def heard(server: ServerSocket | DoorSocket, count: int) -> list[tuple[bytes, list[bytes]]]:
-    """Receive the next ``count`` messages, each as the name of its sender and its frames."""
+    """Receive the next ``count`` messages; return the sender's name and the frames of each."""
     got: list[tuple[bytes, list[bytes]]] = []
     for _ in range(1000):
         if len(got) >= count:
@@ -112,15 +113,15 @@ def heard(server: ServerSocket | DoorSocket, count: int) -> list[tuple[bytes, li
 
 
 def say(server: ServerSocket, peer: Dealer, message: bytes) -> None:
-    """Send a message as soon as there is room: ZeroMQ connects in the background, and the server must poll to
-    admit the peer."""
+    """Send a message as soon as the peer's queue has room. Until then, let the server poll: ZeroMQ connects
+    in the background, and the server admits a peer only while it polls."""
     for _ in range(BOUND_MS):
         try:
             return peer.send([message])
         except Full:
             assert not peer.wait_to_send(1)
             server.wait(0)
-    raise AssertionError("no room within the bound")
+    raise AssertionError("the peer could not send in time")
 
 
 def answer(peer: Dealer) -> list[bytes]:
@@ -130,7 +131,7 @@ def answer(peer: Dealer) -> list[bytes]:
 
 
 def until_full(send: Callable[[], object]) -> int:
-    """The number of messages that could be sent although nobody reads them."""
+    """Send messages that nobody reads until `Full` is raised; return the number of messages sent."""
     for count in range(100_000):
         try:
             send()
@@ -182,7 +183,7 @@ def test_the_last_message_of_a_peer_that_left_arrives(server: ServerSocket, conn
 
 
 def test_a_lack_of_descriptors_is_reported(server: ServerSocket) -> None:
-    """ZeroMQ reports nothing: it tries to connect again and again."""
+    """ZeroMQ itself reports no error: it silently retries forever."""
     assert server.refused() == ""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
@@ -354,8 +355,8 @@ def test_a_peer_without_the_password_of_its_name_is_refused(server: ServerSocket
 
 
 def greetings(where: str, times: int, user: int) -> list[bytes]:
-    """The length of each answer to a process of ``user`` that connects ``times`` times and sends its greeting
-    first."""
+    """Connect ``times`` times from a process of the user ID ``user`` that sends its ZMTP greeting first.
+    Return the length of each answer as a byte."""
     seen, told = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -405,7 +406,7 @@ def test_a_report_is_repeated_until_the_next_task_arrives(server: ServerSocket) 
     said: list[messages.FromClient] = []
 
     def hear(*expected: messages.FromClient) -> None:
-        """Let the peer send until the last messages that the server received are these."""
+        """Let the peer send until the last messages that the server received are ``expected``."""
         while said[-len(expected) :] != list(expected):
             peer.beat()
             server.wait(1)
@@ -415,7 +416,7 @@ def test_a_report_is_repeated_until_the_next_task_arrives(server: ServerSocket) 
         server.send(name, [messages.encode(message)])
 
     def told() -> messages.FromServer:
-        """The next message to the peer. Both ends are in this thread: neither may wait for the other."""
+        """Return the next message to the peer. Both ends are in this thread, so neither may block."""
         while (found := peer.poll()) is None:
             server.wait(1)
             said.extend(messages.decode_from_client(frames[0]) for _, frames in server.receive())

@@ -1,7 +1,8 @@
-"""The CUDA sources give the reference's bits when they are built as C++ for the CPU with ``tests/cuda_shim``.
+"""Tests that the CUDA sources match the reference when they are built as C++ for the CPU with the shim.
 
-The shim runs the threads of a block one after the other. Only tests/unit/test_kernels_cuda.py, which needs a
-GPU, shows that the kernels can be launched and that copies overlap them.
+All results must be bit-identical, except that norms may differ by 1e-12 (relative). The shim,
+``tests/cuda_shim``, runs the threads of a block one after the other. Only tests/unit/test_kernels_cuda.py,
+which needs a GPU, tests that the kernels can be launched and that copies overlap with them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from edgefl.kernels.field import PRIME
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("c++") or shutil.which("g++")
 CASES, FEW = 3600, 450
-"""Numbers of random cases: all, and enough to find each of `MUTANTS`."""
+"""Numbers of random cases: for the slow test, and for the fast test and each of `MUTANTS`."""
 FLAGS = shlex.split(
     "-x c++ -std=c++17 -O2 -ffp-contract=off -U_FORTIFY_SOURCE -shared -fPIC "
     "-Wall -Werror -Wno-unknown-pragmas -Wno-sign-compare -DEF_CHUNK_BYTES=65536"
 )
-"""The chunk size is so small that even small sums consist of several chunks."""
+"""Compiler flags. EF_CHUNK_BYTES is so small that even small sums are computed in several chunks."""
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
@@ -65,7 +66,7 @@ CASES_OF = (fuzz_kernels._sum_case, fuzz_kernels._step_case, fuzz_kernels._field
 
 
 def _first_difference(cases: int) -> str | None:
-    """Name the first random sum, step or mask whose result differs from the reference's."""
+    """Return the first random case whose result differs from the reference's, as text; None if all agree."""
     for number in range(cases):
         make = CASES_OF[number % len(CASES_OF)]
         with np.errstate(all="ignore"):
@@ -101,7 +102,7 @@ def test_sums_of_several_chunks(size: int) -> None:
 @pytest.mark.usefixtures("_shim")
 @pytest.mark.parametrize("size", [4095, 4097, 16_384, 16_385, 50_003])
 def test_masks_of_several_chunks(size: int) -> None:
-    """Chunks are smaller for many vectors, as in the second sum. In the third sum, elements add up to p."""
+    """The second sum has 600 vectors, so its chunks are smaller. In the third, elements add up to p."""
     rng = np.random.default_rng(size)
     update, mask = rng.standard_normal(size, np.float32), rng.integers(0, PRIME, size, dtype=np.uint32)
     made, opposite = [], (PRIME - mask.astype(np.int64)).astype(np.uint32) % np.uint32(PRIME)

@@ -54,7 +54,7 @@ def caller(door: DoorSocket, secret: bytes, closing: ExitStack) -> CallerSocket:
 
 
 def says(door: DoorSocket, peer: CallerSocket, name: bytes, word: bytes) -> None:
-    """Send ``word`` and check that the door receives it under ``name``."""
+    """Let the peer send ``word``, and check that the door receives it under ``name``."""
     for _ in range(BOUND_MS):
         with suppress(Full):
             peer.send([word])
@@ -62,11 +62,11 @@ def says(door: DoorSocket, peer: CallerSocket, name: bytes, word: bytes) -> None
             return
         peer.wait_to_send(1)
         door.wait(0)
-    raise AssertionError("no room within the bound")
+    raise AssertionError("the peer could not send in time")
 
 
 def stranger(kind: str, door: DoorSocket) -> zmq.Socket[bytes]:
-    """A DEALER of ``kind`` that has no admitted key."""
+    """Return a DEALER that the door must refuse; ``kind`` is its security mechanism or its wrong key."""
     dealer = zmq.Context.instance().socket(zmq.DEALER)
     dealer.linger = 0
     match kind:
@@ -232,7 +232,8 @@ def test_a_server_without_descriptors_closes_other_connections(door: DoorSocket,
 
 
 def fill(door: DoorSocket, rounds: int) -> int:
-    """Start a process with ``rounds`` connections that send endless frames, 200 MB/s at most in all."""
+    """Start a process that opens ``rounds`` connections and sends an incomplete frame of 1 MiB on each, at
+    most 200 MB/s in total; return its process ID."""
     pid = os.fork()
     if pid == 0:
         with suppress(BaseException):

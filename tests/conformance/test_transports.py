@@ -1,4 +1,4 @@
-"""Both transports carry the same bits, and the wire refuses parts that do not fit."""
+"""Tests that both transports deliver updates bit for bit, and that "wire" refuses parts that do not fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ("shm", "wire")
 
 
 class Run:
-    """A server's and a client's end of one transport. A list replaces the socket between them."""
+    """The server's end and the client's end of one transport, with a list in place of the socket."""
 
     def __init__(self, kind: str, size: int, slots: int = 3) -> None:
         self.buffer = ParameterBuffer.create(Shape(size, 2, slots))
@@ -38,7 +38,7 @@ class Run:
         self._under_way.append([bytes(frame) for frame in frames])
 
     def deliver(self) -> None:
-        """Deliver all frames that the client has sent: a socket may send them much later."""
+        """Deliver all frames that the client has sent. Until then they wait, as they may in a socket."""
         for header, *rest in self._under_way:
             chunk = messages.decode_from_client(header)
             assert isinstance(chunk, messages.Chunk)

@@ -1,4 +1,4 @@
-"""A device that torch takes for a GPU, unless CUDA_VISIBLE_DEVICES is empty at the first backward pass.
+"""Adds a fake GPU to torch at the first backward pass, unless CUDA_VISIBLE_DEVICES is the empty string then.
 
 With a GPU, torch's first backward pass starts threads, and every process that is forked later fails at its
 own first backward pass. If PYTHONPATH contains this folder, the same happens on a machine without a GPU.

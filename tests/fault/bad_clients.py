@@ -1,6 +1,7 @@
 """A workload (``supervisor.run(workload=...)``) whose clients misbehave.
 
-``EDGEFL_BAD`` assigns kinds of misbehaviour to clients (``beats:1,others:2``), for every second trip.
+``EDGEFL_BAD``, such as ``beats:1,others:2``, lists kinds of misbehaviour, each with the number of the client
+that misbehaves in this way on every second trip.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["Workload"]
 
 BAD = {int(number): what for what, number in (one.split(":") for one in os.environ["EDGEFL_BAD"].split(","))}
 FLOOD = 20_000
-"""Number of messages in a flood. The server ends the client long before the last one."""
+"""Number of messages in a flood. The server ends the client long before it has received all of them."""
 _honest = client.ClientProcess._answer
 
 

@@ -1,4 +1,4 @@
-"""Flips single bits in the files of a run and reads them: a flip must be noticed or change no result."""
+"""Flips single bits in a run's files and reads the files: a flip must be noticed or change no result."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NOTICED, SAME, EARLIER = GOOD = "noticed", "the same", "an earlier moment of the
 
 
 class Flip(NamedTuple):
-    """A bit of a file, by its number."""
+    """A bit to flip: the name of its file, and its number in the file."""
 
     name: str
     bit: int
 
 
 def flips(folder: Path, count: int, seed: int = 0) -> Iterator[Flip]:
-    """Draw ``count`` bits, alternately from a random file and from a file drawn in proportion to its size."""
+    """Draw ``count`` bits, in files drawn alternately with equal probability and in proportion to size."""
     rng = seeds.stream(seed, "bit-flips")
     sizes = {str(path.relative_to(folder)): 8 * path.stat().st_size for path in files(folder)}
     names, whole = list(sizes), sum(sizes.values())
@@ -51,7 +51,7 @@ def files(folder: Path) -> list[Path]:
 
 
 class Reader:
-    """Flips a bit in a copy of a run's folder, and reads the file with the code that edgefl reads it with."""
+    """Flips a bit in a copy of a run's folder, and reads the file with the code that edgefl uses."""
 
     def __init__(self, folder: Path, place: Path) -> None:
         self.whole, self._place = folder, place
@@ -64,7 +64,7 @@ class Reader:
             self._same[name] = self._read(name)
 
     def __call__(self, flip: Flip) -> str:
-        """Return one of `GOOD`, or a description of the problem."""
+        """Flip the bit and read the file; return one of `GOOD`, or a description of the problem."""
         path = self._place / flip.name
         whole = (self.whole / flip.name).read_bytes()
         spoilt = bytearray(whole)
@@ -151,7 +151,7 @@ def _moments(folder: Path, place: Path) -> Iterator[str]:
 
 
 def killed(changes: Iterable[Change]) -> dict[str, bytes]:
-    """Return the files of a run that is killed after its last checkpoint but one."""
+    """Return the files of a run that is killed just before it writes its last checkpoint."""
     changes, here = list(changes), disk.Disk()
     named = [
         number

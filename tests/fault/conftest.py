@@ -18,7 +18,7 @@ from tests.process.runs import virtual
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm(fork_server: ForkServer) -> None:
-    """Start the fork server first, so that the runs of fixtures are forked too."""
+    """Start the fork server before other fixtures, so that it also forks the runs that they make."""
 
 
 def small_run(versions: int = 40) -> Experiment:
@@ -27,7 +27,8 @@ def small_run(versions: int = 40) -> Experiment:
 
 
 FAULTS = (
-    # The main process makes 36 such writes, and the server 59 to 80, since it groups what it records.
+    # Only the server reaches the fault after 40 writes: the main process makes 36 such writes, and the
+    # server 59 to 80, depending on how it groups rows.
     f"write:record.sqlite-wal:{errno.ENOSPC}:40",
     f"write:checkpoints/:{errno.EIO}:8",
     f"open:checkpoints/:{errno.EMFILE}:2",

@@ -1,8 +1,8 @@
-"""Simulates a disk: which file contents a power cut may leave of the changes that a run made.
+"""Simulates a disk: draws the file contents that may remain of a run's changes after a power cut.
 
-A flush (fsync) of a file keeps its content, and a flush of a folder keeps its names. Any part of later
-changes may be kept: each write is lost, complete, or torn between sectors; each later change of a name is
-lost or kept, in order or not.
+A flush (fsync) of a file keeps its content, and a flush of a folder keeps the names in it. Any part of the
+later changes may survive: a write is lost, complete, or torn between sectors; changes of names are lost or
+kept, in order or not.
 """
 
 from __future__ import annotations

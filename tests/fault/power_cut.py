@@ -1,7 +1,7 @@
 """Simulates power cuts: records a run, and judges the states of its files that a cut may leave.
 
-A state is good if ``edgefl resume`` continues from the latest flushed checkpoint or a later one, and if its
-numbers and rows are those that the recorded run had at that moment. It is also good if the run had not begun.
+A state is good if ``edgefl resume`` continues from the latest flushed checkpoint or a later one, and restores
+the numbers and rows that the recorded run had at that moment. It is also good if the run had not begun.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def record(wanted: Experiment, folder: Path, library: Path) -> list[Change]:
 
 
 def recording(wanted: Experiment, folder: Path) -> tuple[shim.Run, Path]:
-    """Return a run into ``folder / RUN`` whose file changes are logged, and the log."""
+    """Describe a run into ``folder / RUN`` whose file changes are logged; also return the log's path."""
     folder.mkdir()
     file, log = folder.with_suffix(".toml"), folder.with_suffix(".log")
     file.write_text(config.dump(wanted))
@@ -79,7 +79,7 @@ class Cut(NamedTuple):
 def cuts(
     changes: Iterable[Change], states: int, chosen: Container[int] | None = None, seed: int = 0
 ) -> Iterator[Cut]:
-    """Yield ``states`` states after each of the ``chosen`` changes, drawn with the seed."""
+    """For each of the ``chosen`` changes (default: all), draw ``states`` states after a power cut."""
     here, floor, named, experiment = Disk(), -1, -1, False
     begun = False
     for number, change in enumerate(changes):
@@ -97,7 +97,7 @@ def cuts(
 
 
 class Judge:
-    """Finds what is wrong with a state, by the recorded run's changes."""
+    """Compares states with the recorded run, which it rebuilds from the run's file changes."""
 
     def __init__(self, wanted: Experiment, changes: Iterable[Change], folder: Path) -> None:
         self._folder = folder
@@ -168,8 +168,8 @@ class Judge:
             return f"goes on from event {state.journal_seq}, not from {cut.floor}"
         if plain(state) not in self._saved[state.journal_seq]:
             return f"goes on from other numbers at event {state.journal_seq}"
-        # Pending evaluations, and before the first event also that of version 0, may have no row: the resumed
-        # run repeats them.
+        # A pending evaluation may have no row, since the resumed run repeats it. Before the first event, the
+        # same holds for the evaluation of version 0.
         expected = there["evaluations"]
         there["evaluations"] = {
             version: row
@@ -191,7 +191,7 @@ class Judge:
         return "" if same else "ends with another outcome"
 
     def _load(self, path: Path, **how: bool) -> Experiment:
-        """Return the result of `config.load`, which takes most of the time, from a cache by content."""
+        """Cache the result of `config.load` by file content, since loading would take most of the time."""
         text = path.read_bytes() if path.is_file() else b""
         if not text:
             return _load(path, **how)
@@ -200,7 +200,7 @@ class Judge:
         return self._loaded[text]
 
     def _write_results(self, folder: Path, names: Iterable[str]) -> None:
-        """Copy the final results. Other tests check results that are made from a record."""
+        """Copy the recorded run's results; other tests check how results are made from a record."""
         for name in names:
             shutil.copy(self._folder / "final" / RUN / name, folder / name)
 
@@ -232,7 +232,7 @@ class Judge:
         return dict(self._rows[seq])
 
     def _whole(self, folder: Path) -> str:
-        """Compare the record, model and results of a run that is over with the recorded run's."""
+        """Compare a finished run's record, model and results with the recorded run's; return what differs."""
         final = self._folder / "final" / RUN
         if wrong := _different(rows(folder), rows(final)):
             return f"over, with {wrong}"
@@ -250,7 +250,7 @@ def _different(here: dict[str, Any], there: dict[str, Any]) -> str:
 
 
 def rows(folder: Path) -> dict[str, Any]:
-    """Return all decisions of a run from its record."""
+    """Return the contents of a run's record that a resumed run must reproduce, by name."""
     with Record(folder) as record:
         trips = [record.trips[name].tolist() for name in COLUMNS]
         return {

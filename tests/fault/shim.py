@@ -44,7 +44,7 @@ class Change(NamedTuple):
     """New path of a renamed file."""
     data: bytes
     flag: bool
-    """True if opening emptied the file, or if a folder was flushed."""
+    """For an open: True if it truncated the file. For a flush: True if its target is a folder."""
 
 
 def build(folder: Path) -> Path:
@@ -58,7 +58,7 @@ def build(folder: Path) -> Path:
 
 
 class Run(NamedTuple):
-    """``edgefl run`` of a file into ``out``, with environment variables for the shim."""
+    """An ``edgefl run`` of the experiment ``file`` into ``out``, with environment variables for the shim."""
 
     file: Path
     out: Path

@@ -45,7 +45,7 @@ def test_commands_report_a_flipped_bit_in_one_line(folder: Path, tmp_path: Path)
 
 
 def results(read: Reader, name: str, part: float = 1.0) -> Iterator[str]:
-    """Flip 400 bits of a file, or of its first part, one after another."""
+    """Flip 400 evenly spaced bits, one at a time, in the first fraction ``part`` of a file; yield results."""
     size = int(8 * (read.whole / name).stat().st_size * part)
     return (read(Flip(name, bit)) for bit in range(0, size, size // 400))
 
@@ -53,7 +53,7 @@ def results(read: Reader, name: str, part: float = 1.0) -> Iterator[str]:
 def test_without_a_seal_of_its_header_a_flip_in_a_checkpoint_changes_a_result(
     recorded: Recorded, read: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The seal once did not cover versions, times and places of updates."""
+    """Regression: the seal did not cover the header's metadata, such as the updates' versions and times."""
     newest = max((recorded.folder / "checkpoints").glob("journal-*"))
     with checkpoint.safe_open(newest, framework="numpy") as file:
         metadata = file.metadata()

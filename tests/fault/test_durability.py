@@ -41,7 +41,7 @@ def test_servers_killed_at_each_failpoint_lose_and_repeat_no_update(
     folder, account = tmp_path / "run", tmp_path / "account"
     monkeypatch.setenv(WITNESS, str(account))
     # A commit has at most six updates, one from each client, which make two sums. Two failpoints wait for
-    # four commits (eight sums) and three wait for three sums, so 25 sums are enough.
+    # four commits (eight sums) each, and three wait for three sums each, so 25 sums are enough.
     points = [f"{name}:0:{3 if name in ('commit', 'committed') else 2}" for name in PLACES]
     assert killed(wanted(**server), folder, points, monkeypatch) == len(points)
     assert log_problems(account, folder) == []

@@ -14,7 +14,8 @@ from edgefl.lab import outcome
 from tests.process.runs import DEVICES, Command, experiment, incidents
 
 MAX_MIB = 16.0
-"""Maximum growth. `python -m benchmarks.soak` allows less in an hour, which has a longer warm-up."""
+"""Maximum growth in MiB. `python -m benchmarks.soak` runs for an hour and allows less growth, since its
+warm-up is longer."""
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc"),
     pytest.mark.timeout(300),

@@ -1,4 +1,4 @@
-"""Tests of clients that misbehave although they know the run's passwords: only their tasks are lost."""
+"""Tests of misbehaving clients that know the run's passwords: each loses only its own tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that a failed system call ends a run with one line, and that the run can be resumed."""
+"""Tests that a failed system call ends a run with a one-line error, and that the run can be resumed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_failed_system_call_is_one_line_and_the_resumed_run_has_the_same_outco
 
 
 def test_a_run_without_memory_ends_with_one_line(tmp_path: Path) -> None:
-    """The zygote cannot load torch in an address space of 300 MiB."""
+    """The zygote (the process from which others are forked) cannot load torch in 300 MiB of address space."""
     (tmp_path / "experiment.toml").write_text(config.dump(virtual(1)))
     words = ["run", str(tmp_path / "experiment.toml"), "--quiet", "--out", str(tmp_path / "run")]
     done = subprocess.run(

@@ -140,9 +140,10 @@ def test_a_signal_ends_a_run_with_its_results_and_its_own_exit_code(
 
 
 HANG_S = 5.0
-"""Silence after which a client counts as hung. On a busy host this may happen to other clients too."""
+"""Time in seconds without a message after which a client is considered hung. On a busy host, clients that do
+not hang may exceed it too."""
 EVERYONE = {"name": "fedavg", "cohort": 6}
-"""A strategy whose versions need an update of each client."""
+"""A strategy that needs an update from each of the six clients for every version."""
 FAILURES = {
     "stale:0:1": "version",
     "rubbish:1:1": "malformed",
@@ -151,7 +152,8 @@ FAILURES = {
     "nan:4:1": "non-finite",
     "alter:5:1": "checksum",
 }
-"""Failpoints, each in the second trip of another client, and their kinds in the record."""
+"""Maps failpoints to the kinds of the incidents that they cause. Each failpoint is in the second trip of a
+different client."""
 
 
 def finished(wanted: Any, folder: Path, failpoints: str) -> Record:
@@ -163,7 +165,7 @@ def finished(wanted: Any, folder: Path, failpoints: str) -> Record:
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is enforced on Linux only")
 @pytest.mark.parametrize("transport", ["shm", "wire"])
 def test_a_failure_costs_its_task_and_no_bad_update_reaches_the_model(transport: str, tmp_path: Path) -> None:
-    """Memory is limited by rlimit with shared memory, and by a control group (if possible) with "wire"."""
+    """With "shm", memory is limited by rlimit. With "wire", it is limited by a control group if possible."""
     memory = "cgroup" if transport == "wire" and not no_group("memory") else "rlimit"
     wanted = experiment(
         fleet=Fleet(devices=DEVICES, network="fios", memory=memory),

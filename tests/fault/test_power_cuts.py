@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def sampled(changes: list[Change], count: int) -> list[Cut]:
-    """Draw ``count`` changes of the run, and a state after each."""
+    """Draw ``count`` of the changes and, for each, a state that a power cut after it may leave."""
     rng = seeds.stream(1, "sample")
     chosen = set(rng.choice(len(changes), count, replace=False).tolist())
     return list(cuts(changes, 1, chosen))

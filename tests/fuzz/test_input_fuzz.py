@@ -1,8 +1,8 @@
-"""Fuzzing of the command line with damaged experiments and profiles, which it refuses in one line or accepts.
+"""Fuzzes the command line with damaged experiments and profiles: each is accepted or refused in one line.
 
-A seeded generator changes one of the files in `SEEDS`: keys, values, types, truncation, bytes that are not
-UTF-8. A fake supervisor checks the experiment as a run does and plans trips. ``EDGEFL_FUZZ_CASES`` sets the
-number of cases.
+A seeded generator damages one of the files in `SEEDS`: it changes keys, values and types, truncates the file,
+or inserts bytes that are not UTF-8. A fake supervisor checks the experiment as a run does and plans trips.
+``EDGEFL_FUZZ_CASES`` sets the number of cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgefl.run.demands import checked
 
 FAST, ALL = 20, int(os.environ.get("EDGEFL_FUZZ_CASES", "200"))
 LONGEST = 300
-"""Maximum length of a line of a message."""
+"""Maximum length of a printed line, in characters."""
 
 EXPERIMENT = """
 name = "small"

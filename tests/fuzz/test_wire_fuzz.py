@@ -1,4 +1,4 @@
-"""Fuzzing of the codec: it raises only `WireError`, and accepts only figures that the record can hold.
+"""Fuzzes the message codec: it raises only `WireError`, and accepts only numbers that the record can hold.
 
 A seeded generator makes the cases of each test. ``EDGEFL_FUZZ_CASES`` sets their number.
 """
@@ -20,7 +20,7 @@ from edgefl.run import messages
 from tests.wire_samples import ALL
 
 CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "30000"))
-"""Total number of cases. `WAYS` contains the share of each generator."""
+"""Number of cases for a generator with weight 1. `WAYS` contains the weights."""
 
 SEEDS = [messages.encode(message) for message in ALL]
 EDGES: list[Any] = [
@@ -86,7 +86,7 @@ def nesting(draw: random.Random) -> bytes:
 
 
 def huge_claims(draw: random.Random) -> bytes:
-    """Return a message with a length far beyond its end."""
+    """Return a message with a length prefix that points far beyond the end of the message."""
     seed = draw.choice(SEEDS)
     kind = draw.choice([b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"])
     claim = kind + draw.choice([2**32 - 1, 2**31, 2**24]).to_bytes(4, "big")

@@ -1,7 +1,7 @@
-"""``python -m tests.golden record|compare [CASE...]``: the results that a restructuring must not change.
+"""``python -m tests.golden record|compare [CASE...]`` checks that a refactoring has not changed any result.
 
 ``record`` writes golden.json, or the named cases in it; ``compare`` prints a line for each case that differs,
-with the facts that differ. A CASE may be a pattern, such as ``verdict-*``. All cases take some minutes.
+with the facts that differ. A CASE may be a pattern, such as ``verdict-*``. All cases together take minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.golden import runs, verdicts
 COMPARED = "text-compare"
 FILE = runs.HERE / "golden.json"
 CLEAR = 180
-"""Maximum length of a fact that is recorded in full; a longer fact is recorded as a digest."""
+"""Maximum length of a fact's JSON, in characters; a longer fact is split or becomes a digest (see `flat`)."""
 SHOWN = 4
 Facts = dict[str, Any]
 
@@ -68,7 +68,7 @@ def _facts(name: str, folder: Path, warm: Any) -> Facts:
 
 
 def _compared(folder: Path, warm: Any) -> dict[str, Any]:
-    """Return what commands print about two settings with two seeds, and about the first run."""
+    """Return what ``edgefl compare`` prints about several runs, and other commands about the first run."""
     names = fnmatch.filter(runs.CASES, "compare-*")
     for name in names:
         runs.make(name, folder / name, warm)
@@ -85,8 +85,8 @@ def _compared(folder: Path, warm: Any) -> dict[str, Any]:
 
 
 def flat(value: Any, path: str = "", depth: int = 3) -> Facts:
-    """Flatten nested facts to a dict keyed by path. Short facts are kept; facts that are long at the
-    innermost level become digests."""
+    """Flatten nested facts to a dict keyed by path. A long fact is split into its parts, down to ``depth``
+    levels; a part that is still long becomes a digest."""
     if len(json.dumps(value, ensure_ascii=False)) <= CLEAR:
         return {path: value}
     if not depth or not isinstance(value, dict | list | tuple):
@@ -97,8 +97,8 @@ def flat(value: Any, path: str = "", depth: int = 3) -> Facts:
 
 
 def different(name: str, golden: Mapping[str, Any], found: Mapping[str, Any], here: bool) -> list[str]:
-    """Describe the facts that differ from the recorded ones. If the recording machine is not ``here``, only
-    facts that are equal on all machines are compared."""
+    """Describe the facts that differ from the recorded ones. ``here`` is True if they were recorded on this
+    machine; if not, only facts that are equal on all machines are compared."""
     case = runs.CASES.get(name, {})
     if not here and runs.CASES.get(runs.golden_name(name), {}).get("learned"):
         return []
@@ -151,7 +151,7 @@ def record(names: Sequence[str]) -> Iterator[str]:
     """Write the facts of these cases; yield a line for each that failed."""
     known = recorded()
     if len(names) < len(cases()) and known["machine"] not in ({}, machine()):
-        raise SystemExit(f"golden.json was recorded on {known['machine']}: record all cases")
+        raise SystemExit(f"golden.json is from another machine, {known['machine']}: record all cases")
     found = dict(facts_of([name for name in names if runs.golden_name(name) == name]))
     for name, facts in found.items():
         if ("error" in facts) is not bool(runs.CASES.get(name, {}).get("refused")):

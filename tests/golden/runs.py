@@ -59,7 +59,7 @@ def experiment(name: str) -> dict[str, Any]:
 
 
 def golden_name(name: str) -> str:
-    """Return the case whose recorded facts this case must have."""
+    """Return the name of the case whose recorded facts this case must reproduce."""
     return str(CASES.get(name, {}).get("same_as", name))
 
 

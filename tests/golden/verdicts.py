@@ -34,7 +34,7 @@ NAN = math.nan
 
 
 def figures(count: int, middle: float = 1.0, spread: float = 0.05) -> list[float]:
-    """Return fixed figures around ``middle``, rounded so that no library's last bit changes them."""
+    """Return fixed figures around ``middle``, rounded so that they are the same on every machine."""
     return [round(middle * (1 + spread * ((k * 0.618034) % 1 - 0.5)), 9) for k in range(count)]
 
 
@@ -62,7 +62,7 @@ BUDGETS: tuple[dict[str, float], ...] = (
 
 
 def plugin() -> Any:
-    """Judge measurements by budgets and by their pace, and compare them with each other as baselines."""
+    """Return the results of `assert_budget`, `assert_pace` and baseline comparisons for many measurements."""
     found: dict[str, Any] = {}
     for (name, repetitions), doubt in itertools.product(MEASURED.items(), ("", "the host is overloaded")):
         for budget in (*BUDGETS, None):
@@ -109,7 +109,7 @@ PHONE = {
     "connections": 0, "refused": 0, "broken": 0, "energy_j": None, "up": WAY, "down": WAY,
 }  # fmt: skip
 EDGES = (1.0, 1.0299, 1.0301, 1.0499, 1.0501, 1.199, 1.201)
-"""Factors on both sides of every bound."""
+"""Factors by which phones or links are too slow: values just below and just above each bound."""
 HOSTS: tuple[Mapping[str, float], ...] = (
     {}, {"load": 0.901}, {"load": 0.899, "steal": 0.0201, "throttled": 0.0201}, {"step_cost": 1.99},
     {"steal": 0.0199, "others": 0.251}, {"throttled": 0.0199, "others": 0.249, "step_cost": 2.01},
@@ -118,7 +118,7 @@ HOSTS: tuple[Mapping[str, float], ...] = (
 
 
 def programs() -> Any:
-    """Phones that were too slow, too fast or not counted, and links, on several hosts."""
+    """Return verdicts on links and on phones that are too slow, too fast or not counted, on several hosts."""
     shares = [figures(3, 0.1 / edge, 0.0001) for edge in EDGES] + [figures(4, 0.2)]
     links: tuple[list[tuple[float, float]], ...]
     links = ([], [(2.0, 2.0 * EDGES[1])], [(1.0, EDGES[2])] * 3, [(0.009, 0.9), (1.0, 0.95)])
@@ -134,7 +134,7 @@ def programs() -> Any:
 
 
 def fidelity() -> Any:
-    """Runs that were on time, late in one phase or on one device, disturbed, or not measured."""
+    """Return verdicts on runs: on time, late in one phase or on one device, disturbed, or not measured."""
     takes = {"compute": 3.0, "down": 1.0, "up": 1.5, "delay": 0.2, "trip": 5.5, "round": 5.6}
     plan = {name: figures(20, middle) for name, middle in takes.items()}
     names, found = ["pixel-4", "moto-g4"] * 10, [_assessed([], {}, {})]
@@ -154,7 +154,7 @@ def _assessed(*trips: Any, host: Mapping[str, float] = {}, **more: Any) -> Any:
 
 
 def statistics() -> Any:
-    """Estimates and ratios of costs over seeds, also of runs that missed the target, and verdicts on them."""
+    """Return estimates and cost ratios over seeds, of which some missed the target, and verdicts on them."""
     series = [figures(n, middle, spread) for n in (1, 3, 5) for middle in (1.0, 2.5) for spread in (0.1, 0.8)]
     found: dict[str, Any] = {"estimates": [estimate(each) for each in series]}
     for (a, other), (b, mine) in itertools.permutations(enumerate(series), 2):
@@ -173,7 +173,7 @@ def statistics() -> Any:
 
 
 def claims() -> Any:
-    """Claims of a study after the correction for multiple tests."""
+    """Return the claims of a study after the correction for multiple tests."""
     said: tuple[Verdict, ...] = (
         "reproduced", "smaller", "reproduced", "not reproduced", "holds", "reproduced", "out of reach",
     )  # fmt: skip
@@ -193,7 +193,8 @@ def claims() -> Any:
 
 
 def privacy() -> Any:
-    """ε of runs: trees, steps, quantiles, cohorts drawn in two ways, clients that took part differently."""
+    """Return ε for tree and Gaussian noise, restarts, quantiles, cohorts that are sampled in two ways, and
+    clients that take part at different rates."""
     plain = {"clip_norm": 1.0, "noise_multiplier": 2.0}
     steps = [[k % 7, (3 * k + 1) % 7, k % 3] for k in range(40)]
     rules: list[tuple[dict[str, Any], Any]] = [
@@ -224,7 +225,7 @@ LINKS = (
 
 
 def links() -> Any:
-    """Times of transfers on a dozen links, with three seeds."""
+    """Return the times of transfers on twelve links, with three seeds."""
     sizes = (0, 1500, 40_000, 2_000_000)
     return {name: [_transfers(name, sizes, seed) for seed in range(3)] for name in LINKS}
 
@@ -241,7 +242,7 @@ MODELS = {"mlp": 32, "cnn-femnist": 16, "cnn-fedbuff": 32, "cnn-groupnorm": 10, 
 
 
 def predictions() -> Any:
-    """Predicted steps of five models on eight devices, and inference and another runtime on one."""
+    """Return predicted steps of five models on eight devices, and of one also for inference and with MNN."""
     on = [word for name in DEVICES for word in ("-d", name)]
     asked = [("predict", model, "--batch", str(batch), *on) for model, batch in MODELS.items()]
     one = ("predict", "cnn-femnist", "-d", "pixel-4")
@@ -257,7 +258,7 @@ def predictions() -> Any:
 
 
 def profiles() -> Any:
-    """All figures of the profiles that come with edgefl."""
+    """Return a digest of each profile that comes with edgefl."""
     kinds = json.loads(said(["profiles", "--json"]))
     return {name: digest(profile) for each in kinds.values() for name, profile in each.items()}
 

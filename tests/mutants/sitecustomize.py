@@ -1,5 +1,5 @@
-"""Mutants of edgefl: processes with this folder on their PYTHONPATH break the guarantee that
-``EDGEFL_TEST_MUTANT`` names. `edgefl chaos` must detect each mutant.
+"""Mutants of edgefl: in processes with this folder on their PYTHONPATH, the mutant that
+``EDGEFL_TEST_MUTANT`` names breaks a guarantee. `edgefl chaos` must detect each mutant.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 COMMIT_S = 0.05
-"""Period of commits."""
+"""Minimum time between commits of the record, in seconds."""
 
 
 def acknowledges_first() -> None:
@@ -60,7 +60,7 @@ def _write_checkpoints_often() -> None:
 
 
 def skips_held() -> None:
-    """Replace updates that were held at a kill or an interrupt by zeros."""
+    """After a kill or an interrupt, replace the updates that the server held with zeros."""
     from edgefl import kernels
     from edgefl.run.aggregator import Aggregator
 

@@ -1,4 +1,4 @@
-"""Controls a headless Chromium by its DevTools protocol over a pipe."""
+"""Controls a headless Chromium through its DevTools protocol over a pipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS = (
 
 
 class Browser:
-    """One tab, with its network ``requests`` and its ``errors``."""
+    """A browser tab, with lists of the URLs of its network ``requests`` and of its ``errors``."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
@@ -98,7 +98,7 @@ def browser(folder: Path) -> Iterator[Browser]:
         pytest.skip("no Chromium is installed")
     ours_in, theirs_out = os.pipe()
     theirs_in, ours_out = os.pipe()
-    # The protocol uses descriptors 3 and 4, which a shell can redirect.
+    # The protocol uses descriptors 3 and 4, so a shell connects them to the pipes.
     command = f'exec "$0" "$@" 3</proc/self/fd/{theirs_in} 4>/proc/self/fd/{theirs_out}'
     process = subprocess.Popen(
         ["sh", "-c", command, program, *FLAGS.split(), f"--user-data-dir={folder}"],

@@ -26,7 +26,7 @@ def _warm(fork_server: ForkServer) -> None:
 
 @pytest.fixture(scope="session")
 def warm_measuring(fork_server: ForkServer) -> Iterator[None]:
-    """Fork measuring processes of device tests from one that has imported torch."""
+    """Fork the measuring processes of device tests from a process that has imported torch."""
     started, channel = start_process("tests.process.warm_measuring", int, dict(os.environ))
     cold, home = measuring.start_process, {"HOME": os.environ.get("HOME", "")}
 

@@ -1,4 +1,4 @@
-"""Runs that disturb themselves at a given step of their training, so that the disturbance is certain."""
+"""Runs that disturb themselves at a given training step, so that no run ends undisturbed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def make(input_shape, classes):
 """
 
 AGENDA = Arrived | Died | Failed | Joined | Left | Ticked
-"""Events on record that come from the virtual clock's agenda."""
+"""Types of the recorded events that the virtual clock schedules."""
 
 
 def made_in(folder: Path) -> Model:
@@ -110,14 +110,14 @@ def plan(folder: Path, deeds: dict[int, str]) -> None:
 
 
 def left(folder: Path) -> list[str]:
-    """Return the deeds that were planned and not done."""
+    """Return the names (``at-STEP``) of the planned deeds that were not done."""
     return [path.name for path in folder.glob("at-*")]
 
 
 def killed(wanted: edgefl.Experiment, folder: Path, points: Sequence[str], patch: pytest.MonkeyPatch) -> int:
     """Make a run whose servers die, each at the next of these failpoints; return the number of deaths.
 
-    The run replaces its servers. After three deaths in a row without a new version, it is resumed.
+    The run replaces its servers. After three deaths in a row without a new version, it ends and is resumed.
     """
     points, deaths = list(points), 0
     while True:

@@ -85,7 +85,7 @@ _FILL = "import hashlib\nblock = b'x' * ({mib} << 20)\nfor _ in range(3): hashli
 
 
 def fills_a_child(mib: int) -> None:
-    """The child works with its memory for a while."""
+    """Run a child that fills ``mib`` MiB and hashes them three times."""
     subprocess.run([sys.executable, "-I", "-S", "-c", _FILL.format(mib=mib)], check=True)
 
 
@@ -97,7 +97,7 @@ def fills_a_fork(mib: int) -> None:
 
 
 def fills_a_child_and_leaves_it(mib: int) -> None:
-    """Start a child that reports when it has its memory, and does not end."""
+    """Start a child that fills ``mib`` MiB, reports this, and does not end."""
     code = f"block = b'x' * ({mib} << 20)\nprint(flush=True)\ninput()"
     pipe = subprocess.PIPE
     CALLS.append(subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=pipe, stdout=pipe))
@@ -130,7 +130,7 @@ def hangs() -> None:
 
 
 def leaves_a_daemon() -> None:
-    """Leave one daemon per process, which holds the descriptors of its parents, in another session."""
+    """On the first call, leave a daemon in another session. It keeps the inherited descriptors open."""
     if CALLS or os.fork():
         CALLS.append(os.getpid())
         return

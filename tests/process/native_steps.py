@@ -1,4 +1,4 @@
-"""Functions whose native instructions the process tests count; without torch, which is slow there."""
+"""Functions whose native instructions the process tests count. torch would be slow while counting."""
 
 from __future__ import annotations
 

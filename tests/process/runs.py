@@ -25,9 +25,10 @@ from tests.process import warm
 
 MINUTE_S = 60.0
 PATIENCE_S = 30.0
-"""Time without a message after which a client counts as hung; a busy host does not delay a client so long."""
+"""Time in seconds without a message after which a client is considered hung. Even a busy host does not delay
+a client for so long."""
 DEVICES = {"pi-zero-2w": 4, "watch-a7": 2}
-"""Slow devices, with which the host keeps up at a small time scale, so that runs are short."""
+"""Devices so slow that the host keeps up with them at a small time scale, which keeps runs short."""
 
 BATCH_NORMALISED = """
 from torch import nn
@@ -38,7 +39,7 @@ def net(input_shape, classes):
 
 
 def experiment(**changes: Any) -> Experiment:
-    """Six slow devices on a fast network, a small model, twelve versions, under the wall clock."""
+    """Return a wall-clock experiment: six slow devices, a fast network, a small model, twelve versions."""
     given: dict[str, Any] = {
         "fleet": Fleet(devices=DEVICES, network="fios"),
         "data": Data(name="digits"),
@@ -54,7 +55,7 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def virtual(workers: int | None = 2, **changes: Any) -> Experiment:
-    """The same experiment under the virtual clock, with six phones of two profiles."""
+    """Return the same experiment under the virtual clock, with six phones of two profiles."""
     given: dict[str, Any] = {
         "fleet": Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte"),
         "clock": Clock(kind="virtual", workers=workers),
@@ -63,7 +64,7 @@ def virtual(workers: int | None = 2, **changes: Any) -> Experiment:
 
 
 def needs_groups(*controllers: str) -> None:
-    """Skip the test, with the reason, where control groups cannot be made."""
+    """Skip the test, with the reason, if control groups cannot be made."""
     try:
         Groups(controllers).close()
     except NoGroup as why:
@@ -78,11 +79,11 @@ UNPRIVILEGED = [
     "--inh-caps=-all,+dac_read_search",
     "--ambient-caps=-all,+dac_read_search",
 ]
-"""Prefix of a command that runs it as a user who may read everything, but write no files of others."""
+"""Command prefix: the command runs as a user who may read all files, but not write files of other users."""
 
 
 def needs_unprivileged() -> None:
-    """Skip the test, with the reason, where a command cannot be given another user's rights."""
+    """Skip the test, with the reason, if a command cannot be run as another user."""
     try:
         done = subprocess.run([*UNPRIVILEGED, "true"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -94,8 +95,8 @@ def needs_unprivileged() -> None:
 class Command:
     """The command ``edgefl``, a process in a new process group.
 
-    It is forked from a process that has imported everything (see `warm`), unless there is a prefix ``before``
-    or another environment.
+    It is forked from a process that has imported everything (see `warm`), unless there is a command prefix
+    ``before``, or the environment has changes that a process reads only when it starts.
     """
 
     def __init__(

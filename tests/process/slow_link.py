@@ -1,7 +1,7 @@
-"""A relay that delays TCP connections, and delays them more when a segment is lost and sent again.
+"""A relay that delays the data of TCP connections, and adds a delay for each segment that TCP would resend.
 
 ``python slow_link.py HERE THERE PORT DELAY_MS LOSS`` relays connections from HERE:PORT and HERE:(PORT + 1)
-to the same ports of THERE, until it is killed. It prints a line when it listens.
+to the same ports of THERE, until it is killed. It prints a line once it listens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 SEGMENT_BYTES = 1448
 AGAIN_S = 0.2
-"""Minimum time after which TCP repeats a segment without acknowledgement."""
+"""Minimum time in seconds after which TCP resends a segment that was not acknowledged."""
 
 
 async def carry(

@@ -1,4 +1,5 @@
-"""Tests of comparisons of base and head: each runs its own code in every layout; nothing is left behind."""
+"""Tests of comparisons of the base commit with the head: each side runs its own code in every layout of a
+repository, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def call(module: str, file: Path, name: str = "step") -> CallRequest:
 
 @pytest.fixture
 def compare(repository: Path) -> Iterator[Callable[..., Comparison]]:
-    """A function that compares with HEAD in one pair of processes. HEAD is checked out once per build."""
+    """A function that compares a call with the same call at HEAD, which is checked out once per ``build``."""
     with contextlib.ExitStack() as stack:
         made: dict[tuple[str | None, ...], AgainstBase] = {}
 
@@ -150,7 +151,7 @@ def test_a_function_can_end_its_own_processes(repository: Path, compare: Callabl
 def test_the_base_runs_its_own_code_with_an_editable_install(
     repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The import hook of setuptools maps a package to its folder."""
+    """An editable install is an import hook of setuptools, which maps the package to its folder."""
     hook = _finder_template("pkg", {"pkg": str(repository / "code")}, {})
     starts = "import __editable___pkg_finder\n__editable___pkg_finder.install()\n"
     write(tmp_path / "hook", {"__editable___pkg_finder.py": hook, "sitecustomize.py": starts})
@@ -165,7 +166,7 @@ def test_the_base_runs_its_own_code_with_an_editable_install(
 def test_the_base_runs_its_own_code_with_an_editable_install_of_a_namespace_package(
     repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """setuptools also adds an entry to ``sys.path`` that is not a folder."""
+    """For namespace packages, setuptools also adds an entry to ``sys.path`` that is not a folder."""
     folder = str(repository / "space")
     hook = _finder_template("space", {"space": folder}, {"space": [folder]})
     starts = "import __editable___space_finder\n__editable___space_finder.install()\n"
@@ -231,7 +232,7 @@ def test_an_installed_copy_of_the_repository_is_not_judged(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """The copy is found by the source's folder, or by pip's record of where it installed from."""
+    """A copy is recognised by its name in the repository's ``src``, or by pip's record of its origin."""
     monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
     installed = tmp_path / "user/lib/python{}.{}/site-packages".format(*sys.version_info)
     package = {"pkg/__init__.py": "", "pkg/steps.py": STEPS.format(mib=1)}

@@ -235,12 +235,12 @@ def test_fidelity_measures_every_quantity_in_real_runs(capsys: pytest.CaptureFix
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert set(KINDS.split(", ")) == {line["quantity"] for line in result["lines"]}
     for line in result["lines"]:
-        # If the machine stalls, a run of seconds may end before its first trip, and the reason says so.
+        # If the machine stalls, a run of a few seconds may end before its first trip; "why" then says so.
         assert line["measured"] > 0 or line["why"] == "nothing was measured"
         assert (line["verdict"] == "PASS") == (not line["why"])
     assert sum(line["measured"] > 0 for line in result["lines"]) > len(result["lines"]) / 2
     rates = result["rates"]["paced"]
-    # A phone that completed no step in this time has no rate; phones of one profile have rates of their own.
+    # A phone that completed no step in this time has no rate. Phones of one profile have different rates.
     assert len(DEVICES) / 2 < len(set(rates["declared"])) <= len(rates["declared"])
     fidelity.show(result)
     shown = capsys.readouterr().out
@@ -358,7 +358,7 @@ def test_reproduce_refuses_impossible_arguments_in_one_line(
 
 
 def test_predicted_memory_is_the_growth_of_a_process() -> None:
-    """A prediction without gradients, or without activations, would be wrong."""
+    """A prediction that omitted the gradients, or the activations, would be off by more than 25%."""
     wide = memory_row("wide", partial(mlp, (3, 32, 32), 10, hidden=[2000]), (3, 32, 32), 16)
     deep = memory_row("deep", squeezenet, (3, 224, 224), 2)
     assert wide.error < 0.15 > deep.error

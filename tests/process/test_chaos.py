@@ -138,7 +138,7 @@ def test_server_and_client_may_be_killed_at_each_of_their_failpoints(tmp_path: P
 
 
 def test_a_version_made_before_a_kill_is_no_recovery_from_it(tmp_path: Path) -> None:
-    """The next kill waits for a version of the next server."""
+    """The next kill waits until the server's replacement has made a version."""
     wanted = wall("shm")
     plan, findings = Plan(file=Command.write(wanted, tmp_path / "c")), Findings("wall", "shm")
     killer = _RandomKiller(plan, stream(0, "test"), one_keeper=True)
@@ -157,7 +157,7 @@ def test_a_version_made_before_a_kill_is_no_recovery_from_it(tmp_path: Path) -> 
 
 
 def test_a_kill_that_was_due_when_a_round_ended_is_made_in_the_next_round(tmp_path: Path) -> None:
-    """Each round has its own time, and a round may be shorter than the one before."""
+    """The time of each round starts at 0, and a round may be shorter than the one before."""
     plan = Plan(file=tmp_path, kills=1, every_s=1.0)
     killer = _RandomKiller(plan, stream(0, "test"), one_keeper=False)
     victim = Mock()

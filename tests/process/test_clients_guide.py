@@ -24,7 +24,7 @@ ROUNDS = {"cohort": 3, "weighting": "uniform"}
 
 @pytest.fixture
 def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the guide's files beside the experiment."""
+    """The current folder, which contains the example files of the guide."""
     for name, content in FILES.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def train(model, examples, context):
 
 
 def test_training_functions_train_and_take_the_time_of_their_operations(guide: Path) -> None:
-    """One run has both functions, since the import of torch's optimizers takes 2 s."""
+    """One run uses both functions in turn, since importing torch's optimizers takes 2 s in each run."""
     (guide / "in_turns.py").write_text(IN_TURNS)
     training = Training(epochs=1, lr=0.01)
     plain = run(guide / "plain", training=training, stop=Stop(versions=1)).record
@@ -89,7 +89,7 @@ def test_half_way_starts_half_way(guide: Path) -> None:
     still = weights(run(guide / "still", strategy=rounds, **wanted))
     (guide / "half_way.py").write_text(FILES["half_way.py"].replace("[:] = model\n", " = model + 1.0\n"))
     moved = weights(run(guide / "moved", strategy=rounds, **wanted))
-    # Half of 1.0 at each client, doubled by the server.
+    # On its second trip, a client starts halfway to its own vector, which is 1.0 away. ``server_lr`` is 2.
     np.testing.assert_allclose(moved - still, 1.0, atol=1e-5)
 
 
@@ -106,11 +106,11 @@ def train(model, examples, context):
                 parameter -= 0.01 * gradient
         context.step(len(y), loss)
 """
-"""Trains without torch's optimizers, whose import takes 2 s."""
+"""Source of a function that trains without torch's optimizers, whose import takes 2 s."""
 HALF = TRAIN.replace(
     "for x, y in examples.batches():", "for _, (x, y) in zip(range(context.left // 2), examples.batches()):"
 )
-"""Makes half of the steps that it may make."""
+"""The same, with half of the steps that it may take."""
 STARTING = f"""
 import multiprocessing
 import subprocess
@@ -135,7 +135,7 @@ def starts(model, examples, context):
 def test_a_training_function_can_terminate_what_it_started_and_the_run_ends_the_rest(
     made: Any, guide: Path
 ) -> None:
-    """The fixture `nothing_left` looks for the rest."""
+    """The fixture `nothing_left` checks that no process is left."""
     (guide / "starting.py").write_text(STARTING)
     training = Training(steps=1, function="starting:starts")
     with edgefl.run(made(training=training, stop=Stop(trips=4)), guide / "run").record as record:

@@ -1,4 +1,4 @@
-"""Tests that the simulation for the theory of DeFedAvg has the same delays as a real run."""
+"""Tests that the simulation of DeFedAvg's theory has the same arrivals and versions as a real run."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ CHURN = Churn(mean_online_s=0.8, mean_offline_s=0.3, die_per_trip=0.1)
 
 
 def check_every_task_has_one_fate(folder: Path, figures: dict[str, Any], online: float = 0.2) -> None:
-    """The clients must have been online for a larger share of the time than ``online``."""
+    """Check the fates of all tasks, and that clients were online for a larger share than ``online``."""
     assert figures["integrity"]["checksum_mismatches"] == 0
     there = figures["availability"]
     assert online < there["online_share"] < 1
@@ -109,8 +109,8 @@ def test_a_phone_that_overheats_slows_down_by_its_factor(kind: str, tmp_path: Pa
         speed = trips["work_s"][done] / trips["compute_declared_s"][done]
         declared, took = trips["trip_declared_s"][done], trips["trip_achieved_s"][done]
         first, last = trips["trip"][done] == 0, trips["trip"][done] >= 4
-    # At 45 °C a phone can get rid of 2 W. The speeds 1 and 0.5 take 4 W and 1 W, so the mean speed is 2/3.
-    # In the pauses that a busy host makes between trips a phone only gets cooler.
+    # At 45 °C a phone dissipates 2 W. Speed 1 takes 4 W and speed 0.5 takes 1 W, so a phone computes at speed
+    # 1 for a third of the time, and its mean speed is 2/3. A phone cools if a busy host delays its next trip.
     assert (speed[first] > speed[last].min() * 1.1).all()
     assert (speed[last] >= 2 / 3 * (1 - 1e-9)).all()
     if kind == "virtual":
@@ -191,14 +191,14 @@ def test_both_clocks_give_the_same_trips(tmp_path: Path) -> None:
     found = both(tmp_path)
     assert found.planned_alike
     assert found.trips > 55
-    # A phone's next trip starts at once, so the wall clock may lag only by the delays of its machine in each
-    # trip, and by the server's time between two trips.
+    # A phone's next trip starts at once. So the wall clock may lag only by the delays of its host in each
+    # trip, and by the time that the server takes between two trips.
     assert found.unexplained_s < 1e-9
     assert found.early_s < 1e-9
     # At the end, one run may have counted a trip that the other had not.
     assert found.missing <= 2 * (1 + found.inverted)
     assert found.inverted_gap_s <= 2 * found.off_s
-    # Two arrivals in another order change the staleness of both, and the next base versions of both phones.
+    # If two arrivals swap, the staleness of both changes, and so do the next base versions of both phones.
     assert found.stale_otherwise <= 4 * found.inverted
     assert found.staleness_moved <= 4 * found.inverted / found.trips
 

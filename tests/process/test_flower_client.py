@@ -31,7 +31,7 @@ def training(name: str) -> Training:
 
 
 def flowers_own(first: dict[str, Any], clients: int) -> dict[str, Any]:
-    """Return the model of Flower's FedAvg with the same app and with replies in the order of clients."""
+    """Return the model that Flower's own FedAvg makes with the same app, with replies in order of clients."""
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, Metadata, RecordDict
     from flwr.serverapp.strategy import FedAvg
 

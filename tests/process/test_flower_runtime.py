@@ -130,7 +130,7 @@ def test_a_run_without_supernodes_ends(app: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_connections_to_this_host_use_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC uses the proxy in ``http_proxy`` even for 127.0.0.1, so no SuperNode could come online."""
+    """gRPC would use the proxy in ``http_proxy`` even for 127.0.0.1, and no SuperNode could connect."""
     for name in ("no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     assert runtime._environment(tmp_path)["no_grpc_proxy"] == "127.0.0.1"

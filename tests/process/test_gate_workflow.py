@@ -42,7 +42,7 @@ against.SCHEDULE, against.MIN_LAYOUTS = ((3, 1), (4, 1), *against.SCHEDULE), 3
 
 
 def scripts() -> dict[str, str]:
-    """Return the scripts of the workflow's steps by name, with the workflow's only expression replaced."""
+    """Return the scripts of the workflow's steps by name, with ``main`` in place of ``github.base_ref``."""
     (workflow,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     found = re.findall(r"- name: (.*?)\n(?:.*\n)*?\s+run: \|\n((?: {10}.*\n)+)", workflow)
     made = {name: textwrap.dedent(script) for name, script in found}

@@ -125,7 +125,7 @@ def test_device_tests_and_programs_train(tmp_path: Path) -> None:
 @pytest.mark.cuda
 @needs_gpu
 def test_workers_compute_on_the_gpu(tmp_path: Path) -> None:
-    """Two runs on the GPU give the same bits."""
+    """Two runs on the GPU make bit-identical models."""
     options = ["--set", "clock.kind=virtual", "--set", "clock.workers=2", "--set", "training.device=cuda"]
     one, other = (_model(tmp_path, *options, PYTHONPATH=str(ROOT)) for _ in range(2))
     assert one == other

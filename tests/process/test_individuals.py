@@ -24,7 +24,7 @@ def wanted(
     versions: int = 60,
     **fleet: Any,
 ) -> Experiment:
-    """The fleet of docs/sweeps.md, with changes."""
+    """Return an experiment with the fleet of docs/sweeps.md and the given changes."""
     devices = {"pixel-3a": 4, "pi-4": 4, "moto-g4": 4}
     return Experiment(
         fleet=Fleet(**{"devices": devices, "network": "lte", **fleet}),
@@ -38,7 +38,7 @@ def wanted(
 
 
 def phase(folder: Path, *given: Any, **fleet: Any) -> dict[str, Any]:
-    """Make a run; return the summary's figures on phase."""
+    """Make a run; return the figures in its summary on how much phones act in phase."""
     found: dict[str, Any] = edgefl.run(wanted(*given, **fleet), folder).summary()["phase"]
     return found
 

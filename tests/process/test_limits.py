@@ -83,7 +83,7 @@ def test_a_busy_process_gets_its_share_until_the_throttle_is_closed(
     slow = throttle.achieved()
     throttle.share = 0.5
     assert throttle.share == 0.5
-    # At the old share this would take `BOUND_S`.
+    # At the old share of 0.02, this would take `BOUND_S` seconds.
     until(lambda: throttle.achieved().cpu_s > slow.cpu_s + 0.02 * BOUND_S)
     throttle.close()
     throttle.close()
@@ -173,7 +173,7 @@ def test_only_groups_of_ended_owners_are_removed() -> None:
 
 
 def test_a_phone_of_a_killed_owner_is_killed_by_the_next_process_that_makes_groups() -> None:
-    """Otherwise, the process would be moved out of its group, and the phone's own run would not find it."""
+    """If its process were moved out of the group instead, the phone's own run could no longer find it."""
     needs_groups("cpu")
     code = (
         "import subprocess\n"

@@ -41,7 +41,7 @@ def wanted(kind: str, link: str, **changes: object) -> edgefl.Experiment:
 
 @pytest.mark.parametrize("kind", ["wall", "virtual"])
 def test_transfers_follow_their_trace(kind: str, tmp_path: Path) -> None:
-    # For 0.1 s a packet every 5 ms, then for 0.1 s one every 50 ms, and so on.
+    # The trace alternates: for 0.1 s it has a packet every 5 ms, then for 0.1 s one every 50 ms.
     times = [t for start in range(0, 2000, 200) for t in (*range(start + 5, start + 101, 5), start + 150)]
     (tmp_path / "t.trace").write_text("".join(f"{t}\n" for t in [*times, 2000]))
     link = network(tmp_path, 'trace = "t.trace"\ndelay_ms = 5')
@@ -57,7 +57,7 @@ def test_transfers_follow_their_trace(kind: str, tmp_path: Path) -> None:
     wire = size + -(-size // 1460) * 40
     lengths = {round(0.005 + trace.delivers_s(at / 1e4, wire), 4) for at in range(20_000)}
     assert set(np.round(down, 4)) <= {round(length + d, 4) for length in lengths for d in (-1e-4, 0, 1e-4)}
-    # The length depends on the trip's start.
+    # The time of a download depends on when the trip starts.
     assert len(set(np.round(down, 4))) > (5 if kind == "virtual" else 1)
     assert (took >= declared * (1 - 1e-6)).all()
 

@@ -1,4 +1,4 @@
-"""Tests of runs whose clients add noise: reproducible bits, and the reported ε."""
+"""Tests of runs whose clients add noise: their bits are reproducible, and the reported ε is correct."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(made: edgefl.Experiment, folder: Path) -> dict[str, Any]:
 def test_a_failing_client_takes_part_as_before_and_kills_change_no_bit(
     privacy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its trips send noise alone: neither other clients nor ε depend on whether its training succeeds."""
+    """A failing client sends only noise, so neither other clients nor ε depend on whether it succeeds."""
     well = run(wanted(tmp_path, "well", strategy=FEDAVG, privacy=privacy), tmp_path / "well")
     for how, reason in (("raises", "its data"), ("nan", "not finite")):
         found = run(wanted(tmp_path, how, strategy=FEDAVG, privacy=privacy), tmp_path / how)

@@ -1,4 +1,4 @@
-"""Tests of runs with nodes: other processes, which host workers and clients, and may be killed."""
+"""Tests of runs with nodes, which are separate processes that host workers and clients and may be killed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def serve(wanted: Experiment, folder: Path, nodes: Nodes) -> Result:
 def run_on_nodes(
     wanted: Experiment, folder: Path, count: int, deeds: dict[int, str]
 ) -> tuple[dict[str, Any], list[Command]]:
-    """Make a run on nodes that carry out the deeds; return its summary and the nodes."""
+    """Make a run on nodes that carry out the deeds (see `plan`); return its summary and the nodes."""
     with opened(ANY, None, count) as nodes:
         joined = [join(nodes.address, folder) for _ in range(count)]
         plan(folder, deeds)
@@ -80,7 +80,7 @@ def test_a_stopped_node_changes_no_bit_and_ends_when_it_continues(
     for node in map(psutil.Process, stopped):
         for process in (*node.children(recursive=True), node):
             process.resume()
-    # The stopped node reads the rejection, or the end of the run.
+    # Once it continues, the stopped node reads that it was rejected or that the run has ended.
     assert sorted(command.finish()[0] for command in joined) in ([0, 1], [0, 2])
     assert figures["model_sha256"] == alone
     lost = incidents(tmp_path / "run", "hang")
@@ -89,7 +89,7 @@ def test_a_stopped_node_changes_no_bit_and_ends_when_it_continues(
 
 @pytest.mark.slow
 def test_the_run_continues_on_the_other_nodes(alone: str, tmp_path: Path) -> None:
-    """One node's zygote is killed, another is interrupted; a killed worker is replaced on its node."""
+    """A node's zygote is killed, another node is interrupted, and a killed worker is replaced on its node."""
     deeds = {4: "die", 8: "kill the zygote", 16: "interrupt it"}
     figures, joined = run_on_nodes(virtual(4, model=made_in(tmp_path)), tmp_path, 3, deeds)
     ends = {code: err for code, _, err in (command.finish() for command in joined)}
@@ -226,7 +226,7 @@ def test_a_node_with_another_model_or_without_one_is_rejected_in_one_line(tmp_pa
 
 @pytest.mark.slow
 def test_other_nodes_take_the_phones_of_a_lost_node(tmp_path: Path) -> None:
-    """The run takes several seconds, and the supervisor notices the loss within one."""
+    """The run takes several seconds, and the supervisor notices the loss within one second."""
     wanted = experiment(model=made_in(tmp_path), stop=Stop(versions=150))
     figures, joined = run_on_nodes(wanted, tmp_path, 3, {16: "kill it"})
     assert sorted(command.finish()[0] for command in joined) == [-9, 0, 0]

@@ -29,7 +29,7 @@ LEAKS = {
     ),
     "folder": ("tempfile.mkdtemp(prefix='edgefl-')", "folders: edgefl-*"),
 }
-"""The body of each test of the inner session, and a pattern of the message about it."""
+"""Maps each kind of leak to the body of a test that leaks, and to a pattern of the message about the leak."""
 TESTS = """
 import conftest, mmap, os, pytest, subprocess, sys, tempfile, threading, zmq
 KEPT = []

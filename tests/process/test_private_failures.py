@@ -1,4 +1,4 @@
-"""Tests that failures of a client in a private run do not change the part of other clients."""
+"""Tests that failures of a client in a private run do not change how other clients take part."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def train(model, examples, context):
 
 
 def wanted(folder: Path, how: str, **changes: Any) -> Experiment:
-    """A private run in whose training client 1 raises, dies or gives NaN; "all": every client gives NaN."""
+    """Return a private experiment in which client 1 raises an error, dies or gives NaN, as ``how`` says. With
+    "all", every client gives NaN; with "well", no client fails."""
     (folder / f"training_{how}.py").write_text(TRAINING.format(how=how))
     given = {
         "training": Training(function=f"training_{how}:train", steps=2),
@@ -92,7 +93,7 @@ def test_a_run_whose_trips_all_fail_ends_without_a_result(stop: Stop, tmp_path: 
 def test_kills_of_the_server_change_no_bit_of_a_run_with_a_failing_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update of zero is in the checkpoint or recomputed from the journal, and counts once."""
+    """The failing client's zero update is restored from the checkpoint or the journal, and counts once."""
     experiment = wanted(tmp_path, "raises")
     supervisor.run(experiment, tmp_path / "whole", quiet=True, base=tmp_path)
     assert killed(experiment, tmp_path / "run", ["event:0:9", "event:0:12", "event:0:4"], monkeypatch) == 3

@@ -99,7 +99,7 @@ def test_phones_that_leave_are_stopped_and_continue_later() -> None:
 
 
 def test_a_signal_reaches_a_phone_that_is_away() -> None:
-    """Its absence lasts minutes."""
+    """The phone is away for minutes, so the signal must not wait for its return."""
     absence = Absence(1.0, 400.0)
 
     def leaves_soon(seed: int) -> bool:
@@ -142,7 +142,7 @@ while :; do sleep 0.05; done
 
 
 def command_line(*arguments: str) -> Command:
-    """``edgefl exec`` with phones that start processes in sessions of their own and wait."""
+    """Start ``edgefl exec`` with two phones that start processes in new sessions; wait until both are up."""
     base = ["exec", "--throttle", "sigstop", "--memory", "watch", "--time-scale", "1", "--share", "0.3"]
     command = Command(*base, "--device", "moto-g4=2", *arguments, "--", "sh", "-c", NESTED)
     assert command.process.stdout is not None
@@ -177,7 +177,7 @@ def test_a_second_signal_kills_except_that_of_a_closed_terminal(number: int, tra
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_commands_ignore_the_signals_that_edgefl_ignores(number: int) -> None:
-    """``nohup``, or a script in the background, starts programs with ignored signals."""
+    """``nohup``, or a shell that starts a background job, makes the started programs ignore signals."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
         running = start([phone("sh", "-c", f"kill -{number} $$; exit 7")], options())
@@ -190,9 +190,8 @@ def test_commands_ignore_the_signals_that_edgefl_ignores(number: int) -> None:
 
 
 def test_a_command_has_the_limits_and_the_descriptors_that_edgefl_was_started_with() -> None:
-    """edgefl raises only its own limit of open files. A shell gives the descriptors of ``<(…)`` to a command.
-
-    No other descriptor is open.
+    """edgefl raises only its own limit of open files. A shell passes the descriptors of ``<(…)`` to a
+    command. No other descriptor is open.
     """
     with tempfile.TemporaryFile() as given:
         given.write(b"given")
@@ -209,7 +208,7 @@ def test_a_command_has_the_limits_and_the_descriptors_that_edgefl_was_started_wi
 
 
 def until_up(running: RunningPhones) -> None:
-    """Wait until every phone has three processes: its shell, one that the shell left, and a sleep."""
+    """Wait until both phones have three processes: a shell, a child that it left running, and a sleep."""
     while any(running.states.get(n) is None or running.states[n].processes < 3 for n in range(2)):
         running.turn(0.1)
 
@@ -281,7 +280,7 @@ def test_no_group_outlives_a_killed_keeper() -> None:
 
 
 def test_a_process_without_its_environment_does_not_outlive_a_killed_keeper() -> None:
-    """Only its control group tells to which phone it belongs."""
+    """Only its control group shows which phone it belongs to."""
     if why := no_group(ACCOUNTING):
         pytest.skip(f"control groups: {why}")
     hides = "env -i setsid sh -c 'echo $$; exec sleep 300' & wait"
@@ -334,9 +333,9 @@ def test_a_start_that_fails_leaves_no_descriptor(tmp_path: Path, monkeypatch: py
 def test_modules_of_the_current_folder_are_not_edgefls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program may have a file with the name of a module of the standard library.
+    """The current folder of a program may contain a file named like a module that edgefl imports.
 
-    Its own interpreters still import from the current folder.
+    Python processes that the program starts still import from the current folder.
     """
     for name in ("asyncio", "select", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)\n")
@@ -357,7 +356,7 @@ def test_output_that_a_process_out_of_reach_holds_open_does_not_delay_the_end(
 
 
 def test_a_process_out_of_reach_that_writes_on_does_not_delay_the_end() -> None:
-    """Mutant: wait for output once all phones have ended."""
+    """Mutant: after all phones have ended, edgefl keeps waiting for more output."""
 
     def write_on(pipe: int) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -34,7 +34,8 @@ def throttle(request: pytest.FixtureRequest) -> str:
 
 
 def test_all_processes_of_a_phone_share_its_share(throttle: str) -> None:
-    """They may get too much CPU time while the keeper waits for a core. It corrects all but a slice."""
+    """While the keeper, which enforces the share, waits for a core, the processes may get too much CPU time.
+    The keeper later corrects nearly all of this."""
     busy = "while :; do :; done"
     two = phone("sh", "-c", f"({busy}) & {busy}", share=0.2)
     with start([two], options(throttle=throttle)) as running:
@@ -60,7 +61,7 @@ LOOP = "while :; do :; done"
 def test_each_busy_process_has_a_core_of_the_device(
     throttle: str, command: str, processes: int, least: float, most: float
 ) -> None:
-    """New processes get their core from the next stop on."""
+    """A new process gets a core of its own when the throttle next stops the phone."""
     with start([phone("sh", "-c", command, share=(0.05, 0.1, 0.1))], options(throttle=throttle)) as running:
         while (begun := running.states.get(0)) is None or begun.processes < processes:
             running.turn(0.5)
@@ -74,7 +75,7 @@ def test_each_busy_process_has_a_core_of_the_device(
 
 
 def test_threads_of_processes_started_since_the_last_refresh_count() -> None:
-    """A phone that starts loops between two stops has cores for all of them."""
+    """A phone that starts several busy loops between two stops gets a core for each of them."""
     command = "read line; (while :; do :; done) & (while :; do :; done) & echo started; read line"
     with subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
         tree = ProcessTree(shell.pid)
@@ -120,7 +121,8 @@ for _ in range(150):
 CHILDREN_S = 150 * 3e-3
 IGNORES = SHORT_CHILDREN.format("IGNORED, 0")
 KEEPS_NO_CHILDREN = SHORT_CHILDREN.format("DEFAULT, NO_CLDWAIT")
-"""The kernel discards the CPU time as with `IGNORES`, but /proc does not show why."""
+"""Source of a program whose children's CPU time the kernel discards. /proc shows why for `IGNORES`, but not
+for this program."""
 WAITS = SHORT_CHILDREN.format("DEFAULT, 0")
 
 
@@ -192,7 +194,7 @@ open(sys.argv[1]).read()  # until the test has seen the forks
 
 
 def test_memory_shared_by_forks_counts_once(tmp_path: Path) -> None:
-    """Counted for each process, it would be twice the limit."""
+    """If it were counted for each process, the phone would use twice its limit."""
     os.mkfifo(fifo := tmp_path / "fifo")
     forks = phone(sys.executable, "-I", "-S", "-c", FORKS, str(fifo))
     with start([forks], options(throttle="off")) as running:
@@ -211,7 +213,7 @@ def test_memory_shared_by_forks_counts_once(tmp_path: Path) -> None:
 
 @contextmanager
 def ready(code: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start Python ``code``, and wait until it has printed a line."""
+    """Start Python ``code``, and wait until it has printed "ready"."""
     command = [sys.executable, "-I", "-S", "-c", code, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -229,7 +231,7 @@ os.posix_spawn("/bin/true", ["true"], {}, file_actions=opens)
 
 
 def test_the_memory_between_vfork_and_exec_counts_once(tmp_path: Path) -> None:
-    """The child uses its parent's memory. It waits for a writer before its exec."""
+    """Until its exec, the child uses its parent's memory. Its exec waits until the fifo has a writer."""
     os.mkfifo(fifo := tmp_path / "fifo")
     with ready(SPAWNS, str(fifo)) as child:
         parent = psutil.Process(child.pid)
@@ -254,7 +256,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 def test_the_memory_of_a_process_whose_first_thread_has_ended_counts() -> None:
-    """/proc/PID/statm shows no memory then."""
+    """In this state, /proc/PID/statm shows no memory."""
     with ready(THREAD) as child:
         while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
             assert child.poll() is None

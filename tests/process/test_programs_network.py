@@ -51,7 +51,7 @@ def echo() -> Iterator[Echo]:
 
 
 PORTS = itertools.count(10_000 + os.getpid() * 101 % 20_000)
-"""Ports below those that Linux gives to programs that ask for any port."""
+"""Port numbers below Linux's range of ephemeral ports."""
 
 
 def free_port() -> int:
@@ -149,7 +149,7 @@ def test_bytes_sent_before_a_server_resets_the_connection_arrive(ended: bool) ->
 
 
 def test_a_reset_during_a_download_is_no_end_of_stream() -> None:
-    """The phone sends during the download. An end of stream would mean that the download is complete."""
+    """The phone sends during the download. At an end of stream, it would take the download for complete."""
     code = (
         "import socket; peer = socket.create_connection(('127.0.0.1', {port}))\n"
         "try:\n    peer.sendall(b'x')\n    while peer.recv(1 << 12): peer.sendall(b'x')\n"
@@ -204,7 +204,7 @@ def test_a_link_that_breaks_ends_its_connections(echo: Echo, tmp_path: Path) -> 
 
 
 def test_connections_beyond_the_limit_of_open_files_make_the_run_invalid(echo: Echo) -> None:
-    """Half of the command's connections need all 64 files of the relay."""
+    """Half of the command's 50 connections use up the 64 files that the relay may open."""
     port = free_port()
     code = (
         "import socket\n"

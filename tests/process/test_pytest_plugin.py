@@ -1,4 +1,4 @@
-"""The pytest plugin with real measurements: the outcomes of a test, and the files of docs/regression.md."""
+"""Tests of the pytest plugin with real measurements: outcomes, and the files in docs/regression.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import scipy.stats  # noqa: F401
 import torch  # noqa: F401
 
-# pytester removes modules that a session in this process imported; compiled modules do not load twice.
+# After each inner session, pytester unloads the modules that it imported. Compiled modules cannot be loaded
+# twice, so they are imported here, before the first session.
 from edgefl.regression import device, gate, measurement, table  # noqa: F401
 
 pytest_plugins = ["pytester"]
@@ -366,7 +367,7 @@ def test_leaks_and_memory_of_children_are_found(pytester: pytest.Pytester) -> No
     pytester.makepyfile(test_leak=LEAK_TEST.format(mib=30), test_child=CHILD_TEST)
     found = pytester.runpytest_inprocess(*OPTIONS, "--edgefl-compare", "--edgefl-timed", "test_leak.py")
     found.assert_outcomes(failed=1)
-    # on a busy host the time of a call, half a microsecond, may have grown, too
+    # on a busy host, the time of a call (half a microsecond) may have increased as well
     found.stdout.re_match_lines([r"REGRESSION: leaks on .*peak memory .* on pixel-4: .* → 3\d.* MiB"])
     found = pytester.runpytest_inprocess(*OPTIONS, "test_child.py")
     found.assert_outcomes(failed=1)

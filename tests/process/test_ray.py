@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of three nodes, all on this host: as processes, and in network namespaces."""
+"""Runs on a Ray cluster of three nodes on this host, which share its network or have their own namespaces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NODES = 3
 
 
 def phones() -> Experiment:
-    """Sixty phones of three profiles, in a run so long that a node can be killed in it."""
+    """Sixty phones of three profiles, in a run long enough for a node to be killed partway through."""
     return experiment(
         fleet=Fleet(devices={"pixel-3a": 30, "pi-4": 15, "moto-g4": 15}),
         clock=Clock(kind="virtual"),
@@ -43,7 +43,7 @@ def phones() -> Experiment:
 
 
 class RayNodes:
-    """Nodes of Ray on this host, the head first; ``prefixes`` precede their commands."""
+    """Ray nodes on this host, the head first. ``prefixes`` contains the prefix of each node's command."""
 
     def __init__(self, addresses: list[str], prefixes: list[list[str]], folder: Path) -> None:
         self._addresses, self._prefixes, self._folder = addresses, prefixes, folder
@@ -80,7 +80,7 @@ class RayNodes:
         return Command(*arguments, "--ray", self.address, before=self._prefixes[0])
 
     def hosting(self) -> list[psutil.Process]:
-        """The processes of edgefl on these nodes."""
+        """Return edgefl's processes on these nodes, including its Ray actors."""
         found = []
         for node in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -131,7 +131,7 @@ def cluster(where: str, folder: Path) -> Iterator[RayNodes]:
 
 
 def wait_until_free(nodes: RayNodes) -> None:
-    """Wait until the nodes have no process of a run."""
+    """Wait until no process of a run is left on the nodes."""
     while nodes.hosting():
         threading.Event().wait(0.1)
 
@@ -161,7 +161,7 @@ def test_a_run_has_the_same_bits_after_kills_of_a_node_and_of_the_driver(where: 
 
 
 def test_the_runs_of_a_sweep_have_the_bits_of_runs_on_this_host(tmp_path: Path) -> None:
-    """The same command again starts no process on the cluster, since all runs exist."""
+    """When the same command is repeated, it starts no process on the cluster, since all runs exist."""
     wanted = msgspec.structs.replace(phones(), stop=Stop(versions=100))
     file = str(Command.write(wanted, tmp_path / "runs"))
     grid = ("--grid", "strategy.buffer_size=3,6", "--seeds", "1,2")

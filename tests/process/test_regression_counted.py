@@ -1,4 +1,4 @@
-"""Counting in real processes: counts are equal under all conditions and contain each kind of added work."""
+"""Counts of real processes: they are equal under all conditions, and include every kind of added work."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def unchanged(process: MeasuringProcess) -> CountedRun:
 def test_counts_give_no_time_for_native_code_and_waiting(
     process: MeasuringProcess, function: Callable[..., Any], why: set[str]
 ) -> None:
-    """Sorting a million numbers executes 30 bytecode instructions, which take a phone less than 1 µs."""
+    """Sorting a million numbers executes only 30 bytecode instructions: less than 1 µs on a phone."""
     run = counted(process, function)
     if run.untimed not in why:  # a pause of the host may be charged to a call, which then seems to work
         run = counted(process, function)
@@ -109,12 +109,12 @@ def test_waiting_for_a_thread_that_computes_and_sending_are_explained(
 
 
 def test_a_call_that_only_waits_sometimes_is_explained(process: MeasuringProcess) -> None:
-    """On a busy host, a call may wait for a thread that has no core, several times in a row."""
+    """On a busy host, a call may wait several times in a row for a thread that the host does not schedule."""
     assert counted(process, steps.waits_in_its_first_calls).untimed == ""
 
 
 def test_a_thread_without_a_core_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux shows how long a thread waited for a core only after the wait."""
+    """Linux reports how long a thread waited for a core only after the wait, so its state is read as well."""
     monkeypatch.setattr("edgefl.regression.counted._others_s", lambda: 0.0)
     goes_on = True
 
@@ -210,7 +210,7 @@ def test_a_function_may_be_a_coroutine_or_start_a_program_or_a_thread(process: M
 
 
 def test_python_code_in_kept_threads_is_counted_or_said_to_be_left_out(process: MeasuringProcess) -> None:
-    """Python before 3.12 cannot trace threads that exist already."""
+    """Python before 3.12 cannot trace threads that started earlier."""
     few, many = (counted(process, steps.adds_in_a_kept_thread, turns=turns) for turns in (10, 10**6))
     said = "bytecode in threads that it keeps is not counted"
     assert (said in summary(few), said in summary(many)) == (False, sys.version_info < (3, 12))
@@ -259,7 +259,7 @@ def test_a_function_can_end_processes_that_it_started(process: MeasuringProcess)
 
 @pytest.mark.parametrize("name", ["leaves_a_fork", "ignores_its_children"])
 def test_a_function_may_leave_a_process_or_ignore_its_children(process: MeasuringProcess, name: str) -> None:
-    """The process that is left holds the other end of the pipe to the measuring process."""
+    """The process that is left behind keeps its end of the pipe to the measuring process open."""
     run = counted(process, getattr(steps, name))
     assert run.first.instructions
     assert run.processes == (run.seconds is None) == (name == "leaves_a_fork")
@@ -272,7 +272,7 @@ def test_memory_is_counted_also_if_the_function_uses_tracemalloc(process: Measur
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_native_instructions_are_exact_and_those_of_programs_count() -> None:
-    """Only the program has more work; the functions that compress bytes have exactly equal counts."""
+    """Only the started program gets more work; the counts of functions that compress are exactly equal."""
     few, many = (
         count_native(asked(natives.compresses_and_sorts, count=5000, lines=lines)) for lines in (400, 2000)
     )
@@ -282,7 +282,7 @@ def test_native_instructions_are_exact_and_those_of_programs_count() -> None:
 
 @pytest.fixture
 def no_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here, the command ``valgrind`` only starts the program, because a failure needs no counts."""
+    """Replace ``valgrind`` by a command that only starts the program: tests of failures need no counts."""
     (tmp_path / "valgrind").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
     (tmp_path / "valgrind").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -1,4 +1,4 @@
-"""The measuring process: the figures of a real one, and the ways in which a function can end."""
+"""The measuring process: the figures that a real one returns, and the ways in which a function can end."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_paced_call_never_ends_before_the_device_would_end_it(process: Measuri
 
 
 def test_sleeping_and_the_cpu_time_of_a_child_count(process: MeasuringProcess) -> None:
-    # a pause of the host may be charged to the sleep as CPU time
+    # if the host pauses, the pause may be counted as CPU time of the sleep; the second attempt then succeeds
     assert any(once(process, steps.sleeps).blocked_s >= 0.045 for _ in range(2))
     assert min(once(process, steps.works_in_a_child).cpu_s) > 0.01
 
@@ -181,7 +181,7 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
         "threads": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
         "processes": "import os, signal\nif not os.fork():\n    signal.pause()\n",
     }
-    # In a separate process, since the threads stay in it.
+    # Use a separate measuring process, because the threads that the module starts keep running in it.
     with contextlib.closing(MeasuringProcess()) as own:
         for kind, says in (("threads", "starts 1 thread,"), ("processes", "starts processes")):
             file = tmp_path / f"{kind}_of_this_test.py"

@@ -1,4 +1,4 @@
-"""Summary, report, trace and comparison of short runs."""
+"""Tests of the summary, report, trace and comparison of short runs."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ PROMISED: dict[str, type] = {
 }  # fmt: skip
 FAST, SLOW = "pi-zero-2w", "watch-a7"
 VERSIONS = 15
-"""Number of versions of the runs under the virtual clock."""
+"""Number of versions after which the runs under the virtual clock end."""
 CLASSES = {FAST: [4, 5, 6, 7, 8, 9], SLOW: [0, 1, 2, 3]}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs under both clocks, one of them with two seeds; only the slow devices hold the classes 0 to 3."""
+    """Three runs under the virtual clock, two of which differ only in seed and workers, and one run under the
+    wall clock. Only the slow devices hold the classes 0 to 3."""
     folder = tmp_path_factory.mktemp("runs")
     data = Data(name="digits", partition="by-device", labels=CLASSES)
     fair: dict[str, Any] = {"strategy": {"name": "fedstaleweight", "buffer_size": 3}}
@@ -232,7 +233,7 @@ def test_a_record_with_a_damaged_cell_is_read_or_refused_in_one_line(
 
 
 def test_needed_memory_is_the_same_under_both_clocks_and_for_any_number_of_workers(runs: Path) -> None:
-    """Only the wall clock measures how much processes grow."""
+    """The growth of the processes' memory is measured only under the wall clock."""
     found, weights_mib = [], 4 * (64 * 16 + 16 + 16 * 10 + 10) / 2**20
     for name in ("fair-0", "fedbuff", "wall"):
         with Record(runs / name) as record:

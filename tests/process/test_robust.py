@@ -1,4 +1,4 @@
-"""Runs with attackers, and runs with strategies that read single updates."""
+"""Runs with attackers, and runs with strategies that read individual updates."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(
 
 
 def test_the_median_learns_where_the_average_does_not(tmp_path: Path) -> None:
-    """Two of ten clients send −20Δ."""
+    """Two of ten clients send −20 times their update."""
     attackers = Attackers(share=0.2, scale=20.0)
     average = run(tmp_path / "average", {"name": "fedbuff", "exponent": 0.0}, attackers)
     median = run(tmp_path / "median", {"name": "median"}, attackers)
@@ -87,7 +87,7 @@ def test_alie_has_the_same_bits_for_any_number_of_workers(tmp_path: Path) -> Non
 
 
 def test_both_groups_are_evaluated_on_own_examples(tmp_path: Path) -> None:
-    """Attackers send almost zero, and hold classes that honest clients do not have."""
+    """The attackers' updates are almost zero. Attackers and honest clients hold different classes."""
     out, rules = tmp_path / "run", Attackers(share=0.5, scale=1e-6)
     attackers = attacking_clients(rules, 10, 0)
     fleet = edgefl.Fleet(devices={"pi-4": 10}, network="none", attackers=rules)

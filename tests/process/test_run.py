@@ -1,4 +1,4 @@
-"""Tests of whole runs and their folders: the record for each algorithm, data set, transport and end."""
+"""Tests of whole runs and their folders, for different algorithms, data sets, transports and ends of runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ RUNS = [
 
 
 def check_record(folder: Path) -> Record:
-    """Check the invariants of every finished run; return its record."""
+    """Check what must be true of the record of every finished run; return the record."""
     record, figures = Record(folder), summary(folder)
     trips = record.trips
     arrived = ~np.isnan(trips["arrived_s"])
@@ -72,7 +72,7 @@ def check_record(folder: Path) -> Record:
     assert (trips["trained_version"][arrived] == trips["base_version"][arrived]).all()
     assert (trips["staleness"][applied] >= 0).all()
     assert (trips["compute_s"][arrived] > 0).all()
-    # no work is done before the device could have done it, except for rounding of the sum
+    # no trip ends earlier than the device could have finished it, except for rounding errors of the sum
     late = trips["trip_achieved_s"][arrived] - trips["trip_declared_s"][arrived]
     assert late.min() > -1e-6
     assert sorted(record.versions["version"]) == list(range(1, len(record.versions["version"]) + 1))
@@ -96,7 +96,7 @@ def test_the_record_of_a_run_is_consistent(
 def test_a_run_in_another_thread_has_a_remark_and_is_not_repeated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The thread has no signal handlers, and the main thread uses the result."""
+    """The run cannot set signal handlers in that thread, and the main thread uses its result."""
     found: list[Result] = []
     folder = tmp_path / "run"
     strategy: dict[str, object] = {"name": "fedstaleweight", "buffer_size": 3, "form": "derivation"}
@@ -168,9 +168,9 @@ INTERVAL_S, STEPS = 0.3, 30
 
 @pytest.mark.parametrize("kind", ["virtual", "wall"])
 def test_training_ends_at_a_poll_with_the_steps_that_the_device_finished(kind: Any, tmp_path: Path) -> None:
-    """A step takes the time in the profile, and a step that is not finished is lost."""
+    """A step takes the time given by the profile, and a step that is unfinished at the poll is discarded."""
     wanted = experiment(
-        # without variation, because a trip whose steps take 2% less time has room for another step
+        # no variation: if the steps of a trip took 2% less time, the trip would have time for another step
         fleet=Fleet(devices={"pixel-4": 2, "nexus-6": 2}, network="none", variation=0.0),
         model=Model(args={"hidden": [256, 256]}),
         training=Training(steps=STEPS, batch_size=1),  # so that all steps of an epoch are equally long
@@ -184,8 +184,8 @@ def test_training_ends_at_a_poll_with_the_steps_that_the_device_finished(kind: A
         trips = {name: record.trips[name][done] for name in TripRow.__struct_fields__}
         published_s = np.append(0.0, record.versions["at_s"])
         step_s = {row.client: row.step_s for row in record.clients}
-    # The server publishes a version, plans a task, and sends it, which may be late on a busy host. The
-    # planned time of the task ends at a poll.
+    # A task is planned to end at a poll. The server plans it after it publishes the version and before it
+    # sends the task, which it may do late on a busy host.
     earliest_s = published_s[trips["base_version"]] + trips["compute_declared_s"]
     latest_s = trips["sent_s"] + trips["compute_declared_s"]
     polls = np.floor(latest_s / INTERVAL_S + 1e-6)
@@ -204,7 +204,7 @@ def test_training_ends_at_a_poll_with_the_steps_that_the_device_finished(kind: A
 @pytest.mark.parametrize(
     ("kind", "model"),
     [
-        # Declared FLOP, because torch imports modules for seconds to count those of an LSTM.
+        # The FLOP are declared because torch would import modules for seconds to count those of an LSTM.
         (
             "sent140",
             Model(name="lstm-sent140", args={"embedding": 8, "hidden": 4}, flops_per_example=1e6),
@@ -230,7 +230,8 @@ def test_a_run_on_natural_clients(kind: str, model: Model, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["virtual", "wall"])
 def test_updates_are_weighted_by_the_examples_of_their_trip(kind: Any, tmp_path: Path) -> None:
-    """ASO-Fed's n_k is that of the client's last update, or of its first trip before the first update."""
+    """ASO-Fed's n_k is the number of examples of the client's last update. Before the client's first update,
+    it is that of the client's first trip."""
     wanted = experiment(
         fleet=Fleet(devices={"pi-4": 2, "moto-g4": 1}, network="lte", variation=0),
         data=Data(growth=Growth(start=0.1, least_per_trip=0.05, most_per_trip=0.2)),

@@ -38,12 +38,12 @@ PAIRS = Server(secure=Secure(kind="pairwise", resolution=4096), heartbeat_s=PATI
 ROUNDS = {"name": "fedavg", "cohort": 4}
 UNIFORM = {"name": "fedavg", "cohort": 4, "over_selection": 1.25, "weighting": "uniform"}
 TIMED = Fleet(devices={"paper-exponential": 8}, network="none")
-"""Trips whose drawn times include all work, so that masking does not change the order of events."""
+"""A fleet whose drawn trip times include all work, so that masking does not change the order of events."""
 
 
 WALL = [(MASKED, {"name": "fedbuff", "buffer_size": 3}), (PAIRS, ROUNDS)]
 SLOW = pytest.mark.slow
-"""Marks cases whose code is also covered by other cases of the same test."""
+"""Mark for slow cases whose code is also covered by other cases of the same test."""
 
 
 def made(wanted: Experiment, folder: Path) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def model(folder: Path) -> np.ndarray:
 def test_a_run_with_hidden_updates_is_the_plain_run_but_for_rounding(
     strategy: dict[str, Any], servers: tuple[Server, ...], tmp_path: Path
 ) -> None:
-    """Masks round weights and steps, which changes the model by far less than a training step.
+    """Masking rounds weights and updates, which changes the model by far less than a training step does.
 
     Late members of a round with pairwise masks are dropouts: their masks are recovered in each sum.
     """
@@ -133,7 +133,8 @@ def test_a_private_run_is_the_same_with_hidden_updates(server: Server, tmp_path:
 
 
 def test_failed_trips_and_refused_sums_count_as_zero_in_a_private_run(tmp_path: Path) -> None:
-    """One phone is much faster, so sums of one client are refused; one update is not finite."""
+    """One phone is much faster, so some buffers hold only its updates; their sums are refused. One update is
+    not finite."""
     secure = Secure(holders=2, recover=2, private=1)
     wanted = virtual(
         fleet=Fleet(devices={"pixel-4": 1, "pi-zero-2w": 1}, network="fios"),

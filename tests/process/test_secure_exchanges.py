@@ -1,4 +1,4 @@
-"""Masked sums wait until enough clients can unmask them, and until their replies have arrived."""
+"""Masked sums wait until enough clients can unmask them and the replies of those clients have arrived."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AWAY = Fleet(
 def test_sums_wait_until_enough_clients_can_unmask_them(
     server: Server, strategy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits do not depend on the number of workers, the transport, or kills of servers meanwhile.
+    """Results are bit-identical for any number of workers, for both transports, and if servers are killed.
 
     Mutants: holders answer while they are offline; a sum that waits is refused, or is forgotten on resume.
     """
@@ -74,7 +74,7 @@ def test_sums_wait_until_enough_clients_can_unmask_them(
 
 
 def holders_online(events: list[Any], clients: int) -> list[int]:
-    """Return the number of holders that were online at each sum, according to the journal."""
+    """Return the number of share holders that were online at each sum, according to the journal."""
     rules = rules_of(virtual(server=MASKED), resolve({"name": "fedbuff"}), 10, clients)
     assert isinstance(rules, Rules)
     holders, online, found = set(holders_of(virtual().seed, clients, rules)), set(), []
@@ -98,7 +98,8 @@ def exchanges(folder: Path) -> list[Unmasking]:
 def test_a_version_is_made_when_enough_replies_have_arrived(recover: int, tmp_path: Path) -> None:
     """All six clients hold shares: four on a fast link, two on a slow one. Links add no headers or delays.
 
-    Mutants: no exchange; one link's time for all replies; the mean or the latest time of all replies.
+    Mutants: there is no exchange; all replies take the time of the same link; the version is made at the mean
+    or the latest time of all replies.
     """
     fleet = Fleet(
         devices={"pixel-4": 4, "moto-g4": 2},
@@ -123,7 +124,7 @@ def test_a_version_is_made_when_enough_replies_have_arrived(recover: int, tmp_pa
 
 
 SLOW_LINK = Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="dial-up")
-"""A link on which exchanges last so long that updates arrive meanwhile."""
+"""A fleet whose link is so slow that updates arrive during an exchange."""
 
 
 @pytest.mark.parametrize("most", [0, 20])
@@ -136,7 +137,8 @@ def test_the_staleness_of_an_update_counts_the_version_that_is_being_made(most: 
 
 
 def lags(folder: Path) -> list[tuple[int, int]]:
-    """Return each applied update's lag behind the version before its sum, and its recorded staleness."""
+    """Return, for each applied update, the number of versions between its base version and the version before
+    its sum, and its recorded staleness."""
     with Record(folder) as record:
         trips = {name: record.trips[name].tolist() for name in ("task", "base_version", "staleness")}
         rows = {task: (base, stale) for task, base, stale in zip(*trips.values(), strict=True)}
@@ -148,7 +150,7 @@ def lags(folder: Path) -> list[tuple[int, int]]:
 
 
 def away(network: str) -> dict[str, Any]:
-    """Six phones, half of which are online on average. All of four holders must be online for a sum."""
+    """Six phones, half of which are online on average. Four hold shares, and a sum needs all four online."""
     secure = Secure(holders=4, recover=4, private=1)
     churn = Churn(mean_online_s=3.0, mean_offline_s=3.0)
     return {
@@ -158,7 +160,7 @@ def away(network: str) -> dict[str, Any]:
 
 
 def test_the_staleness_of_an_update_counts_the_version_whose_sum_waits_for_clients(tmp_path: Path) -> None:
-    """A client has one update at most, so the next version uses all that arrive while a sum waits."""
+    """A client has at most one update, so the next version uses all updates that arrive while a sum waits."""
     strategy = {"name": "fedbuff", "buffer_size": 3, "restart": "after-step"}
     made(virtual(**away("lte"), strategy=strategy, stop=Stop(versions=10)), tmp_path / "run")
     assert any(one.until_s == one.at_s for one in exchanges(tmp_path / "run"))
@@ -167,7 +169,7 @@ def test_the_staleness_of_an_update_counts_the_version_whose_sum_waits_for_clien
 
 
 def test_arrivals_while_a_sum_waits_for_clients_are_lost(tmp_path: Path) -> None:
-    """This holds even if the exchange takes no time. Mutant: they all start together when the sum is made."""
+    """They are lost even if the exchange takes no time. Mutant: they all start when the sum is made."""
     process = {"arrival_process": "constant", "arrival_rate_per_s": 5.0}
     strategy = {"name": "fedbuff", "buffer_size": 3, **process}
     found = made(virtual(**away("none"), strategy=strategy, stop=Stop(versions=6)), tmp_path / "run")
@@ -193,7 +195,7 @@ def test_times_of_a_private_run_do_not_depend_on_bad_updates(
 
 
 def test_a_run_under_the_wall_clock_may_end_during_an_exchange(tmp_path: Path) -> None:
-    """No client trains then, but the run continues. Mutant: a server that does not wait for the exchange."""
+    """No client trains during the exchange, but the run continues. Mutant: the server does not wait."""
     server = Server(secure=SECURE, heartbeat_s=0.2)
     clock = Clock(kind="wall", time_scale=0.3)
     fields = {"fleet": SLOW_LINK, "server": server, "strategy": ROUNDS, "clock": clock}
@@ -217,8 +219,8 @@ def test_a_sum_is_refused_if_the_run_ends_during_its_exchange(tmp_path: Path) ->
 
 
 def test_a_sum_that_waits_when_the_run_ends_is_refused(tmp_path: Path) -> None:
-    """All four holders are needed, and half of all phones are online on average. The second run ends in the
-    middle of the first run's longest time without a version.
+    """A sum needs all four holders online; half of all phones are online on average. The second run ends in
+    the middle of the first run's longest time without a version.
 
     Mutant: the run does not end, because the sum waits.
     """

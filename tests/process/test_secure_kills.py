@@ -1,4 +1,4 @@
-"""Runs with secure aggregation whose processes are killed have the same bits, and no update is lost."""
+"""Kills of processes in runs with secure aggregation change no bits and lose no update."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 def test_servers_killed_around_sums_give_the_same_bits(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A repeated request has the same answer, and no recomputed update is refused."""
+    """A repeated request gets the same answer, and no recomputed update is refused."""
     wanted = virtual(stop=Stop(versions=12), **changes)
     calm = made(wanted, tmp_path / "calm")
     points = ["sum:0:2", "summed:1:3", "published:2:2", "event:3:12"]
@@ -47,7 +47,7 @@ def test_servers_killed_around_sums_give_the_same_bits(
     ("server", "place"), [pytest.param(MASKED, "asked", marks=SLOW), (MASKED, "saved"), (TRUSTED, "saved")]
 )
 def test_killed_holders_are_started_again(server: Server, place: str, tmp_path: Path) -> None:
-    """A holder that had saved its answer and not sent it sends it again, so no sum is refused."""
+    """A restarted holder sends the answer that it saved but did not send, so no sum is refused."""
     command = Command.run(
         experiment(server=server, stop=Stop(versions=8)),
         tmp_path,
@@ -70,7 +70,7 @@ def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, A
     """The server is killed between a sum and its publication. The next server must make the same sum, since
     no other sum is allowed.
 
-    Mutant: the update that completed the buffer is not on record before the sum.
+    Mutant: the update that completed the buffer is not recorded before the sum.
     """
     wanted = experiment(**{"server": MASKED, "stop": Stop(versions=8), **changes})
     Command.run(wanted, tmp_path, environment={"EDGEFL_FAILPOINTS": "summed:0:4"}).ends()

@@ -47,7 +47,8 @@ def make(**sizes):
 
 
 def patterned(folder: Path, server: Server, strategy: dict[str, Any]) -> Experiment:
-    """Clients that send repeated patterns. All sums are exact in float32, so y − w is the pattern itself."""
+    """Clients whose updates are repeated patterns. All sums are exact in float32, so the trained model minus
+    the initial one is the pattern itself."""
     (folder / "hidden_updates.py").write_text(CODE)
     return experiment(
         fleet=Fleet(
@@ -67,8 +68,8 @@ def patterned(folder: Path, server: Server, strategy: dict[str, Any]) -> Experim
 
 
 def memory_of(process: psutil.Process) -> bytes:
-    """All readable memory of a stopped process, including shared mappings, without the code of libraries and
-    without pages of zeros.
+    """Return the readable memory of a stopped process, including shared mappings, without library code
+    and without pages of zeros.
     """
     parts = []
     with open(f"/proc/{process.pid}/maps") as maps, open(f"/proc/{process.pid}/mem", "rb", 0) as memory:
@@ -89,8 +90,9 @@ def memory_of(process: psutil.Process) -> bytes:
 def places_of_updates(folder: Path, server: Server, strategy: dict[str, Any], places: set[str]) -> set[str]:
     """Return where a client's update was found: in the server's "memory", in "files" of the run, or both.
 
-    Search until updates were found in all ``places``, because a checkpoint may have an empty buffer, and the
-    next one may be late: the server pauses after a slow one. If ``places`` is empty, search twice.
+    Search until updates were found in all ``places``: a checkpoint may be written while the buffer is empty,
+    and the next one may be late, because the server pauses after a slow checkpoint. If ``places`` is empty,
+    search twice.
     """
     scope: dict[str, Any] = {}
     exec(CODE, scope)
@@ -141,11 +143,11 @@ def summary_versions(folder: Path) -> int:
 def test_the_server_holds_no_readable_update(
     server: Server, strategy: dict[str, Any], places: set[str], tmp_path: Path
 ) -> None:
-    """Memory, journal and checkpoints are searched. The same search finds the updates of plain runs. With
-    rounds, it must find them only in memory, because a checkpoint between two rounds contains no update.
+    """Memory, journal and checkpoints are searched. The same search finds the updates of plain runs. For a
+    strategy with rounds, it finds them only in memory, because checkpoints between rounds contain no update.
 
     With pairwise masks the clients' weight is 1, so that an update without masks would be in the server's
-    sums. Mutant: a client that leaves out the masks.
+    sums. Mutant: a client does not add the masks.
     """
     found = places_of_updates(tmp_path, server, strategy, places)
     assert found >= places

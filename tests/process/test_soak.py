@@ -40,7 +40,7 @@ def test_five_thousand_updates_arrive_as_they_were_sent(transport: str, tmp_path
     assert figures["client_trips"] >= 5000
     assert applied.sum() >= 4990
     assert (trips["checksum_sent"][applied] == trips["checksum_seen"][applied]).all()
-    # No update came twice, and none was empty.
+    # No update was applied twice, and none was empty.
     assert len(np.unique(trips["checksum_sent"][applied])) == applied.sum()
     assert figures["integrity"] == {
         "checked": int(applied.sum()),
@@ -97,12 +97,12 @@ def test_kills_of_workers_change_no_bits(strategy: str, tmp_path: Path) -> None:
     command = Command.run(wanted(strategy, 2, **work), tmp_path / "killed")
     draw, killed = np.random.default_rng(2), list[int]()
     for _ in range(KILLS):
-        # So many trips that each client makes some, because a task that ends three workers ends its client.
+        # Kills are 40 trips apart to hit different tasks: a task that ends three workers ends its client.
         _wait_for_trips(tmp_path / "killed", 40, command)
         time.sleep(float(draw.uniform(0.0, 0.05)))
         killed.append(_kill_one(command, killed, draw))
     command.ends()
-    # The last kill may happen after the end of the run, which then does not record it.
+    # The last kill may happen after the end of the run and is then not recorded.
     assert summary(tmp_path / "killed")["incidents"]["death"] >= KILLS - 1
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
 

@@ -1,4 +1,4 @@
-"""Tests of sweeps: one fork server makes the runs of ``edgefl run``; the same command resumes a sweep."""
+"""Tests of sweeps: runs from a fork server equal those of ``edgefl run``; a repeated command resumes them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHORT = virtual(1, stop=Stop(versions=4), evaluation=edgefl.Evaluation(every_ver
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep of four runs; not to be written into."""
+    """The folder of a sweep of four runs. Tests must not write into it."""
     out = tmp_path_factory.mktemp("swept") / "sweep"
     sweep(SHORT, out, seeds=[1, 2], grid=GRID)
     return out
@@ -47,7 +47,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the pictures out of comparisons: they take a second of CPU time."""
+    """Omit the pictures of comparisons, because drawing them takes a second of CPU time."""
     monkeypatch.setattr("edgefl.results.pictures.curves_picture", lambda *_, **__: EMPTY)
     monkeypatch.setattr(sys.modules[sweep.__module__], "plot", lambda *_, **__: None)
 
@@ -165,7 +165,7 @@ def test_a_sweep_is_compared_and_shown_by_its_folder(
 def test_a_sweep_in_python_shows_its_runs_on_a_terminal(
     swept: Path, terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All runs exist, so there is one line for each."""
+    """All runs exist already, so one line is printed for each run."""
     monkeypatch.setattr(sys.modules[sweep.__module__], "_compare", lambda *_: "")
     grid = {"strategy.server_lr": [0.5, 1.0]}
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
@@ -253,7 +253,7 @@ def interrupt_twice(patch: pytest.MonkeyPatch) -> None:
 def test_a_signal_at_the_end_of_a_run_ends_the_sweep_and_not_the_run(
     interrupt: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server had ended the run when the signal came, so the run was complete, and the next one began."""
+    """The server had ended the run before the signal, so the run is complete; the next one must not start."""
     with monkeypatch.context() as patch:
         interrupt(patch)
         with pytest.raises(KeyboardInterrupt):
@@ -267,7 +267,7 @@ def test_a_signal_at_the_end_of_a_run_ends_the_sweep_and_not_the_run(
 
 
 def interrupt_report(patch: pytest.MonkeyPatch) -> None:
-    """Send SIGINT to this process when the report of a run is being drawn; matplotlib loses the exception."""
+    """Send SIGINT to this process while a report is drawn; raise another exception, as matplotlib does."""
     right = report.write_report
 
     def write_report(*given: Any, **more: Any) -> Any:
@@ -373,7 +373,7 @@ def test_the_answer_to_an_interrupted_start_is_ignored() -> None:
 
 
 def main(*_: str) -> None:
-    """Fail as the start of a process may."""
+    """Raise the error of a process that cannot be started."""
     raise OSError(11, "no process left")
 
 
@@ -391,7 +391,7 @@ def test_an_error_in_a_forked_process_is_one_line(
 
 @pytest.mark.slow
 def test_a_warm_run_under_the_wall_clock_counts_its_own_time(tmp_path: Path) -> None:
-    """Its processes are not children of the supervisor, but do not count as other work on the host."""
+    """The run's processes are not children of the supervisor, but do not count as other work on the host."""
     with ForkServer() as fork_server:
         supervisor.run(experiment(stop=Stop(versions=6)), tmp_path / "run", True, fork_server=fork_server)
         spent_s = fork_server.cpu_s()
@@ -406,7 +406,7 @@ def test_a_warm_run_under_the_wall_clock_counts_its_own_time(tmp_path: Path) -> 
 
 
 def test_own_training_of_each_point_is_tried_before_the_first_run(tmp_path: Path) -> None:
-    """The error names file and line, and no run is made."""
+    """The error names the file and the line, and no run is made."""
     (tmp_path / "mine.py").write_text(
         "def good(model, examples, context):\n    context.step(1)\n"
         "def bad(model, examples, context):\n    model.head.weight\n"
@@ -426,7 +426,7 @@ def test_a_target_of_accuracy_is_refused_for_a_regression_after_its_first_run(tm
 
 
 def test_the_traceback_of_an_error_in_python_has_two_frames(tmp_path: Path) -> None:
-    """The caller's and that of the function which it called."""
+    """The frames are those of the caller and of the function that it called."""
     with pytest.raises(ConfigError) as caught:
         edgefl.run(config.change(SHORT, ["data.name=nowhere:data"]), tmp_path / "run")
     assert len(traceback.extract_tb(caught.value.__traceback__)) == 2

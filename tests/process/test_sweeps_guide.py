@@ -1,4 +1,4 @@
-"""Tests of the files and the command in docs/sweeps.md, and of a sweep over objects of a script."""
+"""Tests of the files and the command in docs/sweeps.md, and of a sweep over objects that a script defines."""
 
 from __future__ import annotations
 

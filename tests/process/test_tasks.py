@@ -1,4 +1,4 @@
-"""Tests of the tasks in docs/tasks.md that have no classes: regression, the next token, personal models."""
+"""Tests of the tasks in docs/tasks.md: regression, next-token prediction and personal models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES = dict(re.findall(r"```(?:toml|python)\n# ([\w.-]+)[^\n]*\n(.*?)```", P
 
 @pytest.fixture
 def docs(tmp_path: Path) -> Path:
-    """The page's files in a folder."""
+    """A folder that contains the example files of docs/tasks.md."""
     for name, text in EXAMPLES.items():
         (tmp_path / name).write_text(text)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Vectors that are sent with the model, and vectors that clients keep: same bits, counted exactly once."""
+"""Vectors sent with the model or kept by clients: bit-identical runs; a trip changes vectors exactly once."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def train(model, examples, context):
 
 
 def test_forks_of_a_training_function_end_with_the_run(tmp_path: Path) -> None:
-    """`nothing_left` finds processes that still run."""
+    """The fixture `nothing_left` fails the test if a process still runs."""
     (tmp_path / "forks.py").write_text(FORKS)
     wanted = experiment(training=Training(function="forks:train", steps=1), stop=Stop(versions=2))
     result = supervisor.run(wanted, tmp_path / "run", quiet=True, base=tmp_path)
@@ -182,5 +182,6 @@ for kill in range(200):
 
 
 def test_a_fork_at_the_moment_of_its_parent_s_death_is_killed_too() -> None:
-    """`nothing_left` finds processes that still run. Mutant: a fork does not look at its parent."""
+    """The fixture `nothing_left` fails the test if a process still runs. Mutant: a fork does not check
+    whether its parent is alive."""
     subprocess.run([sys.executable, "-c", FORKED_WHILE_KILLED], check=True)

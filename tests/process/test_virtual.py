@@ -1,4 +1,4 @@
-"""The virtual clock: the same bits for any number of workers, also if workers are killed; large fleets."""
+"""The virtual clock: bit-identical results for any number of workers, even if some die; large fleets."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_bits_do_not_depend_on_workers_transport_and_back_end(
 
 
 def test_running_statistics_are_averaged_under_each_optimizer_of_the_server(tmp_path: Path) -> None:
-    """After one step from the same model all cohorts have the same statistics, so averages are equal."""
+    """After one step from the same model, all cohorts have the same statistics, so the averages are equal."""
     (tmp_path / "normed.py").write_text(BATCH_NORMALISED)
     found, models = {}, set()
     for name, fields in {
@@ -146,7 +146,7 @@ def test_int8_learns_like_float32_in_less_time_and_error_feedback_changes_only_i
 
 
 def declared_s(row: ClientRow) -> tuple[float, float]:
-    """Seconds of a step on a whole batch, and of all steps of a trip, by the client's profile."""
+    """Return the seconds that the profile gives for a step on a full batch and for all steps of a trip."""
     model = load_device(row.profile).time_model()
     network = make_model(Model(args={"hidden": [16]}), (1, 8, 8), 10, 0)
     sizes = LocalRule(steps=3).batches(row.examples)
@@ -194,12 +194,12 @@ def load(spec, seed):
     return x, y, x[:500], y[:500]
 """
 BASE_MIB = 600
-"""Limit of the memory of all processes of a run on a small fleet."""
+"""Maximum memory of all processes of a run on a small fleet, MiB. Each client adds `MIB_PER_CLIENT`."""
 MIB_PER_CLIENT = 1 / 256
 
 
 def most_mib(command: Command) -> float:
-    """Largest sum of the proportional shares of memory of the run's processes until its end."""
+    """Return the peak total memory (proportional set size) of the run's processes until the run ends, MiB."""
     most = 0.0
     while command.process.poll() is None:
         held = 0.0

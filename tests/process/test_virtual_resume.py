@@ -1,4 +1,4 @@
-"""A killed and resumed run under the virtual clock has the bits of an undisturbed one; runs are verified."""
+"""Killed and resumed runs under the virtual clock are bit-identical to undisturbed ones and are verified."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from .test_dynamics import fleet as phones
 
 pytestmark = pytest.mark.timeout(300)
 NOW_AND_THEN = Checkpoint(every_s=1e-6)
-"""The shortest interval that is allowed."""
+"""Checkpoints at the shortest interval that is allowed."""
 COLUMNS = (
     "task", "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight",
     "fate", "steps", "examples", "loss", "checksum_sent", "checksum_seen", "trip_declared_s",
@@ -77,7 +77,7 @@ def resumable(workers: int = 2, **changes: Any) -> edgefl.Experiment:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """Results that must not depend on kills and on the number of workers."""
+    """Return the results that must not depend on kills or on the number of workers."""
     with Record(folder) as record:
         trips = {name: record.trips[name].tolist() for name in COLUMNS}
         rows = [row for row in zip(*trips.values(), strict=True) if row[COLUMNS.index("fate")]]
@@ -98,14 +98,14 @@ def outcome(folder: Path) -> dict[str, Any]:
 def disturbed(
     wanted: edgefl.Experiment, folder: Path, points: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """Run to the end, with the first server killed at the first point, the next one at the second, …"""
+    """Run to the end, with a server killed at each of these points in turn; return the outcome."""
     assert killed(wanted, folder, points, monkeypatch) == len(points), "the run ended before the last kill"
     check_every_kill_was_certain(folder, points)
     return outcome(folder)
 
 
 def changing(folder: Path, on_leave: str) -> dict[str, Any]:
-    """Clients that get hot, run low, leave, return and die."""
+    """Clients that heat up, run low on battery, leave, return and die."""
     fields = {"thermal": True, "battery": True, "charge": 0.5, "churn": CHURN, "rejoin_s": 0.2}
     fleet = phones(folder, **fields, on_leave=on_leave)
     return {"fleet": fleet, "training": Training(steps=12), "stop": Stop(versions=45)}
@@ -198,7 +198,7 @@ def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For any number of workers."""
+    """The undisturbed run has one worker; the killed one has three."""
     changed = changes(tmp_path)
     figures = edgefl.run(resumable(1, **changed), tmp_path / "calm").summary()
     found = disturbed(resumable(3, **changed), tmp_path / "killed", points, monkeypatch)
@@ -215,7 +215,7 @@ def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(
 def test_running_statistics_are_averages_under_stale_updates_also_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mutant: sums of stale changes, under which variances become negative and losses NaN."""
+    """Mutant: changes of stale statistics are added up, so that variances become negative and losses NaN."""
     (tmp_path / "normed.py").write_text(BATCH_NORMALISED)
     changed: dict[str, Any] = {
         "fleet": Fleet(devices={"pixel-3a": 4, "pi-4": 4, "moto-g4": 4}, network="lte"),
@@ -368,7 +368,7 @@ def make(input_shape, classes):
 
 
 def test_a_run_interrupted_in_its_last_evaluation_is_evaluated_after_a_resume(tmp_path: Path) -> None:
-    """Workers that were dismissed meanwhile do not count as hung."""
+    """Workers that were dismissed before the interrupt are not recorded as hung."""
     (tmp_path / "slow_model.py").write_text(SLOW_TO_EVALUATE)
     wanted = resumable(
         model=Model(name="slow_model:make"),
@@ -440,7 +440,7 @@ def test_a_run_that_was_killed_while_it_loaded_data_starts_again(tmp_path: Path)
 
 
 def incidents_of(folder: Path) -> list[IncidentRow]:
-    """Incidents on record; an empty list if there is no readable record yet."""
+    """Return the recorded incidents; an empty list if there is no readable record yet."""
     try:
         with Record(folder) as record:
             return record.incidents

@@ -1,6 +1,6 @@
-"""``edgefl`` commands, and the processes of ``edgefl exec``, forked from one that has imported everything.
+"""Forks ``edgefl`` commands and processes of ``edgefl exec`` from a process that has imported everything.
 
-A short command spends most of its time on importing torch. A command that is forked here has the state of
+A short command spends most of its time importing torch. A command that is forked here has the state of
 ``python -m edgefl`` after its imports. The processes of its run are forked like those of a sweep
 (`edgefl.host.fork_server`).
 """
@@ -53,7 +53,7 @@ COMMAND_MODULES = (
     "edgefl.programs.relay",
 )
 WHEN_PARSING = ("typer._adapters", "pydantic.plugin._loader")
-"""What this release of typer imports when it first parses arguments."""
+"""Modules that this release of typer imports when it first parses arguments."""
 RUNS = {"run", "resume", "sweep"}
 """Commands that fork the processes of a run."""
 READ_WHEN_IMPORTED = ("OMP_", "MKL_", "PYTHON", "LANG", "LC_", "PATH", "LD_", "HOME", "XDG_")
@@ -61,7 +61,7 @@ READ_WHEN_IMPORTED = ("OMP_", "MKL_", "PYTHON", "LANG", "LC_", "PATH", "LD_", "H
 
 
 class Wanted(msgspec.Struct, frozen=True, tag=True):
-    """Request to start a command, or ``module`` as a child of the process ``parent``."""
+    """Request to start an ``edgefl`` command or, if set, ``module`` as a child of the process ``parent``."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
@@ -69,11 +69,11 @@ class Wanted(msgspec.Struct, frozen=True, tag=True):
     module: str = ""
     parent: int = 0
     numbers: tuple[int, ...] = (0, 1, 2)
-    """Numbers of the descriptors in the new process; they are sent with the request and with `More`."""
+    """Descriptor numbers in the new process. The descriptors are sent with the request and with `More`."""
 
 
 class More(msgspec.Struct, frozen=True, tag=True):
-    """Carries further descriptors of a request, because a message has room for `AT_ONCE`."""
+    """Carries further descriptors of a request, because a message has room for only `AT_ONCE`."""
 
 
 AT_ONCE = 4
@@ -107,7 +107,7 @@ class Commands:
         *arguments: str,
         inherited: Sequence[int] = (),
     ) -> tuple[Forked, Channel[Any]]:
-        """Start a process like `edgefl.host.process.start_process`."""
+        """Do what `edgefl.host.process.start_process` does, but fork the process."""
         ours, theirs = pair()
         with theirs, open(os.devnull) as null:
             numbers = (0, 1, 2, theirs.fileno(), *inherited)
@@ -117,7 +117,7 @@ class Commands:
         return Forked(pid), Channel(ours, incoming)
 
     def fit(self, environment: Mapping[str, str]) -> bool:
-        """Returns True if a command in this environment may be forked instead of started."""
+        """Return True if a command in this environment may be forked instead of started."""
         changed = environment.items() ^ self.first.items()
         encodable = "".join(f"{name}{value}" for name, value in changed).isprintable()  # as UTF-8
         return encodable and not any(name.startswith(READ_WHEN_IMPORTED) for name, _ in changed)
@@ -250,7 +250,7 @@ def _start(channel: Channel[Wanted | More], wanted: Wanted, fds: Sequence[int]) 
 
 
 def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
-    """Move these descriptors to these numbers, some of which other descriptors may have now."""
+    """Move these descriptors to these numbers, some of which may be in use by other descriptors."""
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(*fds, *numbers) + 1) for fd in fds]
     for fd, placed, number in zip(fds, high, numbers, strict=True):
         if fd not in numbers:
@@ -340,7 +340,7 @@ def _run_warm(stack: contextlib.ExitStack) -> None:
 
 
 def _join_warm(stack: contextlib.ExitStack) -> None:
-    """Fork the node's zygote from a fork server, which has no thread of ZeroMQ."""
+    """Fork the node's zygote from a fork server, which has no ZeroMQ threads."""
     _run_warm(stack)
     server = stack.enter_context(fork_server.ForkServer())
 
@@ -353,7 +353,7 @@ def _join_warm(stack: contextlib.ExitStack) -> None:
 def _fork(
     module: str, incoming: Any, environment: dict[str, str], *arguments: str, inherited: Sequence[int] = ()
 ) -> tuple[Forked, Channel[Any]]:
-    """Start a process like `edgefl.host.process.start_process`, by a fork of this one."""
+    """Do what `edgefl.host.process.start_process` does, but fork this process."""
     ours, theirs = pair()
     parent, numbers = os.getpid(), [1, 2, theirs.fileno(), *inherited]
     if (pid := os.fork()) == 0:
@@ -405,7 +405,7 @@ def ready_for_commands() -> None:
 
 
 def read_ahead() -> None:
-    """Read profiles, the digits and types of fields, which nearly every run needs."""
+    """Read and cache profiles, the digits data set and column types, which nearly every run needs."""
     read_bundled_table("digits", "digits.csv.gz")
     for device in ("pixel-4", "moto-g4", "pi-zero-2w", "watch-a7"):
         load_device(device)

@@ -1,6 +1,6 @@
 """Measuring processes of device tests, forked from a process that has imported torch (see `warm`).
 
-Addresses and hashes are not random in this process either.
+As in other measuring processes, addresses and hashes are not random.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A world in memory for tests of the engine: its clients and its evaluator are scheduled function calls."""
+"""An in-memory simulation for tests of the engine: clients and evaluator are scheduled function calls."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def assessed(
 
 
 class World:
-    """The engine's timeline and evaluation, which simulate its tasks and evaluations in emulated time."""
+    """Replaces the engine's timeline and evaluation: simulates tasks and evaluations in emulated time."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class World:
         return True
 
     def finish(self) -> World:
-        """Make all scheduled calls, also those after the core has stopped."""
+        """Make all scheduled calls, including those after the core has stopped."""
         while self.turn():
             pass
         return self

@@ -42,14 +42,14 @@ CLIENTS = 12
 HEARTBEAT_S = 6.0
 TICK_S = 0.25
 STALL_S = 600.0
-"""Emulated seconds without a new version after which the run counts as stalled."""
+"""Emulated seconds without a new version after which the run is considered stalled."""
 FAULT = 0.2
 """Probability of each fault: a message is dropped or, if not, repeated; each copy is delayed or, if not,
 overtaken."""
 
 
 class Broken(AssertionError):
-    """An update was counted twice or written into another task's slot, or the run has stalled."""
+    """Raised if an update is counted twice or written into another task's slot, or if the run stalls."""
 
 
 class Network:
@@ -63,7 +63,7 @@ class Network:
         self.faults: Counter[str] = Counter()
 
     def send(self, to: bytes | None, what: object) -> None:
-        """Send something to the peer of this name, or to the server if ``to`` is None."""
+        """Send a message to the peer named ``to``, or to the server if ``to`` is None."""
         draw, at_s = self._draw.random, self._hand.at
         self.sent += 1
         if draw() < FAULT:
@@ -112,7 +112,7 @@ class Line:
 
 @dataclass
 class Client:
-    """A client's process with its real connection; its training only takes time."""
+    """A client's process with its real connection, whose training is only a wait."""
 
     connection: Connection
     task: messages.Task | None = None
@@ -234,7 +234,7 @@ class FaultyRun(Parts):
             self.engine.handle(event)
 
     def act(self, client: Client) -> None:
-        """Let this process act at this time."""
+        """Let this client poll for a task, train, deliver or cancel, as is due at the current time."""
         connection, task = client.connection, client.task
         connection.beat()
         if task is None:
@@ -274,7 +274,7 @@ class FaultyRun(Parts):
         connection.report(messages.Trained([done(task.task, lease, checksum)]))
 
     def check(self) -> Counter[str]:
-        """Check the model and that no task ended twice or was lost. Return the numbers of tasks by fate."""
+        """Check the model and that no task ended twice or was lost. Return the number of tasks per fate."""
         if twice := {task: ends for task, ends in self.store.ends.items() if len(ends) > 1}:
             raise Broken(f"ended twice: {twice}")
         open_ = {

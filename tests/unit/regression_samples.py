@@ -62,7 +62,7 @@ def measured(
 
 
 def result_of(one: Measurement) -> DeviceResult:
-    """The result of the function with this measurement."""
+    """Return the result of a function that was measured like this."""
     result = DeviceResult("step", one.plan.device.id, lambda precise: one)
     assert result.measured is one
     return result
@@ -76,7 +76,8 @@ def noisy(
     load: float = 1.0,
     **changes: object,
 ) -> list[Repetition]:
-    """Repetitions with a log-normal CPU time around ``factor`` ms, on a host that is slower by ``load``."""
+    """Return repetitions with log-normal CPU times around ``factor`` ms. ``load`` is the factor by which the
+    host is slower."""
     draws = np.random.default_rng(seed).lognormal(0.0, spread, count)
     return [repetition(factor * load * 0.001 * float(draw), load * 0.001, **changes) for draw in draws]
 

@@ -48,7 +48,7 @@ class Hand:
 
 
 class FakeSocket:
-    """A socket whose messages are in lists. ``full`` and ``gone`` are peers to which it cannot send."""
+    """A socket that keeps its messages in lists. It cannot send to the peers in ``full`` and ``gone``."""
 
     secret = "of the run"
 
@@ -185,7 +185,7 @@ class Parts:
         )
 
     def written(self, task: int, lease: Lease) -> int:
-        """Write an update into the slot; returns its checksum."""
+        """Write an update into the slot; return the update's checksum."""
         update = self.buffer.slot(lease.slot)
         update[:] = np.arange(SIZE)
         checksum = kernels.checksum(update)

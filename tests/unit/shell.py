@@ -22,7 +22,7 @@ class Shell:
         return out
 
     def fits(self, *arguments: str) -> str:
-        """As `shows`, after a check that no line is longer than 80 columns."""
+        """Do what `shows` does, and check that no line is longer than 80 columns."""
         out = self.shows(*arguments)
         assert max(map(len, out.splitlines())) <= 80
         return out

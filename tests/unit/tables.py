@@ -1,10 +1,10 @@
-"""Parametrized cases as a text with a case per line: ``input -> message``."""
+"""Parametrized cases as a text with one case per line: ``input -> message``."""
 
 from __future__ import annotations
 
 
 def arrows(text: str) -> list[list[str]]:
-    """Return the parts of each line, in which ``\\n`` is a line break."""
+    """Split each line at ``->``; return its parts, with ``\\n`` replaced by a line break."""
     return [
         [part.strip().replace("\\n", "\n") for part in line.split("->")] for line in text.strip().splitlines()
     ]

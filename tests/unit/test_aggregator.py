@@ -64,7 +64,7 @@ def make() -> Iterator[Make]:
 
 
 def deliver(aggregator: Aggregator, task: int, update: npt.ArrayLike, client: int = 0) -> None:
-    """A client does a task: it leases a slot, reads the model, writes its update and reports the checksum."""
+    """Simulate a client's task: lease a slot, read the model, write the update and report its checksum."""
     version, _ = aggregator.buffer.latest
     lease = aggregator.lease(task=task, client=client, version=version)
     slot = aggregator.buffer.slot(lease.slot)
@@ -343,7 +343,7 @@ def test_a_lent_entry_is_kept_until_its_borrowers_updates_are_complete(make: Mak
 
 
 def test_the_last_committed_version_is_kept_until_the_next_commit(make: Make) -> None:
-    """After a crash the record ends there, so the resumed run starts from this version."""
+    """After a crash, the record ends with the last commit, so the resumed run starts from this version."""
     aggregator = make(ring=3)
     aggregator.recoverable = True
     aggregator.settle()
@@ -475,7 +475,7 @@ TestRing.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_negative_weight_is_no_share_of_the_statistics(make: Make) -> None:
-    """As in CA2FL, which subtracts older updates. Mutant: the weighted sum of these variances is negative."""
+    """CA2FL, for example, subtracts older updates. Mutant: the weighted sum of the variances is negative."""
     aggregator = make(statistics=2)
     buffer = aggregator.buffer
     buffer.model(0)[-2:] = 1.0
@@ -492,7 +492,8 @@ def test_a_negative_weight_is_no_share_of_the_statistics(make: Make) -> None:
 @pytest.mark.parametrize("weights", [(0.25, 0.5), (1.0, 1.0)])
 @pytest.mark.parametrize("how", ["plain", "private", "chosen", "vector"])
 def test_statistics_have_the_weights_of_the_step(make: Make, how: str, weights: tuple[float, float]) -> None:
-    """A total above 1 is scaled to 1, except in a private step, whose number of updates may be secret."""
+    """Weights whose total is above 1 are scaled to a total of 1, except in a private step: there, the number
+    of updates may be secret."""
     aggregator = make()
     aggregator.statistics, clip_norm = 2, None
     if how == "private":

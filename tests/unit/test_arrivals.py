@@ -1,4 +1,4 @@
-"""Strategies whose clients arrive by themselves, at a constant rate or as a Poisson process."""
+"""Strategies whose clients arrive on their own initiative, at a constant rate or as a Poisson process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def starts(result: MemoryRun) -> list[float]:
 
 
 def concurrency(result: MemoryRun) -> float:
-    """The mean number of clients training, over time."""
+    """Return the time average of the number of clients that train."""
     running, area, last = 0, 0.0, 0.0
     for event, actions in result.history:
         area += running * (event.at_s - last)
@@ -54,7 +54,8 @@ def test_intervals_of_a_poisson_process_are_exponential() -> None:
 
 
 def test_a_run_ends_if_arrivals_find_only_clients_that_wait_for_a_step() -> None:
-    """One client may train again after the next step, but no client that this step needs has a trip left."""
+    """One client may train again after the next step, but the clients that could supply the updates for this
+    step have no trips left."""
     fields: dict[str, Any] = {"arrival_process": "constant", "arrival_rate_per_s": 1.0}
     strategy = FedBuff(buffer_size=3, restart="after-step", **fields)
     rules = experiment.Privacy(clip_norm=1.0, max_participations=2)
@@ -65,7 +66,7 @@ def test_a_run_ends_if_arrivals_find_only_clients_that_wait_for_a_step() -> None
 
 @pytest.mark.parametrize("dropped", [True, False])
 def test_a_run_ends_if_arrivals_find_only_clients_that_wait_for_a_dropped_one(dropped: bool) -> None:
-    """Regression: it went on for 100,000 arrivals."""
+    """Regression: the run continued for 100,000 arrivals."""
     rate: dict[str, Any] = {"arrival_process": "constant", "arrival_rate_per_s": 1.0}
     strategy = FedBuff(buffer_size=3, restart="after-step", **rate)
     core = Core(strategy, fleet(3), 0, experiment.Stop(versions=9), deaths=Deaths("drop"))
@@ -88,7 +89,7 @@ def test_arriving_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
 
 @pytest.mark.parametrize("limit", [{"concurrency": 3}, {}])
 def test_an_arrival_without_a_free_place_is_lost(limit: dict[str, int]) -> None:
-    """By Erlang's formula, 3 servers lose a share B(3, 3) = 0.346 of Poisson arrivals at 3 Erlang."""
+    """By Erlang's formula, 3 servers lose the share B(3, 3) = 0.346 of Poisson arrivals at 3 erlangs."""
     clients = 30 if limit else 3  # the limit is reached, or no client is idle
     fields = {"arrival_process": "poisson", "arrival_rate_per_s": 3.0, **limit}
     _, result = run(clients, 4_000, [1.0] * clients, **fields)
@@ -98,7 +99,7 @@ def test_an_arrival_without_a_free_place_is_lost(limit: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(("ends_s", "start"), [(9.5, 0), (9.0, 1)])
 def test_arrivals_during_an_exchange_of_secure_aggregation_are_lost(ends_s: float, start: int) -> None:
-    """Mutant: they all start together when the exchange ends. An arrival at its end is served."""
+    """An arrival when the exchange ends is not lost. Mutant: all arrivals during the exchange start then."""
     strategy = FedBuff(buffer_size=1, arrival_process="constant", arrival_rate_per_s=1.0)
     core = Core(strategy, fleet(20), 0, experiment.Stop(versions=9))
     for client in range(20):

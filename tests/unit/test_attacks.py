@@ -24,7 +24,7 @@ DIGITS = load_data(edgefl.Data(name="digits"), 0, [])
 
 
 def changed(rules: Attackers, client: int, base: Path | None = None) -> np.ndarray:
-    """The update that the client sends instead of (1, 2, 3, …, 400)/100."""
+    """Return the update that the client sends in place of (1, 2, 3, …, 400)/100."""
     attack = Attack(rules, 10, 1, DIGITS, [base] if base else [])
     start = np.full(400, 5, np.float32)
     trained = start + np.arange(1, 401, dtype=np.float32) / 100
@@ -147,14 +147,15 @@ def test_settings_without_effect_are_refused(settings: dict[str, Any], clock: An
 
 @pytest.mark.parametrize(("clients", "attackers"), [(50, 24), (100, 20), (51, 12), (31, 6)])
 def test_z_is_that_of_the_papers_formula(clients: int, attackers: int) -> None:
-    """If the n − m honest updates are normal, s are expected beyond z, and s + m clients are a majority."""
+    """If the n − m honest updates are normally distributed, s of them are expected beyond z standard
+    deviations. These s and the m attackers form a majority."""
     z, honest = alie_z(clients, attackers), clients - attackers
     beyond = honest * math.erfc(z / math.sqrt(2)) / 2
     assert beyond == pytest.approx(math.floor(clients / 2 + 1) - attackers, rel=1e-9)
 
 
 def test_alie_sends_the_attackers_mean_update_minus_z_deviations(tmp_path: Path) -> None:
-    """Mean and deviation are computed a second time from the trainings of all attackers."""
+    """The test computes the mean and the deviation itself, from the updates that all attackers train."""
     fleet = edgefl.Fleet(devices={"pi-4": 12}, attackers=Attackers(share=0.25, kind="alie", z=1.5))
     wanted = edgefl.Experiment(
         data=edgefl.Data(name="digits"),

@@ -91,7 +91,7 @@ def test_without_the_c_extension_no_instruction_set_is_shown(
 
 
 def test_a_back_end_that_cannot_be_used_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A back end may be listed as available and still fail, as CUDA may. Here an unknown one is listed."""
+    """A back end such as CUDA may be listed as available and still fail. Here, an unknown one is listed."""
     known = {name: status for name, status in kernels.backends().items() if name != "cuda"}
     monkeypatch.setattr(kernels, "backends", lambda: known | {"tpu": "ok"})
     said: list[str] = []

@@ -13,7 +13,7 @@ from edgefl.results.summary import ACHIEVED
 
 
 def played(factors: list[float], **conditions: float) -> TripTimes:
-    """Trips of one client, declared as one second each and achieved in ``factors`` seconds."""
+    """Return the times of one client's trips, each of which should take 1 s and took ``factors`` seconds."""
     achieved = np.array(factors)
     columns = {}
     for part, found in ACHIEVED.items():

@@ -1,4 +1,4 @@
-"""`bench peers`: reports of other frameworks become figures, and failures become reasons."""
+"""`bench peers`: figures are read from the reports of other frameworks, and failures are explained."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_framework_that_pip_cannot_install_has_a_row_with_the_reason(
     finish = peers._finish
 
     def with_this_pip(command: Sequence[str], what: str) -> None:
-        """Replace the installation of pip in a new environment, which takes seconds."""
+        """Create no environment, which would take seconds: use the pip of this one."""
         if what == "pip":
             finish([sys.executable, *command[1:]], what)
 

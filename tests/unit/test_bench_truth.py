@@ -24,7 +24,8 @@ MORE = [
     ("pi-3b-plus", "DL4J", "MNN train Lenet 28x28", 4, 0.5),
     ("pixel-4", "MNN", "MNN train Lenet 28x28", 4, 0.0131),
 ]
-"""Invented steps of a device that nobody measured, and of another phone with a measured SoC."""
+"""Invented steps, as (profile, runtime, workload, batch size, seconds): two of a device that nobody measured,
+and one of another phone with the measured SoC of the Pixel 4."""
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_fitted_steps_are_grouped_apart_and_also_predicted_unseen(rows: Path) ->
 def compared(
     profile: str, runtime: str, kind: str, *factors: float, fitted: bool = False
 ) -> list[truth.ComparedStep]:
-    """Return steps that took 1 s and were predicted as ``factors`` seconds within a factor of 1.5."""
+    """Return steps that took 1 s each. Their predictions are ``factors`` seconds, within a factor of 1.5."""
     row = Row(network="n", work=StepWork(conv_flop=1.0), seconds=1.0)
     found = [HeldOutPrediction(row=row, predicted_s=factor, error_factor=1.5) for factor in factors]
     return [

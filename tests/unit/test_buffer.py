@@ -194,7 +194,7 @@ def test_an_entry_that_changes_during_the_copy_is_refused(
 
 
 def test_a_reader_in_another_process_never_gets_a_torn_model() -> None:
-    """The writer overwrites entries that are being read. The reader must notice each time."""
+    """The other process overwrites entries while they are read. The reader must notice this each time."""
     with closing(ParameterBuffer.create(Shape(size=20_000, ring=2, slots=1))) as shared:
         shared.publish(version=0, entry=0)
         pid = os.fork()

@@ -23,7 +23,7 @@ from edgefl.run import server_process
 from tests.patience import Patience
 
 BOUND_S = 20.0
-"""Maximum time for a thread to end."""
+"""Maximum time in seconds for a thread to end."""
 
 Ends = tuple[Channel[Any], Channel[Any]]
 
@@ -282,7 +282,7 @@ print(sum(faults() for _ in range(20)))
 
 
 def faults(*, keep: bool) -> int:
-    """Page faults of allocating, writing and freeing 24 MiB twenty times."""
+    """Return the number of page faults when 24 MiB are allocated, written and freed twenty times."""
     command = [sys.executable, "-c", _FAULTS.format(keep=keep)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

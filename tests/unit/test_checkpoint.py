@@ -1,4 +1,4 @@
-"""Checkpoints: all numbers are read back, and no file is left half written or read damaged."""
+"""Checkpoints: all numbers are read back, no file is left half-written, and damaged files are not used."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def assert_same(one: SavedState, other: SavedState) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The same value with each array as its bytes."""
+    """Return the same value with each array replaced by its bytes."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -63,7 +63,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_all_numbers_are_read_back_also_by_safetensors(tmp_path: Path) -> None:
-    """edgefl writes the file itself, and safetensors must find every tensor."""
+    """edgefl writes the file without the safetensors library, which must still read every tensor."""
     path = write(tmp_path / "checkpoints", made(), LAYOUT)
     assert path.name == "journal-0000000012.safetensors"
     assert_same(latest(tmp_path / "checkpoints"), made())

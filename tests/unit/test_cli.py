@@ -66,7 +66,7 @@ SUMMARY: dict[str, Any] = {
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an experiment, the folder ``old`` of a run, and a folder ``full`` with another file."""
+    """A folder with an experiment, a run's folder ``old``, and a folder ``full`` with an unrelated file."""
     (tmp_path / "e.toml").write_text(EXPERIMENT)
     for file in ("old/experiment.toml", "full/x"):
         (tmp_path / file).parent.mkdir()
@@ -539,7 +539,7 @@ for line in ("run e.toml", "resume old", "predict mlp --device pi-4", "verify ol
 
 
 def test_without_torch_a_command_names_the_package_to_install(here: Path) -> None:
-    """The commands run in a process that has not imported torch."""
+    """The commands run in a process in which torch cannot be imported."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=here, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()

@@ -49,7 +49,7 @@ class Bell:
         self.alarms.after(seconds, lambda: self.rang.append(name))
 
     def at(self, instant: float) -> list[str]:
-        """The alarms that ring if due alarms are run at ``instant``."""
+        """Set the clock to ``instant`` and run the due alarms; return the names of those that rang."""
         self.hand.at = instant
         self.rang.clear()
         self.alarms.run_due()
@@ -121,7 +121,7 @@ def test_a_wait_is_between_zero_and_the_callers_limit() -> None:
 
 
 def test_a_tick_is_due_once() -> None:
-    """Regression: a tick that was set twice, as after a resume, was followed by two at each later time."""
+    """Regression: if a tick was set twice, as after a resume, all later ticks also came twice."""
     agenda = Agenda()
     for at_s in (2.0, 3.0, 2.0, 2.0):
         agenda.add(Due(at_s, TICK))

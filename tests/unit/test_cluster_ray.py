@@ -20,7 +20,7 @@ from edgefl.zeromq.keys import public
 
 
 def test_a_run_that_only_lacks_its_results_needs_no_cluster(tmp_path: Path) -> None:
-    """Regression: it was refused with "there is nothing to resume"."""
+    """Regression: resuming such a run was refused with "there is nothing to resume"."""
     with Store(tmp_path) as store:
         store.set_meta(status="done")
     with _cluster_for("auto", tmp_path, quiet=True) as nodes:

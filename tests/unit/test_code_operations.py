@@ -1,4 +1,4 @@
-"""This host's speed in each class of code: the timed programs, their units, and devices relative to it."""
+"""This host's speed in each class of code: timed programs, their units, and devices' relative speeds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_match_finder_finds_matches() -> None:
 
 
 def test_the_search_finds_all_primes() -> None:
-    """There are 1229 primes below 10,000. The search starts at 3."""
+    """The search starts at 3, so it finds 1228 of the 1229 primes below 10,000."""
     programs = pytest.importorskip("edgefl.host._code")
     assert [programs.division(searches) for searches in (1, 3)] == [1228, 3 * 1228]
 

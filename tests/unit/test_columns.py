@@ -125,7 +125,7 @@ def test_a_parquet_file_has_the_columns(tmp_path: Path) -> None:
 
 
 def test_a_parquet_file_without_rows_has_the_columns(tmp_path: Path) -> None:
-    """Regression: polars could not write the incidents of a run without any."""
+    """Regression: polars could not write the table of incidents of a run that had none."""
     polars = pytest.importorskip("polars")
     run = write_run(tmp_path / "run")
     assert main(["export", str(run), "--parquet"]) == 0
@@ -158,7 +158,7 @@ def test_a_figure_is_a_reproducible_vector_graphic_with_embedded_fonts(tmp_path:
 
 
 def test_a_figure_in_eps_has_pale_bands_and_no_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: EPS has no transparency, so bands hid their curves; and the file depended on the time."""
+    """Regression: EPS has no transparency, so bands hid the curves. The file contained the current time."""
     runs = {"a": [write_run(tmp_path / f"a{seed}", trips=20 * seed, seed=seed) for seed in (1, 2)]}
     found = []
     for now_s in ("1", "1000000000"):

@@ -34,7 +34,7 @@ def toml(tmp_path: Path) -> Path:
 
 
 def fault(path: Path, *overrides: str, **arguments: object) -> str:
-    """The error's one line."""
+    """Return the error message, which must be a single line."""
     with pytest.raises(ConfigError) as caught:
         config.load(path, overrides, **arguments)
     text = str(caught.value)
@@ -415,7 +415,7 @@ def test_paths_start_at_the_file_or_the_home_folder(
 
 
 def test_one_profile_file_under_two_names_is_refused(toml: Path, tmp_path: Path) -> None:
-    """Otherwise the clients of one name would replace those of the other."""
+    """Otherwise, the clients under one name would replace those under the other."""
     own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
     (tmp_path / "mine.toml").write_text(own)
     toml.write_text("[fleet]\ndevices = { 'mine.toml' = 3, './mine.toml' = 2 }\n[stop]\nversions = 1\n")

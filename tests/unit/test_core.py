@@ -45,7 +45,7 @@ def started(
     privacy: experiment.Privacy | None = None,
     **stop: Any,
 ) -> Core:
-    """A core whose clients have all joined. By default client i trains task i."""
+    """Return a core whose clients have all joined. By default, client i trains task i."""
     strategy = strategy or FedBuff(buffer_size=2)
     core = Core(strategy, fleet(clients), 0, experiment.Stop(**stop), 10, privacy)
     for client in range(clients):
@@ -62,7 +62,7 @@ def only(actions: list[Action], kind: type[Kind]) -> list[Kind]:
 
 
 def summing(**fields: Any) -> Core:
-    """A core that waits for its first sum, of tasks 0 and 1."""
+    """Return a core that waits for the result of its first sum, which uses tasks 0 and 1."""
     core = started(**fields)
     assert core.handle(arrived(0, 0)) == [Train(0, len(core.devices), 0, 1)]
     assert core.handle(arrived(1, 1)) == [Sum(1, (0, 1), (0.5, 0.5))]
@@ -246,7 +246,7 @@ def test_an_evaluation_period_of_zero_is_refused() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(Strategy):
-    """A strategy whose methods return ``answers``: functions of the view, by the method's name."""
+    """A strategy whose methods return the results of ``answers``: a function of the view per method name."""
 
     answers: dict[str, Any] = field(default_factory=dict)
 
@@ -270,7 +270,7 @@ class Scripted(Strategy):
 
 
 def driven(method: str, answer: Any) -> str:
-    """The error for a strategy with this answer of a method."""
+    """Return the error message for a strategy whose ``method`` returns this answer."""
     with pytest.raises(RunError) as caught:  # noqa: PT012
         core = started(2, strategy=Scripted(answers={method: answer}))
         core.handle(arrived(0, 0))
@@ -510,7 +510,7 @@ def test_a_run_of_only_failures_ends() -> None:
 
 @pytest.mark.parametrize(("how", "tasks"), [("failed", 121), ("invalid", 122)])
 def test_a_private_run_of_only_failures_ends(how: str, tasks: int) -> None:
-    """A failed trip is an update of zero, so versions are still made. A valid update resets the count."""
+    """A failed trip gives an update of zero, so versions are still made. A valid update resets the count."""
     core = started(2, privacy=experiment.Privacy(clip_norm=1.0), versions=10_000)
 
     def end(*, valid: int = -1) -> Action:
@@ -551,7 +551,7 @@ def test_a_run_with_only_an_accuracy_to_reach_ends_after_equal_evaluations() -> 
     ("given", "versions"),
     [
         (5, [0, 5, 10]),
-        # Four clients make trips of 1 s at once, and two updates make a version: versions at 1, 1, 2, 2, … s.
+        # Four clients train in parallel, 1 s per trip. Two updates make a version: at 1, 1, 2, 2, … s.
         (experiment.Evaluation(every_trips=6), [0, 3, 6, 9, 12]),
         (experiment.Evaluation(every_s=1.5), [0, 3, 5, 9, 11]),
         (experiment.Evaluation(every_versions=5), [0, 5, 10]),

@@ -82,7 +82,7 @@ def test_in_a_private_run_only_a_declared_death_removes_the_client() -> None:
 
 @pytest.mark.parametrize("restarts", [0, 1, 4])
 def test_a_replay_of_the_journal_continues_the_count_of_deaths(restarts: int) -> None:
-    """A server that replaces a dead one has only the journal."""
+    """A server that replaces a dead one knows only what is in the journal."""
     journal, made = [dies(float(at)) for at in range(MAX)], core()
     for event in journal[:restarts]:
         made.handle(event)
@@ -121,7 +121,7 @@ def test_a_held_update_is_used_after_the_last_client_died() -> None:
 
 
 def test_a_client_that_died_returns_in_memory_too() -> None:
-    """Regression: it never returned, and no event was left."""
+    """Regression: the client never returned, and the run had no events left."""
     core = Core(FedBuff(buffer_size=1), fleet(1), 1, experiment.Stop(versions=2), deaths=Deaths(rejoin_s=3.0))
     run_in_memory(core, [1.0], events=[dies(0.5)])
     assert core.now_s == 5.5  # it returns at 3.5 s

@@ -80,7 +80,7 @@ AS_ANOTHER = {"fedadagrad", "fedadam", "fedavgm", "fednova", "fedprox", "fedyogi
 weights or the combination of updates."""
 
 Move = tuple[int, int, int]
-"""Numbers from which `event_for` makes an event. It mostly fits the state of the core."""
+"""Numbers from which `event_for` makes an event, which is usually valid in the core's current state."""
 
 
 def moves_of(seed: int, count: int) -> list[Move]:
@@ -89,8 +89,8 @@ def moves_of(seed: int, count: int) -> list[Move]:
 
 
 MOVES = st.builds(moves_of, st.integers(0, 2**32), st.integers(0, 150))
-"""Lists of 75 moves on average, of which only the first ones are left when Hypothesis shrinks a failure.
-Hypothesis's own lists have five elements on average."""
+"""Lists of 75 moves on average. Hypothesis shrinks a failure to the list's first moves. Its own lists would
+have only five elements on average."""
 LONG = [(13 * k % 21, 3 * k % 7 - 1, 17 * k % 41) for k in range(150)]
 
 
@@ -109,7 +109,7 @@ class Rules:
         self.evaluated: Counter[int] = Counter()
         self.owners: dict[int, int] = {}
         self.used: dict[int, list[int]] = {}
-        """By client, the versions in which its updates were used."""
+        """For each client, the versions in which its updates were used."""
         self.limited = core.privacy is not None
 
     def rests(self, client: int) -> bool:
@@ -232,7 +232,7 @@ def core_of(table: dict[str, Any], stop: experiment.Stop) -> Core:
 
 
 def joined(table: dict[str, Any], stop: experiment.Stop) -> tuple[Rules, list[tuple[Event, list[Action]]]]:
-    """The rules of a core that all clients have joined, and its events and actions until then."""
+    """Let all clients join a core. Return its `Rules`, and each event so far with the core's actions."""
     rules = Rules(core_of(table, stop))
     return rules, [(event, rules.tell(event)) for event in (Joined(client, 0.0) for client in range(CLIENTS))]
 

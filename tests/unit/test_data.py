@@ -193,7 +193,7 @@ def test_an_error_names_the_missing_files_and_the_searched_folders(no_other_data
 
 @pytest.mark.parametrize("name", ["digits", "diabetes", "hf:cifar10"])
 def test_a_path_for_data_without_files_is_refused(name):
-    """Without ``data.name``, a run trained on the digits instead of the files in ``data.path``."""
+    """Regression: without ``data.name``, a run ignored ``data.path`` and trained on the digits."""
     with pytest.raises(ConfigError, match=f"^data.path: has no effect with data.name = '{name}'; set "):
         load_data(Data(name=name, path="/files"), seed=0)
 
@@ -239,7 +239,7 @@ def load(spec, seed):
 
 @pytest.fixture
 def users(tmp_path):
-    """Load a user's data set from a function that returns the value of an expression."""
+    """Return a function that loads a user's data set, whose loader returns the value of an expression."""
 
     def load(returned, seed=0, **spec):
         sys.modules.pop("my_data", None)
@@ -383,7 +383,7 @@ def test_all_seeds_hold_out_the_same_patients_for_validation():
 
     first, second = load(1), load(2)
     assert len(first.test_y) == 44
-    # The seeds scale each column differently, by a factor and a constant.
+    # Different seeds scale and shift each column differently.
     for one, other in zip(first.test_x.T, second.test_x.T, strict=True):
         assert np.corrcoef(one, other)[0, 1] == pytest.approx(1.0)
     tested = load(1, "test")

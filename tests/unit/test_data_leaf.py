@@ -204,7 +204,7 @@ def user(content: Any, number: int = 0) -> Any:
 
 
 def put(*place: Any, to: Any) -> Callable[[Any], None]:
-    """Return a function that changes the first user's data at ``place``."""
+    """Return a function that sets the value at ``place`` in the first user's data to ``to``."""
 
     def change(content: Any) -> None:
         held = user(content)

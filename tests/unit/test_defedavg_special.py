@@ -42,7 +42,7 @@ def bits(run: MemoryRun) -> list[bytes]:
 
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_one_local_step_of_iid_is_asysg_with_a_step_of_one_nth_bit_for_bit(size: int) -> None:
-    """The remark on K = 1 after Theorem 2. Division by a power of 2 is exact."""
+    """See the remark on K = 1 after Theorem 2. The sizes are powers of 2, so division by them is exact."""
     mine = run(DeFedAvgIID(buffer_size=size, server_lr=0.7))
     theirs = run(AsySG(buffer_size=size, server_lr=0.7 / size))
     assert bits(mine) == bits(theirs)
@@ -51,7 +51,7 @@ def test_one_local_step_of_iid_is_asysg_with_a_step_of_one_nth_bit_for_bit(size:
 
 
 def test_one_local_step_of_niid_is_asynchronous_sgd() -> None:
-    """Equation 8 for K = 1: one gradient of each drawn client, at the version from which it was trained."""
+    """Equation 8 for K = 1 sums one gradient per drawn client, computed at the client's base version."""
     seen = run(DeFedAvgNIID(participants=5, server_lr=0.5))
     trips = {action.task: action.trip for action in seen.actions if isinstance(action, Train)}
     w = [np.zeros(7)]

@@ -56,8 +56,8 @@ def test_a_known_soc_gives_the_number_of_cores(tmp_path: Path, soc: str, known: 
 
 
 def test_aes_values_are_those_of_each_second_cluster(tmp_path: Path, boards: Boards) -> None:
-    """In result 1ET4 (Minisforum MS-R1), 520 and 1234 MB/s are 0.29 MB/s per MHz of the Cortex-A520 and 0.56
-    of the Cortex-A720."""
+    """In result 1ET4 (Minisforum MS-R1), the first AES value, 520 MB/s, belongs to the Cortex-A520 (0.29 MB/s
+    per MHz), and the second, 1234 MB/s, to a Cortex-A720 (0.56 MB/s per MHz)."""
     (two,) = read_boards(written(tmp_path, RK3399))
     assert two.aes_row(0).core == "Cortex-A72"
     four = next(each for each in boards if each.result == "1ET4")
@@ -120,7 +120,8 @@ def test_a_core_with_fewer_boards_has_a_wider_interval() -> None:
 
 
 def test_a_row_whose_rate_contradicts_its_frequency_is_not_fitted(boards: Boards, refit: CoreTable) -> None:
-    """Old versions of sbc-bench read an idle clock: 92 MHz for a Cortex-A53 with the rate of 1400 MHz."""
+    """Old versions of sbc-bench read the clock of an idle core: 92 MHz for a Cortex-A53 that ran at about
+    1400 MHz."""
     without = [each for each in boards if each.result != "1iSQ"]
     assert fit(without).cores["Cortex-A53"].integer == refit.cores["Cortex-A53"].integer
 
@@ -149,7 +150,7 @@ def test_predictions_are_compared_with_a_file_of_boards(tmp_path: Path) -> None:
 
 
 def test_unseen_boards_are_predicted_within_the_limits(boards: Boards) -> None:
-    """A third of the boards is predicted by a fit to the others; the limits are those of docs/truth.md."""
+    """A fit to two thirds of the boards predicts the others; the limits are those of docs/truth.md."""
     left = boards[::3]
     table = fit([each for each in boards if each not in left])
     compared = list(board_truth.compared(left, lambda _: table))

@@ -54,7 +54,7 @@ def test_an_unknown_core_gives_a_one_line_error_with_the_nearest_name() -> None:
 
 @pytest.mark.parametrize("typed", ["a76", "A76"])
 def test_a_core_whose_name_contains_what_was_typed_is_suggested(typed: str) -> None:
-    """Mutant: suggest the most similar name of all cores, which is ARM1176 for "a76"."""
+    """Mutant: the most similar of all names is suggested, which is ARM1176 for "a76"."""
     with pytest.raises(ConfigError, match=f"core '{typed}' not found; did you mean 'Cortex-A76'"):
         find_core(typed)
 

@@ -61,7 +61,7 @@ def experiment(profile: str, **fleet: object) -> Experiment:
 
 
 def trips(wanted: Experiment, infos: list[ClientInfo]) -> Trips:
-    """Each trip is one epoch of ten examples: 4 GFLOP, which take 4 s."""
+    """Return trips of one epoch of ten examples each: 4 GFLOP, which take 4 s at full speed."""
     return Trips(wanted, infos, [10] * len(infos), WORK, BYTES, BYTES)
 
 
@@ -182,7 +182,7 @@ def test_a_phone_with_a_low_battery_returns_when_it_is_full(profile: str) -> Non
     world = World(experiment(profile, thermal=False, network="none"), clients=1).run()
     first, low, full = world.of(Joined, Left)[:3]
     assert [type(event) for event in (first, low, full)] == [Joined, Left, Joined]
-    # 10 mAh at 4 V are 144 J. They fall to a fifth at 0.2 W idle + 4 W, and are then charged with 5 W.
+    # 10 mAh at 4 V are 144 J. The charge falls to a fifth at 4.2 W (0.2 W idle + 4 W), and then rises at 5 W.
     assert low.at_s == pytest.approx(0.8 * 144 / 4.2)
     assert full.at_s - low.at_s == pytest.approx(0.8 * 144 / 5)
 
@@ -205,7 +205,7 @@ def test_a_dead_device_returns_after_rejoin_s(profile: str) -> None:
 
 
 def test_a_device_that_dies_while_it_finishes_its_last_task_dies_once_and_returns(profile: str) -> None:
-    """Regression: it never returned, and after a resume it died again, at another time."""
+    """Regression: the device never returned, and after a resume it died again, at another time."""
     churn = Churn(mean_online_s=8.0, mean_offline_s=2.0, die_per_trip=0.5)
     world = World(experiment(profile, churn=churn, on_leave="finish", battery=False)).run()
     seen = 0

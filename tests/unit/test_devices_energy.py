@@ -1,4 +1,4 @@
-"""Tests of energy: power by use, metered radios, and energy sums."""
+"""Tests of energy: power draw by activity, measured power of radios, and totals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ RADIOS: dict[str, Radio] = {"5G low band": "5g-low-band", "5G mmWave": "5g-mmwav
 @pytest.mark.parametrize("hot", [False, True])
 @pytest.mark.parametrize("budget_s", [math.inf, 200.0, 5000.0])
 def test_a_trip_uses_the_energy_that_its_battery_loses(hot: bool, budget_s: float) -> None:
-    """Fails if throttled computing is counted at full power, or the rest after the last step as computing."""
+    """Fails if throttled computing is counted at full power, or if the rest after the last step is counted as
+    computing."""
     phone, network = load_device("pixel-2"), load_network("lte")
     heat, rng = thermal_model(phone), np.random.default_rng(0)
     trip = plan_trip(
@@ -97,7 +98,8 @@ def test_the_interval_is_that_of_the_most_uncertain_use() -> None:
 
 
 Reading = tuple[str, str, bool, float, float]
-"""Radio, location, whether it is an upload, Mbps, watts."""
+"""Radio; phone and network, which stand for the location; True for an upload; median rate in Mbit/s; median
+power in W."""
 
 
 def readings() -> list[Reading]:
@@ -112,7 +114,7 @@ def readings() -> list[Reading]:
 
 
 def fitted(rows: list[Reading]) -> list[float]:
-    """``down_w``, ``down_growth`` and ``up_w`` by least squares of the logarithm."""
+    """Fit ``down_w``, ``down_growth`` and ``up_w`` to the logarithm of the power by least squares."""
     known = [[not up, math.sqrt(mbps) * (not up), up] for *_, up, mbps, _ in rows]
     watts = np.log([row[-1] for row in rows])
     down, growth, up = np.linalg.lstsq(np.array(known, float), watts, rcond=None)[0]

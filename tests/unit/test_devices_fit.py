@@ -1,4 +1,4 @@
-"""Tests of the fit: it finds the model that made the rows, and is robust to outliers and to few rows."""
+"""Tests of fitting time models: recovering the model that made the rows, despite outliers or few rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONVOLUTIONS = StepWork(conv_flop=1e12)
 
 
 def works(count: int, seed: int = 0) -> list[StepWork]:
-    """Training steps of networks with different operations."""
+    """Return training steps of networks that mix the operations in random proportions."""
     rng = np.random.default_rng(seed)
     amounts = {name: 0.2 / cost for name, cost in TYPICAL.costs().items()}
     return [StepWork(**{n: a * float(rng.lognormal(0, 2)) for n, a in amounts.items()}) for _ in range(count)]
@@ -173,7 +173,7 @@ def written(folder: Path, *lines: str, encoding: str = "utf-8") -> Path:
 
 
 def refusal(edgefl: Shell, path: Path) -> str:
-    """The error of a fit to this file."""
+    """Fit a profile to this file; return the error message."""
     return edgefl.refuses(2, "profiles", "fit", str(path), "--out", str(path.with_name("mine.toml")))
 
 
@@ -190,7 +190,7 @@ def test_an_error_names_a_missing_column(tmp_path: Path, edgefl: Shell, column: 
 
 
 def test_an_error_names_an_unknown_workload(tmp_path: Path) -> None:
-    """Mutant: for a workload of MNN without a network, the error is "list index out of range"."""
+    """Mutant: for a row of MNN with this workload and no network, the error is "list index out of range"."""
     head = "device,profile,runtime,network,workload,kind,batch,measured_s,source"
     path = written(tmp_path, head, "Pixel 4,pixel-4,mnn,,MNN,train,1,0.5,mine")
     with pytest.raises(ConfigError, match=r"steps\.csv, line 2: unknown workload 'MNN'"):

@@ -1,4 +1,4 @@
-"""Tests of `edgefl profiles fit`: measured steps become a profile."""
+"""Tests of `edgefl profiles fit`, which makes a device profile from measured steps."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_fit_needs_the_kits_results_of_one_device(tmp_path: Path) -> None:
 
 
 def test_steps_in_tflite_are_refused(tmp_path: Path) -> None:
-    """Mutant: they are fitted, but `edgefl predict` counts the work of TFLite in another way."""
+    """Mutant: the steps are fitted, although `edgefl predict` counts the work of TFLite differently."""
     path = layers(tmp_path, "nexus-6")
     path.write_text(path.read_text().replace("DL4J", "TFLite"))
     with pytest.raises(ConfigError, match="line 2: runtime: must not be 'tflite'"):
@@ -157,7 +157,8 @@ def test_an_inference_of_a_workload_has_no_backward_pass(tmp_path: Path) -> None
 
 
 def test_a_profile_that_was_fitted_to_a_users_file_is_compared_with_steps(tmp_path: Path) -> None:
-    """Mutant: the file in the profile's source is sought among edgefl's measurements."""
+    """Mutant: the user's file, which the profile names as its source, is looked up among edgefl's own
+    measurements."""
     out = tmp_path / "mine.toml"
     rows = layers(tmp_path, str(out))
     run(rows, "--out", out)

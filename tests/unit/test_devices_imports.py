@@ -246,7 +246,7 @@ def test_an_export_lists_the_figures_that_the_format_cannot_express(tmp_path: Pa
 
 @pytest.mark.parametrize("format_name", ["webpagetest", "devtools"])
 def test_an_export_of_unequal_directions_names_what_it_merges(tmp_path: Path, format_name: str) -> None:
-    """The name of the network adds no line to the INI file."""
+    """The network's name contains a line break, which must not add a line to the INI file."""
     file = tmp_path / "own.toml"
     down, up = ({"rate_mbps": 1.0, "delay_ms": ms, "loss_pct": pct} for ms, pct in ((0.25, 1.5), (20.5, 0.5)))
     sources = {"down": "a", "up": "a"}
@@ -341,7 +341,7 @@ SAMPLE = {
 
 
 def refused(format_name: str, path: Path, edgefl: Shell) -> str:
-    """The one-line error of the import, which must write no file."""
+    """Import the file; return the one-line error. The import must not write any file."""
     before = sorted(path.parent.iterdir())
     base = ["--base", "pi-4"] if format_name == "power-profile" else []
     command = ["profiles", "import", format_name, str(path), *base, "--out", str(path.parent)]

@@ -1,4 +1,4 @@
-"""Tests of differences between phones of one model: speed of units, scatter of trips, phase."""
+"""Tests of differences between phones of one model: speed, variation between trips, first start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLIENTS = 400
 
 
 def trips(seed: int = 1, devices: str = "pi-4", network: str = "none", **fleet: Any) -> Trips:
-    """Trips of ten steps. The first task of each client starts in a random phase."""
+    """Make trips of ten steps. Each client's first task starts after a random fraction of its trip time."""
     wanted = Experiment(
         fleet=Fleet(devices={devices: CLIENTS}, network=network, **fleet),
         training=Training(steps=10, batch_size=4),
@@ -150,7 +150,7 @@ def test_the_rate_of_a_link_has_the_measured_variation() -> None:
 
 @pytest.mark.parametrize("network", ["lte", "lte-verizon", "edge-lossy", "hsdpa-lossy"])
 def test_a_kept_plan_has_the_same_bits_as_a_new_one(network: str) -> None:
-    """A plan is computed again if it is requested with `WHOLE` or from a new object."""
+    """A plan is kept, but computed again if it is requested with `WHOLE` or from a new `Trips` object."""
     places = [(client, trip) for client in range(4) for trip in (0, 1, BLOCK - 1, BLOCK, 200)]
     one = trips(network=network)
     found = {place: one.plan(*place) for place in places}
@@ -169,7 +169,7 @@ def test_random_numbers_of_a_trip_are_those_of_earlier_versions() -> None:
 
 
 def test_the_scatter_has_the_same_bits_on_every_processor() -> None:
-    """The last bits of NumPy's exp are different on a processor with AVX-512."""
+    """Mutant: NumPy's exp is used, whose last bits differ on a processor with AVX-512."""
     scatter = TripScatter(1, 0)
     factors = np.array([scatter.factor(trip, 10) for trip in range(4 * BLOCK)])
     assert hashlib.sha256(factors.astype("<f8").tobytes()).hexdigest()[:16] == "ed789a290c5474dc"

@@ -146,7 +146,7 @@ def test_an_upload_starts_in_the_trace_where_training_ends(tmp_path: Path) -> No
     found = plan_trip(device(), Link(net, generator, at_s=5.0), generator, 150_400, 1.5, 150_400)
     assert found.down_s == pytest.approx(0.1)
     assert found.compute_s == pytest.approx(1.5)
-    # 1.6 s into the period there is no opportunity until its end, then one in each millisecond
+    # From 1.6 s to the end of the period there is no delivery opportunity; then there is one per millisecond.
     assert found.up_s == pytest.approx(5.0 - 1.6 + 0.099)
     short = found.within(0.5004, [0.1] * 15)
     assert short.up_s == pytest.approx(0.0996)
@@ -179,7 +179,7 @@ def test_move_copies_every_byte_once_in_order_at_the_rate_of_the_link() -> None:
 
 
 def delivered(trace: Trace, start_s: float, end_s: float) -> int:
-    """The number of opportunities in [start, end], counted line by line."""
+    """Count the delivery opportunities in [``start_s``, ``end_s``], one line of the trace at a time."""
     count = turn = 0
     while turn * trace.period_ms <= end_s * 1e3:
         count += sum(start_s * 1e3 <= turn * trace.period_ms + at <= end_s * 1e3 for at in trace.at_ms)

@@ -1,4 +1,4 @@
-"""Tests of phones' inference times: counted work, priors of unknown phones, one measured network."""
+"""Tests of phones' inference times: counted work, priors for unknown phones, one measured network."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def test_more_knowledge_of_a_phone_gives_a_narrower_interval() -> None:
 
 
 def test_one_measured_network_sets_the_speed() -> None:
-    """Fails if the measured time is ignored, or only scales the reference network."""
+    """Fails if the measured time is ignored, or if it changes only the prediction for the reference
+    network."""
     reference, step = TABLE.work(NETWORKS[phone_fit.REFERENCE]), TABLE.work(NETWORKS["3"])
     about = About("Cortex-A76", 2.2, 6.0)
     models = [phones.of_one_network(TABLE, about, reference, s) for s in (0.02, 0.04)]
@@ -131,7 +132,7 @@ def test_one_measured_network_sets_the_speed() -> None:
 
 
 def measured(table: PhoneTable, units: int = 12, noise: float = 0.01) -> list[PhoneRow]:
-    """Rows of phones of three cores whose speed is proportional to the clock."""
+    """Return rows of phones with three types of core; their speed is proportional to the clock frequency."""
     rng, rows = np.random.default_rng(0), []
     for at in range(units):
         core, factor = (("A", 1.0), ("B", 2.0), ("C", 4.0))[at % 3]
@@ -162,7 +163,7 @@ def test_a_fit_predicts_unseen_phones_and_networks() -> None:
 
 
 def test_a_networks_measured_time_is_not_used_for_its_own_prediction() -> None:
-    """Only the time of the reference network may be used."""
+    """Predictions may use only the measured time of the reference network."""
     rows = [
         msgspec.structs.replace(row, about=row.about._replace(model="new", unit="new"))
         for row in measured(TABLE, 1)
@@ -256,7 +257,8 @@ def test_layers_of_a_module_are_found() -> None:
 def test_the_operations_of_a_layer_are_those_of_its_products(
     module: nn.Module, shape: tuple[int, ...], products: int
 ) -> None:
-    """A transposed convolution multiplies each input element. Some kernels are not square."""
+    """A transposed convolution multiplies each input element by the whole kernel. Some of the kernels are not
+    square."""
     found = counts(inference_layers(module, shape, np.float32))
     assert sum(amount for name, amount in found.items() if name.endswith("_flop")) == 2 * products
 

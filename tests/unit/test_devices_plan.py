@@ -1,4 +1,4 @@
-"""Tests of plans of trips and of drawn delays."""
+"""Tests of trip plans and of delays that are drawn at random."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_work_must_be_finite_and_not_negative(work_s: float) -> None:
 
 
 def whole() -> TripPlan:
-    """A trip of 1 s download, 4 steps of 1 s and 0.5 s upload."""
+    """Plan a trip with 1 s of download, 4 steps of 1 s and 0.5 s of upload."""
     found = plan(device(), network(rate_mbps=8.0), rng(), work_s=4.0)
     assert (found.down_s, found.compute_s, found.up_s) == (1.0, 4.0, 0.5)
     return found
@@ -143,7 +143,7 @@ WORK = BatchWork(
 
 
 def trips(profile: str, examples: int = 7, work: BatchWork = WORK, client: int = 0) -> Trips:
-    """Trips of two epochs in batches of 3, whose transfers take no time."""
+    """Make trips of two epochs with a batch size of 3. Transfers take no time."""
     fleet = Fleet(devices={profile: 1}, units="identical", variation=0.0)
     wanted = Experiment(fleet=fleet, training=Training(epochs=2, batch_size=3))
     infos = [ClientInfo(at, profile, "none") for at in range(client + 1)]
@@ -201,7 +201,7 @@ def test_a_trip_with_a_drawn_delay_does_not_depend_on_its_work() -> None:
 
 
 def test_a_delay_per_example_grows_with_the_number_of_examples() -> None:
-    """FedBuff, C.2: T_i ~ Exp(1/(λ·n_i))."""
+    """FedBuff, appendix C.2: a client with n_i examples takes T_i ~ Exp(1/(λ·n_i))."""
     delay = Delay(dist="exponential", per="example", mean_s=0.5)
     assert delay.draw(rng(3), examples=40) == 40 * delay.draw(rng(3))
     generator = rng()
@@ -268,7 +268,7 @@ def test_a_warning_names_the_runtimes_of_a_mixed_fleet() -> None:
 
 
 def test_the_upload_of_a_reply_starts_in_the_trace_where_its_download_ends() -> None:
-    """A reply takes no time on a device with drawn delays."""
+    """On a device with random delays (``delay_model``), a reply takes no time."""
     fleet = Fleet(
         devices={"pixel-4": 1, "paper-exponential": 1}, network="lte-verizon-varying", variation=0.0
     )
@@ -284,7 +284,7 @@ def test_the_upload_of_a_reply_starts_in_the_trace_where_its_download_ends() -> 
 
 
 def test_the_typical_time_of_a_trip_depends_on_the_profile_and_not_on_seed_or_unit() -> None:
-    """It includes links, delays and slowdowns, but not deaths and differences between units."""
+    """The time includes links, delays and slowdowns, but neither deaths nor differences between units."""
     seen = []
     for seed in (0, 1):
         fleet = Fleet(

@@ -86,7 +86,8 @@ def test_devices_are_sorted_by_time_and_have_the_energy_of_their_currents(edgefl
 
 
 def test_a_prediction_for_devices_with_a_slowdown_is_that_of_the_median_device() -> None:
-    """Relative speeds are uniform from 0.2 to 1. The interval includes differences between devices."""
+    """The devices' relative speeds are uniform from 0.2 to 1, so the median is 0.6. The interval includes the
+    differences between devices."""
     device = load_device("paper-defedavg")
     fastest = msgspec.structs.replace(device, slowdown=None)
     found, least = (predict(nn.Linear(9, 9), 4, device=each, input_shape=(9,)) for each in (device, fastest))

@@ -327,7 +327,7 @@ def test_the_tiers_have_the_spread_of_flash() -> None:
 
 
 NO_FACTOR = ("thermal.trips", "thermal.ambient_c", "availability", "delay_model")
-"""Assumptions that have no factor of uncertainty."""
+"""Prefixes of the keys whose assumed values need no entry in ``uncertainty``."""
 
 
 def test_every_assumed_figure_has_an_uncertainty() -> None:
@@ -362,8 +362,9 @@ def test_power_and_heat_of_a_device_are_plausible(name: str) -> None:
 def synthetic(mean_mbps: float, cv: float, seconds: int, seed: int) -> Trace:
     """Make a trace whose 1 s windows have this mean rate and coefficient of variation.
 
-    The windows' rates are the log-normal distribution's quantiles at (i + ½) / ``seconds``, with the σ that
-    gives these very quantiles the ``cv``, in an order shuffled by ``seed``; packets are even within a window.
+    The windows' rates are the quantiles of a log-normal distribution at (i + ½) / ``seconds``, in an order
+    shuffled by ``seed``. Its σ is chosen so that the rates have exactly the coefficient ``cv``. Packets are
+    evenly spaced within each window.
     """
     normal = [NormalDist().inv_cdf((at + 0.5) / seconds) for at in range(seconds)]
     low, high = 0.0, 10.0
@@ -400,6 +401,7 @@ def test_synthetic_traces_have_their_published_figures() -> None:
 
 
 def test_a_node_may_lack_the_networks_that_only_the_server_reads(tmp_path: Path) -> None:
-    """Regression: workers under the virtual clock train only, but nodes without the file were rejected."""
+    """Regression: nodes without this file were rejected, although workers under the virtual clock only
+    train."""
     fleet = Fleet(devices={"pi-4": 2}, network=str(tmp_path / "absent.toml"))
     assert profiles.own_files(fleet) == [fleet.network]

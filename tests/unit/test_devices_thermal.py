@@ -25,7 +25,7 @@ FRAGILE = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.9),
 
 
 def euler(model: ThermalModel, temp_c: float, work_s: float) -> tuple[float, float]:
-    """Seconds for the work, and the temperature at its end, by the Euler method."""
+    """Return the duration of the work in s and the final temperature in °C, by the Euler method."""
     done, at_s, step_s = 0.0, 0.0, work_s / 20_000
     while done < work_s:
         step = sum(temp_c >= edge for edge in model.step_c)
@@ -47,7 +47,7 @@ def test_the_closed_form_solves_the_differential_equation(start_c: float, work_s
 
 
 def test_the_temperature_settles_at_the_step_between_heating_and_cooling() -> None:
-    # At 45 °C the device loses 2.5 W: 5 · 0.75² = 2.81 W heat it, and at 5 · 0.635² = 2.02 W it cools.
+    # At 45 °C the device loses 2.5 W. It heats up at 5 · 0.75² = 2.81 W and cools at 5 · 0.635² = 2.02 W.
     work = PIXEL_4.compute(25.0, 1000.0)
     last = work.stretches[-1]
     assert last.temp_c == 45.0
@@ -103,13 +103,13 @@ def assert_consistent(work: Computation) -> None:
     seconds = np.array([work.seconds(x) for x in grid])
     assert (np.diff(seconds) > 0).all()
     assert seconds[-1] == pytest.approx(work.total_s)
-    # ∫ speed dt over the grid's midpoints is the work, and no second does more than a second's work
+    # The integral of the speed (midpoint rule) is the work. No second does more than one second of work.
     middles = (seconds[1:] + seconds[:-1]) / 2
     rates = np.array([work.speed(t) for t in middles])
     done = (rates * np.diff(seconds)).sum()
     assert done == pytest.approx(500.0, rel=0.03)
     assert (np.diff(grid) <= np.diff(seconds) * (1 + 1e-9)).all()
-    # the temperature has no jumps where one stretch follows another
+    # The temperature is continuous from one stretch to the next.
     for before, after in zip(work.stretches, work.stretches[1:], strict=False):
         arrives = work.model.after(before.temp_c, before.power_w, after.at_s - before.at_s)
         assert arrives == pytest.approx(after.temp_c, abs=1e-6)
@@ -177,7 +177,7 @@ def test_a_hot_trip_cut_short_makes_the_steps_that_throttling_permits() -> None:
     done_s = reaches_s + (5.0 - reaches_s) / 1.5
     assert cut.steps == int(done_s * 10)
     assert cut.total_s == pytest.approx(5.0)
-    # the device computes a step that it does not finish
+    # The device computes until the budget ends, although it does not finish its last step.
     assert sum(seconds for seconds, _ in cut.heat.powers()) == pytest.approx(5.0)
     cool = hot_trip(25.0, work_s=1.0)
     assert cool.within(9.0, [1.0]).total_s == pytest.approx(9.0)
@@ -207,7 +207,7 @@ def test_an_upload_after_shortened_training_starts_in_the_trace_where_training_e
         cut = whole.within(30.0, [1.0] * int(work_s))
         assert cut.up.flows_at_s == pytest.approx(7.0 + 0.25 + 30.0 + 0.1)
         uploads.append(cut.up_s)
-    # 0.35 s into the period: the third opportunity, and those of the next period
+    # The upload starts 0.35 s into the period and uses the third opportunity and all of the next period.
     assert uploads == pytest.approx([0.1 + 1.65] * 2)
 
 
@@ -215,7 +215,7 @@ POWER = Power(idle_w=0.5, busy_w=4.0, down_w=1.0, up_w=1.0, capacity_j=1000.0, l
 HEAT = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
 MODEL = ConditionModel(HEAT, POWER)
 CORES_A = (223.89 + 3 * 302.04 + 4 * 85.05) / 1e3
-"""The current of all cores of a Pixel 4 at their highest frequencies."""
+"""Total current of all cores of a Pixel 4 at their maximum frequencies, in A."""
 COOL = ConditionModel(None, POWER)
 
 
@@ -225,7 +225,7 @@ def device(**battery: float) -> Device:
 
 
 def trip(work_s: float = 20.0, temp_c: float = 25.0, model: ConditionModel = MODEL) -> TripPlan:
-    """A trip of 2 s download, training and 1 s upload."""
+    """Plan a trip with 2 s of download, ``work_s`` of training at full speed and 1 s of upload."""
     rng = np.random.default_rng(0)
     thermal = None if model.thermal is None else (model.thermal, temp_c)
     link = Link(network(rate_mbps=8.0), rng)

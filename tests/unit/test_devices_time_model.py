@@ -159,8 +159,8 @@ def test_a_slowdown_applies_to_every_runtime(tmp_path: Path) -> None:
 
 
 def unsure(**errors: tuple[float, ...]) -> TimeModel:
-    """Return `MODEL` with these errors of costs, by field of `StepWork`. The last number is the cost's own
-    error; those before it are shared with earlier terms."""
+    """Return `MODEL` with these ``cost_errors``, keyed by field of `StepWork`. The last number of a tuple is
+    the cost's own error; the numbers before it are errors that it shares with the preceding terms."""
     rows = [[0.0] * (at + 1) for at in range(len(TERMS) + 1)]
     for name, said in errors.items():
         at = next(at for at, term in enumerate((*TERMS, ("fixed",))) if name in term)

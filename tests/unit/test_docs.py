@@ -16,7 +16,7 @@ MADE = {"keys", "commands", "changes"}
 
 
 def anchor(heading: str) -> str:
-    """The anchor of a heading, as GitHub and Sphinx make it."""
+    """Return the anchor that GitHub and Sphinx generate for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""Tests of downloads of published data sets, also from servers that fail, stall or send other data."""
+"""Tests of downloading published data sets, including from servers that fail, stall or send wrong data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILES = tuple(SOURCES["mnist"].files)
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder of a user without data sets, for whom downloads are permitted."""
+    """The cache folder of a user who has no data sets yet; downloads are permitted."""
     for name in ("EDGEFL_DATA", "EDGEFL_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -42,7 +42,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def requests(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The paths requested from a mirror with small data sets, whose checksums replace the real ones."""
+    """Serve small data sets from a mirror and expect their checksums instead of the real ones. The value is
+    the list of the requested paths."""
     rng = np.random.default_rng(0)
     digits = {
         name: gzip.compress(idx(rng.integers(0, 9, (8, 28, 28)[: 3 if "images" in name else 1], np.uint8)))
@@ -156,7 +157,7 @@ def test_a_server_that_stops_sending_is_a_timeout(sent: bytes, monkeypatch: pyte
 
 
 def test_a_download_below_the_lowest_rate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server never stops sending, so there is no timeout."""
+    """The server never stops sending, so no timeout ends the download."""
     monkeypatch.setattr(download, "SILENCE_S", 5.0)
     monkeypatch.setattr(download, "SLOWEST_BYTES_PER_S", 10**15)
     monkeypatch.setattr(download.time, "monotonic", partial(next, iter(range(0, 10**6, 4))))
@@ -185,7 +186,8 @@ def test_nothing_is_downloaded_if_the_environment_forbids_it(
 
 @contextmanager
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """The address of a socket that passes the first connection to ``answer`` and keeps it open."""
+    """Listen on a socket; the value is its address. The first connection is passed to ``answer`` and kept
+    open until the end of the context."""
     done = threading.Event()
 
     def serve() -> None:

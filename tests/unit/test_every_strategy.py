@@ -1,4 +1,4 @@
-"""Tests that the table in the documentation has each strategy with its settings for the comparison."""
+"""Tests that the table in the documentation lists every strategy and its settings in the comparison."""
 
 from __future__ import annotations
 

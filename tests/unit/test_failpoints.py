@@ -39,7 +39,7 @@ def test_a_failpoint_kills_after_its_counted_passes(gated: bool, passes: int, tm
 
 
 class _Said:
-    """A command with these lines of output, whose processes must not be killed."""
+    """A command with the output ``lines``. Requesting its processes, in order to kill one, fails the test."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

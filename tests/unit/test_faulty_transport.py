@@ -1,7 +1,7 @@
 """Tests of runs over a transport that drops, repeats, delays and reorders messages.
 
-Every update counts once or its trip ends with a reason, and the run continues. The tests fail for wrong
-implementations.
+Every update is counted exactly once, or its trip ends with a reason; the run continues. Implementations that
+are wrong on purpose must fail these tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ MESSAGES = int(os.environ.get("EDGEFL_FAULTY_MESSAGES", "5000"))
 
 
 def after(run: FaultyRun, messages: int) -> Counter[str]:
-    """Run until this many messages were sent; return the number of ended tasks by fate. Raises `Broken`."""
+    """Run until this many messages have been sent; return the number of ended tasks by fate.
+
+    Raises `Broken` if the run breaks a rule.
+    """
     while run.network.sent < messages:
         run.turn()
     return run.check()
@@ -36,11 +39,11 @@ def test_every_update_counts_once_or_ends_with_a_reason(transport: str, tmp_path
 
 
 def counts_again(gate: Gate, *_: object) -> None:
-    """A gate that does not record the end of a task."""
+    """Replaces `Gate.end_task` without recording the end of the task."""
 
 
 def report_once(self: Connection, message: object) -> None:
-    """A client that does not repeat messages without a reply."""
+    """Replaces `Connection.report`: a message that gets no reply is not repeated."""
     unanswered, self._unanswered = self._unanswered, None
     once(self, message)  # type: ignore[arg-type]
     self._unanswered = unanswered

@@ -1,4 +1,4 @@
-"""Tests of reading and writing files: regular files of limited length, in time proportional to it."""
+"""Tests of reading and writing files: only regular files of limited length, in linear time."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_file_above_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_with_many_parts_takes_little_memory() -> None:
-    """Python's `tomllib` takes 1 GiB for it."""
+    """Python's `tomllib` needs 1 GiB of memory for this key."""
     text = "a" + ".a" * 16_000 + " = 1"
     tracemalloc.start()
     with pytest.raises(ConfigError, match="nested too deeply"):

@@ -1,4 +1,4 @@
-"""Tests of plausible fleets: drawn errors of profiles, and comparisons that count fleets."""
+"""Tests of plausible fleets: random errors of profiles, and shares of fleets in which a setting is ahead."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_nine_of_ten_drawn_errors_are_within_the_interval_of_the_profile() -> No
 
 
 def planted(folder: Path, name: str, slower: float, error_factor: float) -> Path:
-    """Write a profile with ``slower`` times the compute time of the others."""
+    """Write a profile whose compute times are ``slower`` times those of `PROFILE`."""
     file = folder / f"{name}.toml"
     text = re.sub(r"(?<=_gflops = )[\d.]+", lambda rate: str(float(rate[0]) / slower), PROFILE)
     text = text.replace("error_factor = 1.3", f"error_factor = {error_factor}")

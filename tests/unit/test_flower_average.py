@@ -1,4 +1,4 @@
-"""Tests that Flower's strategies with our weighted average give the same numbers as with Flower's."""
+"""Tests that Flower's strategies give the same numbers with edgefl's weighted average as with Flower's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning:flwr")
 
 @pytest.fixture
 def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the vectors that our kernels sum."""
+    """The sizes of the vectors that edgefl's kernels sum."""
     sizes: list[int] = []
     ours = layers_of_kernels.sum_into
 
@@ -44,7 +44,7 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def layers(seed: int) -> Arrays:
-    """Layers of all memory orders, some of which are not float32."""
+    """Return layers in every memory order; some are not float32."""
     rng = np.random.default_rng(seed)
     weights = rng.standard_normal((7, 5)).astype(np.float32)
     return [

@@ -51,7 +51,7 @@ RULE = LocalRule(steps=2, batch_size=4, lr=0.3)
 def trip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[TrainResult, FlatModel, Any]]:
-    """Make one trip of an app with this code."""
+    """Return a function that makes one trip of an app with the given code."""
 
     def made(code: str, name: str = "app", rule: LocalRule = RULE, **more: Any) -> Any:
         (tmp_path / "apps.py").write_text(HEAD + code)

@@ -1,4 +1,4 @@
-"""Tests of partitioners of Flower Datasets, which divide the rows once, in another process."""
+"""Tests of partitioners from Flower Datasets. They divide the rows once, in a separate process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_only_a_partitioner_takes_arguments_and_is_not_code_of_the_user(tmp_path
 
 
 class Made:
-    """A partitioner with the interface of those in Flower Datasets."""
+    """A partitioner with the interface of the partitioners in Flower Datasets."""
 
     def __init__(self, num_partitions: int, seed: int = 0) -> None:
         self.num_partitions, self.seed, self.dataset = num_partitions, seed, {}

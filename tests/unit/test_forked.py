@@ -1,4 +1,4 @@
-"""Calls in a forked child: results of any size, children without a result, surviving processes."""
+"""Tests of calls in a forked child: large results, children without a result, processes that survive."""
 
 from __future__ import annotations
 

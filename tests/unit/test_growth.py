@@ -79,7 +79,8 @@ def test_the_time_of_a_trip_follows_the_number_of_examples() -> None:
 
 
 def test_the_smallest_later_batch_is_tried_before_the_run(tmp_path: Path) -> None:
-    """Batch normalisation fails on one example, which is the last batch of 16 n + 1 examples."""
+    """Batch normalisation fails on a batch of one example, which is the last batch if a client has 16 n + 1
+    examples."""
     (tmp_path / "nets.py").write_text(
         "from torch import nn\n\n\ndef net(**shapes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))\n"

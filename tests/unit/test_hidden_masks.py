@@ -1,4 +1,4 @@
-"""Tests of coded masks in one process: sums with offline holders, and the file of used masks."""
+"""Tests of coded masks in one process: sums while mask holders are offline, and the file of used masks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_run_that_lost_its_phones_keys_is_refused(tmp_path: Path) -> None:
 
 
 def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
-    """U online holders suffice; with fewer, none is asked. Mutant: offline holders answer."""
+    """U = 4 online holders suffice; with fewer, no request is sent. Mutant: offline holders answer."""
     secure = Secure(holders=5, recover=4, private=1, resolution=4)
     rules = rules_of(secure, FedBuff(buffer_size=3), SIZE, CLIENTS)
     buffer = ParameterBuffer.create(Shape(size=SIZE, ring=2, slots=3, extra=rules.overhead_bytes))
@@ -76,9 +76,9 @@ def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
     ("deviation", "warns"), [(4.0, ""), (1.0, ""), (0.25, "an error of about"), (0.01, "a sum of zeros")]
 )
 def test_updates_that_are_small_beside_the_rounding_are_noted(deviation: float, warns: str) -> None:
-    """The elements of each update are normally distributed; ``deviation`` counts steps.
+    """The elements of each update are normally distributed; ``deviation`` is in rounding steps.
 
-    Mutant: the error of one update beside the sum of all.
+    Mutant: the rounding error of a single update is compared with the sum of all updates.
     """
     rules = rules_of(Secure(resolution=4), FedBuff(buffer_size=8), 10_000, 8)
     members = [(client, client, 0.5) for client in range(8)]
@@ -90,7 +90,7 @@ def test_updates_that_are_small_beside_the_rounding_are_noted(deviation: float, 
 
 
 def test_a_line_that_a_crash_truncated_is_dropped_and_written_again(tmp_path: Path) -> None:
-    """Mutants: every line is parsed; the next line is appended to the truncated one and lost."""
+    """Mutants: the truncated line is parsed, too; the next line is appended to it and is lost."""
     path, first, second = tmp_path / "used", {b"a" * 16: b"x" * 32}, {b"b" * 16: b"y" * 32}
     used = Used(path, [1, 2])
     for party, names in ((1, first), (2, second)):

@@ -24,7 +24,7 @@ from edgefl.secure import SecureError
 SIZE, CLIENTS = 333, 8
 COHORT = Cohort(40, (1, 3, 4, 6, 7))
 WEIGHTS = {1: 0.5, 3: 0.25, 4: 1.0, 6: 0.125, 7: 0.75}
-"""Clients' weights divided by the largest of the fleet: exact multiples of 1 / resolution."""
+"""Each client's weight divided by the largest weight in the fleet: exact multiples of 1 / ``resolution``."""
 
 
 class World:
@@ -43,7 +43,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        """Start the process that reveals shares, with the file of what it has revealed."""
+        """(Re)start the process that reveals shares. It reads from its file which sums it has revealed."""
         self.parties = Participants(self.phones, self.rules, self.buffer, self.file)
 
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
@@ -80,7 +80,8 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.mark.parametrize("lost", [(), (3,), (1, 7)])
 def test_the_masked_sum_is_the_plain_sum_to_the_step(lost: tuple[int, ...], world: World) -> None:
-    """Mutants: a dropout's masks left in the sum, its sign swapped, weights not applied by the client."""
+    """Mutants: a dropout's masks stay in the sum, or are removed with the wrong sign; a client does not apply
+    its weight."""
     here = [client for client in COHORT.clients if client not in lost]
     world.write(*here)
     total = sum(WEIGHTS[client] for client in here)
@@ -89,7 +90,7 @@ def test_the_masked_sum_is_the_plain_sum_to_the_step(lost: tuple[int, ...], worl
 
 
 def test_half_of_a_round_is_not_summed(world: World) -> None:
-    """Mutant: the threshold is half of the round, which permits two disjoint sums."""
+    """Mutant: the threshold is half of the cohort, which permits two disjoint sums."""
     world.write(1, 3)
     world.refused("2 clients uploaded; at least 3 are required", 1, 3)
     reply = world.ask([(1, 1, 1.0), (3, 3, 1.0)], [1, 3])  # a server that asks anyway
@@ -97,7 +98,7 @@ def test_half_of_a_round_is_not_summed(world: World) -> None:
 
 
 def test_offline_clients_reveal_nothing_and_the_others_suffice(world: World) -> None:
-    """Mutants: offline clients answer; fewer than the threshold are asked."""
+    """Mutants: offline clients answer; a request is sent although fewer than the threshold are online."""
     world.write(*COHORT.clients)
     members = [(client, client, 0.2) for client in COHORT.clients]
     online = world.ask(members, [3, 4, 7]).revealed
@@ -114,7 +115,7 @@ def test_offline_clients_reveal_nothing_and_the_others_suffice(world: World) -> 
 def test_only_one_sum_of_a_round_is_revealed_also_after_a_restart(world: World) -> None:
     """The difference of the sums of {1, 3, 4, 6} and {1, 3, 4} is client 6's update.
 
-    Mutants: the revealed sums are not saved, or not compared.
+    Mutants: the revealed sums are not saved, or not compared with the requested sum.
     """
     world.write(1, 3, 4, 6)
     first = world.sum((1, 3, 4, 6))
@@ -124,7 +125,7 @@ def test_only_one_sum_of_a_round_is_revealed_also_after_a_restart(world: World) 
 
 
 def test_another_update_of_a_revealed_round_is_refused(world: World) -> None:
-    """Mutant: the digest of a revealed sum does not contain the updates' ids."""
+    """Mutant: the digest of a revealed sum does not cover the updates' ids."""
     world.write(1, 3, 4)
     world.sum((1, 3, 4))
     world.updates[3] = world.updates[3] + np.float32(0.01)
@@ -159,14 +160,15 @@ def test_updates_of_different_rounds_or_other_clients_are_not_summed(world: Worl
 
 
 def test_altered_shares_are_refused(world: World) -> None:
-    """Mutant: the shares of arrived clients are derived again instead of decrypted."""
+    """Mutant: the shares of clients that have delivered are derived again instead of being decrypted."""
     world.write(1, 3, 4, 6, 7)
     world.buffer.raw(4)[-1] ^= 1  # the last client's share
     world.refused("a sealed message was altered", 1, 3, 4, 6, 7)
 
 
 def test_weights_other_than_the_clients_own_are_refused(world: World) -> None:
-    """A strategy may compute weights from the result of a trip. Mutant: the weights are not compared."""
+    """A strategy may compute its weights from the results of trips. Mutant: they are not compared with the
+    weights that the clients applied."""
     world.write(1, 3, 4)
     world.refused(
         r"weighted its update with 32 of 112; the strategy used 0\.333", 1, 3, 4, weights=[1 / 3] * 3
@@ -182,7 +184,8 @@ def test_rounded_weights_are_accepted() -> None:
 
 
 def test_own_weights_are_the_weights_of_the_strategy() -> None:
-    """Mutants: FedNova ignores steps; a subclass with other weights inherits FedAvg's own weights."""
+    """Mutants: FedNova's ``own_weight`` ignores the number of steps; a subclass that overrides ``weights``
+    inherits FedAvg's ``own_weight``."""
 
     class Other(FedAvg):
         def weights(self, state: object, updates: object, view: object) -> list[float]:

@@ -1,4 +1,4 @@
-"""Tests of the CUDA back end: its build, the reasons for its absence and, on a GPU, its results."""
+"""Tests of the CUDA back end: its build, why it may be unavailable and, on a GPU, its results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_build_makes_one_library_with_all_functions(tmp_path: Path) -> None:
-    """`test_cuda_shim` compiles the sources in the tests that are not slow."""
+    """This test is slow; among the fast tests, `test_cuda_shim` compiles the sources."""
     target = tmp_path / "libedgefl_cuda.so"
     cuda_library.build(target, arch="sm_90")
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
@@ -81,7 +81,7 @@ def test_a_stale_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_failed_call_is_an_error_of_one_line_in_a_run_and_a_runtime_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Mutant: it is only a RuntimeError, which ends a run with a traceback."""
+    """Mutant: the error is only a RuntimeError, which ends a run with a traceback."""
     library = SimpleNamespace(efc_error=lambda: b"cudaMalloc(&memory, bytes): out of memory")
     monkeypatch.setattr(backend_cuda, "_library", library)
     with pytest.raises(RunError, match=r"^CUDA: cudaMalloc.* out of memory$") as caught:

@@ -1,4 +1,4 @@
-"""Tests of `kernels.average` with models of NumPy's and torch's layers in every memory order."""
+"""Tests of `kernels.average` with models made of NumPy and torch layers in every memory order."""
 
 from __future__ import annotations
 

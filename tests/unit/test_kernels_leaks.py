@@ -78,8 +78,9 @@ def _resident_bytes() -> int:
 
 
 def _grows(call: Callable[[], None], count: int) -> tuple[int, int]:
-    """Return the bytes and the Python blocks by which ``count`` calls make the process grow. Each is the
-    minimum of three attempts: a leak grows in every attempt, but caches and other threads do not."""
+    """Return by how many bytes and by how many memory blocks of Python the process grows in ``count`` calls.
+    Each number is the minimum of three attempts: a leak adds to every attempt, caches and other threads do
+    not."""
     for _ in range(200):
         call()
     grown = []

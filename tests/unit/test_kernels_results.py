@@ -30,7 +30,7 @@ def _empty(dtype: str, size: int) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _decode(out: np.ndarray, update: np.ndarray, scale: np.ndarray | None, backend: str) -> float:
-    """Write an update of any type to ``out`` and return its squared norm."""
+    """Write an update of any type to ``out`` as float32; return its squared norm."""
     return float(kernels.weighted_sum(out, None, [update], [1.0], backend, scales=[scale])[0])
 
 
@@ -56,7 +56,8 @@ def test_norms_of_the_largest_values_and_of_scaled_ones(backend: str) -> None:
 
 
 def test_norms_of_int8_tiles_are_added_in_order(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: `sum` adds them. On Python 3.12 and newer it rounds here as math.fsum does, to 10^16 + 2."""
+    """Mutant: Python's `sum` adds the norms. Since Python 3.12, it rounds here as math.fsum does, to
+    10^16 + 2."""
     monkeypatch.setattr(backend_reference, "sum", lambda numbers, *_: math.fsum(numbers), raising=False)
     update, scales = np.zeros(3 * kernels.TILE, np.int8), np.zeros(24, np.float32)
     update[:: kernels.TILE], scales[::8] = 1, [1e8, 1.0, 1.0]
@@ -91,7 +92,7 @@ def test_a_step_changes_no_input(backend: str) -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_base_scale_shrinks_the_model(backend: str, momentum: float) -> None:
-    """g = (0.5 − 1)·4 + 2·3 = 4. Norms and checksums are those of the updates."""
+    """The step uses g = (0.5 − 1)·4 + 2·3 = 4. Norms and checksums are those of the unscaled updates."""
     optimizer = ServerOptimizer(lr=1.0 if momentum else 0.5, momentum=momentum)
     state = [_floats(8)] * optimizer.vectors
     out, new = np.empty(4, np.float32), [np.empty(4, np.float32) for _ in state]
@@ -167,7 +168,8 @@ def test_clip_factors_in_the_weights_clip_the_updates() -> None:
 
 
 def test_the_checksum_of_the_words_1_2_3_is_the_documented_one(backend: str) -> None:
-    """The plain sum of the words is 6, the weighted sum 14. Checksums in files must stay valid."""
+    """The formula must not change: checksums in existing files must stay valid. The plain sum of the words is
+    6, the weighted sum is 14."""
     data = np.array([1, 2, 3], dtype="<u4")
     h = (6 + 0x9E3779B97F4A7C16 * 14 + 0xD1B54A32D192ED03 * 13) % 2**64
     h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -203,7 +205,8 @@ def test_checksums_of_zeros_depend_on_their_number() -> None:
     "size", [0, 1, 3, 17, 31, 32, 33, 63, 64, 65, 127, 4095, 4096, 1 << 18, (1 << 18) + 4099, 300_001]
 )
 def test_delta_has_the_bits_of_a_difference_and_of_its_checksum(backend: str, size: int) -> None:
-    """Inputs have any bits except NaN, whose bits are not specified. The largest sizes bypass the caches."""
+    """Inputs have random bits, but are finite: the bits of a NaN result are not specified. The largest sizes
+    bypass the caches."""
     bits = np.random.default_rng(size).integers(0, 2**32, (2, size), dtype=np.uint32).view(np.float32)
     trained, base = np.where(np.isfinite(bits), bits, np.float32(-0.0))
     trained[::7] = np.float32(1e-45)

@@ -66,7 +66,7 @@ def test_the_environment_is_read_at_each_call_without_an_argument(monkeypatch: p
 
 
 def test_a_stale_extension_is_refused_and_without_one_numba_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a stale extension were ignored, edgefl would be slow without a message."""
+    """If a stale extension were ignored, edgefl would silently be slow."""
     monkeypatch.delenv("EDGEFL_BACKEND", raising=False)
     monkeypatch.setattr(selection, "_loaded", {})
     monkeypatch.setitem(sys.modules, "edgefl.kernels._c", SimpleNamespace(ABI=0))
@@ -103,7 +103,7 @@ def test_the_extension_was_built_from_the_present_sources() -> None:
 
 @pytest.mark.slow
 def test_numba_converts_float16_without_the_processors_instruction(tmp_path: Path) -> None:
-    """Without AVX, LLVM splits the vectors of eight elements."""
+    """Numba compiles for SSE2 only. Without AVX, LLVM splits vectors of eight elements."""
     code = """
 import numpy as np
 from edgefl import kernels

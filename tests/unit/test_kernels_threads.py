@@ -1,4 +1,4 @@
-"""Tests of the pools of threads: start, end, forks, signals and several callers."""
+"""Tests of the thread pools: start, end, forks, signals and several callers at once."""
 
 from __future__ import annotations
 
@@ -147,9 +147,9 @@ class _Stop(Exception):
 
 
 def _slow_part(act: Callable[[], object] = lambda: None) -> tuple[Callable[[int, int], None], list[int]]:
-    """Return a function for two threads, and the list in which the pool's thread notes the parts it has done.
+    """Return a function for two threads, and a list to which the pool's thread appends each part it has done.
 
-    The pool's thread calls ``act`` and ends after the caller's thread.
+    The pool's thread calls ``act`` and finishes its part after the caller's thread has finished.
     """
     main, reached, ended = threading.get_ident(), threading.Event(), list[int]()
 
@@ -192,7 +192,8 @@ def test_an_exception_of_a_part_or_a_signal_reaches_numbas_caller_and_the_pool_s
 
 
 def test_a_call_ended_by_a_signal_handler_does_not_disturb_the_next_calls() -> None:
-    """The thread of such a call may end later. Mutant: the next call mistakes this for the end of its own."""
+    """The pool's thread may finish its part of such a call later. Mutant: the next call takes this for the
+    end of its own part."""
     from edgefl.kernels import numba_sums, numba_threads
 
     pool, left = numba_threads._pool, threading.Event()
@@ -213,7 +214,8 @@ def test_a_call_ended_by_a_signal_handler_does_not_disturb_the_next_calls() -> N
 
 
 def test_an_exception_after_any_call_leaves_the_numba_pool_usable() -> None:
-    """A signal handler may raise when a function begins or has returned. Mutant: the lock stays held."""
+    """A signal handler may raise at the start of any function or just after its return. Mutant: the lock is
+    not released."""
     from edgefl.kernels import numba_threads
 
     pool, parts = numba_threads._pool, list[int]()
@@ -278,7 +280,7 @@ def test_a_wrong_number_of_threads_is_refused() -> None:
 
 
 def test_calls_release_their_buffers() -> None:
-    """The owner of a buffer that is still held cannot be resized."""
+    """A bytearray cannot be resized while its buffer is in use."""
     raw = bytearray(4 * SIZE)
     view = np.frombuffer(raw, dtype=np.float32)
     kernels.weighted_sum(np.empty(SIZE, dtype=np.float32), None, [view], [1.0], "c")

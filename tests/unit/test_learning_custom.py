@@ -229,7 +229,8 @@ def test_a_function_with_batches_of_its_own_size_may_refuse_every_other_one():
 
 @pytest.mark.parametrize("foreach", [False, True])
 def test_torchs_sgd_takes_as_long_as_the_built_in_one(foreach):
-    """In MNN, updating a parameter takes a hundred times as long as moving its bytes."""
+    """Mutant: an update of a parameter is counted as moved bytes, although it takes a hundred times as long
+    in MNN."""
     module, x, y = nn.Linear(1000, 1000), torch.ones(32, 1000), torch.zeros(32, dtype=torch.int64)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=foreach)
 
@@ -250,8 +251,8 @@ def test_torchs_sgd_takes_as_long_as_the_built_in_one(foreach):
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("through", ["parameter", "data", "detached"])
 def test_every_update_of_a_parameter_is_counted_in_a_runs_model(through, whole):
-    """All parameters of such a model are in one memory. Mutants: only one of them counts; changes of
-    ``parameter.data`` count by their bytes."""
+    """In a run, all parameters are views of one vector. Mutants: only one parameter is counted; changes of
+    ``parameter.data`` are counted as moved bytes."""
     flat, x = model(), torch.ones(32, 6)
     if whole:
         flat.module.flops_per_example = 1e6
@@ -270,7 +271,8 @@ def test_every_update_of_a_parameter_is_counted_in_a_runs_model(through, whole):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_operations_that_a_layer_declares_are_part_of_the_work_of_the_function(whole):
-    """Fails if they are left out, or if the module's own number is added to a count."""
+    """Fails if the declared operations are left out, or if the number that the whole module declares is added
+    to the operations counted in its layers."""
     module = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, CLASSES))
     (module if whole else module[1]).flops_per_example = 1e6
     x = torch.ones(32, 6)
@@ -384,7 +386,8 @@ def test_hooks_on_gradients_that_the_model_registers_itself_stay():
 
 
 def test_each_trip_starts_with_gradients_of_zero():
-    """The function clears the gradients after each step, as PyTorch's tutorial does, and not before."""
+    """The function clears the gradients after each step, as PyTorch's tutorial does, but not before the first
+    step."""
 
     def clears_after(model, examples, context):
         made = optim.SGD(model.parameters(), lr=context.rule.lr)
@@ -402,7 +405,8 @@ def test_each_trip_starts_with_gradients_of_zero():
 
 
 def test_a_term_of_the_gradient_may_depend_on_the_weights():
-    """Mutant: zeros cannot be written, because torch has recorded the addition in the gradients' vector."""
+    """Mutant: the vector of gradients cannot be set to 0, because torch's autograd has recorded the addition
+    in it."""
 
     def decays(model, examples, context):
         made = optim.SGD(model.parameters(), lr=context.rule.lr)
@@ -424,7 +428,8 @@ def test_a_term_of_the_gradient_may_depend_on_the_weights():
 
 
 def test_a_function_may_replace_tensors_and_the_next_trip_starts_with_the_original_ones():
-    """Mutants: restore before the copy (the start is sent); copy without a later restore (trip 2 is lost)."""
+    """Mutants: the original tensors are restored before the result is copied, which sends the start model;
+    they are not restored after the copy, which loses the result of trip 2."""
     trained, wanted = model(), model()
     for _ in range(2):
         assert run(by_hand(rebound), flat=trained).steps == run(by_hand(in_place), flat=wanted).steps == 6
@@ -503,7 +508,7 @@ SPOILERS = {
 
 @pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
 def test_changes_to_the_module_end_with_the_trip(spoil):
-    """The process's next trip may be another client's."""
+    """The next trip of the process may be for another client."""
 
     def spoils(module, examples, context):
         weight = next(module.parameters())

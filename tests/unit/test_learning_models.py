@@ -1,4 +1,4 @@
-"""Tests of the papers' and the user's models, and of parameters as one vector."""
+"""Tests of the papers' models, of users' models, and of models whose parameters are stored in one vector."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def user_module(tmp_path):
         # LEAF: conv 3→32 and three of 32→32, four norms, and 32·6·6 → 10.
         ("cnn-celeba", (3, 84, 84), 896 + 3 * 9248 + 4 * 64 + 11530),
         ("cnn-femnist", MNIST, 832 + 51264 + 3136 * 2048 + 2048 + 20490),
-        # FedBuff: 10,000 words and two more in 300 dimensions, two layers of 100, 128, 10.
+        # FedBuff: 10,000 words and two more in 300 dimensions, two LSTM layers of 100, dense 128 and 10.
         ("lstm-sent140", (25,), 3_000_600 + 400 * 402 + 400 * 202 + 12_928 + 1290),
         ("lstm-shakespeare", (80,), 80 + 1024 * 266 + 1024 * 514 + 2570),
     ],
@@ -59,7 +59,8 @@ def test_models_have_as_many_parameters_as_the_papers(name, shape, parameters):
 
 
 def test_fedstaleweights_bench_has_six_convolutions_for_cifar():
-    """Three stages of two 3×3 convolutions, 32, 64 and 128 wide, and 2.1 times the FLOP of FashionMNIST's."""
+    """Three stages of two 3×3 convolutions have 32, 64 and 128 channels; they take 2.1 times the FLOP of the
+    model for FashionMNIST."""
     module = make_model(Model(name="cnn-groupnorm", args={"stages": 3}), CIFAR, 10, seed=0)
     widths = [layer.out_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     groups = [layer.num_groups for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
@@ -320,7 +321,7 @@ def test_training_changes_running_statistics_and_restores_removed_gradients():
 
 
 class Replacing(nn.Module):
-    """Replaces its running mean by a new tensor, which is not in the vector."""
+    """A layer that replaces its running mean by a new tensor, which is not part of the model's vector."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ def test_a_users_loss_that_fails_is_one_line_before_the_run(
     ],
 )
 def test_a_model_with_wrong_outputs_is_refused(name: str, given: Dataset, outputs: int, message: str) -> None:
-    """torch would broadcast the outputs to the targets and train another task."""
+    """Otherwise torch would broadcast the outputs to the targets and train the model for another task."""
     loss = loss_on_zeros(make_loss(name, given), given)
     with pytest.raises(ConfigError, match=message):
         batch_work(nn.Linear(3, outputs), (3,), loss=loss, meta=False)
@@ -184,7 +184,7 @@ def test_outputs_that_are_not_logits_have_a_loss_but_no_accuracy() -> None:
 
 
 def test_one_output_for_two_classes_has_a_loss_but_no_accuracy() -> None:
-    """Regression: its largest output is always the first, so the accuracy was the share of class 0."""
+    """Regression: a single output is always the largest, so the accuracy was the share of class 0."""
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.float())

@@ -47,7 +47,7 @@ def network(dropout: float = 0.0) -> nn.Module:
 
 
 def batches_of(rule: LocalRule, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Oracle for the batches of a rule: each epoch has a new order, which is cut into batches."""
+    """Oracle for the batches of a rule: each epoch shuffles the rows and cuts them into batches."""
     rng.integers(2**63)
     epochs, order = [], []
     for size in rule.batches(len(rows)):
@@ -306,7 +306,8 @@ def test_forked_children_train_to_the_parents_bits():
     *trips, imported, threads = done.stdout.splitlines()
     assert len(trips) == 8
     assert len(set(trips[:4])) == len(set(trips[4:])) == 1
-    # Each client holds the modules that the parent imported; the compiler has 60 MiB, sklearn starts OpenMP.
+    # Each client inherits the modules that its parent has imported. torch's compiler would add 60 MiB to each
+    # client, and sklearn would start OpenMP threads.
     assert imported == "compiler False sklearn False"
     assert threads == "threads 1"
 
@@ -315,7 +316,7 @@ RULE = LocalRule(steps=4, batch_size=8, momentum=0.9, terms=LocalTerms(prox_mu=0
 
 
 class Probe(nn.Conv2d):
-    """A convolution that notes the type and memory format of its outputs."""
+    """A convolution that records the data type and memory format of its outputs."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, 4, 3)
@@ -370,7 +371,7 @@ def test_layers_use_the_given_precision_and_format(channels: int, precision: str
 
 
 def test_a_model_on_a_device_trains_to_the_same_bits() -> None:
-    """The copies to a GPU and back, made on the CPU."""
+    """Makes the copies to a GPU and back, but with the CPU in place of the GPU."""
     here, loss = trained(dropout=0.3)
     there, its_loss = trained(dropout=0.3, moved=True)
     assert there.vector.data_ptr() != there.array.ctypes.data
@@ -394,7 +395,7 @@ def test_cuda_is_refused_under_the_wall_clock() -> None:
 
 
 class Ragged(nn.Module):
-    """Has a sparse gradient, a layer that is used twice, and a parameter that no step uses."""
+    """A module with a sparse gradient, a layer that is used twice, and a parameter that is never used."""
 
     def __init__(self) -> None:
         super().__init__()

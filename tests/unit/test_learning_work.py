@@ -152,7 +152,7 @@ def test_defedavgs_cnn_has_the_papers_flop(shape, paper_mflop):
     first, second = side - 4, (side - 4) // 2 - 4
     image = first**2 * 32 * 25 * channels
     forward = image + second**2 * 64 * 25 * 32 + 64 * (second // 2) ** 2 * 512 + 512 * 10
-    # The backward pass has two products for each one in the forward pass, but no gradient of the image.
+    # The backward pass has two products for each one of the forward pass, but the image needs no gradient.
     assert step_work(module, shape, 2).flop == 4 * (3 * forward - image)
     assert 4 * forward / 1e6 == pytest.approx(paper_mflop, rel=0.005)
 
@@ -305,7 +305,7 @@ def test_built_in_models_have_the_same_work_on_meta_and_on_real_tensors(name):
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": None}])
 def test_attention_in_one_operation_has_the_work_of_its_products(options, inference):
-    """On the CPU, torch fuses attention; the meta device, with which time models are fitted, does not."""
+    """On the CPU, torch fuses attention; on the meta device, which is used to fit time models, not."""
     module = attention(**options)
     real, meta = (
         step_work(module, (40, 16), 4, inference=inference, meta=on_meta) for on_meta in (False, True)
@@ -360,7 +360,7 @@ def test_an_inference_has_a_third_of_the_declared_operations():
 
 
 def test_an_embedding_may_declare_operations_too():
-    """Mutant: they count in the user's own training function only."""
+    """Mutant: the declared operations are counted only in a user's own training function."""
     module = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(20, 2))
     module[0].flops_per_example = 72
 
@@ -389,7 +389,8 @@ def test_each_call_of_a_layer_has_the_operations_that_it_declares():
 
 
 def test_a_batch_size_that_makes_a_last_batch_of_one_example_is_not_traced():
-    """Batch normalisation refuses it: 13 examples make such a batch in batches of 4, not of 8 or 16."""
+    """Batch normalisation fails on one example. 13 examples leave such a last batch with batch size 4, but
+    not with 8 or 16."""
     layer, x = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)), torch.ones(13, 3)
 
     def train(batch):
@@ -438,13 +439,14 @@ def test_counting_a_large_module_on_meta_allocates_no_memory_for_it():
 
 
 def test_live_bytes_of_any_batch_are_those_of_its_trace():
-    """Mutants: gradients count until the end; freed activations count; only the peak is extrapolated."""
+    """Mutants: gradients are counted until the end of the step; activations are counted after they are freed;
+    only the peaks of the traced batches are extrapolated."""
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 500))
     found = batch_work(module, (3, 8, 8))
     for batch in (1, 7, 64):
         step = _Step((3, 8, 8), batch, np.float32, False, usual_loss)
         assert found.live_bytes(batch) == max(step.work(module, list(module.parameters()), True)[1])
-    # The peak is the last layer's gradient for small batches, and the activations for large ones.
+    # For small batches the gradient of the last layer makes the peak, for large batches the activations do.
     assert len(found.live) > 1
     layers = [nn.Linear(50, 50, bias=False) for _ in range(8)]
     gradient, activation = 4 * 50 * 50, 4 * 50
@@ -452,7 +454,8 @@ def test_live_bytes_of_any_batch_are_those_of_its_trace():
 
 
 def test_live_bytes_of_a_layer_are_its_tensors():
-    """x, logits, log softmax, their gradients one after another, labels, and the weight's gradient."""
+    """The tensors are x, the logits, the log softmax, the gradients of these two (never both at once), the
+    labels, and the weight's gradient."""
     batch, inputs, outputs = 6, 50, 7
     found = batch_work(nn.Linear(inputs, outputs, bias=False), (inputs,)).live_bytes(batch)
     floats = batch * inputs + 2 * batch * outputs + inputs * outputs
@@ -460,7 +463,7 @@ def test_live_bytes_of_a_layer_are_its_tensors():
 
 
 def test_lines_of_live_bytes_may_cross_where_the_crossing_is_rounded():
-    """Mutants: the search never leaves the rounded crossing; a line is in the result several times."""
+    """Mutants: the search never gets past a rounded crossing; the result contains a line several times."""
     low, high = [3208184716, 1355891552], [3993803404, 2141510280]
     found = live_lines(low, high, (2, 4))
     assert found == ((2422566028.0, 392809344.0), (570272824.0, 392809364.0))

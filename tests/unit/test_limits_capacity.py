@@ -86,15 +86,16 @@ def test_half_a_core_needs_twice_the_scale() -> None:
 
 
 WIFI = Demand(0.0031, 0.0509, Burst(0.0011, 0.0253, 0.0003))
-"""A small model: the limit is the total demand of 60 clients, not their training, which takes 0.3 ms."""
+"""Demand for a small model. The scale is limited by the total demand of 60 clients, not by their training,
+which takes 0.3 ms."""
 SERVED = Demand(0.0021, 0.1, Burst(0.0001, 0.05, 0.001))
 TRAINS = Demand(0.1, 1.0, Burst(0.1, 0.1, 0.8))
 APART = [Demand(0.1, 1.0, Burst(0.1, begin, 0.4)) for begin in (0.0, 0.5)]
 SERVER = "for rounds of 60 clients, which the server takes 18.0 ms to answer, and trips of 100 ms"
 AT_FIRST = {"together": "at first"}
-"""Clients train at the same moment only after a common start."""
+"""Clients start together, and so train at the same moment, only at the start of the run."""
 ALWAYS = {"together": "always"}
-"""Rounds wait for the server, which answers clients one after another."""
+"""Clients start together in every round, and wait for the server, which answers them one after another."""
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_the_host_has_a_name_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Times(NamedTuple):
-    """psutil's CPU times in s. The user time includes the guests'."""
+    """CPU times in s, as returned by psutil. ``user`` includes ``guest``."""
 
     user: float
     steal: float
@@ -204,7 +205,7 @@ class Times(NamedTuple):
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The system's next CPU times."""
+    """The CPU times that the system will return next, one item per reading."""
     coming: list[object] = []
     monkeypatch.setattr(capacity.psutil, "cpu_times", lambda: coming.pop(0))
     return coming
@@ -263,7 +264,7 @@ def measured(cv: float = 0.01) -> Measured:
 
 
 def printed(cv: float = 0.01) -> bytes:
-    """The output of the measuring process."""
+    """Return the JSON that the measuring process prints."""
     return msgspec.json.encode(measured(cv))
 
 
@@ -302,7 +303,7 @@ def test_an_old_or_damaged_calibration_is_remeasured(tmp_path: Path, monkeypatch
 
 
 def test_only_an_old_rate_of_code_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This measures the real program. Mutant: use `calibrate`, which keeps a rate for a week."""
+    """This test measures the real program. Mutant: `calibrate` is used, which keeps a rate for a week."""
     wrong = Rate(median=1.0, cv=0.0, samples=(1.0,))
     code = {"interpreter": wrong, "integer": wrong}
     old = replace(made(time.time() - calibration.RECENT_S - 1), measured=replace(measured(), code=code))
@@ -398,7 +399,8 @@ def test_the_least_noisy_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_programs_rate_is_the_median_over_fast_and_slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first round has half the speed, but little noise. Mutant: use `rate`, which accepts that round."""
+    """The first round has half the speed, but little noise. Mutant: `rate` is used, which accepts that
+    round."""
     readings = readings_of([0.1], [0.2] * host_operations.REPETITIONS, itertools.repeat(0.1))
     monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
     found = host_operations.usual_rate(lambda: None, work=1.0)

@@ -1,4 +1,4 @@
-"""Tests of fidelity on made-up trips: figures, reasons for INVALID, warnings."""
+"""Tests of the assessment of fidelity with made-up trips: errors, reasons for INVALID, and warnings."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from edgefl.host.verdict import Conditions
 
 
 def trips(factors: list[float], seconds: float = 1.0, **given: Any) -> Fidelity:
-    """Assess trips whose parts took ``factor`` times the declared time."""
+    """Assess one trip per factor; each part took that factor times ``seconds``, its declared time."""
     declared = {q: np.full(len(factors), seconds) for q in QUANTITIES}
     achieved = {q: seconds * np.array(factors) for q in QUANTITIES}
     return assess(["pixel-4"] * len(factors), declared, achieved, **given)
 
 
 def judged(achieved: dict[str, Any], declared: dict[str, Any] | None = None, **given: Any) -> Fidelity:
-    """Assess trips whose parts have declared and achieved times of 1 s, except the given ones."""
+    """Assess trips whose parts have a declared and achieved time of 1 s unless other times are given."""
     size = len(next(iter(achieved.values())))
     usual = dict.fromkeys(QUANTITIES, np.ones(size)) | (declared or {})
     return assess(given.pop("names", ["a"] * size), usual, usual | achieved, **given)
 
 
 def under(**conditions: float) -> Fidelity:
-    """Assess exact trips under these conditions."""
+    """Assess trips without timing errors under these conditions of the host."""
     return trips([1.0] * 9, conditions=Conditions(**conditions))
 
 
@@ -96,7 +96,8 @@ def test_late_training_is_the_only_reason_if_the_trips_are_on_time() -> None:
 
 
 def slow_training(declared_s: float, factor: float, trips: int = 20) -> Fidelity:
-    """Assess punctual trips of two devices; training of one took ``factor`` times the declared time."""
+    """Assess trips of two devices that ended on time, although the training of one device took ``factor``
+    times the declared time."""
     part = np.where(np.arange(2 * trips) < trips, declared_s, 0.5)
     took = np.where(part == declared_s, factor * part, part)
     return judged({"compute": took}, {"compute": part}, names=["fast"] * trips + ["slow"] * trips)

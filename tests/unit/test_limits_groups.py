@@ -22,7 +22,7 @@ from edgefl.host.memory import GroupMemory, MemoryLimit
 
 
 class Machine:
-    """A simulated /proc and the folders of its hierarchies."""
+    """A simulated /proc and the folders of its control group hierarchies."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -190,7 +190,7 @@ MIB = 1 << 20
 
 
 def in_a_child(test: Callable[[], None]) -> Callable[[], None]:
-    """Runs a test in a child process, so that its limit does not affect this process.
+    """Make a test run in a child process, so that its memory limit does not affect this process.
 
     If the test fails, the traceback of the child is shown.
     """
@@ -219,7 +219,7 @@ def in_a_child(test: Callable[[], None]) -> Callable[[], None]:
 
 
 def new_memory(mib: int) -> mmap.mmap:
-    """Return private memory that is resident. NumPy's might be memory that the test's process had freed."""
+    """Return private memory that is resident. A NumPy array might reuse memory that the process had freed."""
     block = mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     np.frombuffer(block, np.uint8)[:] = 1
     return block

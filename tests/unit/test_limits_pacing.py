@@ -21,7 +21,7 @@ BAD = (0.0, -1.0, math.nan, math.inf)
 
 
 class FakeTime:
-    """A monotonic clock that waits advance; each wait ends ``oversleep_ns`` late."""
+    """A monotonic clock that advances only by waiting; each wait ends ``oversleep_ns`` late."""
 
     def __init__(self, oversleep_ns: int = 0) -> None:
         self.now_ns = 0

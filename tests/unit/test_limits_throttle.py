@@ -123,7 +123,7 @@ def test_a_share_can_change_and_a_released_process_runs() -> None:
 
 CORES = (0.3, 0.3, 0.1)
 THREADS = [(1, 0.3), (2, 0.6), (3, 0.7), (8, 0.7), (1, 0.3), (2, 0.6)]
-"""Phases of one emulated second: runnable threads, and the share that a device with `CORES` gives them."""
+"""For each phase: number of runnable threads, and their total share of a core on a device with `CORES`."""
 
 
 def test_each_runnable_thread_gets_the_fastest_free_core() -> None:
@@ -155,7 +155,7 @@ def test_a_quota_follows_the_number_of_runnable_threads(monkeypatch: pytest.Monk
 
 
 def test_runnable_threads_of_a_process_are_counted() -> None:
-    """Two of three threads sleep. An ended process has none."""
+    """Two of the three threads sleep. A process that has ended has no runnable threads."""
     code = "import threading; [threading.Thread(target=input).start() for _ in range(2)]\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE) as process:
         target = throttle.Target(process.pid)
@@ -194,7 +194,7 @@ def test_a_process_does_not_run_at_full_speed_after_a_sleep() -> None:
 @pytest.mark.parametrize("given", [0.75, 0.86, 1.0, 1.2])
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.8])
 def test_a_quota_corrects_its_error(given: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some kernels give a quarter less than the quota, or a fifth more."""
+    """Some kernels grant up to a quarter less CPU time than the quota, or up to a fifth more."""
     process = Simulated()
 
     def set_quota(place: object, quota_us: int | None, period_us: int = 10_000) -> None:
@@ -245,7 +245,7 @@ def test_a_share_must_be_a_number_above_0(share: float) -> None:
 
 
 class Turns:
-    """A throttle with a turn every 10 ms, which ends after ``most`` turns."""
+    """A throttle with a turn every 10 ms, whose process has ended after ``most`` turns."""
 
     def __init__(self, most: int = 10**9) -> None:
         self.turns: list[int] = []
@@ -417,7 +417,7 @@ def test_a_late_end_is_reported_and_the_next_phase_starts_at_its_scheduled_time(
 
 
 class Made:
-    """A throttle that only notes its calls."""
+    """A throttle that only records its calls."""
 
     def __init__(self, request: HoldRequest, account: Account) -> None:
         self.request, self.account = request, account

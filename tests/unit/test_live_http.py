@@ -67,7 +67,7 @@ class Site:
 
 
 def served(test: Callable[[Site], Awaitable[None]]) -> Callable[[], None]:
-    """Make a test of an asynchronous function that takes a site, and serve the site."""
+    """Turn an asynchronous function that takes a site into a test, which serves the site meanwhile."""
 
     async def main() -> None:
         with listening() as listener:

@@ -80,7 +80,7 @@ def read(page: LivePage, path: str) -> tuple[str, str]:
 
 
 def cards_of(found: Any) -> dict[str, tuple[str, str, str]]:
-    """Return value, note and tone of each headline card by its name."""
+    """Return each headline card's value, note and tone (``good``, ``bad`` or ""), keyed by its name."""
     card = r'<p class="stat"><span[^>]*>(.*?)</span></p><p class="value (good|bad|)[^"]*">(.*?)</p>'
     card += r'<p class="note">(.*?)</p>'
     return {name: (value, note, tone) for name, tone, value, note in re.findall(card, found["cards"])}

@@ -82,7 +82,8 @@ def held(model: TimeModel, rows: Sequence[Row]) -> int:
 
 
 def test_intervals_contain_90_percent_of_the_parts_however_badly_they_fit() -> None:
-    """Mutant: the interval of each part is a factor of about 1.3, which contains 22 of the 32 parts."""
+    """Mutant: each part's interval is a factor of about 1.3, so that at most 22 of the 32 parts are within
+    theirs."""
     draw = np.random.default_rng(3)
     rows = parts_of(TYPICAL, {part: math.exp(draw.normal(0, 0.6)) for part in PARTS})
     model = fit_kit(rows).model
@@ -105,7 +106,7 @@ def test_the_interval_of_parts_that_fit_is_that_of_networks() -> None:
 
 
 def test_pooling_has_a_cost_of_its_own() -> None:
-    """Mutant: all bytes but those of convolutions and products have one cost."""
+    """Mutant: all moved bytes have the same cost, except those of convolutions and matrix products."""
     slow = msgspec.structs.replace(TYPICAL, pool_gbytes_per_s=TYPICAL.pool_gbytes_per_s / 10)
     found = fit_kit(parts_of(slow)).model
     for step in (StepWork(pool_bytes=1e9), StepWork(elementwise_bytes=1e9), StepWork(norm_bytes=1e9)):
@@ -115,7 +116,7 @@ def test_pooling_has_a_cost_of_its_own() -> None:
 
 
 def test_times_that_no_model_fits_are_refused() -> None:
-    """Mutant: the fit returns a profile that edgefl refuses, because a variation is above 5."""
+    """Mutant: the fit returns a profile that edgefl refuses, because one cost variation is above 5."""
     rows = parts_of(TYPICAL, {part: 1e4 ** (-1) ** at for at, part in enumerate(PARTS)})
     with pytest.raises(
         ConfigError, match="no time model fits these steps within a factor of 100; check their"
@@ -194,7 +195,7 @@ def fake_ssh(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_over_ssh_the_kit_runs_and_returns_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without torch and the parts, which take seconds and are tested above."""
+    """The kit runs without torch and without measuring its parts, which takes seconds and is tested above."""
     there = f'test "$1" = pi@board || exit 9; shift; PYTHONPATH={tmp_path} exec sh -c "$*"'
     fake_ssh(tmp_path, there, monkeypatch)
     (tmp_path / "torch.py").touch()

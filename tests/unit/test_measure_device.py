@@ -1,4 +1,4 @@
-"""Tests of the measuring kit in C: its results, its work, and its profile."""
+"""Tests of the measuring kit in C: computed values, counted work, and the fitted profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from edgefl.learning.work import step_work
 
 ROOT = Path(__file__).parents[2]
 EDGE = {28: 128 * 6, 7: 512 * 6, 112: 16 * 6, 224: 3 * 6}
-"""Terms of a 3 × 3 convolution's sum at the upper edge, by image size; each term is 0.5."""
+"""Number of terms in the sum of a 3 × 3 convolution at the upper edge of the image, keyed by image size. Each
+term is 0.5."""
 
 
 def measured(folder: Path, compiler: str, emulators: tuple[str, ...] = (), flags: str = "") -> str:

@@ -90,7 +90,7 @@ def test_objects_replace_parts_of_tables_that_are_dicts(mine: Any, tmp_path: Pat
 
 @dataclass(frozen=True)
 class Elsewhere(FedBuff):
-    """A strategy of this module, whose folder is not that of `mine`."""
+    """A strategy that is defined in this module, which is in another folder than `mine`."""
 
 
 def test_modules_of_a_second_folder_are_trusted_in_a_run(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_arrays_are_saved_in_a_file_named_by_their_content(tmp_path: Path) -> No
 
 
 def test_arrays_of_a_run_that_its_folder_refuses_are_removed(tmp_path: Path) -> None:
-    """The arrays of the run that the folder holds stay."""
+    """The arrays of the run that is already in the folder are kept."""
     (tmp_path / "experiment.toml").touch()
     save_arrays(arrays(7), tmp_path)
     before = sorted(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Tests of DeFedAvg against its paper's Algorithms 1 and 2, and of when contributors start again."""
+"""Tests of DeFedAvg against its paper's Algorithms 1 and 2, and of when clients start their next trip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIENTS, SAMPLE, ROUNDS = 20, 5, 60
 
 
 class Round(NamedTuple):
-    """One turn of the server's loop."""
+    """One iteration of the server's loop."""
 
     at_s: float
     """Time at which the new version is in the receive buffers."""
@@ -30,7 +30,7 @@ class Round(NamedTuple):
 
 @dataclass
 class Phone:
-    """A client, which trains from the model in its receive buffer and fills its send buffer."""
+    """A client that trains from the model in its receive buffer and fills its send buffer."""
 
     train_s: float
     pause: bool
@@ -45,7 +45,7 @@ class Phone:
         return self.starts_s + self.train_s
 
     def until(self, now_s: float) -> None:
-        """Do all trainings that end by ``now_s`` (lines 2 to 9)."""
+        """Complete all training that ends by ``now_s`` (lines 2 to 9)."""
         while self.ends_s <= now_s and not (self.pause and self.sends is not None):
             self.sends, self.starts_s = self.version, self.ends_s
             self.version = self.newest(self.starts_s)
@@ -105,7 +105,7 @@ def sum_times_s(run: MemoryRun) -> list[float]:
 
 
 def algorithm_2(train_s: list[float], down_s: float, up_s: list[float], size: int) -> list[Round]:
-    """DeFedAvg-IID: clients train and upload without pause, and each ``size`` arrivals make a version."""
+    """DeFedAvg-IID: clients train and upload without pause, and every ``size`` arrivals make a version."""
     starts = [(down_s, client) for client in range(len(train_s))]
     arrived: list[tuple[float, int, int]] = []
 
@@ -149,7 +149,8 @@ def test_defedavg_iid_overlaps_downloads_and_training(down_s: float) -> None:
 def test_a_client_that_still_uploads_takes_no_place_of_a_client_that_is_free(
     fields: dict[str, Any], trips: int
 ) -> None:
-    """Mutant: clients are drawn from all idle clients, and those that still upload are then left out."""
+    """Mutant: clients are drawn from all idle clients, and those that are still uploading are then left out,
+    so that too few clients train."""
     devices = [Client(i, "a", 10, 1, 0.0, 1.0, 9.0) for i in range(40)]  # 9 s of upload after each second
     strategy = resolve({"name": "defedavg-iid", "buffer_size": 2, "overlap": True, **fields})
     core = Core(strategy, devices, 0, experiment.Stop(emulated_s=100.0))
@@ -169,13 +170,15 @@ def test_a_client_that_is_offline_is_not_drawn_and_uploads_nothing() -> None:
         for at_s, (_, updates) in zip(sum_times_s(run), run.sums, strict=True)
         if 0 in (update.client for update in updates)
     ]
-    # An upload and a broadcast that had begun before it left are the last.
+    # The client leaves at 20 s. The last version with its update comes from an upload that had begun before:
+    # the upload takes 5 s, and the broadcast of the version takes 0.1 s.
     assert used_at_s
     assert max(used_at_s) < 20.0 + 5.0 + 0.1
 
 
 def test_versions_are_an_upload_apart_and_updates_are_staler_than_with_the_newest() -> None:
-    """The paper's fleet has trips of 50 steps of 17 MFLOP at 2·U[1, 5] GFLOPS, and 2.33 MB at 400 Mbit/s."""
+    """In the paper's fleet, a trip is 50 steps of 17 MFLOP at 2·U[1, 5] GFLOPS, and each transfer is 2.33 MB
+    at 400 Mbit/s."""
     transfer_s = 0.0466
     train_s = (50 * 17e6 / (2e9 * np.random.default_rng(0).uniform(1.0, 5.0, 100))).tolist()
     devices = [Client(i, "a", 10, 50, transfer_s, one_s, transfer_s) for i, one_s in enumerate(train_s)]
@@ -196,10 +199,11 @@ def test_versions_are_an_upload_apart_and_updates_are_staler_than_with_the_newes
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedstaleweight"])
 def test_after_step_no_client_is_in_a_step_twice(name: str) -> None:
-    """FedBuff's appendix D and FedStaleWeight's appendix A.
+    """See appendix D of FedBuff and appendix A of FedStaleWeight.
 
-    With ``immediate``, fast clients are in a step twice while the others train for 4 s. With ``new-version``,
-    too, because a client that trained from the previous version may start again at once.
+    With ``immediate``, the fast clients contribute to a server step twice while the others train for 4 s.
+    This also happens with ``new-version``, because a client that trained from the previous version may start
+    again at once.
     """
     used: dict[str, list[list[int]]] = {}
     for restart in ("immediate", "new-version", "after-step"):
@@ -215,7 +219,8 @@ def test_after_step_no_client_is_in_a_step_twice(name: str) -> None:
 
 
 def test_the_baselines_of_the_defedavg_study_are_the_papers() -> None:
-    """Section 1.2.3 uses FedBuff without s(τ), and FedAvg that draws with replacement (eqs. 2 and 3)."""
+    """Section 1.2.3 uses FedBuff without the staleness weight s(τ), and FedAvg with cohorts that are drawn
+    with replacement (eqs. 2 and 3)."""
     from edgefl.lab.studies import load
 
     study = load("defedavg")

@@ -1,6 +1,6 @@
 """Tests of algorithms whose clients keep vectors, against the papers' algorithms in NumPy (float64).
 
-The tested ones run in memory, and with the parts of a real run that compute: workload, trainer, parameter
+edgefl's algorithms run in memory, and with the computing parts of a real run: workload, trainer, parameter
 buffer, updates, sums, core.
 """
 
@@ -57,7 +57,7 @@ def this_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 def scaffold(
     x: Array, cohorts: list[list[int]], gradient: Gradient, lr_g: float, rates: Sequence[float] = (1.0,) * N
 ) -> list[Array]:
-    """Karimireddy et al. 2020, Algorithm 1 with option II; η_l may differ between clients."""
+    """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1 with option II); η_l may differ between clients."""
     c, c_i, made, trips = np.zeros_like(x), np.zeros((N, len(x))), [x], [0] * N
     for cohort in cohorts:
         delta_y, delta_c = [], []
@@ -80,7 +80,8 @@ ALPHA = 0.3
 
 
 def feddyn(theta: Array, cohorts: list[list[int]], gradient: Gradient, lr_g: float) -> list[Array]:
-    """Acar et al. 2021, with SGD for each minimisation, and ``lr_g`` times the mean of the clients' moves."""
+    """FedDyn (Acar et al. 2021). Clients minimise with SGD, and ``lr_g`` scales the mean change of their
+    models."""
     h, own, made, trips = np.zeros_like(theta), np.zeros((N, len(theta))), [theta], [0] * N
     for cohort in cohorts:
         models = []
@@ -192,7 +193,8 @@ class RealParts:
 
 
 def softmax_gradient(workload: Workload) -> Callable[..., Array]:
-    """Return the gradient of a linear model's mean cross-entropy by client, trip and step, in float64."""
+    """Return a function that computes, in float64, the gradient of a linear model's mean cross-entropy on the
+    batch of a client's step."""
     data, rows = workload.data, workload._rows
     x = np.asarray(data.train_x[np.arange(len(data.train_y))], np.float64).reshape(-1, PIXELS)
 

@@ -33,7 +33,7 @@ OPTIMIZERS = [
 
 
 def reference_step(optimizer: ServerOptimizer, model: Any, g: Any, kept: dict[str, Any]) -> Any:
-    """The equations of `ServerOptimizer`; Reddi et al. 2021, Algorithm 2."""
+    """Apply the equations of `ServerOptimizer` (Reddi et al. 2021, Algorithm 2)."""
     m, v = kept.get("m", 0.0), kept.get("v", optimizer.epsilon**2)
     if optimizer.kind == "sgd":
         kept["m"] = m = optimizer.momentum * m + g
@@ -137,7 +137,7 @@ def local(client: int, start: float, mu: float = 0.0, steps: int | None = None) 
 
 @dataclass(frozen=True)
 class Case:
-    """The fields of a strategy, and the updates of each of its versions."""
+    """A strategy's fields, and the updates that make each version of the model."""
 
     fields: dict[str, Any]
     versions: Sequence[Used]
@@ -146,13 +146,13 @@ class Case:
     mu: float = 0.0
     uploads_model: bool = False
     gains: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """(client, base version) → number of steps that the client made by the poll, and the factor of its Δ."""
+    """Keyed by client and base version: the number of steps that the client made, and the factor of its Δ."""
     models: Sequence[float] | None = None
-    """The models, if clients keep vectors, so that `model_of` cannot compute them."""
+    """The model of each version, if clients keep vectors, for which `model_of` has no equation."""
 
 
 def model_of(case: Case) -> list[float]:
-    """Return the models of a case."""
+    """Return the model of each version of a case."""
     if case.models is not None:
         return list(case.models)
     models, kept = [0.0], dict[str, Any]()
@@ -175,10 +175,12 @@ def adaptive(kind: Any) -> ServerOptimizer:
     return ServerOptimizer(kind=kind, lr=0.5, beta1=0.6, beta2=0.8, epsilon=0.01)
 
 
-# Rounds: all clients train from each version; weights are by examples.
+# Rounds: all clients train from each version; weights are proportional to the numbers of examples.
 ROUNDS = [[(0, k, 0.1), (1, k, 0.3), (2, k, 0.6)] for k in range(3)]
-# A buffer of two, all clients restart at once (client τ): 2 s 0τ0, 3 s 1τ0 → v1, 4 s 0τ1 (from v0), 6 s 0τ0
-# (from v1) → v2, 6 s 1τ1 (from v1), 7 s 2τ2 (from v0) → v3. At 6 s client 0 comes first, so v2 is there.
+# A buffer of two, and every client restarts at once. Arrivals with base version and staleness τ:
+# - 2 s: client 0, v0, τ = 0; 3 s: client 1, v0, τ = 0 → v1
+# - 4 s: client 0, v0, τ = 1; 6 s: client 0, v1, τ = 0 → v2
+# - 6 s, after client 0: client 1, v1, τ = 1; 7 s: client 2, v0, τ = 2 → v3
 BUFFERS = [[(0, 0), (1, 0)], [(0, 0), (0, 1)], [(1, 1), (2, 0)]]
 
 
@@ -193,8 +195,8 @@ def niid_versions() -> list[Used]:
     """Each round draws two clients with replacement and ends when both have an update in their buffer.
     (The oracle of Algorithm 1's buffers is in test_oracle_buffers.py.)
 
-    At 2 s client 0 has an update (from v0), at 3 s client 1, at 4 s 0 again, … A client starts again at once,
-    from the newest version, independently of the server.
+    Client 0 has an update (from v0) at 2 s, client 1 at 3 s, client 0 again at 4 s, … A client starts again
+    at once from the newest version, without waiting for the server.
     """
     rng = stream(0, "strategy")
     versions: list[Used] = []
@@ -224,10 +226,11 @@ def niid_versions() -> list[Used]:
 
 
 def by_distance(lam: float, epsilon: float, **fields: float) -> Case:
-    """The weight of an update is λ/(γ + ε), γ = |w_n − w_k|/|Δ|: 2 s 0τ0, 3 s 1τ1 (from v0), then 0 from v1.
+    """The weight of an update is λ/(γ + ε) with γ = |w_n − w_k|/|Δ|. Client 0 arrives at 2 s (from v0),
+    client 1 at 3 s (from v0), and then client 0 again (from v1).
 
-    With κ > 0 client 0, with γ = 0, makes 2 + ⌊γ̄·κ⌋ = 5 steps, until 7 s. At that time client 1, with γ < 1
-    and so 1 + 2 steps, has not finished, and client 2 arrives right after.
+    With κ > 0, the second trip of client 0 has 2 + ⌊γ̄·κ⌋ = 5 steps, because its γ was 0, and ends at 7 s. By
+    then client 1, which had γ < 1 and so makes 1 + 2 steps, has not finished; client 2 arrives next.
     """
     models, rates, steps = [0.0], [], 5 if fields["kappa"] else None
     for client, version, made in ((0, 0, None), (1, 0, None), (0, 1, steps)):
@@ -240,8 +243,9 @@ def by_distance(lam: float, epsilon: float, **fields: float) -> Case:
 
 
 def averaged() -> Case:
-    """QuAFL polls all clients at 4, 8 and 12 s: 2, 1 and 2 steps from each client's own model. A client
-    continues from the server's model before the poll, so from versions 0, 0 and 1.
+    """QuAFL polls all clients at 4, 8 and 12 s. By each poll, clients 0, 1 and 2 have made 2, 1 and 2 steps
+    from their own models. A polled client mixes its model with the server's model before the poll, so the
+    base versions are 0, 0 and 1.
     """
     own, models, steps = [0.0] * 3, [0.0], (2, 1, 2)
     for _ in range(3):
@@ -253,7 +257,8 @@ def averaged() -> Case:
 
 
 def decayed(mu: float) -> Case:
-    """ASO-Fed's first arrivals: 2 s 0, 3 s 1 (from v0), 4 s 0 (from v1); a trip of 3 s has r = ln 3."""
+    """ASO-Fed's first arrivals are client 0 at 2 s and client 1 at 3 s (both from v0), then client 0 at 4 s
+    (from v1). The step factor r is ln 3 for trips of 3 s, and 1 for trips of 2 s."""
     first = -local(0, 0.0, mu)
     models = [0.0, -0.1 * first]
     models.append(models[1] + 0.3 * math.log(3.0) * local(1, 0.0, mu))
@@ -264,7 +269,8 @@ def decayed(mu: float) -> Case:
 
 
 def replaced() -> list[Used]:
-    """Three draws with replacement a round: a client drawn twice trains once and counts twice (eqs. 2, 3)."""
+    """Each round draws three times with replacement. A client that is drawn twice trains once, and its update
+    gets twice the weight (eqs. 2 and 3)."""
     rng = stream(0, "strategy")
     draws = [rng.integers(3, size=3).tolist() for _ in range(3)]
     assert any(len(set(drawn)) < 3 for drawn in draws)
@@ -275,7 +281,7 @@ CASES: dict[str, list[Case]] = {
     "fedavg": [
         Case({}, ROUNDS),
         Case({"weighting": "uniform"}, [[(i, k, 1 / 3) for i in range(3)] for k in range(3)]),
-        # The first two of three members: client 2 is cancelled each time.
+        # The updates of the first two of three members are used; client 2 is cancelled in each round.
         Case({"cohort": 2, "over_selection": 1.5}, [[(0, k, 10 / 40), (1, k, 30 / 40)] for k in range(3)]),
         Case({"cohort": 3, "weighting": "uniform", "replacement": True}, replaced()),
     ],
@@ -288,7 +294,8 @@ CASES: dict[str, list[Case]] = {
     "fednova": [
         Case({}, [[(0, k, 0.1 * 2.9 / 2), (1, k, 0.3 * 2.9), (2, k, 0.6 * 2.9 / 4)] for k in range(3)])
     ],
-    # Arrivals (client τ): 2 s 0τ0, 3 s 1τ1, 4 s 0τ1; s(1) = 1, (1 + 1)^−½ or 1/(3·(1 − 0.5) + 1).
+    # Arrivals: 2 s: client 0, τ = 0; 3 s: client 1, τ = 1; 4 s: client 0, τ = 1. The staleness weight s(1) is
+    # 1, (1 + 1)^−½ or 1/(3·(1 − 0.5) + 1).
     "fedasync": [
         Case(
             {"alpha": 0.5, **fields},
@@ -328,7 +335,8 @@ CASES: dict[str, list[Case]] = {
             server=MOMENTUM,
         ),
     ],
-    # A client waits for a new version: 2 s 0τ0, 3 s 1τ0 → v1, 5 s 0τ0, 6 s 1τ0 → v2, 7 s 2τ2, 8 s 0τ0.
+    # A client waits for a new version before it restarts. Only the arrival of client 2 has τ > 0: client 0 at
+    # 2 s and 1 at 3 s → v1, 0 at 5 s and 1 at 6 s → v2, 2 at 7 s (τ = 2) and 0 at 8 s → v3.
     "fedstaleweight": [
         Case(
             {"buffer_size": 2, **fields},
@@ -337,7 +345,7 @@ CASES: dict[str, list[Case]] = {
         for fields, late, fresh in (
             ({}, 3 / 4, 1 / 4),  # 2 + 1 to 1
             ({"form": "derivation"}, 5 / 6, 1 / 6),  # 2·2 + 1 to 1
-            # The six weights so far: 1 1 1 1 3 1.
+            # The raw weights of the six updates so far are 1, 1, 1, 1, 3 and 1.
             ({"normalize": "running"}, 3 / (2 * 8 / 6), 1 / (2 * 8 / 6)),
             ({"normalize": "running", "max_step": 1.2}, 1.2 * 3 / 4, 1.2 * 1 / 4),
             ({"average": "exponential", "decay": 0.5}, 3 / 4, 1 / 4),
@@ -356,8 +364,9 @@ CASES: dict[str, list[Case]] = {
         )
     ]
     + [
-        # Fair weights would be ½ ½, ½ ½ and 1½ 3/10. A version has at most 0.8, so clients 0 and 1 get 0.4
-        # each and a credit of 1/10, then of 2/10. In the third version, 1½ and ½ are scaled to a sum of 0.8.
+        # The fair weights are ½ and ½, ½ and ½, then 1½ and 3/10. The weights of a version may sum to 0.8 at
+        # most. So clients 0 and 1 get 0.4 each in the first two versions, and a credit that grows to 1/10 and
+        # then 2/10. In the third version, 1½ and 3/10 + 2/10 = ½ are scaled to a sum of 0.8.
         Case(
             {"buffer_size": 2, "form": "derivation", "normalize": "credit", "max_step": 0.8},
             [[(0, 0, 0.4), (1, 0, 0.4)], [(0, 1, 0.4), (1, 1, 0.4)], [(2, 0, 0.6), (0, 2, 0.2)]],
@@ -366,7 +375,7 @@ CASES: dict[str, list[Case]] = {
     "defedavg-iid": [Case({"buffer_size": 2}, buffered((0.5, 0.5), (0.5, 0.5), (0.5, 0.5)))],
     "defedavg-niid": [Case({"participants": 2, "takes": "newest"}, niid_versions())],
     "asysg": [Case({"buffer_size": 2}, buffered((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))],
-    # All clients are taken every 4 s, so α is the number of steps in 4 s: 2, 1 and ⌊4/1.75⌋ = 2.
+    # All clients are polled every 4 s, so α is the number of steps in 4 s: 2, 1 and ⌊4/1.75⌋ = 2.
     "favano": [
         Case(
             {"participants": 3, "interval_s": 4.0, "form": form},
@@ -377,8 +386,10 @@ CASES: dict[str, list[Case]] = {
         )
         for form in ("deterministic", "stochastic")
     ],
-    # Sums at 4, 8 and 12 s, where the clients that have delivered start again: 2 s 0τ0, 3 s 1τ0 → v1 at 4 s,
-    # 6 s 0, 7 s 1 (from v1), 7 s 2τ1 (from v0, over two intervals) → v2 at 8 s, 10 s 0, 11 s 1 → v3 at 12 s.
+    # The server sums at 4, 8 and 12 s; the clients that have delivered then start again.
+    # - v1 at 4 s: client 0 arrived at 2 s, client 1 at 3 s.
+    # - v2 at 8 s: client 0 arrived at 6 s and 1 at 7 s (from v1), 2 at 7 s (from v0, over two intervals).
+    # - v3 at 12 s: client 0 arrived at 10 s, client 1 at 11 s.
     "fedfix": [
         Case(
             {"interval_s": 4.0, "importance_by": by},
@@ -389,11 +400,12 @@ CASES: dict[str, list[Case]] = {
     "asyncfeded": [by_distance(0.5, 1.0, kappa=0.0), by_distance(0.5, 1.0, target=3.0, kappa=1.0)],
     "quafl": [averaged()],
     "aso-fed": [decayed(0.0), decayed(0.7)],
-    # All clients train from each version: 7 s, 14 s, 21 s.
+    # All clients train from each version. Rounds end at 7, 14 and 21 s.
     "mifa": [Case({}, [[(i, k, 1 / 3) for i in range(3)] for k in range(3)])],
-    # Two tiers, {0, 1} and {2}: at 3 and 6 s the slow tier has all weight but no round yet. At 7 s it has
-    # one, and the weight 2/3, since two of three rounds were the fast tier's. Three tiers: 0 at 2 s, 1 at
-    # 3 s, 0 at 4 s; the current model stands in for 2's.
+    # Two tiers, {0, 1} and {2}: at 3 and 6 s all weight is on the slow tier, which has not finished a round;
+    # the current model is used in its place. At 7 s the slow tier finishes its first round. It has the weight
+    # 2/3, because two of the three rounds so far were the fast tier's. Three tiers: client 0 arrives at 2 s,
+    # client 1 at 3 s, client 0 at 4 s; the current model is used in place of client 2's.
     "fedat": [
         Case(
             {"tiers": 2, "lam": 0.4},
@@ -413,9 +425,9 @@ CASES: dict[str, list[Case]] = {
             uploads_model=True,
         ),
     ],
-    # b = 1, so the interval is half the latency of the slowest training client: 3.5 s while client 2 trains.
-    # 2 s 0, 3 s 1 → v1 at 3.5 s, 5.5 s 0, 6.5 s 1 → v2 at 7 s, just before the arrival of 2. Then client 1 is
-    # the slowest, and v3 is due at 7 + 3/2 s.
+    # b = 1, so the interval between steps is half the latency of the slowest client in training: 3.5 s while
+    # client 2 trains. Clients 0 and 1 arrive at 2 and 3 s → v1 at 3.5 s, and at 5.5 and 6.5 s → v2 at 7 s,
+    # just before client 2 arrives. Client 1 is then the slowest, and v3 is due at 7 + 3/2 s.
     "pisces": [
         Case(
             {"staleness_bound": 1, "weighting": by},

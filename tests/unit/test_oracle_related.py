@@ -28,7 +28,8 @@ from edgefl.testing import MemoryRun, Vector, fleet, run_in_memory
 
 
 def test_fedfix_gives_each_client_its_importance_per_sum_in_expectation() -> None:
-    """The mean of d_i over the sums of a run tends to p_i, for random durations of trips."""
+    """The total weight d_i of a client's updates, divided by the number of intervals, tends to p_i if the
+    durations of trips are random."""
     rng = np.random.default_rng(2)
     devices = [Client(i, "a", examples) for i, examples in enumerate((10, 30, 60))]
     core = Core(FedFix(interval_s=1.0), devices, 0, experiment.Stop(versions=1_000))
@@ -119,7 +120,7 @@ def test_mifa_and_fedat_wait_for_the_fleet_but_at_most_gather_s(strategy: Strate
 
 
 def test_ca2fl_has_the_steps_of_its_paper() -> None:
-    """Random trips against the paper's h_i, h and v."""
+    """Compare random trips with the paper's equations for h_i, h and v."""
     rng = np.random.default_rng(4)
     core = Core(CA2FL(buffer_size=3), fleet(7), 0, experiment.Stop(versions=60))
     run = run_in_memory(core, lambda client, trip: float(rng.uniform(0.5, 1.0 + client)))
@@ -137,9 +138,9 @@ def test_ca2fl_has_the_steps_of_its_paper() -> None:
     [(None, 99, 3), (2.5, 99, 3), (None, 1, 3), (0.8, 2, 3), (None, 1, 1), (None, 0, 2), (None, 2, 1)],
 )
 def test_safa_has_the_models_of_its_paper(limit_s: float | None, lag: int, size: int) -> None:
-    """Compares with the paper's cache, its picked clients and its bypass.
+    """Compare with an oracle for the paper's cache, picked clients and bypass.
 
-    The entry of a client that has delivered is not deprecated, however stale its model was.
+    A client that has just delivered keeps its cache entry, however stale its base version was.
     """
     rng, examples = np.random.default_rng(6), np.array([10.0, 20.0, 30.0, 5.0, 15.0, 40.0])
     devices = [Client(i, "a", int(count)) for i, count in enumerate(examples)]
@@ -183,7 +184,7 @@ def model_after(run: MemoryRun, event: Arrived) -> float:
 
 @pytest.mark.parametrize(("tiers", "cohort"), [(1, 9), (2, 9), (3, 2), (3, 1), (7, 1)])
 def test_fedat_mixes_the_models_of_its_tiers_last_rounds(tiers: int, cohort: int) -> None:
-    """Compares with an oracle for the members, models and numbers of the tiers' rounds."""
+    """Compare with an oracle for each tier's members, models and number of rounds."""
     rng, examples = np.random.default_rng(5), (10, 20, 30, 5, 15, 40, 25)
     latency_s = [3.0, 1.0, 9.0, 0.5, 6.0, 2.0, 4.0]
     devices = [Client(i, "a", examples[i], 1, 0.0, latency_s[i]) for i in range(7)]
@@ -253,7 +254,7 @@ def test_quafl_sums_without_absent_clients_and_updates_that_are_not_finite() -> 
 
 
 def test_aso_fed_has_the_models_of_its_paper() -> None:
-    """Random trips against the paper's client and server."""
+    """Compare random trips with the paper's algorithms for the client and the server."""
     rng = np.random.default_rng(8)
     devices = [Client(i, "a", 10 * (i + 1)) for i in range(4)]
     strategy = ASOFed(lam=0.0, beta=0.3, dynamic_step=False)
@@ -291,9 +292,9 @@ def test_pisces_starts_each_client_once_and_then_the_most_useful_one() -> None:
 
 
 def test_pisces_explores_with_a_probability_that_decays_to_its_minimum() -> None:
-    """In the paper's code, the probability begins at 0.3, has a decay of 0.99 and a minimum of 0.1.
+    """In the paper's code, the probability starts at 0.3 and is multiplied by 0.99 down to a minimum of 0.1.
 
-    One client is started at a time; five of the six have not been tried.
+    One client is started at a time; five of the six clients have no utility yet.
     """
     strategy, first = Pisces(concurrency=1), list[float]()
     for seed in range(400):
@@ -323,7 +324,8 @@ class IdleView:
 
 
 def test_pisces_discounts_updates_by_the_clients_mean_staleness() -> None:
-    """p_i · (E[τ_i] + 1)^−γ, with the staleness of the client's updates on arrival."""
+    """The weight is p_i · (E[τ_i] + 1)^−γ. E[τ_i] is the mean staleness on arrival of the client's last five
+    updates."""
     strategies = (Pisces(weighting="uniform"), Pisces(weighting="uniform", staleness_discount=0.0))
     for strategy, factor in zip(strategies, (1.0, 0.0), strict=True):
         core = Core(strategy, fleet(4), 0, experiment.Stop(versions=40))
@@ -347,7 +349,8 @@ def test_pisces_utility_falls_with_the_mean_staleness_of_the_last_updates() -> N
 
 @pytest.mark.parametrize("bound", [1, 3, 8])
 def test_pisces_bounds_staleness_if_each_client_has_constant_durations(bound: int) -> None:
-    """They decrease by 1e-9 from trip to trip to avoid ties with a step."""
+    """The durations are constant except that they decrease by a fraction of 1e-9 from trip to trip, so that
+    no arrival coincides with a server step."""
     durations = [1.0, 1.3, 2.9, 7.7, 12.1]
     devices = [Client(i, "a", 100, 1, 0.0, s) for i, s in enumerate(durations)]
     core = Core(Pisces(staleness_bound=bound), devices, 0, experiment.Stop(versions=150))
@@ -365,7 +368,7 @@ def test_pisces_bounds_staleness_if_each_client_has_constant_durations(bound: in
     ids=["safa", "ca2fl"],
 )
 def test_a_bad_model_in_the_cache_is_dropped(strategy: Strategy, clients: int, happens: list[Any]) -> None:
-    """A cached model may be summed several rounds after it arrived."""
+    """A cached model may be added to a sum several rounds after it arrived."""
     core = Core(strategy, fleet(clients), 0, experiment.Stop())
     for client in range(clients):
         core.handle(Joined(client, 0.0))
@@ -382,7 +385,8 @@ def test_a_bad_model_in_the_cache_is_dropped(strategy: Strategy, clients: int, h
 
 @pytest.mark.parametrize(("credits", "excluded"), [(3, [0]), (9, []), (None, [])])
 def test_pisces_excludes_clients_that_are_often_outliers(credits: int | None, excluded: list[int]) -> None:
-    """Client 0's losses are outliers in 5 pools. That is too many for 3 credits, but not for 9."""
+    """Client 0's losses are outliers 5 times, in pools of the clients' recent losses. That is too often for 3
+    credits, but not for 9."""
     strategy = Pisces(concurrency=4, credits=credits, outlier_window=2)
     devices = fleet(6)
     state, core = strategy.begin(devices), Core(strategy, devices, 0, experiment.Stop())

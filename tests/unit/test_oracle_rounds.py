@@ -74,7 +74,7 @@ def test_fedavg_does_not_change_the_clients_models() -> None:
 
 
 def test_a_closed_round_ends_with_the_members_that_remain() -> None:
-    """Mutants: a lost member is replaced or awaited; a client that joins starts in the round."""
+    """Mutants: a lost member is replaced or awaited; a client that joins starts in the current round."""
     core, started = joined(FedAvg(cohort=3, redraw=False), 5)
     members = tuple(action.client for action in started)
     assert len(members) == 3
@@ -102,7 +102,7 @@ def test_a_closed_round_whose_sum_is_refused_is_drawn_again() -> None:
 
 
 def test_a_closed_round_starts_with_all_its_members() -> None:
-    """Late members of the last round end first, and idle clients wait for the next round.
+    """The next round starts after the late members of the last round have ended; idle clients wait for it.
 
     Mutants: a round starts with the idle members; two rounds run at the same time.
     """
@@ -234,7 +234,8 @@ SPEEDS = (1.0, 10.0)
 
 
 def run(strategy: FAVANO, durations: Sequence[float], versions: int, steps: int = 3, seed: int = 0) -> Any:
-    """A step of client i adds SPEEDS[i], so y − w_init is the number of steps times SPEEDS[i]."""
+    """Run with steps of client i that add SPEEDS[i] to the model, so that y − w_init is the number of steps
+    times SPEEDS[i]."""
     devices = [Client(i, "a", 100, steps, 0.0, compute_s) for i, compute_s in enumerate(durations)]
     core = Core(strategy, devices, seed, experiment.Stop(versions=versions))
 
@@ -246,10 +247,11 @@ def run(strategy: FAVANO, durations: Sequence[float], versions: int, steps: int 
 
 @pytest.mark.parametrize("form", ["deterministic", "stochastic"])
 def test_favano_with_one_of_two_clients_per_poll_has_the_papers_models(form: Any) -> None:
-    """K = 3. Each poll, every 2 s, takes one of two clients, which has trained since it was last taken.
+    """A trip has K = 3 steps. Every 2 s, a poll takes one of two clients. E is the number of steps for which
+    the client had time since it was last taken.
 
-    Client 0 (0.5 s per step) has min(E, K) = 3 at every poll. Client 1 (1.5 s per step) has 1, 2, 3, 3, …
-    after 2, 4, 6, … s, with the probabilities ½, ¼, ⅛ …: α = ½·1 + ¼·2 + ¼·3.
+    For client 0 (0.5 s per step), min(E, K) = 3 at every poll. For client 1 (1.5 s per step), it is 1, 2, 3,
+    3, … after 2, 4, 6, 8, … s, with the probabilities ½, ¼, ⅛, …, so α = ½·1 + ¼·2 + ¼·3.
     """
     strategy = FAVANO(participants=1, interval_s=2.0, form=form)
     result = run(strategy, [1.5, 4.5], versions=40)
@@ -279,7 +281,7 @@ def test_favanos_alpha_is_the_mean_over_the_polls_that_may_take_the_client() -> 
     chance = FAVANO(participants=3, interval_s=0.7, form="stochastic").alpha(device, 0.2, clients=10)
     assert chance == pytest.approx((made > 0).mean(), rel=0.01)
     assert 0.0 < chance < 1.0
-    # If each poll takes all clients, alpha is the number of steps of an interval.
+    # If each poll takes all clients, alpha is the number of steps that fit into one interval.
     for compute_s, alpha in ((0.0, 5.0), (5.0, 2.0), (1e9, 0.0)):
         device = Client(0, "a", 100, steps=5, compute_s=compute_s)
         assert FAVANO(participants=2, interval_s=2.0).alpha(device, 2.0, clients=2) == alpha
@@ -329,7 +331,8 @@ def test_an_impossible_end_of_a_trip_is_refused(until: Until) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_round_ends_if_a_lost_member_is_replaced_by_one_that_has_delivered(seed: int) -> None:
-    """With replacement, a draw may give a client that has delivered. Mutant: no event then ends the round."""
+    """A draw with replacement may select a client that has already delivered. Mutant: no event then ends the
+    round."""
 
     def train(client: int, model: Vector, trip: int) -> Vector:
         if client == 1:
@@ -351,7 +354,7 @@ class WaitsForAll(FedAvg):
 
 
 def test_a_strategy_of_ones_own_may_end_its_rounds_later() -> None:
-    """Mutant: the server is woken at once, again and again, and time stands still."""
+    """Mutant: the server is woken again and again at the same time, so that emulated time stands still."""
     core = core_of(WaitsForAll(cohort=2, over_selection=1.5), versions=2)
     run_in_memory(core, [1.0, 2.0, 3.0], max_events=50)
     assert core.now_s == 6.0

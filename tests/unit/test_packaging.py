@@ -1,4 +1,4 @@
-"""The package, its metadata and the examples in its documentation agree with the code."""
+"""Tests that the package, its metadata and the examples in its documentation agree with the code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def names(requirements: list[str]) -> list[str]:
 
 @functools.cache
 def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    """All import statements of the file, also those inside functions."""
+    """All import statements of the file, including those inside functions."""
     return [node for node in statements(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 

@@ -1,4 +1,4 @@
-"""Partitions of the training examples among clients, and random streams by seed and name."""
+"""Tests of partitions of the training examples among clients, and of random streams by seed and name."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ HIGH, LOW = [4, 5, 6, 7, 8, 9], [0, 1, 2, 3]
             [HIGH] * 10 + [LOW] * 5,
             [360] * 10 + [480] * 5,
         ),
-        # Some profile holds each label. A profile that is not listed gets examples of all labels.
+        # Every label is held by at least one listed profile. An unlisted profile gets examples of all labels.
         ({FAST: [0], SLOW: [1]}, [FAST, SLOW, "pi-4"], 200, 2, [[0], [1], [0, 1]], [50, 50, 100]),
         # No profile holds label 2: its examples are left out.
         ({FAST: [0, 1]}, [FAST, FAST], 200, 3, [[0, 1]] * 2, [66, 68]),
@@ -157,7 +157,7 @@ def test_with_a_tiny_alpha_each_client_gets_one_class_also_after_others_are_used
 
 
 def test_dirichlet_shares_follow_the_data():
-    # A class that is 1% of the data must not be a tenth of what clients hold, whatever α.
+    # A class with 1% of the examples must not become a tenth of the clients' examples, whatever α is.
     labels = np.repeat(np.arange(2), (9900, 100))
     parts = partition(Data(partition="dirichlet", alpha=100.0), labels, [FAST] * 10, 2, seed=0)
     assert max(float((labels[part] == 1).mean()) for part in parts) < 0.05
@@ -242,7 +242,7 @@ def test_similar_names_are_different_streams() -> None:
 
 
 def test_neighbouring_streams_are_uncorrelated() -> None:
-    """Trips have consecutive numbers."""
+    """The numbers of a client's trips are consecutive, so their streams are neighbours."""
     count = 2000
     draws = np.array([stream(7, "trip", 0, trip).random(4) for trip in range(count)])
     bound = 4.5 / np.sqrt(count)  # a correlation of independent draws is beyond it once in 10⁵ times
@@ -252,7 +252,7 @@ def test_neighbouring_streams_are_uncorrelated() -> None:
 
 
 def test_a_stream_has_the_same_bits_on_every_machine_and_for_numpys_integers() -> None:
-    """A change of these bits is a change of every result."""
+    """If these bits changed, the results of every run would change."""
     for seed, ids in ((1, [3, 12]), (int(np.int64(1)), np.array([3, 12]))):
         assert stream(seed, "trip", *ids).integers(2**63) == 5973142416120778127
 

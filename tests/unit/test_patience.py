@@ -1,4 +1,4 @@
-"""The time limit of tests does not count the time for which processes waited for a core."""
+"""Tests that the time limit of tests does not count the time for which processes wait for a core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgefl predict --code`, `profiles cores` and `bench truth --boards` from the command line."""
+"""Tests of `edgefl predict --code`, `profiles cores` and `bench truth --boards` on the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.test_code_operations import calibrated
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of known rates."""
+    """Replace the calibration by that of a host with a rate of 1000 for every class of code."""
     rates = dict.fromkeys(code.CLASSES, 1000.0)
     monkeypatch.setattr(calibration, "calibrate_code", lambda _: calibrated(**rates))
 

@@ -1,4 +1,4 @@
-"""Differential privacy: clipping, noise, the adaptive clipping norm, and limits on participation."""
+"""Tests of differential privacy: clipping, noise, adaptive clipping norm, limits on participation."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_resumed_tree_draws_the_same_noise_for_the_same_contents_only(honaker:
     again = tree()
     again.restore({version: salt for version, salt in salts.items() if version < 16})
     assert not np.isclose(again.step(16, 9, "other"), steps[16]).any()
-    # A repeated attempt replaces the first one's noise: the step is relative to version 15.
+    # A repeated attempt replaces the noise of the first attempt: its step is relative to version 15.
     assert again.step(16, 9, "s16").tobytes() == steps[16].tobytes()
 
 
@@ -186,7 +186,8 @@ def test_the_audit_finds_a_broken_mechanism(
 
 
 def test_a_clipped_update_is_within_the_norm_however_large_it_is() -> None:
-    """Factors become float32 weights. Regression: rounding those below 2^−126 doubled an update of 1e40."""
+    """Clipping factors become float32 weights. Regression: rounding weights below 2^−126 doubled a clipped
+    update whose norm was 1e40."""
     norms = 10.0 ** np.arange(-3, 44, 0.25)
     found = Mechanism(RULES, 0.01, Seeded(1)).clip([0.01] * len(norms), norms**2, 1e-3).weights
     sent = np.array(found, np.float32).astype(float) * norms
@@ -198,7 +199,8 @@ def test_a_clipped_update_is_within_the_norm_however_large_it_is() -> None:
 
 
 def test_a_repeated_version_has_the_same_noise_only_for_the_same_updates(aggregator: Aggregator) -> None:
-    """Two sums with one noise, before and after a kill, would reveal the difference of their updates."""
+    """If the sums before and after a kill had the same noise, they would reveal the difference of their
+    updates."""
 
     def attempt(update: float) -> tuple[str, bytes]:
         deliver(aggregator, 0, update)
@@ -247,7 +249,7 @@ def checksum_of(aggregator: Aggregator, task: int) -> int:
 
 
 def test_a_repeated_step_sums_an_update_that_was_altered_before_as_zero(aggregator: Aggregator) -> None:
-    """A replay has the unaltered update, and must give the same model and noise."""
+    """On replay, the update is no longer altered, but the model and the noise must be the same."""
     deliver(aggregator, 0, 0.1)
     deliver(aggregator, 1, 0.2)
     order, raw = Sum(1, (0, 1), (0.5, 0.5), clip_norm=2.0), aggregator.buffer.raw(aggregator.leases[1].slot)
@@ -271,7 +273,9 @@ def test_gaussian_noise_of_versions_is_independent() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_private_fedbuff_by_hand(momentum: float) -> None:
-    """Δ = 1, 10, 100 clipped to 4; arrivals as in test_oracle_optimizer: 0τ0 1τ0 · 0τ1 0τ0 · 1τ1 2τ2."""
+    """Clients 0, 1 and 2 send Δ = 1, 10 and 100, clipped to 4. The updates arrive as in
+    test_oracle_optimizer: from clients 0 and 1 (τ = 0 and 0), then 0 and 0 (τ = 1 and 0), then 1 and 2 (τ = 1
+    and 2)."""
     rules = Privacy(clip_norm=4.0, noise_multiplier=0.1, noise="seeded")
     core = Core(
         FedBuff(buffer_size=2, momentum=momentum), fleet(3), 9, experiment.Stop(versions=3), privacy=rules
@@ -330,7 +334,8 @@ def shift_of_the_count(squares: list[float], client: int) -> float:
 
 @pytest.mark.parametrize("update", [0.0, 1e-60, 1.0, 4.0, 4.01, 1e30, math.nan, math.inf])
 def test_a_client_whose_update_is_zero_moves_the_count_by_a_half_at_most(update: float) -> None:
-    """So the sensitivity is 1/2. If an update of zero counted as within the norm, it would be 1."""
+    """The sensitivity of the count is therefore 1/2. If an update of zero were counted as within the norm, it
+    would be 1."""
     squares = [1.0, 9.0, update, 0.0, 100.0, math.nan, 4.0, 16.0, 1.0, 1.0]
     moved = abs(shift_of_the_count(squares, 2))
     assert moved == pytest.approx(0.5 if math.isfinite(update) and update else 0.0, abs=1e-5)
@@ -354,7 +359,7 @@ def test_the_norm_reaches_the_quantile_and_a_replay_repeats_it() -> None:
 def limited(
     strategy: FedBuff | FedAvg, clients: int, versions: int, **limits: int
 ) -> tuple[Core, list[list[int]]]:
-    """A run in memory with limits; the core at its end, and the clients of each version."""
+    """Run in memory with these limits; return the core at the end, and the clients in each version."""
     rules, rng = Privacy(clip_norm=1.0, **limits), np.random.default_rng(1)
     core = Core(strategy, fleet(clients), 0, experiment.Stop(versions=versions), privacy=rules)
     result = run_in_memory(core, durations=lambda client, trip: 1.0 + client % 3 + rng.random())
@@ -382,7 +387,7 @@ def test_participations_and_their_separation_are_limited(strategy: FedBuff | Fed
         for client in clients:
             assert version - last.get(client, -3) >= 3
             last[client] = version
-    # No other version was possible: fewer participations are left than a version needs, or the clients that
+    # No further version was possible: fewer participations are left than a version needs, or the clients that
     # have some left were in one of the last versions.
     assert 12 * 5 - len(taken) < 3 * 3 * 3
     assert core.participation is not None
@@ -495,7 +500,8 @@ def test_settings_that_give_no_privacy_are_refused(
 
 @pytest.mark.parametrize("update_format", ["float16", "bfloat16", "int8"])
 def test_both_kinds_of_noise_are_refused_with_rounded_updates(update_format: str) -> None:
-    """After rounding, noisy updates can differ by more than L, for which the server's noise is scaled."""
+    """The server's noise is scaled for updates that differ by at most L. After rounding, noisy updates can
+    differ by more."""
     size, server = 20_000, {"server": {"update_format": update_format}}
     kind, noise = FORMATS[update_format], LocalNoise(1.0, 4.0, 1, Seeded(3))
     true = np.full(size, size**-0.5, np.float32)
@@ -533,7 +539,8 @@ class Reader(Buffered):
 
 
 def test_a_strategy_that_reads_updates_is_private_by_local_noise_only(tmp_path: Path) -> None:
-    """Its result may be one client's update, without the weights and the noise of a sum."""
+    """The strategy's result may be a single client's update with any factor: it does not get the weights and
+    the noise of a sum."""
     (tmp_path / "reader.py").write_text(READER)
     changes = {"strategy": {"name": "reader:Reader", "buffer_size": 2}}
     with pytest.raises(ConfigError, match=r"^\[privacy\] .* strategy 'reader:Reader' reads individual"):

@@ -1,4 +1,4 @@
-"""The account's ε against exact values, numerical integration and published figures."""
+"""Tests of the account's ε against exact values, numerical integration and published figures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def integral(values: NDArray[np.float64]) -> float:
 
 
 def divergence(order: float, p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
-    """Rényi's divergence of ``order``, by its integral."""
+    """Return the Rényi divergence of ``order`` of ``p`` from ``q``, by numerical integration."""
     return math.log(integral(np.exp(order * np.log(p) + (1 - order) * np.log(q)))) / (order - 1)
 
 
@@ -69,7 +69,7 @@ def test_the_divergence_of_shifted_noise_by_integration(order: float) -> None:
 
 @pytest.mark.parametrize(("rate", "sigma"), [(0.01, 2.0), (0.1, 4.0), (0.3, 8.0), (0.5, 3.0)])
 def test_the_bound_of_a_drawn_cohort_holds_for_the_worst_updates(rate: float, sigma: float) -> None:
-    """Updates 1 and −1 replace each other: the sum moves by 2 if their client is drawn."""
+    """A client's update of 1 is replaced by −1, which changes the sum by 2 if the client is drawn."""
     p, q = ((1 - rate) * normal(0.0, sigma) + rate * normal(mean, sigma) for mean in (1.0, -1.0))
     for order, bound in zip((2, 3, 8), sampled_rdp([2, 3, 8], rate, sigma), strict=True):
         assert divergence(order, p, q) <= bound
@@ -87,7 +87,8 @@ def test_the_divergence_of_a_poisson_cohort_by_integration(rate: float, sigma: f
 
 
 def test_the_published_epsilons_of_dp_sgd_on_mnist() -> None:
-    """TensorFlow Privacy's guides (δ = 10⁻⁵) use Mironov's older τ + log(1/δ)/(α − 1). Our ε is lower."""
+    """TensorFlow Privacy's guides (δ = 10⁻⁵) use Mironov's older bound ε = τ + log(1/δ)/(α − 1). edgefl's ε
+    is lower."""
     for batch, noise, epochs, published in ((250, 1.3, 15, 1.18), (256, 1.1, 60, 3.01)):
         step = epochs * 60_000 / batch * poisson_rdp(SAMPLED_ORDERS, batch / 60_000, noise)
         older = float(np.min(step + math.log(1e5) / (SAMPLED_ORDERS - 1.0)))
@@ -96,8 +97,9 @@ def test_the_published_epsilons_of_dp_sgd_on_mnist() -> None:
 
 
 def test_dp_ftrls_published_figures() -> None:
-    """Kairouz et al. 2021, StackOverflow: 1,600 rounds, each user in one, ε = 19.74 and 2.04 at δ = 10⁻⁶ with
-    noise 1.13 and 8.83, by zCDP's ε = ρ + 2√(ρ ln 1/δ); ours, by a later formula, is a little lower."""
+    """Kairouz et al. 2021, StackOverflow: each user takes part in one of 1,600 rounds. With noise 1.13 and
+    8.83, zCDP's formula ε = ρ + 2√(ρ ln 1/δ) gives ε = 19.74 and 2.04 at δ = 10⁻⁶. edgefl uses a later
+    formula, and its ε is a little lower."""
     for sigma, published in ((1.13, 19.74), (8.83, 2.04)):
         account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=sigma, delta=1e-6), clients=1600)
         for version in range(1600):
@@ -109,7 +111,7 @@ def test_dp_ftrls_published_figures() -> None:
 
 
 def test_a_published_guarantee_in_zcdp() -> None:
-    """McMahan and Thakurta 2022: ρ = 0.81 is (8.9, 10⁻¹⁰)."""
+    """McMahan and Thakurta 2022: zCDP with ρ = 0.81 implies (ε, δ) = (8.9, 10⁻¹⁰)."""
     assert epsilon(ORDERS, gaussian_rdp(ORDERS, 2 * 0.81), 1e-10) == pytest.approx(8.9, abs=0.05)
 
 
@@ -138,13 +140,14 @@ RULES: list[dict[str, Any]] = [{}, {"restart_every": 5}, {"restart_every": 8}, {
 
 
 def noise_of_prefixes(versions: int, **fields: Any) -> NDArray[np.float64]:
-    """Row t is the noise in version t, in the dimensions of the draws."""
+    """Return the noise of each version (row) as coefficients of the independent draws (columns)."""
     tree = TreeNoise(Basis(), **fields)
     return np.cumsum([tree.step(version, 4 * versions) for version in range(1, versions + 1)], axis=0)
 
 
 def squares_by_definition(cohorts: list[list[int]], clients: int, **fields: Any) -> NDArray[np.float64]:
-    """Each client's squared shift: (C p)ᵀ (B Bᵀ)⁻¹ C p, where C makes prefix sums and B is their noise."""
+    """Return each client's squared shift (C p)ᵀ (B Bᵀ)⁻¹ C p. The vector p counts its participations by
+    version, C makes prefix sums, and B is their noise (`noise_of_prefixes`)."""
     noise = noise_of_prefixes(len(cohorts), **fields)
     counts = np.array([[cohort.count(client) for cohort in cohorts] for client in range(clients)], float)
     seen = np.cumsum(counts, axis=1)
@@ -157,7 +160,7 @@ def cohorts_of(clients: int, versions: int) -> list[list[int]]:
 
 
 def audit(fields: dict[str, Any], count: Callable[[PrivacyAccount, list[int]], None]) -> None:
-    """Assert that each client's accounted shift is the exact one (with ``honaker``: not below it)."""
+    """Assert that each client's accounted shift equals the exact one (with ``honaker``, is not below it)."""
     cohorts = cohorts_of(5, 21)
     account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=1.0, **fields), clients=5)
     for cohort in cohorts:
@@ -208,8 +211,8 @@ def test_a_restarted_tree_adds_to_the_noise_of_the_finished_ones() -> None:
 
 
 def test_gaussian_noise_adds_up_over_versions_and_with_the_noise_of_counts() -> None:
-    """Andrew et al. 2021, theorem 1: noise σ and a count with noise σ_b cost as much as noise
-    (σ⁻² + (2σ_b)⁻²)^−½ alone."""
+    """Andrew et al. 2021, theorem 1: a sum with noise σ and a count with noise σ_b together cost as much as a
+    sum with noise (σ⁻² + (2σ_b)⁻²)^−½ alone."""
     rules = {"clip_norm": 1.0, "noise_multiplier": 2.0, "mechanism": "gaussian"}
     account = PrivacyAccount(Privacy(**rules), 2)  # type: ignore[arg-type]
     both = PrivacyAccount(Privacy(**rules, quantile=0.5, quantile_noise=0.8), 2)  # type: ignore[arg-type]
@@ -229,7 +232,7 @@ class Ones(Basis):
 
 @pytest.mark.parametrize("mechanism", ["tree", "gaussian"])
 def test_a_count_is_accounted_with_its_real_noise(mechanism: str) -> None:
-    """A Poisson cohort may be larger than its mean, which sets the noise."""
+    """A Poisson cohort may be larger than its mean size, from which the noise of the count is computed."""
     fields = {"clip_norm": 1.0, "noise_multiplier": 2.0, "mechanism": mechanism, "quantile": 0.5}
     rules, clients = Privacy(**fields), 1000  # type: ignore[arg-type]
     strategy = FedAvg(cohort=100, weighting="uniform", cohorts="poisson")
@@ -244,7 +247,7 @@ def test_a_count_is_accounted_with_its_real_noise(mechanism: str) -> None:
     step = 1 / rules.noise_multiplier**2
     assert account.squares[126] == pytest.approx(step + (1 / (2 * drawn)) ** 2)
     left = SimpleNamespace(client=3, at_s=9.0)  # after which the draw is unknown
-    # a plain server; then an unknown draw (None) and masks, which hide individual updates from the server
+    # First, the server sees each update. Then the draw is unknown (None), and masks hide the updates from it.
     for sampling, secure in ((strategy.sampling(clients), None), (None, "masks")):
         record: Any = SimpleNamespace(
             meta=SimpleNamespace(privacy=rules, sampling=sampling, max_weight=most, secure=secure),
@@ -302,7 +305,8 @@ def test_built_in_rounds_draw_uniformly(name: str, cohorts: str) -> None:
 
 
 def test_a_first_round_that_does_not_wait_for_the_fleet_is_not_drawn_from_it() -> None:
-    """All clients join at 0 s, and the first ones form the first cohort. Mutant: ε counts it as drawn."""
+    """All clients join at 0 s, and the first of them form the first cohort. Mutant: ε is computed as if that
+    cohort had been drawn at random."""
     strategy = FedAvg(cohort=2, weighting="uniform", gather_s=0.0)
     run = run_in_memory(Core(strategy, fleet(9), 1, Stop(versions=1)), [1.0] * 9)
     assert [update.client for update in run.sums[0][1]] == [0, 1]
@@ -311,7 +315,7 @@ def test_a_first_round_that_does_not_wait_for_the_fleet_is_not_drawn_from_it() -
 
 
 def test_runs_on_the_same_clients_are_composed() -> None:
-    """Five runs of one step have the ε of one run of five steps, also if the cohorts are drawn."""
+    """Five runs of one step have the same ε as one run of five steps, even if the cohorts are drawn."""
     rules = Privacy(clip_norm=1.0, noise_multiplier=3.0, mechanism="gaussian")
     for sampling in (None, (0.01, True)):
         runs = [PrivacyAccount(rules, 1000, sampling) for _ in range(5)]

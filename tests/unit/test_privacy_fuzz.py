@@ -1,9 +1,9 @@
-"""The reported ε against the exact one of random runs and their neighbours.
+"""Tests that the reported ε of random runs is never below the exact ε.
 
-The oracle does not use edgefl's account. It makes each run twice under the same noise: once with a client's
-real updates, once with all of them at zero. Both runs release their models and the counts for the quantile.
-The difference of these over the noise is the shift μ of a Gaussian mechanism, whose exact ε(δ) is given by
-Balle and Wang 2018 (arXiv:1805.06530), theorem 8.
+The oracle does not use edgefl's account. It makes each run twice with the same noise: once with a client's
+real updates and once, as the neighbouring run, with zeros in their place. Both runs release their models and
+the counts for the quantile. The differences of these, divided by the noise, give the shift μ of a Gaussian
+mechanism, whose exact ε(δ) is given by Balle and Wang 2018 (arXiv:1805.06530), theorem 8.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from edgefl.testing import MemoryRun, TripFails, fleet, run_in_memory
 
 NORMAL, FULL = 100, 2500
 RATE = 1e-6
-"""Learning rate of the quantile: so small that the next norm shows the count."""
+"""``quantile_rate``: so small that the released count can be computed from the next clipping norm."""
 KINDS = ("large", "small", "zero", "nan", "infinite", "fails")
 
 
 def exact_epsilon(shift: float, delta: float) -> float:
-    """The least ε with Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) ≤ δ."""
+    """Return the smallest ε with Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) ≤ δ; μ is ``shift``."""
     if shift == 0.0:
         return 0.0
     low, high = 0.0, shift**2 + 40.0 * shift + 1.0
@@ -51,7 +51,8 @@ def exact_epsilon(shift: float, delta: float) -> float:
 
 
 def noise_of_prefixes(versions: int, restart_every: int | None, honaker: bool) -> NDArray[np.float64]:
-    """Row t is the noise in version t, in the independent draws of the tree's nodes (Kairouz et al. 2021)."""
+    """Return the noise of each version (row) as coefficients of the draws of the tree's nodes (columns); see
+    Kairouz et al. 2021."""
     names: dict[tuple[int, int, int], int] = {}
     every = restart_every or versions
 
@@ -81,7 +82,8 @@ def noise_of_prefixes(versions: int, restart_every: int | None, honaker: bool) -
 
 @dataclass
 class Case:
-    """A random run by its number. In its neighbour, the updates of client ``target`` are zero."""
+    """A random run, generated from its number. In the neighbouring run, the updates of client ``target`` are
+    zero."""
 
     number: int
 
@@ -140,7 +142,7 @@ class Case:
         return float(self.speed[client] * (1.0 + self.spread * drawn))
 
     def run(self, *, zero: bool) -> tuple[MemoryRun, list[float]]:
-        """The run or its neighbour, and the counts that it released."""
+        """Make the run or, with ``zero``, its neighbour; return it and the counts that it released."""
         counts: list[float] = []
         real = Mechanism.next_norm
 
@@ -172,7 +174,7 @@ class Case:
         return run, counts
 
     def shift(self, run: MemoryRun, counts: list[float], other: MemoryRun, others: list[float]) -> float:
-        """μ² of all that both runs release; infinite where one releases more."""
+        """Return μ² of everything that the two runs release; infinite if one releases more versions."""
         if len(run.models) != len(other.models):
             return math.inf
         rules, most = self.rules, self.strategy.max_weight(self.clients)
@@ -196,12 +198,12 @@ class Case:
 
 @dataclass
 class Found:
-    """A case's reported and exact figures."""
+    """The reported and the exact ε and μ² of a case."""
 
     reported: float
     exact: float
     square: float
-    """μ² of the target, as accounted."""
+    """μ² of the target client in edgefl's account."""
     exact_square: float
 
     @property
@@ -211,7 +213,7 @@ class Found:
 
 
 def judge(case: Case) -> Found | None:
-    """The case's ε; None if the run ends early, since too few clients are left."""
+    """Return the figures of a case, or None if the run ends early because too few clients are left."""
     try:
         run, counts = case.run(zero=False)
     except RunError:
@@ -231,14 +233,15 @@ def judge(case: Case) -> Found | None:
 
 
 def judgements(numbers: range) -> Iterator[tuple[Case, Found]]:
-    """The cases of these numbers that can be judged."""
+    """Yield the cases with these numbers that can be judged, with their figures."""
     for case in map(Case, numbers):
         if (found := judge(case)) is not None:
             yield case, found
 
 
 def fuzz(numbers: range) -> tuple[int, list[tuple[int, Found]], Counter[str]]:
-    """Return the number of judged cases, those whose account is wrong, and how many have each property."""
+    """Return the number of judged cases, the cases whose account is wrong, and the number of cases with each
+    property."""
     judged, failed, seen = 0, [], Counter[str]()
     for case, found in judgements(numbers):
         judged += 1
@@ -255,7 +258,7 @@ def fuzz(numbers: range) -> tuple[int, list[tuple[int, Found]], Counter[str]]:
 
 
 def test_the_exact_epsilon_is_that_of_the_definition() -> None:
-    """The largest gain of an adversary, ∫ max(0, p − e^ε q) of N(μ, 1) and N(0, 1), is δ at this ε."""
+    """By definition, δ is ∫ max(0, p − e^ε q), where p and q are the densities of N(μ, 1) and N(0, 1)."""
     grid = np.linspace(-20.0, 20.0, 400_001)
     for shift, delta in ((0.3, 1e-5), (1.0, 1e-5), (3.0, 1e-7)):
         p, q = (np.exp(-((grid - mean) ** 2) / 2) / math.sqrt(2 * math.pi) for mean in (shift, 0.0))
@@ -267,7 +270,8 @@ def test_the_reported_epsilon_is_never_below_the_exact_one() -> None:
     judged, failed, seen = fuzz(range(NORMAL))
     assert failed == []
     assert judged > 0.9 * NORMAL
-    # The cases are not vacuous: most targets move the release, many by as much as the account says.
+    # The cases are not vacuous: the target client changes the released values in most of them, and in some by
+    # the full amount that the accounting assumes.
     assert seen["moved"] > judged / 2
     assert seen["tight"] > judged / 20
     assert min(seen[name] for name in ("churn", "quantile", "restarts", "honaker", "over-selection")) > 10

@@ -1,4 +1,4 @@
-"""Local differential privacy: the uploads of clients, and ε against exact values of independent formulas."""
+"""Tests of local differential privacy: clients' uploads, and ε compared with independent exact formulas."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ KINDS = ("large", "opposite", "small", "zero", "nan", "infinite", "fails")
 
 @pytest.mark.parametrize("sigma", [0.5, 2.0, 20.0, 100.0])
 def test_epsilon_is_that_of_the_analytic_gaussian_mechanism(sigma: float) -> None:
-    """Balle and Wang 2018, theorem 8: updates within L differ by up to 2L, so m trips shift by 2√m/σ."""
+    """Balle and Wang 2018, theorem 8. Updates of norm L differ by up to 2L, and the noise has deviation σL,
+    so the uploads of m trips shift by up to 2√m/σ deviations."""
     for trips, delta in itertools.product((1, 2, 7, 50), (1e-4, 1e-7, 1e-10)):
         rules = Privacy(clip_norm=0.3, local_noise_multiplier=sigma, max_participations=trips, delta=delta)
         exact = exact_epsilon(2.0 * math.sqrt(trips) / sigma, delta)
@@ -60,7 +61,8 @@ def test_epsilon_is_that_of_the_analytic_gaussian_mechanism(sigma: float) -> Non
 
 
 def test_epsilon_of_several_trips_is_that_of_the_composed_losses() -> None:
-    """The trips' privacy losses add up: their distribution is the single one's, convolved with itself."""
+    """The trips' privacy losses add up, so the distribution of their sum is that of one trip's loss,
+    convolved with itself."""
     sigma, trips, delta, step = 5.0, 9, 1e-5, 1e-3
     mean = (2.0 / sigma) ** 2 / 2  # of the loss of one trip, whose variance is twice as large
     grid = np.arange(-4.0, 4.0, step)
@@ -112,7 +114,8 @@ def update_of(kind: str, size: int) -> Floats:
 def upload(
     parts: tuple[UpdateMaker, Workload, Floats], kind: str, client: int, trip: int
 ) -> tuple[Floats, TrainResult]:
-    """The client's upload, read from its slot, after a training that gave an update of this kind."""
+    """Train a client so that its update is of this kind; return its upload as read from its slot, and the
+    result of the training."""
     maker, workload, base = parts
 
     def train(*_: Any) -> TrainResult:
@@ -132,7 +135,8 @@ def upload(
 
 
 def squared_shift(kinds: list[str], others: list[str]) -> float:
-    """μ² between all uploads of a client whose trips give these updates and those of its neighbour."""
+    """Return μ² between two clients, one with the updates ``kinds`` and one with ``others``: the squared
+    distance of all their uploads, in standard deviations of the noise."""
     with phones() as parts:
         pairs = enumerate(zip(kinds, others, strict=True))
         sent = [[upload(parts, kind, 2, trip)[0] for kind in pair] for trip, pair in pairs]
@@ -140,7 +144,7 @@ def squared_shift(kinds: list[str], others: list[str]) -> float:
 
 
 def faults() -> Iterator[str]:
-    """Errors of the uploads: wrong noise, a wrong mean, or an ε above the reported one."""
+    """Yield each error in the uploads: wrong noise, a wrong mean, or an ε above the reported one."""
     with phones() as parts:
         size = parts[2].size
         unit = update_of("small", size) * 10 / L
@@ -227,7 +231,7 @@ def test_wrong_noise_is_found(mutant: Callable[..., bool], monkeypatch: pytest.M
 
 
 def test_the_summary_counts_trips_after_the_last_version() -> None:
-    """Client 1 begins its second trip after the only version, at 1 s."""
+    """The only version is made at 1 s, and client 1 begins its second trip at 2 s."""
     rules = Privacy(clip_norm=1.0, local_noise_multiplier=4.0, max_participations=9)
     trips = {"task": [0, 1, 2], "client": [0, 1, 1], "trip": [0, 0, 1], "sent_s": [0.0, 0.0, 2.0]}
     record: Any = SimpleNamespace(
@@ -282,7 +286,7 @@ def test_attackers_that_replace_their_update_add_no_noise() -> None:
 
 
 def most_trips(strategy: Strategy, seed: int, patch: Callable[[Core], None] = lambda core: None) -> int:
-    """The most trips that a client begins in a run with failures, NaN, departures and cancellations."""
+    """Run with failures, NaN, departures and cancellations; return the most trips that a client begins."""
     rng, clients = np.random.default_rng(seed), 8
     core = Core(strategy, fleet(clients), seed, edgefl.Stop(versions=60), privacy=RULES)
     patch(core)
@@ -336,7 +340,7 @@ def test_no_client_begins_more_trips_than_declared(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize("why", ["broke", "not finite"])
 def test_a_failed_trip_arrives_as_zero_in_memory_too(why: str) -> None:
-    """Regression: it was lost or dropped, as without local noise."""
+    """Regression: the update was lost or dropped, as in a run without local noise."""
 
     def train(client: int, model: NDArray[Any], trip: int) -> NDArray[Any]:
         if trip == 0 and why == "broke":
@@ -357,7 +361,7 @@ def test_the_server_does_not_clip_the_noise_of_clients() -> None:
 
 @pytest.mark.parametrize("strategy", sorted({*names()} - {"scaffold"}))
 def test_local_noise_alone_works_with_all_strategies_but_scaffold(strategy: str) -> None:
-    """Some strategies hold more updates than there are clients, or apply updates again."""
+    """Some strategies hold more updates than there are clients, or apply an update more than once."""
     timed = {"interval_s": 1.0} if strategy in ("favano", "fedfix", "quafl") else {}
     wanted = edgefl.Experiment(
         fleet=edgefl.Fleet(devices={"pixel-4": 5}),

@@ -67,7 +67,7 @@ def test_a_child_shows_warnings_of_the_users_arithmetic_but_not_of_edgefls() -> 
 
 
 def test_a_signal_handler_that_python_did_not_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python returns None for such a handler and cannot set it again, so a run failed at its end."""
+    """Regression: Python returns None for such a handler and cannot restore it, so runs failed at the end."""
     real, numbers = signal.getsignal, (signal.SIGTERM, signal.SIGUSR1)
     before = [real(number) for number in numbers]
     monkeypatch.setattr(
@@ -102,7 +102,7 @@ def test_a_second_sighup_of_a_closed_terminal_is_ignored_also_while_results_are_
 
 
 def interrupted_in_native_code() -> None:
-    """Raise a ValueError after the second signal, whose own exception is suppressed; matplotlib may do so."""
+    """Suppress the second signal's KeyboardInterrupt and raise a ValueError instead, as matplotlib may do."""
     signal.raise_signal(signal.SIGINT)
     with contextlib.suppress(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -110,7 +110,7 @@ def interrupted_in_native_code() -> None:
 
 
 def test_children_of_another_user_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They cannot be killed: for example a command under ``sudo``."""
+    """edgefl cannot kill them. An example is a command under ``sudo``."""
     mine, others = Mock(pid=6), Mock(pid=7)
     others.kill.side_effect = psutil.AccessDenied
     all_of_them = {mine, others}
@@ -138,7 +138,7 @@ def test_a_child_is_not_killed_when_the_wait_for_it_is_interrupted() -> None:
 
 
 def test_a_failed_fork_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example in a container at its limit of processes."""
+    """A fork fails, for example, in a container that has reached its maximum number of processes."""
 
     def full() -> int:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")

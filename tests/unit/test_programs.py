@@ -1,4 +1,4 @@
-"""Phones that run any command: checks of their settings, and their keeper. No process is started."""
+"""Tests of phones that run any command: their settings and their keeper. No process is started."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ replace = msgspec.structs.replace
 def test_a_commands_class_of_code_is_given_or_follows_from_its_name(
     like: str | None, device: str, command: str, code: str
 ) -> None:
-    """Profile `tier-p50` lists no cores, so it has the speed of training for every program."""
+    """Profile `tier-p50` lists no cores, so every program runs at its training speed."""
     (phone,) = phones_of(command.split(), [device], None, None, None, [], None, like, seed=0)
     assert (phone.like, phone.share) == (code, None)
     (fixed,) = phones_of(command.split(), [device], None, None, None, [], "0.2", seed=0)
@@ -138,7 +138,7 @@ def test_a_misspelt_way_to_leave_is_refused() -> None:
 
 
 def test_the_output_of_an_earlier_commands_phones_is_removed(tmp_path: Path) -> None:
-    """`edgefl flower` would take messages in it for those of its own phones."""
+    """Otherwise `edgefl flower` would take messages in it for messages of its own phones."""
     for name in ("0-pixel-4.out", "12-moto-g4.err", "0-pixel-4.txt", "my-notes.out"):
         (tmp_path / name).touch()
     remove_outputs(tmp_path)
@@ -261,7 +261,7 @@ def test_an_absence_does_not_count_as_time_of_the_command(monkeypatch: pytest.Mo
 def test_a_limited_phones_peak_and_end_are_those_of_its_control_group(
     group_mib: float, peak_mib: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Samples may exceed the limit that the kernel enforced; an old kernel reports no peak."""
+    """Samples of memory use may exceed the limit that the kernel enforced. Old kernels report no peak."""
     memory = Mock(peak_mib=group_mib, kills=0)
     monkeypatch.setattr(keeper, "GroupMemory", Mock(return_value=memory))
     kept = keeper.KeptPhone(replace(LAUNCH, limit_mib=512.0, memory="cgroup"), Mock(), accounted=False)
@@ -296,7 +296,7 @@ def test_reading_memory_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytes
 
 
 def test_a_signal_to_another_users_command_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example to a command under ``sudo``."""
+    """For example, a command under ``sudo`` cannot be signalled."""
     kept = keeper.Keeper(Mock())
     kept._phones[0] = Mock(tree=SimpleNamespace(root=7), leaving=False, signals=[])
     monkeypatch.setattr(keeper, "is_fork", lambda pid: False)
@@ -349,7 +349,7 @@ def test_a_signal_waits_until_a_new_process_has_become_the_command(monkeypatch: 
 def test_a_process_that_has_become_one_of_another_user_does_not_delay_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For example ``sudo`` in the background, which edgefl cannot kill."""
+    """An example is ``sudo`` in the background, which edgefl cannot kill."""
     left = MagicMock()
     left.__len__.return_value, left.kill.return_value = 1, False
     phone = Mock(tree=left, throttled=None, leaving=False, why="", launch=LAUNCH)

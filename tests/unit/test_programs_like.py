@@ -64,7 +64,7 @@ def test_each_core_has_its_own_speed_in_the_class() -> None:
 
 
 def test_the_speed_of_equal_phones_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``torch:MODEL`` it takes seconds, and a run may have thousands of phones."""
+    """With ``torch:MODEL`` the computation takes seconds, and a run may have thousands of phones."""
     asked: list[tuple[str, str]] = []
 
     def shares(device: Device, like: str, host: HostSpeeds) -> Any:
@@ -78,7 +78,8 @@ def test_the_speed_of_equal_phones_is_computed_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_class_decides_the_share() -> None:
-    """A Raspberry Pi 4 has no AES instructions: 36 of the host's 800 MB/s, but half its integer rate."""
+    """A Raspberry Pi 4 has about half of the host's integer rate. But it has no AES instructions, so it
+    encrypts only 36 MB/s; the host encrypts 800 MB/s."""
     integer, crypto = (
         core_shares(load_device("pi-4"), like, HOST)[0].value for like in ("integer", "crypto")
     )
@@ -96,7 +97,7 @@ def test_the_share_of_torch_is_the_ratio_of_a_steps_times() -> None:
 
 
 def test_the_share_of_a_network_is_the_ratio_of_its_own_steps_times() -> None:
-    """Per FLOP, a device is not equally slow in all networks."""
+    """A device's time per FLOP, relative to the host's, depends on the network."""
     device = load_device("pi-4")
     (share,) = core_shares(device, "torch:mlp@8x1x28x28", HOST)
     module, shape = model_to_trace("mlp", (1, 28, 28))

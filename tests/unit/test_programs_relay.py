@@ -87,7 +87,8 @@ def test_bytes_wait_only_for_bytes_before_them() -> None:
 
 
 def test_a_relays_delay_is_made_up_for_but_not_a_senders() -> None:
-    """Bytes that waited for room in the link enter it when there was room; other bytes enter it now."""
+    """Bytes that waited for room in the link enter it at the time at which there was room, even if the relay
+    is late. Other bytes enter it now."""
     now = [0.0]
     flow = flow_at(now, "3g-slow")
     wire_s = 1500 * 8 / 0.78e6
@@ -114,7 +115,7 @@ def test_a_selector_with_a_high_descriptor_waits(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_relay_handles_messages_that_came_in_while_it_sent() -> None:
-    """A channel also reads while it sends. Its descriptor does not signal these messages again."""
+    """A channel also reads while it sends, and its descriptor does not signal messages that it read then."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         end = messages.EndPhones(now=True)
@@ -148,7 +149,7 @@ def test_the_data_of_a_phone_arrives_although_another_one_crashed(
     [(False, False, 1, 0), (True, False, 1, 1), (True, True, 0, 0)],
 )
 def test_a_signal_ends_the_delivery_of_data(delivering: bool, closing: bool, keeper: int, relay: int) -> None:
-    """While edgefl's own processes are ended, their channels are closed."""
+    """Nothing is sent once edgefl has begun to end its own processes, because their channels are closed."""
     running = Mock(_delivering=delivering, _closing=closing)
     RunningPhones._interrupt(running, messages.Pass(2))
     assert running._keeper_channel.tell.call_args_list == [call(messages.Pass(2))] * keeper
@@ -270,9 +271,10 @@ def test_sending_receiving_and_being_offline_draw_their_own_power() -> None:
 
 
 def test_each_core_draws_power_while_it_is_in_use() -> None:
-    """One thread for 6 wall seconds and eight for 4 s, on three cores; the phone got 90% of its CPU time.
+    """A phone with three cores runs one thread for 6 s of wall time, then eight for 4 s, and gets 90% of its
+    CPU time.
 
-    Mutant: the power at the mean share of 0.48, which is 2.6 W; the mean power is 2.8 W.
+    Mutant: the power is computed for the mean share of 0.48, which gives 2.6 W instead of the mean of 2.8 W.
     """
     account = Account((0.4, 0.1, 0.1), now_ns=0, used_ns=0)
     for threads, now_s in ((1, 6), (8, 10)):

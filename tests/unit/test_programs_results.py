@@ -1,4 +1,4 @@
-"""Results of phones that run any command: verdict, last line, page, live table, and their output."""
+"""Results of phones that run any command: verdict, last line, page, live table, and the phones' output."""
 
 from __future__ import annotations
 

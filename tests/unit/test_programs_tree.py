@@ -1,4 +1,4 @@
-"""A process tree's estimate of how long its threads wanted a core, from what Linux reports of each."""
+"""Tests of a process tree's estimate, from Linux's figures, of how long its threads wanted a core."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TwoThreads:
         return [self.state if which == "2" else "S", *["0"] * 16, "2"]
 
     def slept_ns(self, wall_ns: int, used_ns: int) -> int:
-        """Return the time slept until the end of an interval in which they used this CPU time."""
+        """Advance by ``wall_ns``, of which the threads use ``used_ns``; return the time both slept, in ns."""
         self.now_ns += wall_ns
         self.tree._used_ns += used_ns
         return self.now_ns - self.tree.wanting_ns(self.now_ns)
@@ -46,7 +46,7 @@ class TwoThreads:
 def test_a_thread_that_waits_for_a_core_does_not_sleep_while_another_handles_a_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Linux reports a thread's wait for a core only after it has ended.
+    """Linux reports a thread's wait for a core only after the wait has ended.
 
     Regression: a few microseconds of the first thread made the second thread's wait count as sleep.
     """
@@ -134,7 +134,7 @@ def test_too_many_open_files_do_not_make_a_process_look_ended(
 
 
 def test_a_process_that_has_become_one_of_another_user_cannot_be_killed() -> None:
-    """For example ``sudo``, which a refresh saw before it changed its user."""
+    """An example is ``sudo`` if a refresh listed it before it changed its user."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         kept = ProcessTree(process.pid)
         kept._members[process.pid].close()
@@ -148,7 +148,8 @@ def test_a_process_that_has_become_one_of_another_user_cannot_be_killed() -> Non
 
 
 def test_the_children_of_an_ended_orphan_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU time that edgefl gets by waiting for it includes theirs, as does that of the last refresh."""
+    """When edgefl waits for the orphan, it gets CPU time that includes its children's. The last refresh has
+    counted the children's CPU time, too."""
 
     def refresh(kept: ProcessTree) -> None:
         kept._members, kept._waited_for_ns = {}, 0
@@ -254,7 +255,7 @@ def test_children_that_no_process_waits_for_are_noticed(flags: int, lost: bool) 
 def test_a_short_time_between_two_lost_children_counts(
     unseen_ns: int, counted_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Children of a parent may have started and ended between refreshes that saw only one that stays."""
+    """Between refreshes that saw only child 9, other children of the parent may have started and ended."""
     monkeypatch.setattr(tree, "waited_faults", lambda pid: 0)
     monkeypatch.setattr(tree, "has_ended", lambda pid: True)
     kept, stays = ProcessTree(os.getpid()), {9: Child(1, 5, 5)}
@@ -282,7 +283,7 @@ def test_children_that_end_with_their_parent_count_if_the_parent_has_lost_one(
 
 
 def test_a_parent_out_of_reach_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If its own parent ends, a refresh sees it again when edgefl has adopted it."""
+    """It is out of reach when its own parent has ended, until edgefl adopts it and a refresh lists it."""
     monkeypatch.setattr(tree, "has_ended", lambda pid: False)
     kept = ProcessTree(os.getpid())
     kept._losing = {1: 0}

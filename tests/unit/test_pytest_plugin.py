@@ -1,6 +1,6 @@
 """The pytest plugin: a test on each device, its budgets and its baselines.
 
-The measurements are given. `tests/process/test_pytest_plugin.py` makes real ones.
+The measurements here are made up. `tests/process/test_pytest_plugin.py` makes real ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import pytest
 import scipy.stats  # noqa: F401
 from regression_samples import TRIAL, counted, repetition
 
-# pytester drops modules that its sessions import; compiled ones do not load twice, and others take long.
+# pytester unloads the modules that its sessions import. Compiled modules cannot be loaded twice and others
+# load slowly, so all of them are imported here.
 from edgefl.regression import device, gate, gate_page, measurement, progress, publish, table  # noqa: F401
 from edgefl.regression.counts import CountedRun
 from edgefl.regression.measure import Tell
@@ -28,7 +29,7 @@ from edgefl.regression.session import Session
 pytest_plugins = ["pytester"]
 
 PLUGIN = ("-p", "edgefl.pytest_plugin")
-"""Given by name, for an edgefl that was installed before it had the plugin."""
+"""Load the plugin by its name, because an old installation of edgefl does not register it with pytest."""
 
 Run = Callable[..., pytest.RunResult]
 
@@ -46,7 +47,7 @@ def test_step(edge_device):
 
 
 def check(found: pytest.RunResult, *lines: str, **outcomes: int) -> None:
-    """Assert these numbers of outcomes, and that the output has these lines in this order."""
+    """Assert that the numbers of outcomes are these, and that the output has these lines in this order."""
     found.assert_outcomes(**outcomes)
     found.stdout.fnmatch_lines(lines)
 
@@ -379,7 +380,7 @@ def test_an_inherited_test_is_a_method_of_its_own_class(run: Run, monkeypatch: p
 
 
 def test_a_test_may_be_an_async_def_beside_pytest_asyncio(run: Run, pytester: pytest.Pytester) -> None:
-    """When a test is called, pytest-asyncio replaces its function by one that awaits it."""
+    """When a test is called, pytest-asyncio replaces its function with one that awaits it."""
     pytester.makeconftest(
         """
         import functools

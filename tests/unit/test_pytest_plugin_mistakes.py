@@ -1,4 +1,4 @@
-"""Wrong options, marks and functions: each gives an error of one line, and no such test passes."""
+"""Wrong options, marks and functions: each gives a one-line error, and the test does not pass."""
 
 from __future__ import annotations
 

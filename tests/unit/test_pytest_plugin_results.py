@@ -136,7 +136,7 @@ def test_each_parameter_has_one_row_with_its_value_in_all_outputs(
 def test_only_the_same_call_of_a_test_has_the_same_verdict(
     run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A comparison with the base is made once for all devices, but not for another call."""
+    """A comparison with the base does not depend on the device, so it is made once per distinct call."""
     calls: list[Any] = []
 
     def compare(_: object, label: str, call: CallRequest, *how: object) -> Comparison:
@@ -188,7 +188,7 @@ def test_a_test_with_a_failed_subtest_is_red_and_saves_nothing(run: Run, baselin
 def test_a_regression_fails_although_the_test_expects_a_failure(
     run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test expects an AssertionError of the budget, not of a regression."""
+    """The test expects an AssertionError because of its budget, not because of a regression."""
     grew = Verdict("FAIL", "time +9%", grew=("cpu_s",))
     monkeypatch.setattr(Session, "against_base", lambda *_: grew)
     base = Base("main", "0" * 40, pytester.path)
@@ -403,7 +403,7 @@ def pytest_runtest_protocol(item, nextitem):
 
 
 def test_only_the_last_attempt_of_a_test_counts(run: Run, pytester: pytest.Pytester) -> None:
-    """pytest-rerunfailures, which this imitates, runs a failed test once more."""
+    """`RERUNS` imitates pytest-rerunfailures, which runs a failed test once more."""
     junit = pytester.path / "junit.xml"
     pytester.makeconftest(RERUNS)
     found = run(

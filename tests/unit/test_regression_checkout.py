@@ -23,7 +23,7 @@ def git(top: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
-    """A repository with two commits on main and one on a branch of the first."""
+    """A repository with two commits on main, and one commit on a branch that starts at the first of them."""
     made = tmp_path / "project"
     made.mkdir()
     git(made, "init", "-q", "-b", "main")
@@ -49,7 +49,7 @@ def why(ref: str, folder: Path) -> str:
 
 
 def test_the_base_is_the_last_common_commit(top: Path) -> None:
-    """Later commits on main are not changes of the head."""
+    """Commits that were added to main later are not part of the changes under test."""
     base = find_base("main", top)
     assert base.commit == git(top, "rev-parse", "main~1")
     assert base.name == f"main ({base.commit[:9]})"

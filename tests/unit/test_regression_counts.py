@@ -1,4 +1,4 @@
-"""Counted work against its baseline, and the counting of bytecode."""
+"""Tests of the comparison of counted work with its baseline, and of the counting of bytecode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ replace = msgspec.structs.replace
 
 
 def run_of(*instructions: dict[str, int] | None, figures: dict[str, int] | None = None) -> CountedRun:
-    """A run whose two counts executed these instructions."""
+    """A run whose two counts have these instructions by function; a single argument is used for both."""
     first, second = (
         Counts(figures=figures or {}, instructions=one) for one in (*instructions, instructions[0])[:2]
     )
@@ -205,7 +205,8 @@ def test_a_figure_whose_two_counts_differ_is_judged_only_if_both_grew() -> None:
 
 
 def test_batches_of_worker_processes_may_arrive_later() -> None:
-    """The peak of a DataLoader with workers varies by a few small batches, but not what stays."""
+    """With a DataLoader's workers, the memory's peak varies by a few small batches, but the memory that is
+    still in use afterwards does not."""
     few, many = 15_488, 15_488 + (16 << 10)
     for processes in (False, True):
         before, now, more, kept = (
@@ -341,7 +342,8 @@ def test_code_belongs_to_its_function_or_its_package(monkeypatch: pytest.MonkeyP
 
 
 def test_the_time_by_counts_is_that_of_ordinary_code() -> None:
-    """Most instructions take longer than those of the five-body problem, which gives a device's rate."""
+    """Most bytecode instructions take longer than those of the five-body problem, the benchmark that defines
+    a device's interpreter rate."""
     device = load_device("pixel-4")
     instructions = sum(count_instructions(lambda: python_bodies(100)).values())
     bodies_s = 100 / throughput(clusters_of(device), "interpreter", 1).value

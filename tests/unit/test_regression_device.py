@@ -1,4 +1,4 @@
-"""The options of a mark, and the device of a test: its measurements, baselines and verdicts."""
+"""Tests of a mark's options, and of a test's device: its measurements, baselines and verdicts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_only_json_values_are_arguments() -> None:
 
 
 class Measurements:
-    """Returns these measurements one after the other, and keeps their plans."""
+    """Returns one of these measurements per call, in order, and records the plan of each call."""
 
     def __init__(self, *left: Measurement) -> None:
         self.left = list(left)
@@ -128,7 +128,7 @@ class Measurements:
 
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> Measurements:
-    """Make all counts equal to their baselines. The test adds the measurements and the baselines of times."""
+    """Make all counts equal their baselines. The test adds the measurements and the baselines of times."""
     measurements = Measurements()
     counts = [entry_of("test_a", name, counted(), baseline.versions()) for name in ("dumps", "dumps 2")]
     monkeypatch.setattr(baseline, "load_counted", lambda _: {one.key: one for one in counts})

@@ -1,4 +1,4 @@
-"""The device's seconds from CPU times, their bounds, and doubts about them."""
+"""Tests of the device's time as computed from CPU times, its bounds, and reasons to doubt a measurement."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_width_without_a_median_is_infinite() -> None:
 
 
 def test_device_time_is_that_of_the_reference_times_the_ratio_of_cpu_times() -> None:
-    # A call takes 6/5 of the shot of five units; a unit takes the device 1/1750 s.
+    # A call takes 6/5 of the time of five units of the reference. The device needs 1/1750 s for one unit.
     one = measured([repetition(cpu_s=0.0012)] * 9)
     assert one.cpu_s == pytest.approx([6 / 1750] * 9)
     assert one.seconds == pytest.approx([6 / 1750] * 9)
@@ -56,7 +56,7 @@ def test_a_host_that_is_slower_for_both_gives_the_same_figures(slower: float) ->
 def test_time_of_torch_and_of_the_rest_are_added(rest: float, expected: float) -> None:
     """Mutant: the device's time is the larger of the two."""
     trial = msgspec.structs.replace(TRIAL, model_s=4 / 1750, rest=rest)
-    # The CPU time is 2/1750 s at the device's pace.
+    # Converted to the device's speed, the CPU time is 2/1750 s.
     one = measured([repetition(cpu_s=0.0004, blocked_s=0.25)] * 9, trial=trial)
     assert one.seconds == pytest.approx([expected / 1750 + 0.25] * 9)
     assert one.cpu_s == pytest.approx([2 / 1750 + 0.25] * 9)
@@ -64,7 +64,8 @@ def test_time_of_torch_and_of_the_rest_are_added(rest: float, expected: float) -
 
 @pytest.mark.parametrize("slower", [1.0, 2.0, 3.1])
 def test_the_rest_goes_by_its_own_program_in_the_same_repetition(slower: float) -> None:
-    """Half of 1 ms is spent outside torch. The device needs 1.5 ms for it, at any load of the host."""
+    """A call uses 1 ms, half of it outside torch. Whatever the host's load, the device needs 1.5 ms for that
+    half."""
     trial = msgspec.structs.replace(TRIAL, model_s=0.25, rest=0.5, rest_s=0.006)
     noisy = [0.002 * slower, 0.009 * slower]
     one = repetition(0.001 * slower, 0.0013 * slower, rest_cpu_s=noisy)
@@ -91,7 +92,7 @@ def test_joules_are_the_sum_of_computing_and_radio() -> None:
 
 
 def test_torch_draws_the_power_of_all_cores_and_other_code_that_of_the_fastest() -> None:
-    """Currents of the Pixel 4's cores: 224, 3 · 302 and 4 · 85 mA."""
+    """The Pixel 4's fastest core draws 224 mA, three other cores 302 mA each, and four cores 85 mA each."""
     device = load_device("pixel-4")
     idle_w = (device.battery.idle_ma or 0.0) / 1e3 * device.voltage_v
     of_all = device.busy_w or 0.0
@@ -170,7 +171,7 @@ def test_a_profiles_hash_depends_on_a_traces_content_but_not_its_path(tmp_path: 
 
 
 class Known:
-    """A measuring process that returns these repetitions, a second after each request by its clock."""
+    """A measuring process that returns these repetitions. By its own clock, each request takes one second."""
 
     def __init__(self, repetitions: list[Repetition]) -> None:
         self.repetitions, self.now_s = repetitions, 0.0
@@ -189,7 +190,7 @@ class Known:
 
 @pytest.fixture(autouse=True)
 def nothing_stolen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hypervisor may take CPU time from the real host, and then a measurement is made again."""
+    """Report no stolen CPU time: if a hypervisor took some from this host, measurements would be repeated."""
     monkeypatch.setattr(measuring, "StealMeter", lambda: SimpleNamespace(share=lambda: 0.0))
 
 

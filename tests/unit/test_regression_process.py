@@ -1,4 +1,4 @@
-"""A function's location for another process, the bytes that it sends, and its device's clock."""
+"""Tests of how another process finds a function, of the bytes that it sends, and of the device's clock."""
 
 from __future__ import annotations
 

@@ -46,13 +46,13 @@ def product_in_a_thread() -> None:
 
 
 def shares(function: Callable[[], None]) -> tuple[float, float]:
-    """Seconds by the time model, and the rest's CPU time as a share of all CPU time."""
+    """Return the time model's seconds for torch, and the share of the CPU time that is used outside torch."""
     trial = try_out(ON_PI_4._replace(function=function), None)
     return trial.model_s, trial.rest
 
 
 def test_the_rest_is_the_part_of_the_time_outside_torch() -> None:
-    """The larger of two clocks would count only one half of a mixed function."""
+    """The maximum of the two times would count only one half of a mixed function."""
     assert shares(interpreted) == (0.0, 1.0)
     model_s, share = shares(product)
     assert (model_s > 0.0, share) == (True, 0.0)
@@ -73,7 +73,7 @@ def test_the_rest_is_the_part_of_the_time_outside_torch() -> None:
 def test_no_single_measurement_decides_the_pace_of_the_rest(
     like: RestClass, reference: ReferenceName, apart: bool
 ) -> None:
-    """Each repetition times a program of the rest's class, unless the reference is one."""
+    """Each repetition times a program of the rest's class of code, unless the reference is such a program."""
     if like != "interpreter":
         pytest.importorskip("edgefl.host._code")
     call = ON_PI_4._replace(like=like, function=interpreted)

@@ -190,7 +190,7 @@ def judged(*measurements: Measurement) -> tuple[Verdict, int]:
 @pytest.mark.parametrize(
     ("first", "second", "load", "waited", "outcome", "needed"),
     [
-        # the factors of both measurements; their load and waiting; the verdict; the number of measurements
+        # factors of the two measurements; their load; their wait; expected verdict; measurements needed
         (1.0, 1.0, 1.0, 0.0, "PASS", 1),
         (1.08, 1.08, 1.0, 0.0, "FAIL", 2),
         (1.08, 1.03, 1.0, 0.0, "FAIL", 2),  # both count together
@@ -489,7 +489,7 @@ def as_saved() -> str:
 
 
 def tampered(path: Path, key: str, value: str) -> str:
-    """Replace a number (of a list, the third) in a saved file; return the error, or "taken" if it is read."""
+    """Replace a number (in a list, the third) in a saved file; return the error, or "taken" if it is read."""
     plain = json.loads(as_saved())
     *outer, last = key.split(".")
     table = functools.reduce(lambda inner, name: inner[name], outer, plain["entries"][0])

@@ -40,7 +40,7 @@ def report(folder: Path) -> Path:
 
 
 def tables(path: Path) -> list[list[dict[str, str]]]:
-    """Return the rows of data of each picture of a page."""
+    """Return the data rows of each picture on a page."""
     texts = [unquote(link.partition(",")[2]) for link in Page(path).downloads]
     return [list(csv.DictReader(io.StringIO(text))) for text in texts]
 
@@ -88,7 +88,7 @@ def test_the_page_has_the_data_of_each_picture(report: Path) -> None:
 
 
 def test_the_data_of_a_picture_are_whole_if_a_name_has_a_hash() -> None:
-    """A browser ends the content of a data link at a #."""
+    """A browser cuts off the content of a ``data:`` link at a #."""
     html = figure("Accuracy", "", Picture("<svg></svg>", data=[("curve",), ("run #1",), ("run 2",)]))
     (link,) = re.findall(r'href="([^"]*)"', html)
     assert "#" not in link

@@ -1,4 +1,4 @@
-"""The warning of phones in phase: fleets in lockstep cause it, independent phones do not."""
+"""Tests of the warning that phones are in phase: fleets in lockstep cause it, independent phones do not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made(arrives_s: npt.NDArray[np.float64], sent_s: npt.NDArray[np.float64], bu
 
 
 def fleet(rng: np.random.Generator, *, units: float, scatter: float, phase: bool) -> tuple[Arrays, Any]:
-    """Simulate four phones of each of three profiles that never pause; return trips and their profiles."""
+    """Simulate three profiles with four phones each, which never pause; return trips and their profiles."""
     trip_s = np.repeat([1.0, 1.3, 3.1], 4) * np.exp(units * rng.standard_normal(12))
     laps = trip_s * np.exp(scatter * rng.standard_normal((100, 12)))
     start = rng.random(12) * trip_s if phase else np.zeros(12)

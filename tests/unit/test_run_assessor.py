@@ -1,4 +1,4 @@
-"""The evaluator's measurements: by a user's function, on clients' held-out examples, of personal models."""
+"""Tests of evaluations: by a user's function, on clients' held-out examples, and of personal models."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_users_function_that_fails_is_refused_before_the_run_and_a_problem_dur
 
 
 def test_an_evaluator_sends_a_heartbeat_before_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also within a user's function: a silent evaluator would be killed as if it hung."""
+    """It also does so within a user's function: a silent evaluator would be killed as if it hung."""
     did: list[str] = []
 
     def one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:

@@ -24,7 +24,7 @@ STRATEGY = FedBuff(buffer_size=4, momentum=0.9, server_lr=0.3)
 
 
 class Killed(BaseException):
-    """Stands for a signal: no code catches it."""
+    """Stands in for a kill signal: no code catches it."""
 
 
 class Server(World):

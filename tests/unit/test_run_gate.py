@@ -1,4 +1,4 @@
-"""The gate: it lets only valid messages through, and does not wait for peers that do not read theirs."""
+"""Tests of the gate: it admits only valid messages, and does not wait for a peer that reads no messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wired(tmp_path: Path) -> Iterator[Parts]:
 
 
 def refused(parts: Parts) -> str:
-    """Return the detail of the refusal of the one message that was received."""
+    """Check that one message was received and refused; return the reason."""
     ((_, message),) = parts.received()
     assert isinstance(message, Refusal)
     assert message.kind == "malformed"

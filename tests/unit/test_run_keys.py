@@ -1,4 +1,4 @@
-"""Keys of servers and nodes: making them, reading them, and one line of error for each invalid file."""
+"""Keys of servers and nodes: making them, reading them, and a one-line error for each invalid file."""
 
 from __future__ import annotations
 

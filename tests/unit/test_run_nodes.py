@@ -1,4 +1,4 @@
-"""Nodes of a run: which may join, which peers each hosts, and how busy their machines were; no processes."""
+"""Nodes of a run: which may join, which peers each hosts, and machine load. No process is started."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def joining(
 
 
 class World(Nodes):
-    """The nodes of a run, whose messages the tests make up and read."""
+    """The server's view of a run's nodes. The tests make up the nodes' messages and read the answers."""
 
     def __init__(self) -> None:
         super().__init__("tcp://127.0.0.1:*", None)
@@ -63,7 +63,7 @@ class World(Nodes):
         return self.handle(name, join, messages.Agreed(SAME, step_s))
 
     def start(self, *nodes: str, workers: int = 1, peers: int = 0) -> None:
-        """Let these nodes join, and start the run with so many peers."""
+        """Let these nodes join, start the run, and spawn this number of peers."""
         for name in nodes:
             self.ready(name, joining(workers=workers))
         self.adopt(SHAPE)
@@ -181,7 +181,7 @@ def test_a_move_that_a_new_server_makes_needless_is_forgotten(world: World) -> N
 def test_time_for_which_edgefl_serve_was_stopped_does_not_count(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it continues, it has not yet read the nodes' answers."""
+    """When the command continues, it has not yet read the answers that the nodes have sent meanwhile."""
     monkeypatch.setattr(world, "_reachable", lambda node: True)
     world.start("a", peers=1)
     world.expel(control.Expel("worker", 0, 0))
@@ -251,7 +251,7 @@ def test_nodes_with_other_data_bits_or_packages_are_rejected(
 
 
 def test_a_node_of_another_edgefl_gets_the_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first message may have other fields."""
+    """The first message of another version may have different fields."""
     answers: list[tuple[bytes, bytes]] = []
     monkeypatch.setattr(world._door, "receive", lambda: [(b"a", [b"\xc1"])])
     monkeypatch.setattr(world._door, "send", lambda name, frames: answers.append((name, *frames)))

@@ -163,7 +163,7 @@ def test_a_message_after_a_pause_is_not_dated_in_the_future(table: Table) -> Non
 
 
 class Server(Parts):
-    """The parts with a lifecycle of the peers."""
+    """`Parts` with the peers' lifecycle."""
 
     def __init__(self, folder: Path, **fleet: object) -> None:
         super().__init__(folder)

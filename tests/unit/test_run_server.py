@@ -71,7 +71,7 @@ def test_the_emulated_time_of_a_run_is_that_of_its_end(world: Wall, monkeypatch:
 
 @pytest.mark.parametrize("back_s", [math.inf, 9.0])
 def test_a_run_whose_phones_are_gone_for_good_ends_with_its_results(world: Wall, back_s: float) -> None:
-    """Regression: a run failed after the battery of a phone without a charger was empty."""
+    """Regression: a run failed after a phone without a charger ran out of battery."""
     loop = world.loop(experiment())
     world.dynamics.set(1, back_s, "back")
     if back_s == math.inf:

@@ -1,4 +1,5 @@
-"""The virtual clock's timeline and its dispatch: events come in emulated order, whatever workers do."""
+"""The virtual clock's timeline and its dispatch: events happen in the order of emulated time, whatever
+the workers do."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ INSTANT = Transfer(4, 4, 0, 0.0, math.inf, 4)
 
 
 class FixedTrips:
-    """Plans of trips with training times by client, and with downloads that break."""
+    """Plans each client's trips with a fixed training time. Downloads of the clients in ``breaks`` break."""
 
     def __init__(self, seconds: Sequence[float]) -> None:
         self.seconds = seconds
@@ -55,7 +56,7 @@ class FixedTrips:
 
 
 class Virtual(Parts):
-    """The parts with a virtual clock's timeline, an engine, and workers that the tests control."""
+    """`Parts` with a virtual clock's timeline and an engine. The tests play the workers."""
 
     def __init__(
         self, folder: Path, *, workers: int = 1, stop: Stop | None = None, privacy: Privacy | None = None
@@ -80,13 +81,13 @@ class Virtual(Parts):
         return take(self.engine, self.timeline.due())
 
     def given(self, number: int = 0) -> list[messages.Task]:
-        """Return the tasks that this worker gets at this flush."""
+        """Flush, and return the tasks that are sent to this worker."""
         self.timeline.flush()
         sent = self.socket.sent_to(self.the(WORKER, number))
         return [task for message in sent if isinstance(message, messages.Tasks) for task in message.tasks]
 
     def compute(self, task: messages.Task, worker: int = 0) -> None:
-        """The worker sends this task's result."""
+        """Let the worker send this task's result."""
         lease = self.aggregator.leases[task.task]
         checksum = self.written(task.task, lease)
         self.say(self.the(WORKER, worker), done(task.task, lease, checksum, times=None, counted=None))
@@ -94,7 +95,7 @@ class Virtual(Parts):
             take(self.engine, self.timeline.task_ended(result))
 
     def give_back(self, task: messages.Task, reason: str) -> TaskReturned:
-        """The worker returns this task."""
+        """Let worker 0 return this task; return its message."""
         self.say(self.the(WORKER, 0), messages.Gone(task.client, task.task, reason, task.order))
         ((_, returned),) = self.received()
         assert isinstance(returned, TaskReturned)
@@ -167,7 +168,7 @@ def test_the_tasks_of_a_dead_worker_go_to_its_successor(world: Virtual) -> None:
 
 
 def kill(world: Virtual, begun: messages.Task | None) -> None:
-    """Worker 0 dies with its tasks, of which it had begun one, and is replaced."""
+    """Kill and replace worker 0, which has begun the task ``begun`` (None: no task)."""
     dead = world.the(WORKER, 0)
     end = control.Departed(WORKER, 0, dead.epoch, "exit 7", None if begun is None else begun.task)
     world.peers.remove(WORKER, 0, dead.epoch)
@@ -179,7 +180,7 @@ def kill(world: Virtual, begun: messages.Task | None) -> None:
 
 
 def die(world: Virtual, client: int) -> list[TimelineEvent]:
-    """Let each worker die in this client's task and compute the others; return the events."""
+    """Kill `MAX_DEATHS` workers in this client's task, and compute all other tasks; return the events."""
     happened: list[TimelineEvent] = []
     for _ in range(MAX_DEATHS):
         tasks: list[messages.Task] = []
@@ -387,7 +388,7 @@ class Workers:
             self.dispatch.add(messages.Task(task, task, 0, 0, 0, task, None, None), at_s)
 
     def knows(self, tasks: int, cpu_s: float) -> None:
-        """Have this many tasks computed, one after the other, in ``cpu_s`` each."""
+        """Run this many tasks, one after the other; each takes ``cpu_s`` seconds of CPU time."""
         for task in range(tasks):
             self.add(task, first=task)
             self.dispatch.fill([0])

@@ -72,7 +72,7 @@ class FakeDynamics:
 
 
 class Wall(Parts):
-    """The parts with a wall clock's timeline and an engine; the clients are ready."""
+    """`Parts` with a wall clock's timeline and an engine. All clients are ready."""
 
     def __init__(
         self, folder: Path, *, transport: str = "shm", privacy: Privacy | None = None, **fleet_fields: object
@@ -97,13 +97,13 @@ class Wall(Parts):
         return list(take(self.engine, self.timeline.due()))
 
     def tasks(self, client: int) -> list[int]:
-        """Return the tasks that this client gets at this flush."""
+        """Flush, and return the tasks that are sent to this client."""
         self.timeline.flush()
         sent = self.socket.sent_to(self.the(CLIENT, client))
         return [one.task for order in sent if isinstance(order, messages.Tasks) for one in order.tasks]
 
     def failed(self) -> list[TimelineEvent]:
-        """Client 1 reports that the training of task 1 failed."""
+        """Let client 1 report that task 1 failed; return the events that follow."""
         return take(self.engine, self.timeline.task_ended(TaskReturned(1, 1, "failed", "its data")))
 
     def restore(self) -> list[TimelineEvent]:
@@ -111,13 +111,13 @@ class Wall(Parts):
         return take(self.engine, self.timeline.restore(SimpleNamespace(), self.engine.order))  # type: ignore[arg-type]
 
     def client_died(self) -> list[TimelineEvent]:
-        """The process of client 1 ends; return the events that follow."""
+        """End the process of client 1; return the events that follow."""
         peer = self.the(CLIENT, 1)
         self.peers.remove(CLIENT, 1, 0)
         return take(self.engine, self.timeline.departed(peer, Departed(CLIENT, 1, 0, "signal 9")))
 
     def loop(self, wanted: Experiment) -> ServerLoop:
-        """Return the server's loop of a run that has begun; its messages are in ``sent``."""
+        """Return the server's loop of a run that has begun. Messages from the loop are added to ``sent``."""
         prepared = SimpleNamespace(host_step_s=0.0, layout=[])
         plan: Any = SimpleNamespace(experiment=wanted, prepared=prepared, run_dir=".")
         channel: Any = SimpleNamespace(send=self.sent.append, tell=self.sent.append)
@@ -410,7 +410,7 @@ def test_a_failed_private_trip_ends_when_its_update_was_due(
 
 @pytest.mark.parametrize("how", ["raises", "dies", "dies and is given up"])
 def test_a_failed_private_trip_is_an_update_of_zero_when_its_update_was_due(private: Wall, how: str) -> None:
-    """No other client is started instead, and the client's next trips count."""
+    """No other client is started instead. The client gets its next task, which counts, too."""
     started(private)
     private.tasks(1)
     slot = private.aggregator.leases[1].slot
@@ -486,7 +486,7 @@ def test_after_an_interruption_all_clients_have_left(world: Wall) -> None:
 
 @pytest.mark.parametrize("changes", [False, True], ids=["static", "dynamic"])
 def test_after_an_interruption_clients_return_after_their_delays(world: Wall, changes: bool) -> None:
-    """This also holds for a client whose process is ready only later. No client joins twice."""
+    """A client returns after its delay even if its process becomes ready late. No client joins twice."""
     started(world)
     world.trips.returns = {0: 2.0, 1: 0.5}
     world.restore()
@@ -510,7 +510,8 @@ def test_after_an_interruption_clients_return_after_their_delays(world: Wall, ch
 
 @pytest.mark.parametrize("is_private", [False, True])
 def test_after_an_interruption_a_client_that_died_still_stays_away(tmp_path: Path, is_private: bool) -> None:
-    """Regression: it was back at once. In a private run a return must not depend on such a death."""
+    """Regression: the client was back at once. In a private run it must be, because a return must not
+    depend on such a death."""
     world = started(Wall(tmp_path, join_spread_s=0.0, privacy=PRIVATE if is_private else None))
     world.core.deaths = Deaths(rejoin_s=30.0)
     world.client_died()

@@ -28,7 +28,7 @@ SIZE = 1001
 @pytest.mark.parametrize("clip", [1e-6, 0.1, 1.0, 3.7, 1e6])
 @pytest.mark.parametrize("total_weight", [1, 10, 640, 100 * 255])
 def test_the_error_of_a_sum_is_within_half_a_step_per_weight(clip: float, total_weight: int) -> None:
-    """Compared with exact arithmetic; truncation instead of rounding would double the error."""
+    """The sum is compared with exact arithmetic. Truncation instead of rounding would double the error."""
     fixed, rng = FixedPoint(clip, total_weight), np.random.default_rng(1)
     weights = [total_weight // 2, total_weight - total_weight // 2]
     assert fixed.total_weight * fixed.levels <= LARGEST_SUM < 4 * fixed.total_weight * fixed.levels
@@ -128,7 +128,7 @@ def test_any_shares_recover_a_weighted_sum_of_vectors() -> None:
 
 
 def test_t_shares_reveal_nothing_about_the_vector() -> None:
-    """For any T shares and any two vectors, some noise gives the same shares."""
+    """Any T shares of a vector are also the shares of every other vector, with some other noise."""
     code = Code(size=2, holders=4, recover=3, private=2)
     zero, other = np.zeros(2, np.uint32), np.array([7, 9], np.uint32)
     for pair in ((0, 1), (1, 3), (2, 3)):
@@ -212,7 +212,7 @@ def refused(buffer: Buffer, why: str, **changes: Any) -> None:
 
 
 def test_a_masked_sum_is_the_plain_sum_to_the_step() -> None:
-    """With staleness 0 to 20, and 30% of the holders offline."""
+    """The staleness of the updates is 0 to 20, and 30% of the holders are offline."""
     buffer = Buffer(10, staleness=20, holders=10, recover=7, private=2)
     made = buffer.sum(buffer.answers()[3:])
     pairs = zip(buffer.weights, buffer.updates, strict=True)
@@ -251,7 +251,7 @@ def test_a_masked_update_does_not_show_the_update() -> None:
     [
         (4, {"client": 0}, "the sum includes updates from 3 clients; at least 4 are required"),
         (3, {"client": 77}, "client 77 is unknown"),
-        # Such weights would reveal an update, or the sum would overflow.
+        # Weights outside this range would reveal an update or let the sum overflow.
         *(
             (3, {"weight": n}, f"the weight of client 1 is {n}; 1 to 64 is allowed")
             for n in (0, -1, 65, 2**40)
@@ -293,7 +293,8 @@ def test_a_mask_that_is_in_the_sum_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("change", [{"weight": 63}, {"client": 0}, None])
 def test_a_mask_that_was_used_in_another_sum_is_refused(change: dict[str, int] | None) -> None:
-    """The difference of two sums with another weight, or with one update fewer (None), reveals an update."""
+    """The difference between two sums reveals an update if they differ in one weight, or if one sum lacks one
+    update (None)."""
     buffer = Buffer()
     assert all(answer.share for answer in buffer.answers())
     if change is None:
@@ -335,7 +336,7 @@ def test_a_wrong_answer_contradicts_the_others(change: int) -> None:
 
 
 def test_a_sum_whose_masks_do_not_cancel_is_not_returned() -> None:
-    """With a wrong answer among exactly U answers, or a masked update that was not requested."""
+    """With the minimum of U answers, one is wrong; or a client sent another masked update than requested."""
     buffer = Buffer()
     answers = buffer.answers()
     noise = masks.expand(bytes(32), buffer.rules.code.share_size)
@@ -373,7 +374,8 @@ def test_a_threshold_that_permits_two_sums_with_one_mask_is_refused() -> None:
 
 
 def test_a_server_that_splits_the_holders_obtains_one_sum_at_most() -> None:
-    """Of two requests with one mask to different holders, one has too few answers."""
+    """A holder answers only one of two requests that use a mask for different sums, so at most one request
+    gets enough answers."""
     buffer = Buffer()
     one = [h.answer(Request(buffer.members(h.number))) for h in buffer.holders[:3]]
     buffer.weights[1] -= 1

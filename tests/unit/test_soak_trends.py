@@ -14,7 +14,7 @@ LOOKS, MINUTE_S = 240, 60.0
 
 
 def judged(**figures: np.ndarray) -> list[str]:
-    """Return the names of the figures that are not flat during an hour of samples."""
+    """Return the names of the figures that `soak.trends` does not find flat over an hour of samples."""
     names = {"memory": f"server {soak.MEMORY}", "descriptors": "client descriptors", "files": "files"}
     seconds = np.linspace(0, 60 * MINUTE_S, LOOKS)
     samples = [
@@ -41,7 +41,7 @@ def test_memory_that_grows_or_peaks_fails(hour_mib: float) -> None:
 
 
 def test_one_more_descriptor_or_file_fails() -> None:
-    """It must be open for the whole last quarter. One that is open in every other sample is no leak."""
+    """It is a leak if it is open in the whole last quarter, but not if it is open in every other sample."""
     at = np.arange(LOOKS)
     more = np.where(at < 170, 15.0, 16.0)
     assert judged(descriptors=more, files=more) == ["client descriptors", "files"]

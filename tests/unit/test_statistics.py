@@ -29,7 +29,8 @@ def test_the_band_is_students_interval_of_the_mean() -> None:
 
 
 def test_the_smoothed_passage_is_less_biased_than_the_first_touch() -> None:
-    """The curves without noise pass 0.7 at 451; the first touch is earlier, and varies more."""
+    """Without noise, the curve passes 0.7 at time 451. With noise, the first touch is earlier than that,
+    and varies more than the smoothed passage."""
     true = 300 * math.log(0.9 / 0.2)
     found = [noisy_curve(1.0, seed) for seed in range(40)]
     touched = [next(c for c, a in zip(*curve, strict=True) if a >= 0.7) for curve in found]

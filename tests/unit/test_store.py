@@ -235,7 +235,7 @@ def test_a_reopened_record_continues_where_it_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_writer_does_not_wait_for_a_reader(closed: bool, tmp_path: Path, monkeypatch: Any) -> None:
-    """A writer that waits for the reader would wait for a week."""
+    """SQLite's timeout is set to a week, so a writer that waited for the reader would not end in time."""
     monkeypatch.setattr("edgefl.results.store.WAIT_MS", 7 * 86_400_000)
 
     def write() -> None:
@@ -300,7 +300,7 @@ def execute(path: Path, statement: str) -> None:
 def test_a_file_that_is_not_a_record_is_refused_and_stays_unchanged(
     tmp_path: Path, damage: str | bytes | int, message: str
 ) -> None:
-    """Damage is an SQL statement, other content, or the length to which the file is cut."""
+    """``damage`` is an SQL statement, the file's new content, or the length to which the file is cut."""
     with Store(tmp_path) as store:
         act(store, 0, 3)
     path = tmp_path / "record.sqlite"

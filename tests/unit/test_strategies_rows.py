@@ -1,4 +1,4 @@
-"""Tests of median, trimmed mean, Krum and RFA, which read updates, against other implementations."""
+"""Tests of median, trimmed mean, Krum and RFA, which read single updates, against other implementations."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_rfa_weighs_equal_updates_equally() -> None:
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "rfa"])
 def test_one_huge_update_does_not_move_the_result(name: str) -> None:
-    """It would move an average, which these rules replace, by a tenth of its size. RFA takes three passes."""
+    """It would move an average, which these rules replace, by a tenth of its size. RFA iterates 3 times."""
     values = normal(10)
     values[4] = 1e6
     found = np.asarray(combined(resolve({"name": name}), rows_of(values), equal(10)))

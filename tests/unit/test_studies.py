@@ -1,4 +1,4 @@
-"""Tests of the studies of papers: settings, races over seeds, verdicts, and tuned step sizes."""
+"""Tests of the studies that reproduce papers: settings, races over seeds, verdicts, tuned step sizes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_change_applies_to_all_arms_and_may_not_change_a_setting_that_distingu
 
 @pytest.mark.parametrize("speedup", [1.0, 1.1])
 def test_noise_is_seldom_a_reproduced_claim(speedup: float) -> None:
-    """With equal arms and three seeds, one arm is ahead with all seeds by chance in one of eight trials."""
+    """If the arms are equal, a given arm is ahead for all three seeds by chance in one of eight trials."""
     verdicts = []
     for trial in range(100):
         passages = [
@@ -171,7 +171,8 @@ def test_runs_that_end_before_the_target_bound_the_ratio() -> None:
 
 
 def test_an_upper_bound_of_one_of_many_seeds_leaves_the_claim_open() -> None:
-    """Nine seeds are 9 times ahead; one has not reached the target when the other arm has."""
+    """One arm is 9 times as fast for nine seeds. For the tenth, it never reaches the target, but the other
+    arm does."""
     mine, other, ends = [100.0] * 9 + [math.nan], [900.0] * 9 + [990.0], [1000.0] * 10
     assert claims.judged(ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
     found = ratio(other, mine, ends, ends)
@@ -182,7 +183,7 @@ def test_an_upper_bound_of_one_of_many_seeds_leaves_the_claim_open() -> None:
 
 
 class Rounds(Curves):
-    """Arms that learn equally fast and are evaluated at each version; ``every``: seconds per version."""
+    """Arms that learn equally fast and are evaluated at each version. ``every`` is in seconds per version."""
 
     def __init__(self, tmp_path: Path, every: Mapping[str, float], learn_s: float) -> None:
         (tmp_path / "experiment.toml").write_text(
@@ -206,7 +207,7 @@ class Rounds(Curves):
 
 
 def test_the_smoothing_window_is_as_long_for_rounds_as_for_versions(tmp_path: Path) -> None:
-    """Versions are made each second and rounds each 10 s, so five rounds would be 50 s."""
+    """Versions are made each second, but rounds only every 10 s, so a window of five rounds would be 50 s."""
     curves = Rounds(tmp_path, {"buffered": 1.0, "rounds": 10.0}, learn_s=100.0)
     assert curves.reached("buffered", 0.35, "at_s") == pytest.approx([35.0])
     (passed,) = curves.reached("rounds", 0.35, "at_s")
@@ -218,7 +219,8 @@ def test_the_smoothing_window_is_as_long_for_rounds_as_for_versions(tmp_path: Pa
 
 
 def test_a_run_that_stopped_at_its_target_has_reached_it(tmp_path: Path) -> None:
-    """The mean of its last five evaluations is the target, but the curve at equal periods is below it."""
+    """The mean of its last five evaluations is the target, but the smoothed curve of evaluations at equal
+    periods stays below the target."""
     curves = Rounds(tmp_path, {"rounds": 2.0}, learn_s=math.inf)
     rows = curves.records["rounds"][0].evaluations
     for row, accuracy in enumerate((0.55, 0.55, 0.45, 0.45, 1.0), len(rows) - 5):
@@ -245,7 +247,7 @@ def test_one_seed_reproduces_no_claim() -> None:
 
 
 class Known(Curves):
-    """Equal curves of two seeds; ``slow`` has the applied weight of slow phones in each arm."""
+    """Curves of two seeds, equal in all arms. ``slow`` has the applied weight of slow phones for each arm."""
 
     def __init__(self, slow: Mapping[str, float]) -> None:
         super().__init__(dict.fromkeys(slow, ()))
@@ -278,7 +280,7 @@ def test_the_fairer_arm_has_an_applied_weight_nearer_to_1(slow: float, says: str
 
 
 def test_the_ratios_of_table_1_are_computed_from_its_trips() -> None:
-    """The table prints 8.5 and 8.4 times on CelebA, but its trips give 7.2 and 7.1."""
+    """For CelebA, the table prints ratios of 8.5 and 8.4, but the trips that it lists give 7.2 and 7.1."""
     races = toml.read(study.folder() / "studies" / "fedbuff.toml")["races"]
     papers = {race["other"]: race["paper"].partition(" (")[0] for race in races}
     assert papers == {
@@ -293,7 +295,7 @@ def test_the_ratios_of_table_1_are_computed_from_its_trips() -> None:
 
 
 class Reached(Curves):
-    """Curves for which only the cost until the target is known, by arm and seed."""
+    """Curves that consist only of the cost of reaching the target, by arm and seed."""
 
     settings = ""
 
@@ -311,7 +313,7 @@ class Reached(Curves):
 
 
 def test_fedbuffs_lead_must_grow_with_concurrency() -> None:
-    """In figure 3, FedBuff leads with a high concurrency, but hardly with 10 clients at once."""
+    """In figure 3 of its paper, FedBuff leads at high concurrency, but hardly with 10 clients at once."""
     judge, equal = load("ablations-fedbuff").judge, [100.0, 110.0, 90.0]
     costs = {arm.label: equal for arm in load("ablations-fedbuff").arms}
     assert {one.verdict for one in judge(Reached(costs))} == {"not reproduced"}

@@ -1,4 +1,4 @@
-"""Tests of the time to a target: which target, smoothed passages, ratios over seeds, and groups of runs."""
+"""Tests of the time to a target: choice of target, smoothed passages, ratios over seeds, groups of runs."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def run_of(
 
 
 def linear(pace: float, top: float = 0.9) -> Learns:
-    """Return an accuracy that is 50% after ``pace`` seconds, and at most ``top``."""
+    """Return an accuracy that grows linearly with time: 50% after ``pace`` seconds, and at most ``top``."""
     return lambda s: min(top, 0.5 * s / pace)
 
 
 def race(folder: Path, paces: Mapping[str, Sequence[float]], **options: Any) -> list[Path]:
-    """Write a run of each strategy for each pace, with seeds from 1 on."""
+    """Write a run for each strategy and each of its paces. A strategy's seeds are 1, 2, …"""
     return [
         run_of(folder / f"{name}-{seed}", name, seed, linear(pace), **options)
         for name, of_seeds in paces.items()
@@ -73,7 +73,7 @@ def race(folder: Path, paces: Mapping[str, Sequence[float]], **options: Any) -> 
 
 
 def two(tmp_path: Path, factors: Sequence[float] = (0.95, 1.0, 1.05), **options: Any) -> list[Path]:
-    """Write a run per factor (its seed) of a strategy, and of one that takes twice as long."""
+    """Write runs of fedbuff, and of fedavg at half the speed. Each factor scales the pace of one seed."""
     paces = {name: [pace * one for one in factors] for name, pace in (("fedbuff", 10.0), ("fedavg", 20.0))}
     return race(tmp_path, paces, **options)
 
@@ -81,7 +81,7 @@ def two(tmp_path: Path, factors: Sequence[float] = (0.95, 1.0, 1.05), **options:
 def text_of(
     folders: Sequence[Path], target: float | None = None, out: Path | None = None, width: int = 400
 ) -> str:
-    """Return the comparison on a terminal, with single spaces."""
+    """Return the comparison as printed on a terminal, with all white space replaced by single spaces."""
     return " ".join(printed(compare(folders, out, target), width=width).split())
 
 
@@ -151,7 +151,7 @@ def test_recorded_settings_count_whatever_the_experiment_file_contains(tmp_path:
 
 
 def test_a_run_with_the_label_of_a_sweeps_row_has_a_row_of_its_own(tmp_path: Path) -> None:
-    """A sweep's folder may have the name of a setting; its row then has the same label as a run's."""
+    """A sweep's folder may be named like a setting, so that its row has the same label as a run's row."""
     swept = [run_of(tmp_path / f"swept-{seed}", "fedbuff", seed, linear(9.0)) for seed in (1, 2)]
     runs = [
         run_of(tmp_path / str(rate), "fedbuff", 1, linear(20.0), toml=f"[training]\nlr = {rate}\n")
@@ -186,7 +186,7 @@ def test_labels_contain_the_name_of_the_current_folder(
 
 @pytest.mark.parametrize("partition", ["dirichlet", "flwr:DirichletPartitioner"])
 def test_the_slow_phones_do_not_depend_on_the_seed(tmp_path: Path, partition: str) -> None:
-    """Which profiles have a class of their own depends on the seed."""
+    """The seed decides which profiles hold a class that no other profile holds."""
     held = {1: ((0, 1), (1,), (2,)), 2: ((0,), (0, 2), (0, 1))}
     folders = []
     for seed, labels in held.items():
@@ -461,7 +461,7 @@ def test_runs_with_too_few_evaluations_for_the_smoothed_curve_are_advised_to_eva
 
 
 def test_a_row_at_the_target_in_its_first_evaluations_may_have_reached_it_earlier(tmp_path: Path) -> None:
-    """The first mean of five evaluations has the time of their middle, even if it is above the target."""
+    """The first mean of five evaluations is dated at their middle, even if it is already above the target."""
     folders = race(tmp_path, {"fedbuff": [1.0], "fedavg": [1.1], "fedasync": [9.0]})
     (folders[0] / "experiment.toml").write_text("[evaluation]\nevery_versions = 1\n")
     with Store(folders[0]) as store:

@@ -42,7 +42,8 @@ def outcome(strategy: Strategy) -> Outcome:
 @settings(max_examples=15)
 @given(times=st.lists(st.integers(1, 50), min_size=3, max_size=8), size=st.integers(2, 8))
 def test_a_buffer_divides_staleness_by_its_size(times: list[int], size: int) -> None:
-    """For each trip τ_K ≤ ⌈τ_1/K⌉, and so for the largest and the mean (FedBuff, appendix A)."""
+    """With a buffer of K updates, each trip's staleness is τ_K ≤ ⌈τ_1/K⌉. So the bound also holds for the
+    largest and the mean staleness (FedBuff, appendix A)."""
     size = min(size, len(times))
     delays = [Delay(dist="list", values_s=(float(time), time + 0.5)) for time in times]
     found = staleness_by_buffer(delays, [1, size], trips=20 * len(times))
@@ -51,7 +52,7 @@ def test_a_buffer_divides_staleness_by_its_size(times: list[int], size: int) -> 
 
 
 def test_fedstaleweight_halves_the_unfairness_of_fedbuff_and_its_running_form_removes_it() -> None:
-    """A client's share of all applied weight, times n, is 1 if it is fair (eq. 3)."""
+    """A client's share of all applied weight, times the number n of clients, is fair if it is 1 (eq. 3)."""
     plain = outcome(FedBuff(exponent=0.0, **SETTING))
     buff = outcome(FedBuff(**SETTING))
     stale = outcome(FedStaleWeight(**SETTING))
@@ -83,7 +84,7 @@ def test_fedstaleweight_halves_the_unfairness_of_fedbuff_and_its_running_form_re
 def test_only_the_form_for_the_restart_rule_is_fair(
     restart: Any, fair: Any, crossed: tuple[float, float], versions: int
 ) -> None:
-    """Compares weights before a buffer's normalisation, times n, in the paper's fleet."""
+    """In the paper's fleet, each client's weight, times n and without normalisation per buffer, must be 1."""
     other: Any = "derivation" if fair == "algorithm-1" else "algorithm-1"
     fields: dict[str, Any] = {"buffer_size": 5, "restart": restart, "normalize": "running", "max_step": 1e9}
     seen = {
@@ -105,7 +106,7 @@ def test_only_the_form_for_the_restart_rule_is_fair(
     "limit", [{"concurrency": 6}, {"arrival_process": "constant", "arrival_rate_per_s": 1.0}]
 )
 def test_weights_are_not_fair_if_clients_wait_to_be_drawn_and_a_line_says_so(limit: dict[str, Any]) -> None:
-    """Staleness does not show the wait, so slow clients are overcompensated."""
+    """Staleness does not include the time in which clients wait, so slow clients are overcompensated."""
     strategy = FedStaleWeight(buffer_size=5, normalize="running", max_step=1e9, **limit)
     found = simulate(strategy, 1500, skip=300).applied()
     assert found[SLOW].mean() > 1.1 > 0.95 > found[FAST].mean()
@@ -117,7 +118,7 @@ PROBLEM = Quadratic(4, smoothness=0.5, variance=2.0, distance=3.0, spread=0.25)
 
 
 def test_the_quadratics_constants_equal_those_computed_from_its_definition() -> None:
-    """f_i(w) = L/2 ‖w − c_i‖²."""
+    """Client i's objective is f_i(w) = L/2 ‖w − c_i‖²."""
     centres, start = PROBLEM.centres(), PROBLEM.start()
     least = centres.mean(axis=0)
 
@@ -188,7 +189,7 @@ def test_a_run_on_the_quadratic_is_deterministic_and_makes_the_steps_of_its_stra
 
 
 def test_the_prediction_for_one_version_is_the_one_worked_out_by_hand() -> None:
-    """The moments of w_1 − w_0 with a step of ½ and two updates."""
+    """The means are over versions 0 and 1. A version has a step of ½ and averages two updates."""
     made = Expected(Quadratic(4, variance=2.0, distance=3.0, spread=1.0), 2, 0.5, concentration=0.5)
     assert made.step == 0.5
     assert made.descent() == pytest.approx((9.0 + 9.0 / 4) / 2)
@@ -307,7 +308,7 @@ CAUGHT = {
     "defedavg_niid": f"{STEPS} two_clients draws_without_replacement draws_the_first_half "
     "draws_the_last_half_as_often",
 }
-"""The mutants in `theory_mutants` that each finding must not reproduce."""
+"""For each finding, the mutants in `theory_mutants` with which it must not be reproduced."""
 REFUTED = {
     "fedbuff_as_printed": "doubled quartered has_momentum two_clients",
     "fedstaleweight_as_printed": STEPS,
@@ -330,7 +331,7 @@ def test_every_finding_names_its_mutants() -> None:
 
 
 def mutated(name: str, mutants: str) -> Iterator[tuple[str, Any]]:
-    """Yield the finding of each mutant, except of mutants that diverge."""
+    """Yield each mutant and the finding that it gives, except for mutants that diverge."""
     for mutant in mutants.split():
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(RunError):
             MUTANTS[mutant](patch)
@@ -369,7 +370,8 @@ def test_fedasyncs_hinge_weight_is_that_of_its_paper(staleness: int, weight: flo
 
 
 def weights_after(strategy: FedStaleWeight, observed: Sequence[Sequence[int]]) -> list[float]:
-    """Return the weights of a buffer with the last update of each client, after these observations."""
+    """Return the weights of a buffer with the last update of each client, after all updates have arrived.
+    ``observed`` has the staleness of each client's updates."""
     devices = fleet(len(observed))
     core = Core(strategy, devices, 0, experiment.Stop())
     state = strategy.begin(devices)
@@ -423,7 +425,7 @@ BUFFERS = st.lists(st.integers(0, 10_000), min_size=2, max_size=40)
 
 
 def weights_of(strategy: FedStaleWeight, staleness: Sequence[int]) -> list[float]:
-    """Return the weights of a buffer with one update of each client, with this staleness."""
+    """Return the weights of a buffer with one update of each client, which has the given staleness."""
     return weights_after(strategy, [[tau] for tau in staleness])
 
 
@@ -440,7 +442,8 @@ def test_fedstaleweights_weights_add_up_to_1_and_are_within_theorem_1s_bounds(st
 @FEWER
 @given(b=st.integers(2, 40), largest=st.integers(1, 10_000))
 def test_theorem_1s_bounds_are_reached(b: int, largest: int) -> None:
-    """The lower by one fresh update among stale ones, the upper by one stale update among fresh ones."""
+    """One fresh update among stale ones has the lower bound as its weight, and one stale update among fresh
+    ones has the upper bound."""
     one_fresh = weights_of(FedStaleWeight(buffer_size=b, form="derivation"), [0] + [largest] * (b - 1))
     one_stale = weights_of(FedStaleWeight(buffer_size=b, form="derivation"), [largest] + [0] * (b - 1))
     low, high = 1 / ((b - 1) * (b * largest + 1) + 1), (b * largest + 1) / (b * (largest + 1))
@@ -507,7 +510,7 @@ def test_a_clients_applied_weight_and_credit_add_up_to_its_fair_weight(
 
 
 def test_a_refused_step_pays_no_credit() -> None:
-    """The core asks for a step again, without the bad update, if a sum is refused."""
+    """If a sum is refused, the core asks the strategy for the step again, without the bad update."""
     strategy = FedStaleWeight(buffer_size=2, normalize="credit", max_step=0.5, restart="immediate")
     core = Core(strategy, fleet(3), 0, experiment.Stop(versions=40))
     broken = iter([False, True, False] * 100)

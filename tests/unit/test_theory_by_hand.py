@@ -23,7 +23,8 @@ from edgefl.testing import run_in_memory
 def test_expected_times_of_equal_clients_and_of_two_clients_are_correct(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A round of equal clients takes λ·n·(1/M + … + 1/(M − C + 1)), and an update of FedBuff λ·n/M."""
+    """Trips of equal clients take λ·n on average. So the first C of M clients in a round need the time
+    λ·n·(1/M + … + 1/(M − C + 1)), and FedBuff gets an update every λ·n/M."""
     monkeypatch.setattr(stragglers, "CLIENTS", 20)
     monkeypatch.setattr(stragglers, "SIZES", ((3, 20),))
     found = stragglers.rounds(4, 6)
@@ -40,7 +41,7 @@ def test_expected_times_of_equal_clients_and_of_two_clients_are_correct(
 
 
 def test_the_expectation_for_short_batches_is_that_of_two_steps() -> None:
-    """η·L·b/B is 0.2·b/8, and the second gradient contains the noise of the first step."""
+    """On b of the B = 8 examples, η·L·b/B is 0.2·b/8. The second gradient contains the first step's noise."""
     made = short_batches.expected([8, 4])
     assert made.descent == pytest.approx((1.0 * 64 + 0.5 * 64 * 0.8**2) / 1.5)
     assert made.noise == pytest.approx(0.5 * 4 * 0.1**2 * 3.0 / 8 / 1.5)
@@ -76,7 +77,8 @@ def test_an_importance_that_is_not_a_distribution_over_clients_is_refused(given:
 
 
 def test_equation_9_without_replacement_excludes_clients_that_are_in_the_buffer() -> None:
-    """Others have rates 1 and 2; in a buffer of three, their pairs with replacement are 11, 12, 21 and 22."""
+    """The two other clients have rates 1 and 2. They send the other two of three updates in a buffer, so the
+    rates of these are (1, 1), (1, 2), (2, 1) or (2, 2) with replacement."""
     groups = [(1.0, 1), (2.0, 1)]
     both = 0.5 / (1.5 * 0.25 + (3 + 2 / 1 + 1 / 2) * 0.5 + 3.0)  # C = 1 + 1/2, D = 2/1 + 1/2, A = 3
     assert incentive.utility(0.5, groups, 3, again=False)[0] == pytest.approx(both)
@@ -93,7 +95,8 @@ def test_equation_9_without_replacement_excludes_clients_that_are_in_the_buffer(
 def test_the_mutants_of_learning_rate_normalisation_make_the_steps_that_they_name(
     mutant: str, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two batches of 4 of 8 examples: a full step multiplies the distance 4 from the optimum by 0.8."""
+    """Both batches have 4 of B = 8 examples. The model starts at a distance of 4 from the optimum, and a full
+    step multiplies the distance by 0.8."""
     assert short_batches.measured([4, 4], 1).descent == pytest.approx(64 * (1 + 0.9**2) / 2, rel=1e-5)
     MUTANTS[mutant](monkeypatch)
     wrong = short_batches.measured([4, 4], 1).descent
@@ -101,7 +104,8 @@ def test_the_mutants_of_learning_rate_normalisation_make_the_steps_that_they_nam
 
 
 def test_the_step_limits_and_the_bound_on_delays_of_defedavg_are_those_of_its_paper() -> None:
-    """Condition (11) with L = K = 1, and Assumption 4 for 10 of 100 clients."""
+    """The limits are from condition (11) with L = K = 1, the bound from Assumption 4 with 10 of 100 clients
+    per version."""
     assert delays.step_limit(2, 1.0, 1.0) == pytest.approx((2 + 1) / (8 * 2 + 4 * 4))
     assert delays.step_limit(2, 0.5, 4.0) == pytest.approx((1 + 4) / (8 * 0.5 * 2 + 4 * 4 * 4))
     assert delays.step_limit(3, 1.0, 0.0) == pytest.approx(1 / 12)  # both terms are 1/(4λ)

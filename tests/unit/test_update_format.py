@@ -1,4 +1,4 @@
-"""Tests of updates in fewer bits: their layout in a slot, and error feedback."""
+"""Tests of update formats with fewer bits per number: the layout in a slot, and error feedback."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ STATISTICS = 40  # 20 means and 20 variances
 
 
 class Run:
-    """Makes updates with given changes of the model, and sums them, as a run does."""
+    """Makes updates from given changes to the model and sums them, as a run does."""
 
     def __init__(self, experiment: edgefl.Experiment, base: Path) -> None:
         self.workload = Workload(experiment, fleet_of(experiment), base)
@@ -172,7 +172,7 @@ def runs(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_link_may_break_within_a_number(runs: Any) -> None:
-    """Regression: the task failed earlier, with a ValueError of numpy."""
+    """Regression: numpy raised a ValueError, so the task failed too early."""
     run = runs("float32", {"name": "fedavg"})
     raw = np.zeros(run.buffer.shape.update_bytes, np.uint8)
     run.workload.flat.array += 1.0
@@ -190,7 +190,8 @@ ROUNDED = [name for name in NAMES if name != "float32"]
 )
 @pytest.mark.parametrize("update_format", ROUNDED)
 def test_running_statistics_are_not_rounded(runs: Any, update_format: str, name: str) -> None:
-    """Mutant: they are rounded in blocks with other numbers. Small variances are lost or become negative."""
+    """Mutant: the statistics are rounded in blocks together with other numbers, so that small variances are
+    lost or become negative."""
     private = name == "private"
     changes = {"privacy": Privacy(clip_norm=1e6, noise_multiplier=1e-14, noise="seeded")} if private else {}
     run = runs(update_format, {"name": "fedbuff" if private else name}, **changes)

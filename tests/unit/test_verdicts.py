@@ -1,4 +1,4 @@
-"""Tests of a study's verdicts: mutants, equal runs, borders of grids, and correction for multiple claims."""
+"""Tests of a study's verdicts: mutants, equal runs, grid borders, and the correction for multiple claims."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def judge(curves: Curves) -> list[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded(Study):
-    """A study with the given ``accuracies`` of three seeds for each arm, or arm and mutant."""
+    """A study whose results are given: ``accuracies`` of three seeds for each arm, or for an arm's mutant."""
 
     accuracies: Mapping[str, Sequence[float]] = field(default_factory=dict)
     border: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -176,7 +176,7 @@ def test_every_strategy_of_a_paper_has_mutants_and_its_baselines_have_none() -> 
 
 
 def test_the_weights_of_fedstaleweights_mutants_are_those_worked_out_by_hand() -> None:
-    """Two clients have E[τ] = 3 and 1, and so α = 4 and 2 in Algorithm 1, normalised ⅔ and ⅓."""
+    """Two clients have E[τ] = 3 and 1. So α is 4 and 2 in Algorithm 1, which is normalised to ⅔ and ⅓."""
     updates = [Mock(client=client) for client in (0, 1)]
     weights = {}
     for mutant in ("FedStaleWeight", "α²", "α^¼", "only the stalest update", "the published bench's weights"):
@@ -193,7 +193,7 @@ def test_the_weights_of_fedstaleweights_mutants_are_those_worked_out_by_hand() -
 
 
 class Stale(Curves):
-    """Curves for which only the staleness is known, by the size of the buffer."""
+    """Curves that consist only of the staleness, which is a function of the buffer size."""
 
     settings = "quick"
 
@@ -208,7 +208,8 @@ class Stale(Curves):
 def test_the_claim_that_a_double_buffer_halves_staleness_fails_with_one_more_update_in_the_buffer(
     more: int, says: str
 ) -> None:
-    """Mean staleness is in inverse proportion to the buffer; the ratios are 11/6 and 21/11 for K + 1."""
+    """Mean staleness is inversely proportional to the buffer size. With buffers of K + 1 instead of K,
+    doubling K gives ratios of 11/6 and 21/11 instead of 2."""
     (one,) = fedbuff.claims(Stale(lambda size: 100.0 / (size + more)))
     assert one.verdict == says
 

@@ -53,7 +53,7 @@ def experiment(
 
 
 def describe(view: RunView, load: float = 0.2) -> TimeScale:
-    """Describe a small workload to the view, whose phones load the host by ``load``."""
+    """Describe a small workload to the view; its phones use the fraction ``load`` of the host."""
     clients = ClientInfos([(name, "wifi", count) for name, count in view.experiment.fleet.devices.items()])
     prepared: Any = SimpleNamespace(size=1234, dataset="digits")
     scale = choose_time_scale([Demand(load / 2, 1.0)] * 4, cores=2, scale=1.0)
@@ -86,7 +86,7 @@ def progress(
 
 
 def drawn(trial: Experiment, *figures: control.Progress, width: int = 80, colours: bool = True) -> str:
-    """Return the panel on a terminal of 24 lines after these figures, ten seconds apart."""
+    """Return the panel as drawn on a 24-line terminal after updates with these figures, ten seconds apart."""
     console = Console(file=io.StringIO(), width=width, height=24, force_terminal=True)
     ticks = Hand()
     view = TerminalView(trial, console, ticks)
@@ -359,7 +359,8 @@ class Tape(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tape]:
-    """Returns a function that makes standard error a terminal, since pytest replaces it after fixtures."""
+    """Return a function that replaces standard error with a terminal. The test itself must call it, because
+    pytest replaces standard error after fixtures have run."""
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -87,7 +87,7 @@ def test_truncated_messages_and_trailing_bytes_are_refused(message: Any) -> None
 
 
 def wrong_lengths(part: Any) -> Iterator[bytes]:
-    """Yield the encoded message, or part of one, with a field too many, and with each number too few."""
+    """Yield encodings of a message, or of a part of one, with one field too many or any number too few."""
     fields = msgspec.msgpack.decode(encode(part))
     assert msgspec.msgpack.encode(fields) == encode(part)
     yield msgspec.msgpack.encode([*fields, 0])

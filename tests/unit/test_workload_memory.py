@@ -17,7 +17,8 @@ from tests.process.runs import experiment
 def test_a_step_that_exceeds_the_memory_of_an_app_is_refused_with_the_largest_batch_size_that_fits(
     tmp_path: Path,
 ) -> None:
-    """Mutants: the batch may exceed the client's examples; activations or memory ``off`` are ignored."""
+    """Mutants: the batch size is not limited to the client's number of examples; activations are not counted;
+    memory ``off`` is ignored."""
 
     def needed(batch: int, memory: str = "auto", phones: int = 3) -> float:
         wanted = experiment(

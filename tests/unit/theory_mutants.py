@@ -1,4 +1,4 @@
-"""Wrong implementations of the algorithms, which no finding of `edgefl reproduce theory` may reproduce."""
+"""Wrong implementations, with which the findings of `edgefl reproduce theory` must not be reproduced."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def only(kept: Callable[[int, Update], bool]) -> Mutant:
 
 
 def favoured(factor: Callable[[int], float]) -> Mutant:
-    """Multiplies the weights by a factor for each client, but keeps their sum."""
+    """Multiplies each weight by a factor that depends on the client, and rescales all to keep their sum."""
 
     def change(updates: Sequence[Update], given: list[float]) -> list[float]:
         more = [weight * factor(one.client) for one, weight in zip(updates, given, strict=True)]
@@ -97,7 +97,7 @@ def discount(more: Callable[[float], float]) -> Mutant:
 
 @cache
 def changed(strategy: Any, **fields: Any) -> Any:
-    """Returns the strategy with other fields; cached, since checking fields is slow."""
+    """Return the strategy with these fields changed; cached, since checking fields is slow."""
     return replace(strategy, **fields)
 
 
@@ -112,7 +112,7 @@ def raw(formula: Callable[[float, int], float]) -> Mutant:
 
 
 def draws(integers: Callable[[np.random.Generator, int, int], Any]) -> Mutant:
-    """Draws DeFedAvg-nIID's sample by ``integers(rng, clients, count)``."""
+    """Draws DeFedAvg-nIID's sample with ``integers(rng, clients, count)``."""
 
     class Seen:
         def __init__(self, view: Any) -> None:
@@ -139,7 +139,7 @@ def targets(change: Callable[[float], float]) -> Mutant:
 
 
 def scales(step: Callable[[float], float]) -> Mutant:
-    """Makes steps of η·step(b/B) on a batch of b of B examples."""
+    """Uses a step size of η·step(b/B), instead of η·b/B, on a batch of b examples; a full batch has B."""
 
     def wrong(right: Any, self: Any, rule: Any, *more: Any) -> Callable[[float], None]:
         descend = right(self, rule, *more)
@@ -173,7 +173,7 @@ def _not_normalized(_: Any, self: Any, state: Any, updates: Sequence[Update], vi
 
 
 def _pays_twice(right: Any, self: Any, state: Any, step: Step, view: Any) -> None:
-    """Keeps half of the credit that was paid."""
+    """After each step, adds half of the credit from before the step again."""
     before = dict(state.credit)
     right(self, state, step, view)
     for client, weight in before.items():

@@ -1,4 +1,4 @@
-"""Links, devices, plans of trips and pacers."""
+"""Functions that make networks, devices, trip plans and pacers for tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(of: Device, net: Network, generator: np.random.Generator, work_s: float
 
 
 def paced(time_scale: float = 1.0) -> tuple[Pacer, list[int]]:
-    """Return a pacer at the start of a trip, and the time of its clock in nanoseconds."""
+    """Return a pacer at the start of a trip, and a list with its clock's time in nanoseconds."""
     now = [0]
 
     def wait(deadline_ns: int) -> None:

@@ -52,7 +52,7 @@ def letters(input_shape, classes):
 
 
 def words(spec, seed):
-    """Return token sequences of 12 owners. A token mostly follows from the previous one."""
+    """Return token sequences of 12 owners. The next token is mostly the previous one plus 1, modulo 11."""
     rng = np.random.default_rng(5)
     rows = np.cumsum(rng.choice([1, 2, 5], (300, 9), p=[0.8, 0.1, 0.1]), axis=1) % 11
     x, y = rows[:, :-1], rows[:, 1:]
@@ -103,7 +103,7 @@ def fails(model, examples, context):
 
 
 class Cubed(Buffered):
-    """A strategy of a user's own."""
+    """A user-defined strategy whose weights decrease with the cube of 1 + staleness."""
 
     def weights(self, state, updates, view):
         return [(1.0 + update.staleness) ** -3 / len(updates) for update in updates]
