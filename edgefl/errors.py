@@ -25,6 +25,8 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+"""Error numbers that mean that this process, or the system, has too many open files."""
 LONGEST_NAME, LONGEST_LIST = 60, 120
 """Maximum length of a name, and of a list of names, in a message, in characters."""
 NEAR_MATCH = 0.8
@@ -93,7 +95,7 @@ def of_system(error: OSError) -> str:
     >>> of_system(OSError(28, "No space left on device", "runs/a"))
     "no space left on the device of 'runs/a'"
     """
-    if error.errno in (errno.EMFILE, errno.ENFILE):
+    if error.errno in TOO_MANY_FILES:
         with suppress(ImportError, OSError):
             import resource
 

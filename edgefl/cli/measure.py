@@ -88,7 +88,7 @@ def calibrate(
     title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
     show(table(("operations", ">median", "unit", ">variation, %"), rows, title=title))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
-    stored = stored_calibration() is not None
+    stored = stored_calibration() == found  # an older one may be stored
     valid = f"valid until {until}" if stored else "not stored: no cache folder can be written"
     say(f"rates are per second of CPU time; {valid}")
     cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -15,13 +14,11 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import psutil
 
-from edgefl.errors import RunError
+from edgefl.errors import TOO_MANY_FILES, RunError
 from edgefl.host.process import become_child, ignore_stopped_children, read_kernel_file
 
 OUT_OF_MEMORY_EXIT = 77
 """Exit code of a forked child that ran out of memory."""
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
-"""Error numbers that mean that this process, or the system, has too many open files."""
 
 
 class Exit(NamedTuple):
@@ -197,7 +194,7 @@ def children_of(pid: int) -> list[int] | None:
             with suppress(OSError):
                 found += map(int, read_kernel_file(f"/proc/{pid}/task/{task}/children").split())
     except OSError as error:
-        if error.errno in OUT_OF_FILES:
+        if error.errno in TOO_MANY_FILES:
             raise
         return None
     return found

@@ -345,7 +345,7 @@ class Study:
             raise ConfigError(f"{given} removes stop.accuracy, the target accuracy of the claims; keep it")
         return made
 
-    def races(self, arms: Sequence[Arm], out: Path, settings: str = "") -> list[tuple[Arm, int, Path]]:
+    def runs_of(self, arms: Sequence[Arm], out: Path, settings: str = "") -> list[tuple[Arm, int, Path]]:
         """Return the arm, the seed and the folder of each run in the order in which they are executed."""
         seeds = self.small_seeds if settings == QUICK else self.seeds
         return [(arm, seed, out / "runs" / f"{slug(arm)}-{seed}") for seed in seeds for arm in arms]
@@ -367,7 +367,7 @@ class Study:
         """
         arms = self.arms_of(settings) if arms is None else arms
         records: dict[str, list[Record]] = {arm.label: [] for arm in arms}
-        runs = self.races(arms, out, settings)
+        runs = self.runs_of(arms, out, settings)
         with warm() as fork_server:
             for number, (arm, seed, folder) in enumerate(runs, 1):
                 wanted = self.experiment(arm, seed, settings)

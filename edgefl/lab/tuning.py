@@ -96,7 +96,7 @@ def _refuse_other_runs(
     """
     base = study.file(settings).parent
     plain = replace(study, changes=())  # the user's changes come last, as in the study's own runs
-    for arm, seed, folder in study.races(study.arms_of(settings), out, settings):
+    for arm, seed, folder in study.runs_of(study.arms_of(settings), out, settings):
         errors = list[ConfigError]()
         for steps in points[arm.steps_of or arm.label]:
             wanted = plain.experiment(arm, seed, settings, [*steps, *study.changes])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from edgefl.errors import ConfigError, as_config_error
+from edgefl.errors import ConfigError, as_config_error, described
 from edgefl.files import write_bytes
 from edgefl.learning.dataset import Dataset
 
@@ -43,7 +43,7 @@ def array_of(values: Any, what: str) -> NDArray[Any]:
     try:
         return np.asarray(values, order="C")
     except (TypeError, ValueError, RuntimeError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        why = described(error)[:200]
         raise ConfigError(f"{what} is not an array of numbers: {why}") from None
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping
 
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError, RunError, described
 from edgefl.processes import command_of, finding_edgefl
 from edgefl.terminal import say
 
@@ -37,7 +37,7 @@ def end(work: Callable[[], None]) -> int:
     except (ConfigError, RunError) as error:
         say(str(error))
     except Exception as error:  # packages, networks and files raise errors of many kinds
-        say(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        say(described(error)[:300])
     else:
         return 0
     return 1

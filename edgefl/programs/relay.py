@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import math
 import os
 import select
@@ -28,6 +27,7 @@ from edgefl.devices import load_network
 from edgefl.devices.link import Disconnected
 from edgefl.devices.presence import AlternatingRenewal
 from edgefl.devices.schema import Network
+from edgefl.errors import TOO_MANY_FILES
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.process import allow_open_files, become_child, outlive_parent
 from edgefl.host.throttle import reduce_wakeup_latency
@@ -242,7 +242,7 @@ class PhoneLink:
         return None
 
     def _note(self, error: OSError) -> None:
-        self.out_of_files |= error.errno in (errno.EMFILE, errno.ENFILE)
+        self.out_of_files |= error.errno in TOO_MANY_FILES
 
 
 def _contains(error: BaseException, *kinds: type[BaseException]) -> bool:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from edgefl.errors import ConfigError
-from edgefl.host.children import OUT_OF_FILES, children_of, kill_marked
+from edgefl.errors import TOO_MANY_FILES, ConfigError
+from edgefl.host.children import children_of, kill_marked
 from edgefl.host.groups import (
     ACCOUNTING,
     GroupCpuTime,
@@ -118,7 +118,7 @@ class ProcessTree:
                 except ConfigError:  # it belongs to another user
                     pass
                 except OSError as error:  # it has ended, unless this process cannot see it
-                    if error.errno in OUT_OF_FILES:
+                    if error.errno in TOO_MANY_FILES:
                         raise
             if target is not None:
                 children = children_of(pid)

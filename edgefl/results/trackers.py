@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgefl import toml
-from edgefl.errors import ConfigError, RunError, unknown
+from edgefl.errors import ConfigError, RunError, described, unknown
 from edgefl.results.columns import evaluations
 from edgefl.results.record import Record
 from edgefl.results.rows import FILE_NAME
@@ -73,7 +73,7 @@ def track(folder: Path, name: str, group: str | None = None) -> str:
     try:
         return TRACKERS[name](run)
     except Exception as error:  # trackers raise exceptions from many packages
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        line = described(error)[:300]
         whole = folder if group is None else folder.parents[1]
         again = f"to try again: edgefl export {whole} --track {name}"
         raise RunError(f"{name}: {line}; the run is complete; {again}") from error

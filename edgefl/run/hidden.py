@@ -39,8 +39,9 @@ SECRET_BYTES = 32
 CLIP_MARGIN = 1.0 - 2.0**-20
 """Factor applied to clipping norms, because rounding the clipped elements to float32 can raise the norm."""
 COARSE = 0.5
-"""Share of rounding errors in a sum from which there is a warning. The standard deviation of normally
-distributed elements is then about half of the step to which they are rounded."""
+"""A warning is given if the norm of the rounding errors in a sum is at least this fraction of the norm of the
+sum. The standard deviation of normally distributed elements is then about half of the step to which they are
+rounded."""
 Members = Sequence[tuple[int, int, float]]
 """The client, the slot and the weight of each update in a sum."""
 

@@ -9,7 +9,6 @@ buffer. A file lists the masks or updates that were summed, so that after a rest
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,7 +122,3 @@ def main(channel_fd: int, parent_pid: int) -> int:
             channel.send(reply)
     except Closed:
         return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -154,7 +154,7 @@ class LocalTerms:
 
     @property
     def vectors(self) -> bool:
-        """True if the server sends vectors, such as control variates, to a client along with the model."""
+        """True if vectors (``control`` or ``linear``) are part of the gradient."""
         return self.control is not None or self.linear is not None
 
 

@@ -105,7 +105,7 @@ def test_each_update_that_secure_clip_limits_is_an_incident(tmp_path: Path) -> N
 
 
 def test_a_rounding_that_distorts_the_first_version_is_an_incident(tmp_path: Path) -> None:
-    """It was not noticed. The elements of these updates are of the order of 0.01."""
+    """Regression: it was not noticed. The elements of these updates are of the order of 0.01."""
     server = Server(secure=msgspec.structs.replace(SECURE, clip=1e6), heartbeat_s=PATIENCE_S)
     found = made(virtual(fleet=TIMED, server=server, stop=Stop(versions=3)), tmp_path)
     (noted,) = incidents(tmp_path, "rounded")

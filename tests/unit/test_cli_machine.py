@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from shell import Shell
 
@@ -37,7 +38,8 @@ def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -
     shown = json.loads(edgefl.shows("calibrate", "--fresh", "--json"))
     assert shown["measured"]["gemm_gflops"]["64"]["median"] == 50.0
     assert forced == [False, True]
-    for stored, words in ((found, "valid until"), (None, "not stored")):
+    older = msgspec.structs.replace(found, at_unix_s=-1.0)
+    for stored, words in ((found, "valid until"), (older, "not stored"), (None, "not stored")):
         monkeypatch.setattr(calibration, "stored_calibration", lambda stored=stored: stored)
         assert words in edgefl.fits("calibrate")
 

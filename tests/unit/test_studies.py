@@ -488,15 +488,15 @@ def test_tuning_is_refused_before_it_starts_if_its_file_cannot_be_written(
         tuning.tune(load("fedbuff"), tmp_path, "quick", say=print)
 
 
-def test_tuning_is_refused_before_it_starts_if_a_race_has_other_settings(
+def test_tuning_is_refused_before_it_starts_if_a_run_has_other_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A race with any step sizes of the grid may be one that an interrupted command has left."""
+    """A run with any step sizes of the grid may be one that an interrupted command has left."""
     monkeypatch.setattr(Study, "steps_file", lambda *_: tmp_path / "tuned" / "steps.toml")
     monkeypatch.setattr(tuning, "finished", Mock(side_effect=ZeroDivisionError))
     one, changed = load("fedbuff"), load("fedbuff").changed(["training.momentum=0.5"])
     arm = one.arms_of("quick")[-1]
-    *_, (_, seed, folder) = one.races([arm], tmp_path, "quick")
+    *_, (_, seed, folder) = one.runs_of([arm], tmp_path, "quick")
     folder.mkdir(parents=True)
     grid = arm.grid or one.tuning.grid  # type: ignore[union-attr]
     for study_of, other in ((one, changed), (changed, one)):
