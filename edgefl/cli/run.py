@@ -367,7 +367,7 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid
     if summary["stop_reason"].startswith(TOO_FEW_CLIENTS):
         say(f"edgefl: the run ended early: {summary['stop_reason']}", err=True)
     if summary["stop_reason"] == "participations":
-        say("edgefl: the run ended: [privacy] lets too few clients take part in another version", err=True)
+        say("edgefl: run ended: [privacy] allows too few clients to take part in another version", err=True)
     if no_progress := summary["no_progress"]:
         say(f"edgefl: {NO_PROGRESS}: {no_progress}; the figures are not meaningful", err=True)
     if not fidelity["valid"]:

@@ -142,7 +142,7 @@ def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
         return None
     if watts is None:
         needed = "give thermal.busy_w, or cpu.clusters with max_ma"
-        raise ProfileError(f"device {device.id!r} does not state the power of computing: {needed}")
+        raise ProfileError(f"device {device.id!r} does not give its power while computing: {needed}")
     stated = device.thermal is not None and device.thermal.busy_w is not None
     busy_w_key = "thermal.busy_w" if stated else "cpu.clusters"  # the figure that determines `Device.busy_w`
     bearer = "mobile" if network is None else network.bearer

@@ -139,7 +139,7 @@ def _several(names: set[str]) -> str:
 def _mean_gflops(measured: Sequence[MeasuredStep]) -> float:
     rates = [math.log(m.row.work.flop / m.row.seconds) for m in measured if m.row.work.flop]
     if not rates:
-        raise ConfigError("no row has floating-point operations; at least one such row is needed")
+        raise ConfigError("no row has a number of floating-point operations; at least one such row is needed")
     return float(f"{math.exp(sum(rates) / len(rates)) / 1e9:.4g}")
 
 

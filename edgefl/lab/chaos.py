@@ -117,7 +117,7 @@ def disturb(plan: Plan, folder: Path, tell: Tell) -> Findings:
     experiment = config.load(plan.file, plan.changes, clock=plan.clock)
     findings = Findings(experiment.clock.kind, experiment.server.transport)
     if any(folder.glob("seed-*")):
-        raise ConfigError(f"--out {folder} holds runs of an earlier edgefl chaos; name another folder")
+        raise ConfigError(f"--out {folder} contains runs of an earlier 'edgefl chaos'; name another folder")
     rules = experiment.privacy
     if rules is not None and rules.noise == "secure" and rules.noise_multiplier:
         why = "two runs with secret noise differ, and none can be verified after its end"

@@ -178,5 +178,5 @@ def _alie_z_of(rules: Attackers, clients: int, attackers: int) -> float:
     if rules.z is not None:
         return rules.z
     if 2 * attackers >= clients or (found := alie_z(clients, attackers)) <= 0.0:
-        raise ConfigError(f"{key}.z: the paper's formula yields no z above 0 for {fleet}; set z")
+        raise ConfigError(f"{key}.z: its formula yields no z above 0 for {fleet}; set z")
     return found

@@ -50,7 +50,7 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
     if rules.central and strategy.reads == "updates":
         raise ConfigError(
             f"[privacy] makes the server add noise only to sums, but strategy {name!r} reads individual "
-            "updates (reads = 'updates'); choose another strategy, or only privacy.local_noise_multiplier"
+            "updates (reads = 'updates'); choose another strategy, or use only privacy.local_noise_multiplier"
         )
     if field := strategy.needs_losses:
         raise ConfigError(

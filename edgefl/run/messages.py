@@ -287,7 +287,7 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
             raise WireError(f"the assessment of version {message.version} has a wrong number of scores")
         figures = [message.accuracy, *message.metrics.values(), *chain.from_iterable(of_clients)]
         if any(map(math.isinf, figures)) or message.accuracy < 0 or message.accuracy > 1:
-            raise WireError(f"the assessment of version {message.version} has impossible figures")
+            raise WireError(f"the assessment of version {message.version} has values out of range")
     return message
 
 

@@ -181,7 +181,7 @@ def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[
             channel.tell(control.Prepare(one.experiment, str(base), Enforcement()))
             answer = channel.receive()
         except Closed:
-            raise RunError(f"{label}: the process that tried the training function ended early") from None
+            raise RunError(f"{label}: the trial run of the training function ended unexpectedly") from None
         finally:
             channel.close()
             end_child(child, supervisor.GRACE_S)

@@ -273,7 +273,7 @@ class Workload:
             raise ConfigError(
                 f"training.batch_size: a step on {min(self.rule.batch_size, examples)} examples needs "
                 f"{needed_mib:.4g} MiB, but {info.profile} allows {limit_mib:g} (memory.app_limit_mib); "
-                f"expected {hint}a smaller model, or fleet.memory = 'off'"
+                f"choose {hint}a smaller model, or fleet.memory = 'off'"
             )
 
     def _largest(self) -> int:

@@ -194,7 +194,7 @@ def test_wrong_arguments_are_refused_in_one_line(tmp_path: Path, capsys: pytest.
     assert "--only: process 'kernel' not found" in capsys.readouterr().err.splitlines()[-1]
     (tmp_path / "c" / "seed-0").mkdir(parents=True)
     assert main(["chaos", str(file), "--out", str(tmp_path / "c")]) == 2
-    assert "holds runs of an earlier edgefl chaos" in capsys.readouterr().err.splitlines()[-1]
+    assert "contains runs of an earlier 'edgefl chaos'" in capsys.readouterr().err.splitlines()[-1]
     secret = Command.write(virtual(privacy=Privacy(clip_norm=0.1, noise_multiplier=0.5)), tmp_path / "p")
     assert main(["chaos", str(secret), "--out", str(tmp_path / "d")]) == 2
     assert "privacy.noise: must be 'seeded' with edgefl chaos" in capsys.readouterr().err.splitlines()[-1]

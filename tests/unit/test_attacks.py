@@ -116,7 +116,7 @@ def test_a_users_function_can_be_the_attack(tmp_path: Path) -> None:
     [
         ("sign-flop", "digits", "kind: attack 'sign-flop' not found; did you mean 'sign-flip'"),
         ("label-flip", "diabetes", "kind: 'label-flip' needs data with one class per example"),
-        ("alie", "digits", "z: the paper's formula yields no z above 0 for 2 attackers of 10 clients; set z"),
+        ("alie", "digits", "z: its formula yields no z above 0 for 2 attackers of 10 clients; set z"),
     ],
 )
 def test_impossible_attacks_are_refused(kind: str, data: str, why: str) -> None:

@@ -171,7 +171,7 @@ def test_a_run_without_participations_left_says_why_it_ended(
 ) -> None:
     monkeypatch.setitem(SUMMARY, "stop_reason", "participations")
     assert main(["run", "e.toml", "-q"]) == 0
-    assert "[privacy] lets too few clients take part in another version" in capsys.readouterr().err
+    assert "[privacy] allows too few clients to take part in another version" in capsys.readouterr().err
 
 
 def test_computed_times_are_not_called_measured(

@@ -234,7 +234,7 @@ def test_a_charge_needs_a_device_with_a_known_power_of_computing(tmp_path: Path)
         "battery = { capacity_mah = 9 }\n"
         'sources = { "cpu.rate_gflops.train" = "a", battery = "a" }\n'
     )
-    with pytest.raises(ConfigError, match=r"^device 'own' does not state the power of computing"):
+    with pytest.raises(ConfigError, match=r"^device 'own' does not give its power while computing"):
         start([replace(CAT, device=str(file))], ProgramOptions(charge=0.5))
 
 

@@ -32,7 +32,7 @@ def test_a_step_that_exceeds_the_memory_of_an_app_is_refused_with_the_largest_ba
         needed(10_000)
     found = re.fullmatch(
         r"training.batch_size: a step on (\d+) examples needs [\d.]+ MiB, but watch-a7 allows 256 "
-        r"\(memory.app_limit_mib\); expected a batch size of at most (\d+), a smaller model, or "
+        r"\(memory.app_limit_mib\); choose a batch size of at most (\d+), a smaller model, or "
         r"fleet.memory = 'off'",
         str(caught.value),
     )
