@@ -3,10 +3,11 @@
     python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7] [--only step numpy] [--awake]
 
 The functions are a Python loop, numpy operations, a training step in torch, compression, and a function that
-is half torch and half Python. The time of a call on the device is determined by `edgefl exec` (the program's
-own clock, divided by the time scale), by a device test (`pytest` with the mark ``edge_device``), and by
-`edgefl predict` (this host's CPU time divided by `relative`; for the training step, the predicted time). The
-benchmark prints the median of each method over the rounds, and its difference from the mean of the three.
+is a training step in torch, then a loop in Python. The time of a call on the device is determined by `edgefl
+exec` (the program's own clock, divided by the time scale), by a device test (`pytest` with the mark
+``edge_device``), and by `edgefl predict` (this host's CPU time divided by `relative`; for the training step,
+the predicted time). The benchmark prints the median of each method over the rounds, and its difference from
+the mean of the three.
 
 Run it on a quiet host. Each result depends on this host's CPU time, which other virtual machines on the same
 hardware can change by a third within seconds, so the three methods take turns. Each function is timed in its
