@@ -68,7 +68,7 @@ def time_model(device: Device, runtime: str | None = None) -> TimeModel:
     model = device.time_model(runtime)
     if model is None:
         raise ProfileError(
-            f"device {device.id!r} has no compute rates; its delay model gives the time of a whole trip"
+            f"device {device.id!r} has no computing rates; its delay model sets the whole trip's time"
         )
     if device.slowdown is None:
         return model
