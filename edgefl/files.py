@@ -155,6 +155,20 @@ def create_secret(path: Path, size: int) -> None:
     flush_folder(path.parent)
 
 
+def read_secret(path: Path, size: int) -> bytes:
+    """Return the content of a file made by `create_secret`.
+
+    Raises FileNotFoundError if there is no file, and `ConfigError` if it cannot be read, for example because
+    it is another user's.
+    """
+    try:
+        return read(path, size)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def make_folder(folder: Path) -> None:
     """Create ``folder`` and its missing parent folders, and flush their names to disk."""
     missing = [folder, *folder.parents]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgefl.cli.paths import AsJson
+from edgefl.errors import described
 from edgefl.terminal import say
 
 MIB = 1 << 20
@@ -56,7 +57,7 @@ def examine() -> Iterator[Check]:
             yield from look()
         except Exception as error:  # report any failure as a result
             what = look.__name__.strip("_").replace("_", " ")
-            yield Check(what, "?", f"check failed: {type(error).__name__}: {error}")
+            yield Check(what, "?", f"check failed: {described(error)}")
 
 
 def _python() -> Iterator[Check]:

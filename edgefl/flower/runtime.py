@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.flower.server import CONNECTION
-from edgefl.processes import command_of
+from edgefl.processes import command_of, finding_edgefl
 from edgefl.programs import Phone, ProgramOptions, ProgramsResult, start
 
 TURN_S = 0.2
@@ -160,8 +160,7 @@ def _server(app: Path, port: int, nodes: int, home: Path, out: Path, run_config:
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         f'address = "127.0.0.1:{port}"\ninsecure = true\n'
     )
-    root = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment["PYTHONPATH"] = finding_edgefl(os.environ).get("PYTHONPATH", "")
     words = (str(app.resolve()), str(port), str(nodes), str(out.resolve() / "superlink.log"), *run_config)
     command = tuple(command_of("edgefl.flower.server", *words))
     return Phone(device="pi-4", network="none", share=1.0, command=command, environment=environment)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from edgefl.errors import EdgeflError, of_system
+from edgefl.errors import EdgeflError, described, message_of, of_system
 
 INTERNAL = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 """Types of internal errors; none of them is caused by a lack of resources."""
@@ -28,13 +28,12 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
     except Exception as error:
         if os.environ.get("EDGEFL_TRACEBACK") or isinstance(error, INTERNAL):
             raise
-        reason = of_system(error) if isinstance(error, OSError) else str(error)
-        if reason == str(error):
-            reason = f"{type(error).__name__}: {error}"
-        reason = " ".join(reason.split()).removesuffix(":")
+        own = message_of(error)
+        reason = of_system(error) if isinstance(error, OSError) else own
+        reason = described(error) if reason == own else " ".join(reason.split())
         line = f"{module}: {reason[:300]} (EDGEFL_TRACEBACK=1 shows where)"
         # Report inside this block, because ``error`` refers to the frames that keep the channel open.
-        _report(channel_fd, str(error) if isinstance(error, EdgeflError) else line)
+        _report(channel_fd, own if isinstance(error, EdgeflError) else line)
         return 1
 
 

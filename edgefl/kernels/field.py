@@ -44,7 +44,7 @@ class FieldSumArguments(NamedTuple):
         out = words("out", self.out, writable=True)
         vectors, weights = arguments.items("vectors", self.vectors), arguments.items("weights", self.weights)
         if len(vectors) > MAX_VECTORS:
-            raise ValueError(f"vectors must be at most {MAX_VECTORS} vectors (got {len(vectors)})")
+            raise ValueError(f"vectors: at most {MAX_VECTORS} can be summed at once (got {len(vectors)})")
         if len(weights) != len(vectors):
             raise ValueError(
                 f"weights must have {len(vectors)} entries, as many as vectors (got {len(weights)})"

@@ -24,7 +24,7 @@ from edgefl.core.events import Arrived, Died, Evaluate, Failed, Release, Sum, Su
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, RunError, listed
 from edgefl.experiment import Experiment
-from edgefl.files import read
+from edgefl.files import read_secret
 from edgefl.kernels.arguments import Floats
 from edgefl.loading import changed_modules, own_code
 from edgefl.parameters.buffer import ParameterBuffer
@@ -274,7 +274,7 @@ def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
     """Return the secret of the phones' keys and True, or a new secret and False if the run deleted it."""
     path = folder / SECRET_FILE
     if path.exists():
-        return read(path, SECRET_BYTES), True
+        return read_secret(path, SECRET_BYTES), True
     if isinstance(source, Secret):
         missing = f"{folder}: {SECRET_FILE}, the secret of the phones' keys, is missing"
         raise ConfigError(

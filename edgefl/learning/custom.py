@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, float32, from_numpy, set_default_dtype, set_grad_enabled
 from torch.nn.functional import cross_entropy
 
-from edgefl.errors import ConfigError, TrainingError, message_of
+from edgefl.errors import ConfigError, TrainingError, described
 from edgefl.learning.arithmetic import Arithmetic, torch_seed
 from edgefl.learning.dataset import Examples
 from edgefl.learning.flat import FlatModel
@@ -312,8 +312,8 @@ def raised(function: Any, name: str, error: BaseException) -> TrainingError:
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
     frame = next((one for one in reversed(frames) if one.filename == file), frames[-1])
-    line = " ".join(message_of(error).split())
-    what = line if isinstance(error, TrainingError) else f"raised {type(error).__name__}: {line}".rstrip(": ")
+    own = isinstance(error, TrainingError)
+    what = " ".join(str(error).split()) if own else f"raised {described(error)}"
     return TrainingError(f"{name!r} ({Path(frame.filename).name}:{frame.lineno}) {what}")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
-from edgefl.files import create_secret, read
+from edgefl.files import create_secret, read_secret
 from edgefl.kernels.arguments import Floats
 from edgefl.seeds import stream
 
@@ -115,9 +115,7 @@ def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> S
         path.unlink(missing_ok=True)
         create_secret(path, KEY_BYTES)
     try:
-        return Secret(read(path, KEY_BYTES))
+        return Secret(read_secret(path, KEY_BYTES))
     except (FileNotFoundError, ValueError):
         missing = f"{folder}: the secret noise key {KEY_FILE} is missing (a run deletes it when it is done)"
         raise ConfigError(f"{missing}; without it, the run cannot be resumed or verified") from None
-    except OSError as error:  # only the user who started the run may read it
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

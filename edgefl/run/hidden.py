@@ -24,7 +24,7 @@ from edgefl import kernels
 from edgefl.core.events import Cohort
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Secure
-from edgefl.files import create_secret, read
+from edgefl.files import create_secret, read_secret
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, Raw
 from edgefl.privacy.mechanism import clip_factors
@@ -238,7 +238,7 @@ def phones_secret(experiment: Experiment, folder: Path, *, begun: bool = True) -
                 f"{path} is missing: without it, the updates held for the next version cannot be decrypted"
             )
         create_secret(path, SECRET_BYTES)
-    return read(path, SECRET_BYTES)
+    return read_secret(path, SECRET_BYTES)
 
 
 class Phones:

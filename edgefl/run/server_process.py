@@ -10,7 +10,6 @@ import gc
 import importlib.metadata
 import platform
 import resource
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
@@ -437,7 +436,3 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
         channel.send(Refused(printable(what), config=isinstance(error, ConfigError)))
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -180,7 +180,7 @@ class Workload:
             rules=self.rules,
         )
         self.known = KnownClients(self._trips)
-        """What the strategy may know about each client."""
+        """The information about each client that the strategy may use."""
         self.host_step_s = 0.0
         """CPU time of a training step on this host, in seconds; `prepared` measures it."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)

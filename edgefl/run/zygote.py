@@ -10,7 +10,6 @@ import gc
 import mmap
 import os
 import selectors
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -241,7 +240,3 @@ def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
     channel: Channel[control.ToZygote] = Channel.inherit(channel_fd, control.ToZygote)
     module, _, name = workload.partition(":")
     Zygote(channel, getattr(import_module(module), name)).run()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -39,6 +39,9 @@ def test_a_run_that_lost_its_phones_keys_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"phones\.key is missing: without it, the updates held for the next version"
     ):
         phones_secret(wanted, tmp_path)
+    (tmp_path / "phones.key").mkdir()
+    with pytest.raises(ConfigError, match=r"phones\.key: cannot be read: Is a directory"):
+        phones_secret(wanted, tmp_path)
 
 
 def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:

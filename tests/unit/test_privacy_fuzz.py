@@ -240,7 +240,7 @@ def judgements(numbers: range) -> Iterator[tuple[Case, Found]]:
 
 
 def fuzz(numbers: range) -> tuple[int, list[tuple[int, Found]], Counter[str]]:
-    """Return the number of judged cases, the cases whose account is wrong, and the number of cases with each
+    """Return the number of judged cases, the cases in which ε is wrong, and the number of cases with each
     property."""
     judged, failed, seen = 0, [], Counter[str]()
     for case, found in judgements(numbers):
